@@ -1,0 +1,1 @@
+"""Decoupled DiLoCo: many independent learners and one syncer pre-train one model."""

@@ -1,0 +1,129 @@
+"""Settings: frozen dataclasses, built and checked once from whatever mapping a config file made.
+
+Any dataclass works: bounds stand in each field's metadata (written by `setting`, or by hand where
+a package imports the standard library only), rules that join several fields in `__post_init__`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A setting has a value that it may not have; the message is one line and names the field."""
+
+
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Sequence[Any] | None = None,
+) -> Any:
+    """A dataclass field with its meaning (and unit) and the values that it may take.
+
+    Bounds on a tuple field hold for each of its items. `None` is exempt where the type allows it.
+    """
+    bounds = {"at_least": at_least, "at_most": at_most, "above": above, "below": below, "choices": choices}
+    metadata = {"meaning": meaning, **{name: bound for name, bound in bounds.items() if bound is not None}}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def section(cls: type[T]) -> T:
+    """A dataclass field that is itself a group of settings, by default all at their defaults."""
+    return dataclasses.field(default_factory=cls)
+
+
+def build(cls: type[T], values: Mapping[str, Any], prefix: str = "config") -> T:
+    """Makes a `cls` from nested mappings (a ConfigDict or parsed JSON), checking every field.
+
+    Raises:
+      ConfigError: an unknown field, a value of another type, or one outside its bounds.
+    """
+    known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
+            raise ConfigError(f"{prefix}.{name}: no such setting; {hint}")
+    hints = typing.get_type_hints(cls)
+    arguments = {}
+    for name, field in known.items():
+        if name in values:
+            arguments[name] = _checked(values[name], hints[name], field.metadata, f"{prefix}.{name}")
+    try:
+        return cls(**arguments)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{prefix}.{error}") from None
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """The settings as nested dicts of JSON values; `build` of the result gives equal settings."""
+    return {
+        field.name: to_dict(value) if dataclasses.is_dataclass(value) else _plain(value)
+        for field in dataclasses.fields(settings)
+        for value in [getattr(settings, field.name)]
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], name: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping) and not hasattr(value, "items"):
+            raise ConfigError(f"{name}: is {value!r}, but is a group of settings")
+        return build(hint, value, name)  # type: ignore[arg-type]
+    value = _typed(value, hint, name)
+    for item in value if isinstance(value, tuple) else (value,):
+        if item is not None:
+            _check_bounds(item, metadata, name)
+    return value
+
+
+def _typed(value: Any, hint: Any, name: str) -> Any:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        options = typing.get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        (hint,) = (option for option in options if option is not type(None))
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{name}: is {value!r}, but must be a sequence")
+        return tuple(_typed(item, typing.get_args(hint)[0], name) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ConfigError(f"{name}: is {value!r}, but must be of type {hint.__name__}")
+    return value
+
+
+def _check_bounds(value: Any, metadata: Mapping[str, Any], name: str) -> None:
+    choices = metadata.get("choices")
+    if choices is not None:
+        if value not in choices:
+            raise ConfigError(f"{name}: is {value!r}, but must be one of {', '.join(map(str, choices))}")
+        return
+    rules = {
+        "at_least": (lambda bound: value >= bound, "at least"),
+        "at_most": (lambda bound: value <= bound, "at most"),
+        "above": (lambda bound: value > bound, "above"),
+        "below": (lambda bound: value < bound, "below"),
+    }
+    asked = [(rule, metadata[rule]) for rule in rules if rule in metadata]
+    if not all(rules[rule][0](bound) for rule, bound in asked):  # `not all` so that NaN fails too
+        wanted = " and ".join(f"{rules[rule][1]} {bound}" for rule, bound in asked)
+        raise ConfigError(f"{name}: is {value}, but must be {wanted}")

@@ -1,0 +1,7 @@
+"""Mistakes of the driver. A peer's mistake never raises: it comes back as a `Drop` or `Reject` action."""
+
+from __future__ import annotations
+
+
+class LocalProtocolError(RuntimeError):
+    """The driver told a core something impossible, such as the end of a merge that was never asked for."""

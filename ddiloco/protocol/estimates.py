@@ -1,0 +1,26 @@
+"""Running time estimates, and the slack and grace window that follow from them (paper, "Slack and grace")."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class MovingAverage:
+    """An exponential moving average that starts at its first sample."""
+
+    rate: float = 0.2
+    value: float | None = None
+
+    def add(self, sample: float) -> None:
+        self.value = sample if self.value is None else self.value + self.rate * (sample - self.value)
+
+
+def slack(overlap: int, step_time: float, quorum_time: float, sync_time: float) -> float:
+    """Seconds by which a round's result would come early: tau * xi_step - (xi_quorum + xi_sync)."""
+    return overlap * step_time - (quorum_time + sync_time)
+
+
+def grace(gamma: float, slack_seconds: float, longest: float) -> float:
+    """Seconds to let further learners in: gamma * slack, never negative, never above `longest`."""
+    return min(max(gamma * slack_seconds, 0.0), longest)

@@ -1,0 +1,121 @@
+"""What drivers tell the protocol cores. Every event of a learner carries the learner's incarnation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddiloco.protocol.messages import Contribution, Report, RoundId
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerJoined:
+    """A learner asks to take part; a larger incarnation of the same learner replaces the older one."""
+
+    learner: int
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerReady:
+    """A welcomed learner has recovered: it holds these fragment versions and is about to step."""
+
+    learner: int
+    incarnation: int
+    step: int
+    versions: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerLost:
+    """A learner's incarnation is gone for good."""
+
+    learner: int
+    incarnation: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReported:
+    """A learner's metadata after an inner step, or repeated as a sign of life while it cannot step."""
+
+    report: Report
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentArrived:
+    """A pulled fragment is with the syncer, and its arrays were found sound."""
+
+    round: RoundId
+    contribution: Contribution
+
+
+@dataclasses.dataclass(frozen=True)
+class PullFailed:
+    """A pulled fragment will not come: there was none, it was unsound, or the transfer broke."""
+
+    round: RoundId
+    learner: int
+    incarnation: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeFinished:
+    """The merge of a round is done (and durable, where the driver keeps it so)."""
+
+    round: RoundId
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeout:
+    """The time given by `next_deadline` has come."""
+
+
+SyncerEvent = (
+    LearnerJoined
+    | LearnerReady
+    | LearnerLost
+    | StepReported
+    | FragmentArrived
+    | PullFailed
+    | MergeFinished
+    | Timeout
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Welcomed:
+    """The syncer has answered a join: its clock, each fragment's version and the step it was merged at."""
+
+    step: int
+    versions: tuple[int, ...]
+    merged_steps: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepStarted:
+    """The next inner step was handed to the devices; what follows is ordered after it."""
+
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFinished:
+    """The oldest started step is complete on the devices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateArrived:
+    """A broadcast fragment is here; it was merged at global step `step`."""
+
+    fragment: int
+    version: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Heartbeat:
+    """The learner has not stepped for `SyncPolicy.heartbeat` seconds, being blocked or done."""
+
+
+LearnerEvent = Welcomed | StepStarted | StepFinished | UpdateArrived | Heartbeat

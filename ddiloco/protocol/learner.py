@@ -1,0 +1,175 @@
+"""The learner's side of the protocol: its clock, its counters, and what it does at a step boundary."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.errors import LocalProtocolError
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.schedule import Schedule
+
+
+@dataclasses.dataclass
+class _Fragment:
+    """What a learner knows of one fragment: the version it last applied and its work since then."""
+
+    version: int
+    merged_step: int  # global step at which `version` was merged
+    steps: int = 0
+    tokens: int = 0
+    offered: bool = False  # whether a snapshot was taken since `version` was applied
+
+
+@dataclasses.dataclass(frozen=True)
+class _StartedStep:
+    """A step that the devices still work on, with what becomes public once it is complete."""
+
+    report: Report
+    snapshots: tuple[Contribution, ...]
+
+
+class LearnerCore:
+    """Decides for one incarnation of a learner; starts no thread, reads no clock, touches no array.
+
+    The driver may hand several steps to the devices before the first completes: counters follow the
+    order of `StepStarted`, what others hear of them follows `StepFinished`.
+    """
+
+    def __init__(
+        self, learner: int, incarnation: int, policy: SyncPolicy, total_steps: int | None = None
+    ) -> None:
+        self.learner = learner
+        self.incarnation = incarnation
+        self.policy = policy
+        self.schedule = Schedule(policy.num_fragments, policy.interval)
+        self.total_steps = total_steps
+        self.clock = 0
+        self._joined_step = 0
+        self._reported_step = -1
+        self._fragments: list[_Fragment] = []
+        self._started: collections.deque[_StartedStep] = collections.deque()
+
+    @property
+    def recovered(self) -> bool:
+        """Whether a welcome has come, so that there are parameters to step on."""
+        return bool(self._fragments)
+
+    @property
+    def done(self) -> bool:
+        """Whether the clock has reached the last step."""
+        return self.total_steps is not None and self.clock >= self.total_steps
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the run-ahead bound forbids the next step until an update arrives (never if unbounded)."""
+        bound = self.policy.max_run_ahead
+        if bound is None:
+            return False
+        return any(self.clock - due >= bound for due in self._outstanding())
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment that was last applied."""
+        return tuple(fragment.version for fragment in self._fragments)
+
+    def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
+        """Takes one event, returns the actions that follow, in order.
+
+        Raises:
+          LocalProtocolError: a step was started that may not be, or one finished that was never started.
+        """
+        match event:
+            case events.Welcomed():
+                return self._welcomed(event)
+            case events.StepStarted():
+                return self._step_started(event)
+            case events.StepFinished():
+                return self._step_finished()
+            case events.UpdateArrived():
+                return self._update_arrived(event)
+            case events.Heartbeat():
+                idle = self.recovered and not self._started
+                return [actions.SendReport(self._report())] if idle else []
+
+    def _welcomed(self, event: events.Welcomed) -> list[actions.LearnerAction]:
+        if self.recovered:
+            return [actions.Drop(self.learner, "welcomed twice")]
+        if len(event.versions) != self.policy.num_fragments:
+            return [actions.Drop(self.learner, "welcome with another number of fragments")]
+        self.clock = self._joined_step = event.step
+        merged = zip(event.versions, event.merged_steps, strict=True)
+        self._fragments = [_Fragment(version, step) for version, step in merged]
+        return [actions.AdoptAll(event.step, event.versions)]
+
+    def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
+        if not self.recovered or self.blocked or self.done:
+            raise LocalProtocolError(
+                "a step was started before recovery, while blocked, or past the last step"
+            )
+        self.clock += 1
+        for fragment in self._fragments:
+            fragment.steps += 1
+            fragment.tokens += event.tokens
+        wanted = [p for p in range(len(self._fragments)) if self._wants_snapshot(p)]
+        for p in wanted:
+            self._fragments[p].offered = True
+        snapshots = tuple(self._contribution(p) for p in wanted)
+        self._started.append(_StartedStep(self._report(), snapshots))
+        return [actions.TakeSnapshot(snapshot) for snapshot in snapshots]
+
+    def _step_finished(self) -> list[actions.LearnerAction]:
+        if not self._started:
+            raise LocalProtocolError("a step finished that was never started")
+        step = self._started.popleft()
+        self._reported_step = step.report.step
+        reports = [step.report, *self._last_report()]
+        return [*map(actions.Publish, step.snapshots), *map(actions.SendReport, reports)]
+
+    def _update_arrived(self, event: events.UpdateArrived) -> list[actions.LearnerAction]:
+        if not self.recovered:
+            return [actions.Drop(self.learner, "update before welcome")]
+        fragment = self._fragments[event.fragment]
+        if event.version <= fragment.version:
+            return [actions.Drop(self.learner, "stale update")]
+        self._fragments[event.fragment] = _Fragment(event.version, event.step)
+        self.clock = max(self.clock, event.step)
+        apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing)
+        return [apply, *map(actions.SendReport, self._last_report())]
+
+    def _report(self) -> Report:
+        counters = tuple(FragmentCounters(f.version, f.steps, f.tokens) for f in self._fragments)
+        return Report(self.learner, self.incarnation, self.clock, counters)
+
+    def _last_report(self) -> list[Report]:
+        """A report that no step brings: an update took the clock to the last step, so none will follow."""
+        if self._started or not self.done or self._reported_step >= self.clock:
+            return []
+        self._reported_step = self.clock
+        return [self._report()]
+
+    def _outstanding(self) -> list[int]:
+        """The newest due step of each fragment that fell due here and whose update has not been applied."""
+        due = (self.schedule.last_due(p, self.clock) for p in range(len(self._fragments)))
+        return [
+            step
+            for step, fragment in zip(due, self._fragments, strict=True)
+            if step > max(fragment.merged_step, self._joined_step)
+        ]
+
+    def _wants_snapshot(self, p: int) -> bool:
+        """From the due step on, and for the overlap after it: a later pull then finds the later state.
+
+        The bound keeps the copies few when no pull comes, as while the syncer is away. A learner that
+        joins after the due step offers its first step, in case the round still lacks its quorum.
+        """
+        fragment = self._fragments[p]
+        due = self.schedule.last_due(p, self.clock)
+        fresh = self.clock - due <= self.policy.overlap
+        return due > fragment.merged_step and (fresh or not fragment.offered)
+
+    def _contribution(self, p: int) -> Contribution:
+        f = self._fragments[p]
+        return Contribution(self.learner, self.incarnation, p, f.version, self.clock, f.steps, f.tokens)

@@ -1,0 +1,99 @@
+"""Who takes part: the states of a learner as the syncer sees it, and the moves between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from ddiloco.protocol.messages import FragmentCounters, Report
+
+
+class State(enum.Enum):
+    """Where a learner stands.
+
+    joining --ready--> live <--spoke / silent--> silent;  any --lost or replaced--> gone
+    """
+
+    JOINING = "joining"  # welcomed, still recovering: neither seeds nor forms a quorum
+    LIVE = "live"
+    SILENT = "silent"  # not heard of for the silence timeout; counts again once it speaks
+    GONE = "gone"
+
+
+TRANSITIONS = {
+    (State.JOINING, State.LIVE),
+    (State.LIVE, State.SILENT),
+    (State.SILENT, State.LIVE),
+    (State.JOINING, State.GONE),
+    (State.LIVE, State.GONE),
+    (State.SILENT, State.GONE),
+}
+
+
+@dataclasses.dataclass
+class Member:
+    """One incarnation of one learner."""
+
+    learner: int
+    incarnation: int
+    heard_at: float
+    state: State = State.JOINING
+    ready_step: int = 0
+    step: int = -1
+    reports: int = 0
+    reported_at: float | None = None
+    counters: tuple[FragmentCounters, ...] = ()
+    sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, when
+
+    def move(self, state: State) -> None:
+        """Changes the state; moving to where one is changes nothing."""
+        if state is self.state:
+            return
+        if (self.state, state) not in TRANSITIONS:
+            raise AssertionError(f"learner {self.learner} cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def version(self, fragment: int) -> int:
+        """The fragment version that the learner last said it holds."""
+        return self.counters[fragment].version
+
+    def knows_better(self, report: Report) -> bool:
+        """Whether the report is older than one of the same step that came before it."""
+        pairs = zip(report.counters, self.counters, strict=False)
+        return any(theirs.version < known.version for theirs, known in pairs)
+
+    def take(self, report: Report) -> None:
+        """Adopts what a newer report says."""
+        self.reports += 1
+        self.step = report.step
+        self.counters = report.counters
+
+
+class Membership:
+    """The current incarnation of every learner ever seen; departed ones stay, so that none comes back."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, Member] = {}
+
+    def newest(self, learner: int) -> Member | None:
+        """The learner's newest incarnation, gone or not."""
+        return self._members.get(learner)
+
+    def current(self, learner: int, incarnation: int) -> Member | None:
+        """That very incarnation, unless it is gone or replaced."""
+        member = self._members.get(learner)
+        if member is None or member.incarnation != incarnation or member.state is State.GONE:
+            return None
+        return member
+
+    def admit(self, member: Member) -> None:
+        """Puts a new incarnation in the place of the learner's older one."""
+        self._members[member.learner] = member
+
+    def present(self) -> list[Member]:
+        """Every member that has not gone, by learner number."""
+        return [m for _, m in sorted(self._members.items()) if m.state is not State.GONE]
+
+    def live(self) -> list[Member]:
+        """The members that count, by learner number."""
+        return [m for m in self.present() if m.state is State.LIVE]

@@ -1,0 +1,45 @@
+"""What learners and syncer tell each other about arrays; the arrays themselves travel beside these."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class RoundId:
+    """One synchronisation: the fragment, and the global step at which it was due."""
+
+    step: int
+    fragment: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentCounters:
+    """What a learner did to a fragment since it applied `version` (paper: c_steps, c_tokens)."""
+
+    version: int
+    steps: int
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A learner's metadata after an inner step: its clock t_m and, by fragment, its counters."""
+
+    learner: int
+    incarnation: int
+    step: int
+    counters: tuple[FragmentCounters, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+    """A fragment as a learner held it after `step`, and the work since `version` that it stands for."""
+
+    learner: int
+    incarnation: int
+    fragment: int
+    version: int
+    step: int
+    steps: int
+    tokens: int

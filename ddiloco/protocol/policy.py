@@ -1,0 +1,62 @@
+"""The knobs of synchronisation: who may be waited for, for how long, and how far learners may run ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+def _knob(default: Any, meaning: str, **bounds: float) -> Any:
+    return dataclasses.field(default=default, metadata={"meaning": meaning, **bounds})
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncPolicy:
+    """One machinery for DiLoCo, Streaming DiLoCo and Decoupled DiLoCo; the symbols are the paper's.
+
+    | preset    | num_fragments | quorum | max_run_ahead | grace |
+    |-----------|---------------|--------|---------------|-------|
+    | diloco    | 1             | None   | 0             | none  |
+    | streaming | > 1           | None   | tau           | none  |
+    | decoupled | > 1           | < M    | None          | > 0   |
+    """
+
+    num_learners: int = _knob(4, "M: learners that the run starts with", at_least=1)
+    num_fragments: int = _knob(24, "P: parts in which the parameters are synchronised", at_least=1)
+    interval: int = _knob(24, "H: inner steps between two rounds of one fragment", at_least=1)
+    overlap: int = _knob(2, "tau: inner steps that a round may overlap; rounds in flight at most", at_least=0)
+    quorum: int | None = _knob(1, "K: learners that a merge needs at least; None: all live ones", at_least=1)
+    gamma: float = _knob(0.8, "share of the slack that a grace window may use", at_least=0.0, below=1.0)
+    max_grace: float = _knob(1.0, "longest grace window, in inner steps", at_least=0.0)
+    mixing: float = _knob(
+        0.0,
+        "alpha: share of its own value that a learner keeps when an update arrives",
+        at_least=0.0,
+        at_most=1.0,
+    )
+    max_run_ahead: int | None = _knob(
+        None, "inner steps that a learner may take past an update that it lacks; None: no bound", at_least=0
+    )
+    pull_timeout: float = _knob(60.0, "seconds after which a pulled fragment is given up", above=0.0)
+    silence_timeout: float = _knob(
+        60.0, "seconds without a word after which a learner is not live", above=0.0
+    )
+    resend_timeout: float = _knob(
+        30.0, "seconds after which an update not seen to arrive is sent anew", above=0.0
+    )
+
+    def __post_init__(self) -> None:
+        if self.quorum is not None and self.quorum > self.num_learners:
+            raise ValueError(
+                f"quorum: is {self.quorum}, but must be at most num_learners, {self.num_learners}"
+            )
+        if self.max_run_ahead is not None and self.quorum is not None:
+            raise ValueError(
+                "max_run_ahead: is bounded, so quorum must be None (all live learners); "
+                f"with a quorum of {self.quorum} the learners would wait for ever once fewer are live"
+            )
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds after which a learner that cannot step repeats its report, lest a lost one matter."""
+        return self.silence_timeout / 4

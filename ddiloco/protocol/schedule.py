@@ -1,0 +1,35 @@
+"""Which fragment is due at which global step (paper: P fragments, each synchronised every H steps)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Fragment p is due at the steps t >= 1 with t mod H = floor(p * H / P).
+
+    At step 0 nothing is due: all learners still hold the initial parameters.
+    """
+
+    num_fragments: int
+    interval: int
+
+    def offset(self, fragment: int) -> int:
+        """Steps after a multiple of H at which the fragment is due."""
+        return fragment * self.interval // self.num_fragments
+
+    def due(self, step: int) -> tuple[int, ...]:
+        """The fragments due at a step; several where P > H."""
+        if step < 1:
+            return ()
+        return tuple(p for p in range(self.num_fragments) if step % self.interval == self.offset(p))
+
+    def last_due(self, fragment: int, step: int) -> int:
+        """The newest step at or before `step` at which the fragment is due; 0 if there is none."""
+        return max(0, step - (step - self.offset(fragment)) % self.interval)
+
+    def times_due(self, fragment: int, steps: int) -> int:
+        """How often the fragment is due in the first `steps` steps."""
+        first = self.offset(fragment) or self.interval
+        return 0 if steps < first else (steps - first) // self.interval + 1

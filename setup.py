@@ -1,0 +1,37 @@
+"""Installs ddiloco; `requirements.lock` pins the versions that the tests ran with."""
+
+import pathlib
+
+from setuptools import find_packages, setup
+
+setup(
+    name="ddiloco",
+    version="0.1.0",
+    description="Decoupled DiLoCo: pre-training one model with many independent learners, in JAX",
+    long_description=(pathlib.Path(__file__).parent / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments"]),
+    python_requires=">=3.11",
+    install_requires=[
+        "absl-py>=2.1",
+        "array_record>=0.8",
+        "flax>=0.12",
+        "grain>=0.2.15",
+        "jax>=0.9",
+        "matplotlib>=3.8",
+        "ml_collections>=1.0",
+        "numpy>=2.0",
+        "optax>=0.2.6",
+        "orbax-checkpoint>=0.11.30",
+        "rich>=13.7",
+        "sentencepiece>=0.2",
+        "tensorboardX>=2.6",
+        "tensorflow-datasets>=4.9.9",
+    ],
+    extras_require={
+        "test": ["hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9"],
+        "gpu": ["jax[cuda12]"],
+        "tpu": ["jax[tpu]"],
+    },
+)

@@ -17,6 +17,7 @@ setup(
         "absl-py>=2.1",
         "array_record>=0.8",
         "flax>=0.12",
+        "importlib_resources>=6",
         "grain>=0.2.15",
         "jax>=0.9",
         "matplotlib>=3.8",

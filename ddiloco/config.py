@@ -95,6 +95,8 @@ def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], name: str) -> A
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:
+    if hint is Any:
+        return value
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         options = typing.get_args(hint)
         if value is None and type(None) in options:

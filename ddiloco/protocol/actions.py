@@ -59,7 +59,11 @@ class Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class Drop:
-    """Something from a learner was not used, and why; its arrays, if any, can be freed."""
+    """Something from a learner was not used, and why.
+
+    In answer to FragmentArrived it means the arrays that came with that event, and no others: what the
+    round accepted from the learner earlier stays, until a Merge takes it.
+    """
 
     learner: int
     reason: str

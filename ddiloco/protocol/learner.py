@@ -97,7 +97,7 @@ class LearnerCore:
     def _welcomed(self, event: events.Welcomed) -> list[actions.LearnerAction]:
         if self.recovered:
             return [actions.Drop(self.learner, "welcomed twice")]
-        if len(event.versions) != self.policy.num_fragments:
+        if {len(event.versions), len(event.merged_steps)} != {self.policy.num_fragments}:
             return [actions.Drop(self.learner, "welcome with another number of fragments")]
         self.clock = self._joined_step = event.step
         merged = zip(event.versions, event.merged_steps, strict=True)
@@ -131,6 +131,8 @@ class LearnerCore:
     def _update_arrived(self, event: events.UpdateArrived) -> list[actions.LearnerAction]:
         if not self.recovered:
             return [actions.Drop(self.learner, "update before welcome")]
+        if not 0 <= event.fragment < len(self._fragments):
+            return [actions.Drop(self.learner, "update of an unknown fragment")]
         fragment = self._fragments[event.fragment]
         if event.version <= fragment.version:
             return [actions.Drop(self.learner, "stale update")]
@@ -151,12 +153,16 @@ class LearnerCore:
         return [self._report()]
 
     def _outstanding(self) -> list[int]:
-        """The newest due step of each fragment that fell due here and whose update has not been applied."""
+        """The newest due step of each fragment that was offered and whose update has not been applied.
+
+        A due step that the clock jumped over binds only from the next step on, which offers the fragment: a
+        learner that waited before would wait for a round that it keeps from its quorum.
+        """
         due = (self.schedule.last_due(p, self.clock) for p in range(len(self._fragments)))
         return [
             step
             for step, fragment in zip(due, self._fragments, strict=True)
-            if step > max(fragment.merged_step, self._joined_step)
+            if fragment.offered and step > max(fragment.merged_step, self._joined_step)
         ]
 
     def _wants_snapshot(self, p: int) -> bool:

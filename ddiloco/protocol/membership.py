@@ -38,7 +38,6 @@ class Member:
     incarnation: int
     heard_at: float
     state: State = State.JOINING
-    ready_step: int = 0
     step: int = -1
     reports: int = 0
     reported_at: float | None = None
@@ -73,7 +72,7 @@ class Membership:
     """The current incarnation of every learner ever seen; departed ones stay, so that none comes back."""
 
     def __init__(self) -> None:
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, Member] = {}  # by learner number, in that order
 
     def newest(self, learner: int) -> Member | None:
         """The learner's newest incarnation, gone or not."""
@@ -88,12 +87,12 @@ class Membership:
 
     def admit(self, member: Member) -> None:
         """Puts a new incarnation in the place of the learner's older one."""
-        self._members[member.learner] = member
+        self._members = dict(sorted({**self._members, member.learner: member}.items()))
 
     def present(self) -> list[Member]:
         """Every member that has not gone, by learner number."""
-        return [m for _, m in sorted(self._members.items()) if m.state is not State.GONE]
+        return [m for m in self._members.values() if m.state is not State.GONE]
 
     def live(self) -> list[Member]:
         """The members that count, by learner number."""
-        return [m for m in self.present() if m.state is State.LIVE]
+        return [m for m in self._members.values() if m.state is State.LIVE]

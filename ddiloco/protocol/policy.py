@@ -46,6 +46,11 @@ class SyncPolicy:
     )
 
     def __post_init__(self) -> None:
+        if self.max_run_ahead is not None and self.max_run_ahead >= self.interval:
+            raise ValueError(
+                f"max_run_ahead: is {self.max_run_ahead}, but must be below interval, {self.interval}: "
+                "a fragment is due again by then, so the bound would never bind"
+            )
         if self.quorum is not None and self.quorum > self.num_learners:
             raise ValueError(
                 f"quorum: is {self.quorum}, but must be at most num_learners, {self.num_learners}"

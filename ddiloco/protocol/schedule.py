@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +22,13 @@ class Schedule:
 
     def due(self, step: int) -> tuple[int, ...]:
         """The fragments due at a step; several where P > H."""
-        if step < 1:
-            return ()
-        return tuple(p for p in range(self.num_fragments) if step % self.interval == self.offset(p))
+        return self._due_after.get(step % self.interval, ()) if step >= 1 else ()
+
+    @functools.cached_property
+    def _due_after(self) -> dict[int, tuple[int, ...]]:
+        """The fragments by offset, computed once because the syncer asks at every event."""
+        offsets = [self.offset(p) for p in range(self.num_fragments)]
+        return {t: tuple(p for p, offset in enumerate(offsets) if offset == t) for t in set(offsets)}
 
     def last_due(self, fragment: int, step: int) -> int:
         """The newest step at or before `step` at which the fragment is due; 0 if there is none."""

@@ -6,7 +6,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
 from ddiloco.protocol.membership import Member, Membership, State
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.rounds import Phase, Round
 from ddiloco.protocol.schedule import Schedule
@@ -109,7 +109,7 @@ class SyncerCore:
         while (due := self._next_round()) is not None and due.step <= front:
             if any(r.id.fragment == due.fragment for r in self._rounds):
                 break
-            if self._quorum_clock() >= due.step + self.policy.interval:  # too late: its next turn has come
+            if self._too_late(due):
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
             elif len(self._rounds) < max(1, self.policy.overlap):
                 self._rounds.append(Round(due, opened_at=now))
@@ -170,7 +170,7 @@ class SyncerCore:
         return [*self._broadcast(fragment, self._members.present(), now), self._round_record(r, now)]
 
     def _broadcast(self, fragment: int, members: list[Member], now: float) -> Actions:
-        """To every member that has recovered, in the merge or not; one that joins gets all with its welcome."""
+        """To every member that has recovered, in the merge or not; a joiner gets all with its welcome."""
         receivers = [m for m in members if m.state is not State.JOINING]
         for m in receivers:
             m.sent[fragment] = (self.versions[fragment], now)
@@ -226,7 +226,7 @@ class SyncerCore:
         m = self._members.current(report.learner, report.incarnation)
         if m is None or m.state is State.JOINING:
             return [actions.Drop(report.learner, "report of a learner that is not taking part")]
-        if len(report.counters) != self.policy.num_fragments or self._from_the_future(report.counters):
+        if self._impossible(report):
             return [actions.Drop(report.learner, "impossible report")]
         if report.step < m.step or (report.step == m.step and m.knows_better(report)):
             return [actions.Drop(report.learner, "stale report")]
@@ -259,11 +259,12 @@ class SyncerCore:
         m = self._members.current(event.learner, event.incarnation)
         if m is None or m.state is not State.JOINING or len(event.versions) != self.policy.num_fragments:
             return [actions.Drop(event.learner, "ready without a welcome")]
-        if any(version > ours for version, ours in zip(event.versions, self.versions, strict=True)):
-            return [actions.Drop(event.learner, "ready with versions that were never merged")]
+        merged = all(theirs <= ours for theirs, ours in zip(event.versions, self.versions, strict=True))
+        if not merged or self._past_the_end(event.step):
+            return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
         m.move(State.LIVE)
         m.heard_at = now
-        m.ready_step = m.step = event.step
+        m.step = event.step
         out: Actions = [actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})]
         for fragment, version in enumerate(event.versions):
             if version < self.versions[fragment]:
@@ -320,8 +321,8 @@ class SyncerCore:
         return counters.version == self.versions[r.id.fragment] and counters.steps > 0
 
     def _awaited(self, r: Round) -> bool:
-        """Whether a live learner that was there before the round's step has yet to reach it."""
-        return any(m.ready_step < r.id.step and m.step < r.id.step for m in self._members.live())
+        """Whether a live learner has yet to reach the round's step."""
+        return any(m.step < r.id.step for m in self._members.live())
 
     def _grace_window(self) -> float:
         step_time = self._step_time.value
@@ -338,6 +339,12 @@ class SyncerCore:
         needed = len(steps) if self.policy.quorum is None else self.policy.quorum
         return steps[needed - 1] if steps and needed <= len(steps) else 0
 
+    def _too_late(self, due: RoundId) -> bool:
+        """Whether the fragment's next turn has come; where learners wait for updates, none is left out."""
+        if self.policy.max_run_ahead is not None:
+            return False
+        return self._quorum_clock() >= due.step + self.policy.interval
+
     def _next_round(self) -> RoundId | None:
         """The first round of the schedule that has not been opened or skipped."""
         step, first = self._next.step, self._next.fragment
@@ -351,10 +358,14 @@ class SyncerCore:
     def _done(self, m: Member) -> bool:
         return self.total_steps is not None and m.step >= self.total_steps
 
-    def _from_the_future(self, counters: tuple) -> bool:
-        return any(
-            c.version > v or c.steps < 0 or c.tokens < 0 for c, v in zip(counters, self.versions, strict=True)
-        )
+    def _past_the_end(self, step: int) -> bool:
+        return self.total_steps is not None and step > self.total_steps
+
+    def _impossible(self, report: Report) -> bool:
+        if len(report.counters) != self.policy.num_fragments or self._past_the_end(report.step):
+            return True
+        pairs = zip(report.counters, self.versions, strict=True)
+        return any(c.version > version or c.steps < 0 or c.tokens < 0 for c, version in pairs)
 
     def _find(self, round_id: RoundId) -> Round | None:
         return next((r for r in self._rounds if r.id == round_id), None)

@@ -1,4 +1,4 @@
-"""A fleet of protocol cores in virtual time: random speeds, delays, losses, crashes; checked at every merge."""
+"""A fleet of protocol cores in virtual time: random speeds, delays, losses, crashes; with checks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Weather:
     jitter: float = 0.1
     merge_time: float = 0.1
     unsound: float = 0.0  # share of pulled fragments that prove unsound
+    duplicates: float = 0.0  # share of messages that come twice
 
 
 class Learner:
@@ -72,6 +73,8 @@ class Fleet:
 
     def send(self, call, *arguments, reliable: bool = False) -> None:
         if reliable or self.rng.random() >= self.weather.loss:
+            self.after(self.rng.expovariate(1 / self.weather.delay), call, *arguments)
+        if self.weather.duplicates and self.rng.random() < self.weather.duplicates:
             self.after(self.rng.expovariate(1 / self.weather.delay), call, *arguments)
 
     def run(self, max_events: int = 200_000) -> None:
@@ -169,6 +172,7 @@ class Fleet:
         for action in self.syncer.handle(event, self.now):
             self._do_for_syncer(action)
         deadline = self.syncer.next_deadline()
+        assert deadline is None or deadline > self.now, "a deadline that has come is acted on at once"
         if deadline is not None and (self._timeout_at is None or deadline < self._timeout_at):
             self._timeout_at = max(deadline, self.now)
             self.after(self._timeout_at - self.now, self._fire_timeout)

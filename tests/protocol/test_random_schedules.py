@@ -24,7 +24,7 @@ def random_policy(rng: random.Random, quorum: int | None, learners: int) -> Sync
         quorum=quorum,
         gamma=rng.uniform(0, 0.95),
         max_grace=rng.uniform(0, 2),
-        max_run_ahead=overlap if bounded else None,
+        max_run_ahead=min(overlap, interval - 1) if bounded else None,
         pull_timeout=rng.uniform(3, 20),
         silence_timeout=rng.uniform(5, 20),
         resend_timeout=rng.uniform(3, 10),

@@ -1,0 +1,168 @@
+"""Packs documents densely into rows: the token stream is cut every L tokens, none is dropped or padded.
+
+Row r of a stream s holds inputs s[rL : (r+1)L] and targets s[rL+1 : (r+1)L+1]: inputs tile the stream, and
+every token but a document's first is a target exactly once. Grain's concatenate-then-split would cut rows of
+L+1 instead, so that the first token of each row is never a target. A position in the stream is two integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ddiloco.data.errors import DataError
+
+Batch = dict[str, np.ndarray]
+
+PADDING = -1
+
+
+def windows(stream: np.ndarray, length: int) -> np.ndarray:
+    """Views (R*length + 1,) as (R, length + 1): each row ends on the first item of the next."""
+    return np.lib.stride_tricks.sliding_window_view(stream, length + 1)[::length]
+
+
+def rows(tokens: np.ndarray, documents: np.ndarray) -> Batch:
+    """Makes rows from windows of a stream, L inputs and one more target each.
+
+    Args:
+      tokens: (R, L + 1) ids.
+      documents: (R, L + 1) number of each token's document, counting up by one along a row; PADDING for none.
+
+    Returns:
+      (R, L) int32 arrays: `inputs`; `targets`; `segments`, the document's number in the row from 1, 0 for
+      padding; `positions`, the place in the part of the document that stands in this row, from 0; `weights`,
+      1 where the target belongs to the document of its input, else 0.
+    """
+    document = documents[:, :-1]
+    real = document != PADDING
+    columns = np.arange(document.shape[1], dtype=np.int32)
+    starts = np.zeros(document.shape, np.int32)
+    np.multiply(document[:, 1:] != document[:, :-1], columns[1:], out=starts[:, 1:])
+    positions = columns - np.maximum.accumulate(starts, axis=1)
+    return {
+        "inputs": tokens[:, :-1].astype(np.int32),
+        "targets": tokens[:, 1:].astype(np.int32),
+        "segments": np.where(real, document - document[:, :1] + 1, 0).astype(np.int32, copy=False),
+        "positions": np.where(real, positions, 0).astype(np.int32, copy=False),
+        "weights": ((documents[:, 1:] == document) & real).astype(np.int32),
+    }
+
+
+def join(pieces: list[np.ndarray], total: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """Joins pieces, one a document and none empty, padded to `total`: tokens and document numbers, int32."""
+    tokens = np.full(total, pad, np.int32)
+    documents = np.full(total, PADDING, np.int32)
+    lengths = [len(piece) for piece in pieces]
+    if pieces:
+        np.concatenate(pieces, out=tokens[: sum(lengths)], casting="same_kind")
+        documents[: sum(lengths)] = np.repeat(np.arange(len(pieces), dtype=np.int32), lengths)
+    return tokens, documents
+
+
+class RowStream:
+    """Endless rows of documents one after the other, with a position that can be saved and set.
+
+    Args:
+      document: gives the tokens of the i-th document drawn, i = 0, 1, ... without end.
+      epoch: documents in an epoch; a whole epoch without a token is an error.
+      length: L, tokens in a row.
+      first: the document to begin with.
+      following: the document to read after document i; by default i + 1.
+    """
+
+    def __init__(
+        self,
+        document: Callable[[int], np.ndarray],
+        epoch: int,
+        length: int,
+        first: int = 0,
+        following: Callable[[int], int] = lambda document: document + 1,
+    ) -> None:
+        self._draw = document
+        self._epoch = epoch
+        self._length = length
+        self._following = following
+        self._document = first
+        self._offset = 0
+        self._held: tuple[int, np.ndarray] | None = None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The next input token: index of its document among those drawn, and its offset there."""
+        return self._document, self._offset
+
+    @position.setter
+    def position(self, position: tuple[int, int]) -> None:
+        self._document, self._offset = position
+
+    def take(self, count: int) -> Batch:
+        """The next `count` rows, each array (count, L) int32.
+
+        Raises:
+          DataError: a whole epoch of documents has no token.
+        """
+        missing = count * self._length + 1
+        pieces: list[np.ndarray] = []
+        document, offset, empty = self._document, self._offset, 0
+        while True:
+            piece = self._tokens(document)[offset : offset + missing]
+            missing -= len(piece)
+            if len(piece):
+                pieces.append(piece)
+                empty = 0
+            elif (empty := empty + 1) > self._epoch:
+                raise DataError("no document of this shard has a token")
+            if not missing:
+                break
+            document, offset = self._following(document), 0
+        # The last token was only looked at: as the first input of the next row it comes again.
+        self._document, self._offset = document, offset + len(piece) - 1
+        joined = join(pieces, count * self._length + 1, pad=0)
+        return rows(*(windows(stream, self._length) for stream in joined))
+
+    def _tokens(self, document: int) -> np.ndarray:
+        if self._held is None or self._held[0] != document:
+            self._held = (document, self._draw(document))
+        return self._held[1]
+
+
+class InterleavedRows:
+    """Rows in turn from several documents read side by side, so that neighbouring rows differ.
+
+    Each lane, at the end of its document, goes on with the next one that no lane has begun: every
+    document is read once an epoch, in one piece. Arguments as for RowStream; `lanes` is how many.
+    """
+
+    def __init__(self, document: Callable[[int], np.ndarray], epoch: int, length: int, lanes: int) -> None:
+        self._turn = 0
+        self._next = lanes
+        self._lanes = [RowStream(document, epoch, length, lane, self._allot) for lane in range(lanes)]
+
+    @property
+    def position(self) -> list:
+        """The lane whose turn is next, the next document to begin, then each lane's position; JSON values."""
+        return [self._turn, self._next, *(list(lane.position) for lane in self._lanes)]
+
+    @position.setter
+    def position(self, position: list) -> None:
+        self._turn, self._next, *places = position
+        for lane, (document, offset) in zip(self._lanes, places, strict=True):
+            lane.position = (document, offset)
+
+    def _allot(self, document: int) -> int:
+        del document
+        self._next += 1
+        return self._next - 1
+
+    def take(self, count: int) -> Batch:
+        """The next `count` rows, each array (count, L) int32."""
+        turns = (self._turn + np.arange(count)) % len(self._lanes)
+        self._turn = int((self._turn + count) % len(self._lanes))
+        batch: Batch = {}
+        for i, lane in enumerate(self._lanes):
+            places = np.flatnonzero(turns == i)
+            for name, part in lane.take(len(places)).items() if len(places) else ():
+                batch.setdefault(name, np.empty((count, *part.shape[1:]), part.dtype))[places] = part
+        return batch

@@ -1,0 +1,212 @@
+"""Text data sets as random-access sources, any TFDS name through one path."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddiloco.data.errors import DataError
+
+STDLIB_TEXT = "stdlib_text"
+
+_STDLIB_WAIT_SECONDS = 300.0
+_DOWNLOAD_WAIT_SECONDS = 24 * 3600.0
+_NETWORK_SECONDS = 3.0
+_NETWORK_PROBE = "https://storage.googleapis.com"
+
+# Parts of TFDS that hold text but register their builders only when they are imported.
+_TEXT_GROUPS = ("text", "question_answering", "summarization", "text_simplification", "translate")
+
+# TFDS keeps registries and a progress-bar switch for the whole process: one thread at a time.
+_opening = threading.Lock()
+
+
+class TextSource(Sequence[dict[str, bytes]]):
+    """The documents of one split: `source[i]` is `{"text": UTF-8 bytes}`. Picklable.
+
+    `full_name` is TFDS' own: data set, config and version.
+    """
+
+    def __init__(self, records: Sequence[dict[str, Any]], feature: str, full_name: str, split: str) -> None:
+        self._records = records
+        self._feature = feature
+        self._split = split
+        self.full_name = full_name
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)} in {self}")
+        try:
+            text = self._records[index % len(self)][self._feature]
+        except RuntimeError as error:  # ArrayRecord's, for missing and damaged files
+            raise DataError(f"document {index} of {self} cannot be read: {_one_line(error)}") from None
+        return {"text": text if isinstance(text, bytes) else str(text).encode()}
+
+    def __repr__(self) -> str:
+        return f"TextSource({self.full_name}, {self._split})"
+
+
+def data_root(data_dir: str | os.PathLike[str] | None) -> str:
+    """The folder of prepared data sets: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+    chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
+    return os.path.expanduser(os.fspath(chosen))
+
+
+def open_text(
+    name: str, split: str, data_dir: str | os.PathLike[str] | None = None, *, feature: str = "text"
+) -> TextSource:
+    """Opens a split of a TFDS text data set, prepared on first use.
+
+    Args:
+      name: `stdlib_text` (built here, without a network) or any TFDS name such as `c4/en` or `lm1b:1.1.0`.
+      split: a TFDS split such as `train` or `train[:10%]`.
+      data_dir: where prepared data sets are and go; None as in `data_root`.
+      feature: the feature that holds the text.
+
+    Raises:
+      DataError: no such data set, split or text feature; not prepared and out of reach.
+    """
+    root = data_root(data_dir)
+    with _opening:
+        builder = _find_builder(name, root)
+        having = sorted(key for key, spec in builder.info.features.items() if _holds_text(spec))
+        if feature not in having:  # told before anything is downloaded
+            raise DataError(
+                f"{name} has no text feature {feature!r}; its text features: {', '.join(having) or 'none'}"
+            )
+        _ensure_prepared(builder, name, root)
+        records = _records(builder.data_dir, name, split)
+        source = TextSource(records, feature, builder.info.full_name, split)
+    _ = source[0]  # files are opened on the first read: a missing one shall be told now
+    return source
+
+
+def _holds_text(spec: Any) -> bool:
+    return getattr(spec, "shape", None) == () and spec.np_dtype in (str, np.str_, np.object_)
+
+
+def _records(folder: str, name: str, split: str) -> Any:
+    import tensorflow_datasets as tfds
+
+    try:  # from the files: the builder may have been made before another process made these
+        builder = tfds.builder_from_directory(folder)
+    except Exception as error:  # missing or damaged descriptions
+        raise DataError(_unreadable(name, folder, error)) from None
+    try:
+        count = builder.info.splits[split].num_examples
+    except Exception as error:  # TFDS raises ValueError, KeyError and errors of its own for a bad split
+        splits = ", ".join(sorted(builder.info.splits))
+        why = _one_line(error)
+        raise DataError(f"{name} has no split {split!r} ({why}); its splits: {splits}") from None
+    if not count:
+        raise DataError(f"{name} has no document in split {split!r}")
+    try:
+        return builder.as_data_source(split)
+    except NotImplementedError:
+        raise DataError(
+            f"{name} is prepared at {folder} as {builder.info.file_format.value}, which has no random "
+            "access; prepare it as array_record under another data_dir"
+        ) from None
+    except Exception as error:  # missing or damaged record files
+        raise DataError(_unreadable(name, folder, error)) from None
+
+
+def _unreadable(name: str, folder: str, error: Exception) -> str:
+    return f"{name} at {folder} cannot be read ({_one_line(error)}); remove that folder to prepare it anew"
+
+
+def _find_builder(name: str, root: str) -> Any:
+    import tensorflow_datasets as tfds
+
+    if name == STDLIB_TEXT:
+        from ddiloco.data import stdlib_text
+
+        try:
+            return stdlib_text.StdlibText(data_dir=root, file_format="array_record")
+        except Exception as error:  # its own files are damaged, and TFDS reads them in its constructor
+            raise DataError(
+                f"{name} under {root} is damaged ({_one_line(error)}); remove {root}/{name} to prepare it "
+                "anew"
+            ) from None
+    try:
+        return tfds.core.read_only_builder.builder_from_files(name, data_dir=root)
+    except Exception as error:  # no files, or damaged ones: the code says what is known of this name
+        return _builder_from_code(name, root, error)
+
+
+def _builder_from_code(name: str, root: str, from_files: Exception) -> Any:
+    import tensorflow_datasets as tfds
+
+    for group in _TEXT_GROUPS:
+        try:
+            importlib.import_module(f"tensorflow_datasets.{group}")
+        except ImportError:
+            continue
+    try:
+        return tfds.builder(name, data_dir=root, file_format="array_record")
+    except tfds.core.DatasetNotFoundError:
+        known = [*tfds.list_builders(with_community_datasets=False), STDLIB_TEXT]
+        close = difflib.get_close_matches(name.split("/")[0].split(":")[0], known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise DataError(
+            f"TFDS knows no data set {name!r} and none is prepared under {root}{hint}"
+        ) from from_files
+    except Exception as error:  # unknown configs and versions raise ValueError, AssertionError and others
+        raise DataError(f"TFDS cannot open {name!r}: {_one_line(error)}") from None
+
+
+def _ensure_prepared(builder: Any, name: str, root: str) -> None:
+    from ddiloco.data import preparation
+
+    if preparation.is_prepared(builder.data_dir):
+        return
+    embedded = name == STDLIB_TEXT
+    if not embedded and not _network_answers():
+        command = f"python -c \"from ddiloco.data import open_text; open_text('{name}', 'train', '{root}')\""
+        raise DataError(
+            f"{name} is not prepared under {root} and no network answers; where there is one run `{command}` "
+            f"and copy {builder.data_dir} to the same place here"
+        )
+    wait = _STDLIB_WAIT_SECONDS if embedded else _DOWNLOAD_WAIT_SECONDS
+    try:
+        preparation.prepare(builder, wait_seconds=wait, progress=not embedded)
+    except DataError:
+        raise
+    except Exception as error:  # whatever a builder's code, its parsers and its servers may raise
+        raise DataError(f"preparing {name} under {root} failed: {_one_line(error)}") from error
+
+
+def _network_answers() -> bool:
+    """Whether anything outside answers within a few seconds; a name lookup alone may hang far longer."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(_NETWORK_PROBE, timeout=_NETWORK_SECONDS).close()
+        except urllib.error.HTTPError:
+            pass  # a refusal is an answer
+        except OSError:
+            return
+        answered.set()
+
+    probe = threading.Thread(target=ask, name="network-probe", daemon=True)
+    probe.start()
+    probe.join(_NETWORK_SECONDS)
+    return answered.is_set()
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r'^Failed to construct dataset .*?}": ', "", lines[0].strip())[:200]

@@ -1,0 +1,1 @@
+"""Goodput and uptime: what share of the chips' time became training, and what took the rest."""

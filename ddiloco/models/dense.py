@@ -1,0 +1,243 @@
+"""The dense decoder: pre-norm, rotary, grouped-query attention and a gated MLP, whole in this file.
+
+Suffixes give the shapes of arrays: B rows, L positions, D model_dim, N query heads, K key and value heads,
+H head_dim, F mlp_dim, V vocab_size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ddiloco.config import setting
+from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, parameter, unconstrained
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseConfig:
+    """The shape of a dense decoder and the arithmetic that it computes in; parameters are always float32."""
+
+    vocab_size: int = setting(259, "tokens in the vocabulary", at_least=2)
+    num_layers: int = setting(4, "transformer layers", at_least=1)
+    model_dim: int = setting(128, "width of the residual stream", at_least=1)
+    num_heads: int = setting(4, "query heads", at_least=1)
+    num_kv_heads: int = setting(4, "key and value heads; a divisor of num_heads", at_least=1)
+    head_dim: int = setting(32, "width of one head; even, since rotary embeddings turn pairs", at_least=2)
+    mlp_dim: int = setting(512, "width of the gated MLP", at_least=1)
+    activation: str = setting("swiglu", "gate of the MLP", choices=("swiglu", "geglu"))
+    qk_norm: bool = setting(True, "RMS-normalise queries and keys by head")
+    tie_embeddings: bool = setting(False, "the output head is the transposed embedding")
+    rope_theta: float = setting(10_000.0, "longest rotary wavelength / 2 pi, in positions", above=1.0)
+    logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
+    norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
+    remat: bool = setting(False, "recompute each layer in the backward pass, to save memory")
+    compute_dtype: str = setting("bfloat16", "type of activations", choices=("bfloat16", "float32"))
+    attention: str = setting("xla", "implementation of attention", choices=("xla", "cudnn"))
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads: is {self.num_heads}, but must be a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: is {self.head_dim}, but must be even")
+        if self.attention == "cudnn" and self.compute_dtype != "bfloat16":
+            raise ValueError("attention: is cudnn, but that needs compute_dtype bfloat16")
+
+
+class Projection(nnx.Module):
+    """A linear map without bias; `equation` is its einsum, with B and L of the input merged in r."""
+
+    def __init__(
+        self, rngs: nnx.Rngs, equation: str, shape: tuple[int, ...], axes: Axes, stddev: float, dtype: str
+    ) -> None:
+        self.kernel = parameter(rngs, shape, axes, Normal(stddev))
+        self.equation = equation
+        self.dtype = dtype
+
+    def __call__(self, x: jax.Array, output_dtype: str | None = None) -> jax.Array:
+        # One axis of rows, since XLA on CPU is several times slower at gradients that contract both B and L.
+        x_RxI = x.reshape(-1, *x.shape[2:])
+        kernel = self.kernel[...].astype(self.dtype)
+        y_RxO = jnp.einsum(self.equation, x_RxI, kernel, preferred_element_type=output_dtype or self.dtype)
+        return y_RxO.reshape(*x.shape[:2], *y_RxO.shape[1:])
+
+
+class RMSNorm(nnx.Module):
+    """Divides the last axis by its root mean square, in float32, and scales it (arXiv 1910.07467)."""
+
+    def __init__(self, rngs: nnx.Rngs, dim: int, axis: str, epsilon: float) -> None:
+        self.scale = parameter(rngs, (dim,), (axis,), Constant(1.0))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        return (wide * jax.lax.rsqrt(mean_square + self.epsilon) * self.scale[...]).astype(x.dtype)
+
+
+def rotary_angles(positions_BxL: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
+    """Sine and cosine (B, L, 1, H/2) float32 of each position at each wavelength (arXiv 2104.09864)."""
+    frequency = theta ** (-jnp.arange(head_dim // 2, dtype=jnp.float32) * 2 / head_dim)
+    angle = positions_BxL[:, :, None, None].astype(jnp.float32) * frequency
+    return jnp.sin(angle), jnp.cos(angle)
+
+
+def rotate(x_BxLxNxH: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turns the pair (i, i + H/2) of each head by its angle."""
+    sine, cosine = angles
+    first, second = jnp.split(x_BxLxNxH, 2, axis=-1)
+    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return turned.astype(x_BxLxNxH.dtype)
+
+
+def attention_mask(segments_BxL: jax.Array) -> jax.Array:
+    """True (B, 1, L, L) where a query (third axis) may see a key: not later, and in the same document."""
+    length = segments_BxL.shape[1]
+    causal_LxL = jnp.tri(length, dtype=bool)
+    return (causal_LxL & (segments_BxL[:, :, None] == segments_BxL[:, None, :]))[:, None]
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention (arXiv 2305.13245) with rotary positions."""
+
+    def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
+        c = config
+        stddev = c.model_dim**-0.5
+        out_stddev = (c.num_heads * c.head_dim) ** -0.5 / math.sqrt(2 * c.num_layers)
+        query_shape, key_shape = (
+            (c.model_dim, c.num_heads, c.head_dim),
+            (c.model_dim, c.num_kv_heads, c.head_dim),
+        )
+        query_axes, key_axes = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
+        self.query = Projection(rngs, "rd,dnh->rnh", query_shape, query_axes, stddev, c.compute_dtype)
+        self.key = Projection(rngs, "rd,dkh->rkh", key_shape, key_axes, stddev, c.compute_dtype)
+        self.value = Projection(rngs, "rd,dkh->rkh", key_shape, key_axes, stddev, c.compute_dtype)
+        out_shape, out_axes = (c.num_heads, c.head_dim, c.model_dim), ("heads", "head_dim", "embed")
+        self.out = Projection(rngs, "rnh,nhd->rd", out_shape, out_axes, out_stddev, c.compute_dtype)
+        if c.qk_norm:
+            self.query_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
+            self.key_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
+        self.qk_norm = c.qk_norm
+        self.implementation = c.attention
+
+    def __call__(
+        self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], mask_Bx1xLxL: jax.Array
+    ) -> jax.Array:
+        query_BxLxNxH, key_BxLxKxH = self.query(x_BxLxD), self.key(x_BxLxD)
+        if self.qk_norm:
+            query_BxLxNxH, key_BxLxKxH = self.query_norm(query_BxLxNxH), self.key_norm(key_BxLxKxH)
+        seen_BxLxNxH = jax.nn.dot_product_attention(
+            rotate(query_BxLxNxH, angles),
+            rotate(key_BxLxKxH, angles),
+            self.value(x_BxLxD),
+            mask=mask_Bx1xLxL,
+            implementation=self.implementation,
+        )
+        return self.out(seen_BxLxNxH)
+
+
+class GatedMLP(nnx.Module):
+    """down(act(gate(x)) * up(x)): SwiGLU or GEGLU (arXiv 2002.05202)."""
+
+    def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
+        c = config
+        stddev, down_stddev = c.model_dim**-0.5, c.mlp_dim**-0.5 / math.sqrt(2 * c.num_layers)
+        up_shape, up_axes = (c.model_dim, c.mlp_dim), ("embed", "mlp")
+        self.gate = Projection(rngs, "rd,df->rf", up_shape, up_axes, stddev, c.compute_dtype)
+        self.up = Projection(rngs, "rd,df->rf", up_shape, up_axes, stddev, c.compute_dtype)
+        self.down = Projection(
+            rngs, "rf,fd->rd", (c.mlp_dim, c.model_dim), ("mlp", "embed"), down_stddev, c.compute_dtype
+        )
+        self.activation = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}[c.activation]
+
+    def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+        return self.down(self.activation(self.gate(x_BxLxD)) * self.up(x_BxLxD))
+
+
+class Layer(nnx.Module):
+    """Attention, then the MLP, each added to the residual stream after a norm of its input."""
+
+    def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
+        self.attention_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
+        self.attention = Attention(config, rngs)
+        self.mlp_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
+        self.mlp = GatedMLP(config, rngs)
+
+    def __call__(
+        self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], mask_Bx1xLxL: jax.Array
+    ) -> jax.Array:
+        x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD), angles, mask_Bx1xLxL)
+        return x_BxLxD + self.mlp(self.mlp_norm(x_BxLxD))
+
+
+class Embedding(nnx.Module):
+    """One row a token; rows are scaled by sqrt(D) on the way in, so that a tied head is of unit gain."""
+
+    def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
+        shape = (config.vocab_size, config.model_dim)
+        self.embedding = parameter(rngs, shape, ("vocab", "embed"), Normal(config.model_dim**-0.5))
+        self.dtype = config.compute_dtype
+
+    def __call__(self, tokens_BxL: jax.Array) -> jax.Array:
+        rows_BxLxD = self.embedding[...][tokens_BxL]
+        return (rows_BxLxD * math.sqrt(rows_BxLxD.shape[-1])).astype(self.dtype)
+
+    def attend(self, x_BxLxD: jax.Array) -> jax.Array:
+        """Logits (B, L, V) float32 of a tied head."""
+        table_VxD = self.embedding[...].astype(self.dtype)
+        return jnp.einsum("bld,vd->blv", x_BxLxD, table_VxD, preferred_element_type=jnp.float32)
+
+
+class Decoder(nnx.Module):
+    """The whole model: token ids in, float32 logits of the next token out."""
+
+    def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.embed = Embedding(config, rngs)
+        self.layers = nnx.List([Layer(config, rngs) for _ in range(config.num_layers)])
+        self.final_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
+        if not config.tie_embeddings:
+            shape, stddev = (config.model_dim, config.vocab_size), config.model_dim**-0.5
+            self.head = Projection(rngs, "rd,dv->rv", shape, ("embed", "vocab"), stddev, config.compute_dtype)
+
+    def __call__(
+        self,
+        inputs_BxL: jax.Array,
+        positions_BxL: jax.Array,
+        segments_BxL: jax.Array,
+        constrain: Constrain = unconstrained,
+    ) -> jax.Array:
+        """Logits (B, L, V) float32; `constrain` pins activations to the layout of their logical axes."""
+        config = self.config
+        angles = rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
+        mask_Bx1xLxL = attention_mask(segments_BxL)
+        run_layer = nnx.remat(Layer.__call__) if config.remat else Layer.__call__
+        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
+        for layer in self.layers:
+            x_BxLxD = constrain(run_layer(layer, x_BxLxD, angles, mask_Bx1xLxL), ("batch", None, None))
+        x_BxLxD = self.final_norm(x_BxLxD)
+        if config.tie_embeddings:
+            logits_BxLxV = self.embed.attend(x_BxLxD)
+        else:
+            logits_BxLxV = self.head(x_BxLxD, output_dtype="float32")
+        if config.logit_softcap is not None:
+            logits_BxLxV = config.logit_softcap * jnp.tanh(logits_BxLxV / config.logit_softcap)
+        return constrain(logits_BxLxV, ("batch", None, "vocab"))
+
+
+def flops_per_token(config: DenseConfig, seq_len: int) -> float:
+    """Floating-point operations of one training step for each token, in rows of `seq_len` tokens.
+
+    Six for each weight that is in a matmul, and 12 * layers * heads * head_dim * seq_len for attention, not
+    halved for the causal mask (PaLM, arXiv 2204.02311, appendix B). Recomputation by `remat` is not counted.
+    """
+    c = config
+    attention = c.model_dim * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)
+    layer = attention + 3 * c.model_dim * c.mlp_dim
+    weights = c.num_layers * layer + c.model_dim * c.vocab_size
+    return 6.0 * weights + 12.0 * c.num_layers * c.num_heads * c.head_dim * seq_len

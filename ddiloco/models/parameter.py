@@ -1,0 +1,56 @@
+"""A model's parameter: its first values, and the logical names of its axes for whoever lays it on a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Axes = tuple[str | None, ...]
+Constrain = Callable[[jax.Array, Axes], jax.Array]
+Initializer = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+DEVIATION_OF_NORMAL_CUT_AT_TWO = 0.8796256610342398
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """Draws float32 from a normal of this deviation, cut at two deviations."""
+
+    stddev: float
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        draw = jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
+        return draw * (self.stddev / DEVIATION_OF_NORMAL_CUT_AT_TWO)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """The same float32 value everywhere."""
+
+    value: float
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        del key
+        return jnp.full(shape, self.value, jnp.float32)
+
+
+def parameter(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, initializer: Initializer) -> nnx.Param:
+    """A parameter that remembers its logical axes and its initializer, which must be hashable."""
+    value = _initial(initializer, shape, rngs.params())
+    return nnx.Param(value, logical_axes=axes, initializer=initializer)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _initial(initializer: Initializer, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    return initializer(key, shape)  # jitted, so that layers that are alike are traced once
+
+
+def unconstrained(x: jax.Array, axes: Axes) -> jax.Array:
+    """The `Constrain` that leaves the layout of an activation to the compiler."""
+    del axes
+    return x

@@ -1,0 +1,35 @@
+"""Troubles that must be seen but may not end a run: each is told once and kept for the summary."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+
+class Alarms:
+    """What went wrong so far, in order; one entry for each key however often it happens."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        """`tell` is called with each new alarm's sentence."""
+        self._tell = tell
+        self._by_key: dict[str, str] = {}
+
+    @property
+    def sentences(self) -> list[str]:
+        """The alarms in the order in which they were first raised."""
+        return list(self._by_key.values())
+
+    def raise_once(self, key: str, sentence: str) -> None:
+        """Keeps and tells the sentence unless the key has been raised before."""
+        if key not in self._by_key:
+            self._by_key[key] = sentence
+            self._tell(sentence)
+
+    @contextlib.contextmanager
+    def guard(self, what: str, *caught: type[Exception]) -> Iterator[None]:
+        """Turns the exceptions `caught` (OSError when none is given) into an alarm about `what`."""
+        errors = caught or (OSError,)
+        try:
+            yield
+        except errors as error:
+            self.raise_once(what, f"{what}: {type(error).__name__}: {error}")

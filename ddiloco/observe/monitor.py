@@ -1,0 +1,280 @@
+"""The one thread that owns a run's files, figures and terminal; all others put records in its queue."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddiloco.observe.alarms import Alarms
+from ddiloco.observe.plots import plot_loss
+from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, Status
+from ddiloco.observe.records import (
+    Evaluated,
+    LearnerDied,
+    Noted,
+    Record,
+    RunInfo,
+    StateChanged,
+    StepDone,
+    Stop,
+    Transferred,
+)
+from ddiloco.observe.scalars import as_float, as_json
+from ddiloco.observe.steps import LearnerFiles
+from ddiloco.observe.summary import summarize, write_summary
+from ddiloco.observe.tally import Tally
+from ddiloco.observe.tensorboard import EventFiles
+
+POLL = 0.1  # seconds; draining in batches wakes the interpreter less often than a wake-up for each record
+FLUSH_EVERY = 0.5
+SUMMARY_EVERY = 2.0
+BATCH = 256
+
+
+class Monitor:
+    """Takes records from any thread and writes what a run leaves behind (docs: the workdir's contract).
+
+    Nothing that goes wrong in here ends the run: a file that cannot be written, or a record that cannot
+    be read, is told once on stderr and kept in the summary's `alarms`; files are tried again.
+    """
+
+    def __init__(
+        self,
+        workdir: pathlib.Path | str,
+        run_info: RunInfo,
+        live: bool,
+        log_every: int,
+        *,
+        clock: Callable[[], float] | None = time.time,
+    ) -> None:
+        """`live`: draw a progress line if stdout is a terminal. `log_every`: steps between metrics.
+
+        `clock` must tell the time of the records (unix seconds). None where that is virtual: the
+        latest record's time then counts as now.
+
+        Raises:
+          ValueError: `log_every` is below 1.
+        """
+        if log_every < 1:
+            raise ValueError(f"log_every: is {log_every}, but must be at least 1")
+        self.queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
+        self._workdir = pathlib.Path(workdir)
+        self._clock = clock
+        self._progress = Progress(live)
+        self._alarms = Alarms(self._warn)
+        self._tally = Tally(run_info, clock() if clock else None)
+        self._files = LearnerFiles(self._workdir, self._alarms)
+        self._metrics = EventFiles(self._workdir, self._alarms, log_every)
+        self._pace = Pace()
+        self._extra: dict[str, Any] = {}
+        self._summary: dict[str, Any] = {}
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        begun = time.monotonic()
+        self._due = [
+            _Timer(begun, FLUSH_EVERY, self._flush),
+            _Timer(begun, SUMMARY_EVERY, self._write_summary),
+            _Timer(begun, self._progress.every, self._show),
+            _Timer(begun, PLAIN_EVERY, self._write_run_metrics),
+        ]
+
+    def start(self) -> None:
+        """Starts the monitor's thread."""
+        self._thread.start()
+
+    def stop(self, extra: Mapping[str, Any] | None = None, timeout: float = 60.0) -> dict[str, Any]:
+        """Writes everything that is in the queue, draws the figure, and returns the summary.
+
+        `extra` is added to the summary in place of fields of the same name (`params_sha256`,
+        `interrupted`). After `timeout` seconds, as when a disk hangs, the latest summary is returned as
+        it is, with an alarm, and the thread is left behind. A second call returns the same summary.
+        """
+        if self._thread.ident is None:
+            self.start()
+        self._extra.update(extra or {})
+        self.queue.put(Stop())
+        self._wake.set()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            late = f"the monitor did not end within {timeout:g} seconds; the summary may be incomplete"
+            return {**self._summary, "alarms": [*self._summary.get("alarms", []), late]}
+        return self._summary
+
+    def _run(self) -> None:
+        running = True
+        while running:
+            # However many records wait, the files are flushed in time.
+            for _ in range(BATCH):
+                try:
+                    record = self.queue.get_nowait()
+                except queue.Empty:
+                    self._wake.wait(POLL)
+                    break
+                if isinstance(record, Stop):
+                    running = False
+                    break
+                with self._alarms.guard(f"a {type(record).__name__} record was not used", Exception):
+                    self._take(record)
+            for timer in self._due:
+                if timer.is_due(time.monotonic()):
+                    self._do(timer.action)
+        self._end()
+
+    def _take(self, record: Record) -> None:
+        if not isinstance(record, Transferred):
+            self._tally.seen(record.time)
+        match record:
+            case StepDone():
+                self._step_done(record)
+            case StateChanged():
+                self._tally.state_changed(record)
+            case Transferred():
+                self._tally.transferred(record)
+            case Noted():
+                self._noted(record)
+            case Evaluated():
+                self._evaluated(record)
+            case LearnerDied():
+                self._died(record)
+
+    def _step_done(self, record: StepDone) -> None:
+        self._files.step(record)
+        loss = self._tally.step_done(record)
+        self._metrics.step(record)
+        if loss is not None and not math.isfinite(loss):
+            self._alarms.raise_once(
+                f"loss of {record.learner}",
+                f"learner {record.learner}: the loss is {loss} at step {record.step}",
+            )
+
+    def _noted(self, record: Noted) -> None:
+        learner = record.values.get("learner")
+        was_away = learner in self._tally.away
+        self._tally.noted(record)
+        match record.name:
+            case "round":
+                self._metrics.round(record)
+            case "learner_lost" if learner not in self._tally.finished:
+                self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
+            case "learner_silent":
+                self._say(f"learner {learner} is silent; the others go on")
+            case "learner_returned":
+                self._say(f"learner {learner} is heard again", news=True)
+            case "learner_ready" if was_away:
+                self._say(f"learner {learner} is back", news=True)
+
+    def _evaluated(self, record: Evaluated) -> None:
+        accuracy = None if record.accuracy is None else as_float(record.accuracy)
+        record = dataclasses.replace(record, loss=as_float(record.loss), accuracy=accuracy)
+        self._tally.evaluations.append(record)
+        self._metrics.evaluated(record)
+        seconds = record.time - (self._tally.started or 0.0)
+        shown = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
+        self._say(f"step {record.step}: held-out loss {record.loss:.4f}{shown}  ({seconds:.0f} s)")
+
+    def _died(self, record: LearnerDied) -> None:
+        self._files.died(record)
+        self._tally.died(record)
+        reason = (record.traceback.strip() or "no traceback").splitlines()[-1]
+        self._say(f"learner {record.learner} died: {reason}")
+
+    def _now(self) -> float:
+        latest = self._tally.last_time
+        if self._clock is not None:
+            return max(self._clock(), latest)
+        return latest if math.isfinite(latest) else 0.0
+
+    def _flush(self) -> None:
+        self._files.flush()
+        self._metrics.flush()
+
+    def _write_summary(self) -> None:
+        summary = summarize(self._tally, self._now(), self._alarms.sentences)
+        if self._extra.get("interrupted"):
+            summary["finished"] = False
+        self._summary = {**summary, **as_json(self._extra)}
+        path = self._workdir / "summary.json"
+        with self._alarms.guard(str(path)):
+            write_summary(path, self._summary)
+
+    def _write_run_metrics(self) -> None:
+        now, lines = self._now(), self._tally.timelines
+        if lines.window(now) is not None:
+            values = {"goodput": lines.goodput(now), "uptime": lines.uptime(now), "alive": lines.alive(now)}
+            self._metrics.run(self._tally.step, now, values)
+
+    def _show(self) -> None:
+        now, tally = self._now(), self._tally
+        self._pace.add(now, tally.step, tally.tokens)
+        status = Status(
+            step=tally.step,
+            total_steps=tally.info.total_steps,
+            loss=tally.recent_loss,
+            tokens_per_second=self._pace.tokens_per_second(),
+            alive=tally.timelines.alive(now),
+            num_learners=tally.info.num_learners,
+            quorum=tally.rounds.last_quorum,
+            grace_seconds=tally.rounds.last_grace_seconds,
+            goodput=tally.timelines.goodput(now) if tally.timelines.window(now) else None,
+            elapsed=now - (now if tally.started is None else tally.started),
+            remaining=self._pace.seconds_for(tally.info.total_steps - tally.step),
+        )
+        with self._terminal():
+            self._progress.show(status)
+
+    def _say(self, line: str, *, news: bool = False) -> None:
+        with self._terminal():
+            (self._progress.news if news else self._progress.say)(line)
+
+    def _warn(self, sentence: str) -> None:
+        # An alarm that cannot even be told still stands in the summary.
+        with contextlib.suppress(OSError, ValueError):
+            self._progress.warn(sentence)
+
+    def _terminal(self) -> contextlib.AbstractContextManager[None]:
+        return self._alarms.guard("the terminal", OSError, ValueError)
+
+    def _end(self) -> None:
+        # The summary comes before the figure too, lest a kill during matplotlib's import take both.
+        for action in (
+            self._show,
+            self._write_run_metrics,
+            self._files.close,
+            self._metrics.close,
+            self._write_summary,
+            self._plot,
+            self._write_summary,
+            self._end_line,
+        ):
+            self._do(action)
+
+    def _plot(self) -> None:
+        plot_loss(self._workdir / "loss.png", self._tally)
+
+    def _end_line(self) -> None:
+        with self._terminal():
+            self._progress.end()
+
+    def _do(self, action: Callable[[], None]) -> None:
+        with self._alarms.guard(f"the monitor's {action.__name__.strip('_')}", Exception):
+            action()
+
+
+class _Timer:
+    """Something to be done every so many seconds of the monitor's own time."""
+
+    def __init__(self, begun: float, every: float, action: Callable[[], None]) -> None:
+        self._next, self._every, self.action = begun + every, every, action
+
+    def is_due(self, now: float) -> bool:
+        if now < self._next:
+            return False
+        self._next = now + self._every
+        return True

@@ -1,0 +1,138 @@
+"""`loss.png`: each learner's training loss and the global model's held-out loss in one figure."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from typing import TYPE_CHECKING
+
+from ddiloco.observe.scalars import as_float
+from ddiloco.observe.tally import Tally
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_loss(path: pathlib.Path, tally: Tally) -> None:
+    """Writes the figure; a run with no step, no evaluation or no finite loss gives an emptier one.
+
+    Raises:
+      OSError: the disk refused; no half-written figure is left.
+    """
+    # Matplotlib takes a second to import, which a run should not pay at its start.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.2), dpi=160, layout="constrained")
+    axes = figure.add_subplot()
+    colours = _draw_learners(axes, tally)
+    _draw_evaluations(axes, tally)
+    _draw_marks(axes, tally, colours)
+    _dress(axes, tally)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        FigureCanvasAgg(figure).print_png(new)
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _draw_learners(axes: Axes, tally: Tally) -> dict[int, tuple[float, ...]]:
+    from matplotlib import colormaps
+
+    learners = sorted(tally.steps_by_learner)
+    table = colormaps["tab10"] if len(learners) <= 10 else colormaps["turbo"].resampled(len(learners))
+    colours = {learner: table(place)[:3] for place, learner in enumerate(learners)}
+    for learner in learners:
+        if learner not in tally.loss_curves:
+            continue
+        steps, losses = tally.loss_curves[learner].points()
+        label = f"learner {learner}, training" if len(learners) <= 10 else None
+        marker = "." if sum(map(math.isfinite, losses)) < 3 else None
+        smooth = _smoothed(losses)
+        axes.plot(steps, smooth, color=colours[learner], lw=0.9, alpha=0.8, label=label, marker=marker)
+    return colours
+
+
+def _draw_evaluations(axes: Axes, tally: Tally) -> None:
+    if tally.evaluations:
+        axes.plot(
+            [record.step for record in tally.evaluations],
+            [as_float(record.loss) for record in tally.evaluations],
+            color="black",
+            lw=2.2,
+            marker="o",
+            markersize=5,
+            markeredgecolor="white",
+            label="global model, held-out",
+            zorder=5,
+        )
+
+
+def _draw_marks(axes: Axes, tally: Tally, colours: dict[int, tuple[float, ...]]) -> None:
+    """A cross on the axis where a learner was lost, a triangle where it came back, in its colour."""
+    looks = {False: ("x", "a learner is lost"), True: ("^", "a learner is back")}
+    for came_back, (marker, label) in looks.items():
+        marks = [(step, learner) for step, learner, back in tally.marks if back is came_back]
+        for step, learner in marks:
+            colour = colours.get(learner, "grey")
+            axes.axvline(step, color=colour, lw=0.7, alpha=0.35, ls="-" if came_back else ":", zorder=1)
+        if marks:
+            axes.scatter(
+                [step for step, _ in marks],
+                [0.025] * len(marks),
+                transform=axes.get_xaxis_transform(),
+                color=[colours.get(learner, "grey") for _, learner in marks],
+                marker=marker,
+                s=42,
+                zorder=6,
+                clip_on=False,
+            )
+            axes.scatter([], [], color="0.3", marker=marker, s=42, label=label)
+
+
+def _dress(axes: Axes, tally: Tally) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    info = tally.info
+    parameters = EngFormatter(places=1, sep="")(info.num_params)
+    axes.set_title(f"{info.algorithm}, M = {info.num_learners}, {parameters} parameters", fontsize=12)
+    axes.set_xlabel("global step")
+    axes.set_ylabel("loss (nats/token)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.25)
+    axes.spines["right"].set_visible(False)
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(frameon=False, fontsize=9)
+    else:
+        axes.text(0.5, 0.5, "no step was taken", transform=axes.transAxes, ha="center", color="0.5")
+    if tally.step and tally.tokens:
+        rate = tally.tokens / tally.step
+        top = axes.secondary_xaxis("top", functions=(lambda s: s * rate, lambda t: t / rate))
+        top.set_xlabel("tokens, all learners (approximate)", fontsize=9, color="0.4")
+        top.xaxis.set_major_formatter(EngFormatter(sep=""))
+        top.tick_params(labelsize=8, colors="0.4")
+        top.spines["top"].set_color("0.7")
+    else:
+        axes.spines["top"].set_visible(False)
+
+
+def _smoothed(values: list[float]) -> list[float]:
+    """Running means over about 2% of the curve, centred; NaN where nothing in reach is finite."""
+    reach = len(values) // 100
+    sums, counts = [0.0], [0]
+    for value in values:
+        finite = math.isfinite(value)
+        sums.append(sums[-1] + (value if finite else 0.0))
+        counts.append(counts[-1] + finite)
+    means = []
+    for place, value in enumerate(values):
+        start, end = max(0, place - reach), min(len(values), place + reach + 1)
+        count = counts[end] - counts[start]
+        known = count and math.isfinite(value)
+        means.append((sums[end] - sums[start]) / count if known else math.nan)
+    return means

@@ -1,0 +1,92 @@
+"""What the threads of a run tell its monitor. Putting one of these in the queue is all that they do.
+
+`time` is in unix seconds in real runs and in virtual seconds in virtual ones. Values may be device
+scalars that are complete; only the monitor's thread turns them into floats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ddiloco.goodput.accounting import State
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepDone:
+    """A learner took an inner step."""
+
+    learner: int
+    step: int  # the learner's clock after the step
+    time: float
+    tokens: int  # that counted for the loss
+    metrics: Mapping[str, Any]  # "loss" (nats per token), "grad_norm", "learning_rate", "skipped" (0 or 1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateChanged:
+    """A learner is in another state from `time` on."""
+
+    learner: int
+    state: State
+    time: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Noted:
+    """A record of the protocol: "round", "round_skipped", "learner_lost", "drop" and so on."""
+
+    name: str
+    values: Mapping[str, Any]
+    time: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transferred:
+    """Bytes over a learner's wire since its last such record, from the learner's point of view."""
+
+    learner: int
+    sent: int
+    received: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The global model's score on held-out data."""
+
+    step: int  # the global step
+    tokens: int  # that the global model has seen
+    time: float
+    loss: float  # nats per token
+    accuracy: float | None = None  # of a classifier or captioner, in [0, 1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LearnerDied:
+    """A learner's thread or process ended by an exception."""
+
+    learner: int
+    time: float
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stop:
+    """Nothing follows: the monitor writes everything and ends."""
+
+
+Record = StepDone | StateChanged | Noted | Transferred | Evaluated | LearnerDied | Stop
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """What is known about a run before it starts."""
+
+    algorithm: str
+    num_learners: int
+    num_params: int
+    num_fragments: int
+    total_steps: int
+    seed: int
+    chips_by_learner: Mapping[int, int]

@@ -1,0 +1,183 @@
+"""Everything that the records of a run add up to; what summary, progress line and plot are drawn from."""
+
+from __future__ import annotations
+
+import collections
+import math
+
+from ddiloco.goodput.accounting import State, Timelines
+from ddiloco.observe.curves import Curve
+from ddiloco.observe.records import (
+    Evaluated,
+    LearnerDied,
+    Noted,
+    RunInfo,
+    StateChanged,
+    StepDone,
+    Transferred,
+)
+from ddiloco.observe.scalars import as_float
+
+
+class Rounds:
+    """Counts and means over the merges of a run."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.by_fragment: collections.Counter[int] = collections.Counter()
+        self.quorums: collections.Counter[int] = collections.Counter()
+        self.grace_seconds = 0.0
+        self.last_quorum: int | None = None
+        self.last_grace_seconds: float | None = None
+        self.skipped = 0
+        self.abandoned = 0
+
+    def add(self, record: Noted) -> None:
+        """Counts one merge."""
+        self.count += 1
+        self.by_fragment[int(record.values["fragment"])] += 1
+        self.last_quorum = int(record.values["quorum"])
+        self.quorums[self.last_quorum] += 1
+        self.last_grace_seconds = as_float(record.values.get("grace_seconds", 0.0))
+        self.grace_seconds += self.last_grace_seconds
+
+    def mean_quorum(self) -> float | None:
+        """Learners in a merge on average; None before the first."""
+        return sum(size * n for size, n in self.quorums.items()) / self.count if self.count else None
+
+
+class Tally:
+    """The state of a run as its records tell it. Used by one thread; reads no clock."""
+
+    def __init__(self, info: RunInfo, started: float | None) -> None:
+        """`started` is the moment from which the run's seconds count; None: the first record's time."""
+        self.info = info
+        self.started = started
+        self.last_time = -math.inf if started is None else started
+        self.timelines = Timelines(info.chips_by_learner)
+        self.rounds = Rounds()
+        self.step = 0  # the global step: the furthest clock of any learner
+        self.steps_by_learner = dict.fromkeys(info.chips_by_learner, 0)
+        self.tokens_by_learner = dict.fromkeys(info.chips_by_learner, 0)
+        self.skipped_steps = 0
+        self.loss_curves: dict[int, Curve] = {}
+        self.bytes_sent = self.bytes_received = 0
+        self.evaluations: list[Evaluated] = []
+        self.drops: collections.Counter[str] = collections.Counter()
+        self.failures: list[LearnerDied] = []
+        self.marks: list[tuple[int, int, bool]] = []  # step, learner, whether it came back (else it left)
+        self.finished: set[int] = set()
+        self.away: set[int] = set()  # dead, lost or silent
+        self._smooth = _Smooth(10 * info.num_learners)
+        self._clocks: dict[int, int] = {}
+        self._last_change: dict[int, float] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all learners so far."""
+        return sum(self.tokens_by_learner.values())
+
+    @property
+    def recent_loss(self) -> float | None:
+        """The learners' latest losses, averaged over about ten steps of each; None before the first."""
+        return self._smooth.value
+
+    @property
+    def complete(self) -> bool:
+        """Whether some learner has left after its last step, and every other one has too or is dead."""
+        return bool(self.finished) and self.timelines.alive(math.inf) == 0
+
+    def seen(self, time: float) -> None:
+        """A record of this time has come."""
+        self.started = time if self.started is None else self.started
+        self.last_time = max(self.last_time, time)
+
+    def step_done(self, record: StepDone) -> float | None:
+        """Counts a step and keeps its loss, which it returns; a step that was skipped has none."""
+        learner = record.learner
+        self.step = max(self.step, record.step)
+        self._clocks[learner] = record.step
+        self.steps_by_learner[learner] = self.steps_by_learner.get(learner, 0) + 1
+        self.tokens_by_learner[learner] = self.tokens_by_learner.get(learner, 0) + record.tokens
+        if as_float(record.metrics.get("skipped", 0)):
+            self.skipped_steps += 1
+            return None
+        if "loss" not in record.metrics:
+            return None
+        loss = as_float(record.metrics["loss"])
+        self.loss_curves.setdefault(learner, Curve()).add(record.step, loss)
+        self._smooth.add(loss)
+        return loss
+
+    def state_changed(self, record: StateChanged) -> None:
+        """Enters the state. A clock that was set back makes the state begin at the learner's last change."""
+        time = max(record.time, self._last_change.get(record.learner, -math.inf))
+        self._last_change[record.learner] = time
+        self.timelines.enter(record.learner, record.state, time)
+        if record.state is State.FINISHED:
+            self.finished.add(record.learner)
+        else:
+            self.finished.discard(record.learner)
+        if record.state is State.FAILED:
+            self._mark(record.learner, came_back=False)
+
+    def noted(self, record: Noted) -> None:
+        """Counts a record of the protocol; one of an unknown name changes nothing."""
+        match record.name:
+            case "round":
+                self.rounds.add(record)
+            case "round_skipped":
+                self.rounds.skipped += 1
+            case "round_abandoned":
+                self.rounds.abandoned += 1
+            case "drop":
+                self.drops[str(record.values.get("reason", "unknown"))] += 1
+            case "learner_lost" | "learner_silent":
+                self._mark(record.values["learner"], came_back=False)
+            case "learner_ready" | "learner_returned":
+                self._mark(record.values["learner"], came_back=True)
+
+    def transferred(self, record: Transferred) -> None:
+        """Counts bytes."""
+        self.bytes_sent += record.sent
+        self.bytes_received += record.received
+
+    def died(self, record: LearnerDied) -> None:
+        """Keeps the failure."""
+        self.failures.append(record)
+        self._mark(record.learner, came_back=False)
+
+    def train_loss(self) -> float | None:
+        """The mean over learners of the mean loss of the last 5% of their steps; None if there is none."""
+        tails = [curve.tail_mean(0.05) for curve in self.loss_curves.values()]
+        return sum(tails) / len(tails) if tails else None
+
+    def _mark(self, learner: int, came_back: bool) -> None:
+        """Keeps each departure and each return once, though several records may tell of it."""
+        if came_back is not (learner in self.away) or learner in self.finished:
+            return
+        (self.away.discard if came_back else self.away.add)(learner)
+        step = max(self._clocks.get(learner, 0), self.step if came_back else 0)
+        self.marks.append((step, learner, came_back))
+
+
+class _Smooth:
+    """An exponential moving average over about `horizon` values, without the bias of its start."""
+
+    def __init__(self, horizon: float) -> None:
+        self._keep = 1 - 1 / max(1.0, horizon)
+        self._sum = self._weight = 0.0
+        self._latest: float | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The average; the latest value itself where that is not finite; None before the first."""
+        if self._latest is None or not math.isfinite(self._latest):
+            return self._latest
+        return self._sum / self._weight
+
+    def add(self, value: float) -> None:
+        self._latest = value
+        if math.isfinite(value):
+            self._sum = self._keep * self._sum + (1 - self._keep) * value
+            self._weight = self._keep * self._weight + (1 - self._keep)

@@ -1,0 +1,106 @@
+"""TensorBoard event files under `<workdir>/metrics/`: one run for each learner and one for the whole.
+
+tensorboardX gives the encoding. Its SummaryWriter is not used: it starts a thread and a bounded queue
+for each file, and once the disk is full that thread dies and the next scalar blocks for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import struct
+from collections.abc import Mapping
+
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from ddiloco.observe.alarms import Alarms
+from ddiloco.observe.growing_file import GrowingFiles
+from ddiloco.observe.records import Evaluated, Noted, StepDone
+from ddiloco.observe.scalars import as_float, numbers
+
+_TRAIN = ("loss", "grad_norm", "learning_rate")
+_ROUND = ("quorum", "quorum_seconds", "grace_seconds", "sync_seconds")
+_NOT_PLOTTED = ("step", "fragment", "version", "live", "tokens")
+
+
+class EventFiles:
+    """Scalars against steps; every learner's under the same tags, so that their curves lie in one chart."""
+
+    def __init__(self, workdir: pathlib.Path, alarms: Alarms, log_every: int) -> None:
+        """Learners' scalars are written every `log_every` of their steps."""
+        self._files = GrowingFiles(workdir / "metrics", alarms)
+        self._suffix = f"{socket.gethostname()}.{os.getpid()}"
+        self._names: dict[str, str] = {}
+        self._log_every = log_every
+        self._counts: dict[int, int] = {}
+        self._since: dict[int, tuple[float, int]] = {}  # by learner: time of the last point, tokens since
+
+    def step(self, record: StepDone) -> None:
+        """Loss, gradient norm, learning rate and tokens a second of a learner."""
+        count = self._counts[record.learner] = self._counts.get(record.learner, 0) + 1
+        since, tokens = self._since.get(record.learner, (None, 0))
+        tokens += record.tokens
+        if count % self._log_every and count > 1:
+            self._since[record.learner] = (since, tokens)
+            return
+        known = [name for name in _TRAIN if name in record.metrics]
+        values = {f"train/{name}": as_float(record.metrics[name]) for name in known}
+        if since is not None and record.time > since:
+            values["train/tokens_per_second"] = tokens / (record.time - since)
+        self._since[record.learner] = (record.time, 0)
+        self._write(f"learner_{record.learner}", record.step, record.time, values)
+
+    def round(self, record: Noted) -> None:
+        """Quorum, times and outer metrics of a merge, against the global step."""
+        values = numbers(record.values)
+        tags = {f"round/{name}": values[name] for name in _ROUND if name in values}
+        rest = {
+            f"outer/{name}": value
+            for name, value in values.items()
+            if name not in _ROUND and name not in _NOT_PLOTTED
+        }
+        self._write("global", int(values.get("step", 0)), record.time, tags | rest)
+
+    def evaluated(self, record: Evaluated) -> None:
+        """The global model's score on held-out data."""
+        values = {"eval/loss": as_float(record.loss)}
+        if record.accuracy is not None:
+            values["eval/accuracy"] = as_float(record.accuracy)
+        self._write("global", record.step, record.time, values)
+
+    def run(self, step: int, time: float, values: Mapping[str, float | None]) -> None:
+        """Figures of the whole run, such as goodput."""
+        known = {f"run/{name}": value for name, value in values.items() if value is not None}
+        self._write("global", step, time, known)
+
+    def flush(self) -> None:
+        """Writes what is pending; what the disk refuses is tried again at the next flush."""
+        self._files.flush()
+
+    def close(self) -> None:
+        """Flushes and closes all files."""
+        self._files.close()
+
+    def _write(self, run: str, step: int, time: float, values: Mapping[str, float]) -> None:
+        if not values:
+            return
+        name = self._names.get(run)
+        if name is None:
+            # Readers sort a run's files by name: the time makes a resumed run's file the later one.
+            name = self._names[run] = f"{run}/events.out.tfevents.{int(time):010d}.{self._suffix}"
+            self._files.append(name, _frame(Event(wall_time=time, file_version="brain.Event:2")))
+        event = Event(wall_time=time, step=step)
+        for tag, value in values.items():
+            event.summary.value.add(tag=tag, simple_value=value)
+        self._files.append(name, _frame(event))
+
+
+def _frame(event: Event) -> bytes:
+    """The event as a TFRecord: length, its checksum, data, its checksum."""
+    data = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return b"".join(
+        (length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data)))
+    )

@@ -1,0 +1,1 @@
+"""The mathematics between learners and the global model: fragments, weights, merging, outer optimizer."""

@@ -1,0 +1,304 @@
+"""Fragments: which rows of which tensors are synchronised together (paper, "Fragments").
+
+A fragment is a tuple of pieces, a piece a whole tensor or a range of its rows. The layout follows
+from names, shapes, P and the strategy alone, so that every role computes the same one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import heapq
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+BYTES_PER_ELEMENT = 4  # masters are float32
+BALANCE_BOUND = 4 / 3  # of the mean; what the paper promises of balanced fragments
+
+_LAYER = re.compile(r"(?:(.*)/)?layers/(\d+)(?:/|$)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` of a tensor along its first axis; the whole tensor if both are None."""
+
+    name: str
+    start: int | None = None
+    stop: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is all of the tensor."""
+        return self.start is None
+
+    def shape(self, tensor: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of this piece of a tensor of the given shape."""
+        return tensor if self.whole else (self.stop - self.start, *tensor[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentLayout:
+    """P fragments that hold every element of every tensor exactly once.
+
+    Attributes:
+      strategy: the name of the strategy that made it.
+      shapes: (name, shape) of every tensor, sorted by name.
+      fragments: the pieces of each fragment, sorted by name and row.
+    """
+
+    strategy: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    fragments: tuple[tuple[Piece, ...], ...]
+
+    @property
+    def num_fragments(self) -> int:
+        """P."""
+        return len(self.fragments)
+
+    @functools.cached_property
+    def bytes(self) -> tuple[int, ...]:
+        """Bytes of each fragment in float32."""
+        return tuple(
+            sum(BYTES_PER_ELEMENT * math.prod(shape) for shape in self.piece_shapes(p))
+            for p in range(self.num_fragments)
+        )
+
+    @property
+    def balance(self) -> float:
+        """Bytes of the largest fragment over the mean; 1 is perfect."""
+        return max(self.bytes) * self.num_fragments / max(1, sum(self.bytes))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of names, shapes, slices, P and strategy: what a learner shows on joining."""
+        content = {
+            "strategy": self.strategy,
+            "shapes": self.shapes,
+            "fragments": [[dataclasses.astuple(piece) for piece in pieces] for pieces in self.fragments],
+        }
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+    def names(self, p: int) -> tuple[str, ...]:
+        """The tensors of which fragment p holds all or a part, each once, sorted."""
+        return tuple(dict.fromkeys(piece.name for piece in self.fragments[p]))
+
+    def piece_shapes(self, p: int) -> tuple[tuple[int, ...], ...]:
+        """The shape of each piece of fragment p."""
+        return tuple(piece.shape(self._shape_of[piece.name]) for piece in self.fragments[p])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a whole tensor."""
+        return self._shape_of[name]
+
+    @functools.cached_property
+    def _shape_of(self) -> dict[str, tuple[int, ...]]:
+        return dict(self.shapes)
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a tensor belongs to the embedding or the head, which are merged by direct averaging."""
+    return name.startswith(("embed", "head"))
+
+
+def fragment(
+    shapes: Mapping[str, tuple[int, ...]],
+    num_fragments: int,
+    strategy: str = "balanced",
+    *,
+    split_large: bool = True,
+) -> FragmentLayout:
+    """Divides tensors into `num_fragments` non-empty fragments.
+
+    Args:
+      shapes: shape by name of tensor.
+      num_fragments: P, at least 1.
+      strategy: `layer`, contiguous groups of layers in network order; `tensor`, dealt round robin in the
+        order of names; `balanced`, the largest first, each into the lightest fragment.
+      split_large: whether tensors larger than total/P are first cut into near-equal ranges of rows.
+        `balanced` cuts finer, down to a third of that, where the largest fragment would otherwise
+        exceed 4/3 of the mean.
+
+    Raises:
+      ValueError: an unknown strategy, or more fragments than pieces.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy is {strategy!r}, but must be one of {', '.join(STRATEGIES)}")
+    if num_fragments < 1:
+        raise ValueError(f"num_fragments is {num_fragments}, but must be at least 1")
+    tensors = tuple(sorted((name, tuple(int(n) for n in shape)) for name, shape in shapes.items()))
+    share = sum(_size(shape) for _, shape in tensors) / num_fragments
+    # Pieces of at most a third of the mean always pack within 4/3 of it: a fragment is at most at the
+    # mean when it gets its last piece.
+    cuts = (1, 2, 3) if split_large and strategy == "balanced" else (1,)
+    layouts: list[FragmentLayout] = []
+    for cut in cuts:
+        pieces = list(_cut(tensors, share / cut if split_large else math.inf))
+        if len(pieces) < num_fragments:
+            raise ValueError(
+                f"num_fragments is {num_fragments}, but there are only {len(pieces)} pieces to put into them"
+            )
+        bins = STRATEGIES[strategy](pieces, num_fragments)
+        fragments = tuple(tuple(sorted((p for p, _ in bin_), key=_row_order)) for bin_ in bins)
+        layouts.append(FragmentLayout(strategy, tensors, fragments))
+        if layouts[-1].balance <= BALANCE_BOUND:
+            break
+    return min(layouts, key=lambda layout: layout.balance)
+
+
+def take(layout: FragmentLayout, p: int, params: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The pieces of fragment p out of a dict of tensors (numpy or jax; works under jit).
+
+    `params` needs only the tensors `layout.names(p)`. Pieces of numpy arrays are views.
+    """
+    return tuple(
+        params[piece.name] if piece.whole else params[piece.name][piece.start : piece.stop]
+        for piece in layout.fragments[p]
+    )
+
+
+def put(layout: FragmentLayout, p: int, params: Mapping[str, Any], pieces: Sequence[Any]) -> dict[str, Any]:
+    """A dict of tensors with the pieces of fragment p replaced; what was given stays as it was.
+
+    A whole tensor is replaced without computing anything; a range of rows is written into a copy
+    (under jit into the tensor's own memory where it is donated).
+
+    Raises:
+      ValueError: another number of pieces than fragment p has.
+    """
+    result = dict(params)
+    copied: set[str] = set()
+    for piece, value in zip(layout.fragments[p], pieces, strict=True):
+        tensor = result[piece.name]
+        if piece.whole:
+            result[piece.name] = value
+        elif isinstance(tensor, np.ndarray):
+            if piece.name not in copied:
+                copied.add(piece.name)
+                result[piece.name] = tensor = tensor.copy()
+            tensor[piece.start : piece.stop] = value
+        else:
+            result[piece.name] = tensor.at[piece.start : piece.stop].set(value)
+    return result
+
+
+def assemble(layout: FragmentLayout, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
+    """All tensors by name, sorted, from the pieces of all fragments; whole tensors are not copied."""
+    whole: dict[str, np.ndarray] = {}
+    for names, pieces in zip(layout.fragments, fragments, strict=True):
+        for piece, value in zip(names, pieces, strict=True):
+            if piece.whole:
+                whole[piece.name] = value
+            else:
+                shape = layout.shape(piece.name)
+                whole.setdefault(piece.name, np.empty(shape, value.dtype))[piece.start : piece.stop] = value
+    return {name: whole[name] for name, _ in layout.shapes}
+
+
+_Sized = tuple[Piece, int]
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return BYTES_PER_ELEMENT * math.prod(shape)
+
+
+def _row_order(piece: Piece) -> tuple[str, int]:
+    return piece.name, piece.start or 0
+
+
+def _cut(tensors: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[_Sized]:
+    """Pieces of at most `limit` bytes, as far as rows allow it, in the order of names and rows."""
+    pieces: list[_Sized] = []
+    for name, shape in tensors:
+        size = _size(shape)
+        rows = shape[0] if shape else 1
+        if size <= limit or rows <= 1:
+            pieces.append((Piece(name), size))
+            continue
+        row = size // rows
+        count = -(-rows // max(1, int(limit // row)))
+        edges = [rows * i // count for i in range(count + 1)]
+        pieces.extend((Piece(name, a, b), (b - a) * row) for a, b in itertools.pairwise(edges))
+    return pieces
+
+
+def _deal(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
+    return [list(pieces[p::num_fragments]) for p in range(num_fragments)]
+
+
+def _pack(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
+    """Largest first into the lightest fragment; ties by name and row, then by fragment number."""
+    bins: list[list[_Sized]] = [[] for _ in range(num_fragments)]
+    # The number of pieces stands before the fragment's, so that tensors without elements fill none twice.
+    lightest = [(0, 0, p) for p in range(num_fragments)]
+    for sized in sorted(pieces, key=lambda sized: (-sized[1], *_row_order(sized[0]))):
+        load, count, p = heapq.heappop(lightest)
+        bins[p].append(sized)
+        heapq.heappush(lightest, (load + sized[1], count + 1, p))
+    return bins
+
+
+def _group_layers(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
+    """Contiguous groups in network order, cut between layers where there are enough of them."""
+    ordered = sorted(pieces, key=lambda sized: (*_network_order(sized[0]), *_row_order(sized[0])))
+    units: list[list[_Sized]] = []
+    for _, layer in itertools.groupby(ordered, key=lambda sized: _network_order(sized[0])):
+        whole = []
+        for sized in layer:
+            if sized[0].whole:
+                whole.append(sized)
+            else:
+                units.append([sized])
+        if whole:
+            units.append(whole)
+    if len(units) < num_fragments:
+        units = [[sized] for sized in ordered]
+    return _partition(units, num_fragments)
+
+
+def _network_order(piece: Piece) -> tuple[int, int, str, int]:
+    match = _LAYER.match(piece.name)
+    if match:
+        inner = match.group(1) or ""
+        return 1, 0 if inner else 1, inner, int(match.group(2))  # an encoder's layers before the trunk's
+    stage = 0 if piece.name.startswith("embed") else 3 if piece.name.startswith("head") else 2
+    return stage, 0, "", 0
+
+
+def _partition(units: Sequence[list[_Sized]], num_groups: int) -> list[list[_Sized]]:
+    """Contiguous groups of units, none empty, whose largest is as small as possible."""
+    sizes = [sum(size for _, size in unit) for unit in units]
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_fill(sizes, middle, 1)) <= num_groups:
+            high = middle
+        else:
+            low = middle + 1
+    edges = [*_fill(sizes, low, num_groups), len(units)]
+    return [list(itertools.chain(*units[a:b])) for a, b in itertools.pairwise(edges)]
+
+
+def _fill(sizes: Sequence[int], capacity: int, at_least: int) -> list[int]:
+    """Where each group begins, when a group is filled up to `capacity` and `at_least` are wanted."""
+    begins, load = [0], sizes[0]
+    for i, size in enumerate(sizes[1:], start=1):
+        must_open = len(sizes) - i <= at_least - len(begins)
+        if load + size > capacity or must_open:
+            begins.append(i)
+            load = 0
+        load += size
+    return begins
+
+
+STRATEGIES: dict[str, Callable[[Sequence[_Sized], int], list[list[_Sized]]]] = {
+    "layer": _group_layers,
+    "tensor": _deal,
+    "balanced": _pack,
+}

@@ -1,0 +1,175 @@
+"""The global model: sole owner of Theta, of the outer optimizers' states and of the versions."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ddiloco.outer.fragments import FragmentLayout, assemble, take
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.outer.outer_step import OuterStep
+from ddiloco.outer.weights import contribution_weight
+
+
+class InvalidContribution(ValueError):
+    """What a learner sent cannot be merged; the message says what is wrong with it."""
+
+
+class FragmentState(NamedTuple):
+    """All that the next merge of a fragment depends on.
+
+    Attributes:
+      version: merges so far.
+      pieces: Theta_p.
+      optimizer: the leaves of the outer optimizer's state, in the order of `jax.tree.leaves`.
+    """
+
+    version: int
+    pieces: tuple[np.ndarray, ...]
+    optimizer: tuple[np.ndarray, ...]
+
+
+class GlobalModel:
+    """P fragments of float32 host arrays; merging makes new arrays and never writes those handed out.
+
+    For one thread at a time; only `validate` may be called from any. Beside Theta and the optimizer's
+    state it keeps the memory of each fragment's version before, for the next merge to write into unless
+    somebody still reads it: getting new memory from the system takes as long as the merge.
+    """
+
+    def __init__(
+        self,
+        layout: FragmentLayout,
+        parameters: Mapping[str, np.ndarray],
+        config: OuterConfig,
+        num_learners: int,
+        *,
+        device: jax.Device | None = None,
+    ) -> None:
+        """Copies the parameters; versions begin at 0.
+
+        Args:
+          layout: the fragments.
+          parameters: every tensor of the layout, float32.
+          config: merge rule and outer optimizer.
+          num_learners: M, the most contributions that a merge can have.
+          device: CPU device to compute on; the first one by default.
+
+        Raises:
+          ValueError: the parameters are not those of the layout.
+        """
+        given = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        if given != dict(layout.shapes):
+            wrong = sorted(set(given.items()) ^ set(layout.shapes))
+            raise ValueError(f"parameters are not those of the layout; the first to differ is {wrong[0][0]}")
+        self.layout = layout
+        self._step = OuterStep(layout, config, num_learners, device=device, donate=True)
+        self._device = device or jax.local_devices(backend="cpu")[0]
+        self._pieces = [self._owned(take(layout, p, parameters)) for p in range(layout.num_fragments)]
+        self._states = [self._step.init(pieces) for pieces in self._pieces]
+        self._versions = [0] * layout.num_fragments
+        self._retired: list[tuple[jax.Array, ...] | None] = [None] * layout.num_fragments
+
+    def compile(self) -> None:
+        """Compiles the merges of all fragments, so that no round has to wait for it."""
+        for p in range(self.layout.num_fragments):
+            self._step.compile(p)
+
+    def fragment(self, p: int) -> tuple[int, tuple[np.ndarray, ...]]:
+        """Version and pieces of fragment p, read-only; they stay as they are through later merges."""
+        return self._versions[p], tuple(np.asarray(piece) for piece in self._pieces[p])
+
+    def merge(
+        self, p: int, contributions: Sequence[Sequence[np.ndarray]], counts: Sequence[tuple[int, int]]
+    ) -> tuple[tuple[np.ndarray, ...], dict[str, float]]:
+        """Makes the next version of fragment p.
+
+        If no contribution has a weight, the next version equals the last and the optimizer does not step.
+
+        Args:
+          p: the fragment.
+          contributions: theta_{m,p} of the learners that are in, each passed by `validate`.
+          counts: (c_steps, c_tokens) of each.
+
+        Returns:
+          The new pieces, read-only, and the metrics of `OuterResult`.
+        """
+        weights = [contribution_weight(steps, tokens) for steps, tokens in counts]
+        metrics: dict[str, float] = {}
+        if any(weights):
+            result = self._step(p, self._pieces[p], self._states[p], contributions, weights, self._retired[p])
+            self._retired[p] = self._pieces[p]
+            self._pieces[p], self._states[p], metrics = result
+        self._versions[p] += 1
+        return self.fragment(p)[1], metrics
+
+    def validate(self, p: int, pieces: Sequence[np.ndarray]) -> None:
+        """Checks what a learner sent for fragment p, reading it once.
+
+        Raises:
+          InvalidContribution: another number of pieces, another shape or dtype, values that are not finite or
+            so large that their squares are not.
+        """
+        expected = self.layout.piece_shapes(p)
+        if len(pieces) != len(expected):
+            raise InvalidContribution(f"fragment {p} has {len(expected)} pieces, but {len(pieces)} came")
+        for piece, shape, array in zip(self.layout.fragments[p], expected, pieces, strict=True):
+            if array.dtype != np.float32 or tuple(array.shape) != shape:
+                raise InvalidContribution(
+                    f"{piece.name} is {array.dtype}{list(array.shape)}, but must be float32{list(shape)}"
+                )
+            flat = np.asarray(array).ravel()
+            with np.errstate(over="ignore", invalid="ignore"):
+                square = float(np.dot(flat, flat))
+            if not math.isfinite(square):
+                raise InvalidContribution(f"{piece.name} holds values that are not finite or beyond 1e19")
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """All tensors by name, put together; later merges do not change them."""
+        return assemble(self.layout, [self.fragment(p)[1] for p in range(self.layout.num_fragments)])
+
+    def sha256(self) -> str:
+        """`parameters_sha256` of the parameters as they are now."""
+        return parameters_sha256(self.parameters())
+
+    def state(self, p: int) -> FragmentState:
+        """A copy of all that belongs to fragment p, for a checkpoint."""
+        version, pieces = self.fragment(p)
+        return FragmentState(version, pieces, tuple(np.array(x) for x in jax.tree.leaves(self._states[p])))
+
+    def restore(self, p: int, state: FragmentState) -> None:
+        """Takes over a saved fragment; the arrays are copied.
+
+        Raises:
+          ValueError: the state has other arrays than this fragment and this optimizer have.
+        """
+        leaves, structure = jax.tree.flatten(self._states[p])
+        wanted = [(x.shape, x.dtype) for x in (*self._pieces[p], *leaves)]
+        given = [(np.shape(x), np.asarray(x).dtype) for x in (*state.pieces, *state.optimizer)]
+        if wanted != given:
+            raise ValueError(f"the saved state of fragment {p} is not of this layout and outer optimizer")
+        self._pieces[p] = self._owned(state.pieces)
+        self._states[p] = jax.tree.unflatten(structure, self._owned(state.optimizer))
+        self._versions[p] = int(state.version)
+        self._retired[p] = None
+
+    def _owned(self, arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
+        # Not device_put: it keeps the caller's memory where it is aligned, even with may_alias=False.
+        return tuple(jnp.array(np.asarray(x), device=self._device) for x in arrays)
+
+
+def parameters_sha256(parameters: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over names, dtypes, shapes and bytes of the tensors in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(parameters):
+        tensor = np.ascontiguousarray(parameters[name])
+        shape = tuple(np.shape(parameters[name]))
+        digest.update(f"{name}\0{tensor.dtype.name}\0{shape}\0".encode())
+        digest.update(tensor.reshape(-1).view(np.uint8))
+    return digest.hexdigest()

@@ -1,0 +1,31 @@
+"""Host arrays that XLA's CPU client reads where they are, without a copy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+ALIGNMENT = 64  # bytes; XLA copies host arrays that begin elsewhere
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> np.ndarray:
+    """An uninitialised array that begins at a multiple of 64 bytes. Decode incoming fragments into such."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """The array itself if it is contiguous and aligned, otherwise an aligned copy.
+
+    The copy is made here because numpy asks for large memory pages and XLA's own copy does not: about
+    a tenth of the time for arrays of 64 MiB.
+    """
+    if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    copy = aligned_empty(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return copy

@@ -1,0 +1,120 @@
+"""Merge rules: one outer gradient out of those of many learners, tensor by tensor (paper, steps 6 and 7).
+
+A rule is a pure function for use under jit,
+
+    rule(vectors, weights, anchor=None) -> Merged
+
+where `vectors` are up to M arrays of one shape, separate because they arrive separately: outer
+gradients v_m, or with `anchor` the learners' parameters theta_m, and then v_m = anchor - theta_m is formed
+on the fly and never stored. `weights` (M,) are not negative and need not sum to 1; weight 0 means
+absent, and that learner's array may hold anything finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Below this norm of the mean of unit vectors the learners agree on no direction. A smaller bound would
+# be no better: rounding of float32 enters the direction divided by this norm.
+DEGENERATE = 1e-3
+
+
+class Merged(NamedTuple):
+    """What a rule returns; parts that are not used cost nothing under jit.
+
+    Attributes:
+      value: the merged outer gradient, float32, of the vectors' shape.
+      length: its norm.
+      norms: (M,) norms of the vectors, 0 for absent learners.
+      cosine: mean cosine between the vectors of different learners, 1 if there are fewer than two.
+    """
+
+    value: jax.Array
+    length: jax.Array
+    norms: jax.Array
+    cosine: jax.Array
+
+
+MergeRule = Callable[..., Merged]
+
+
+def direct(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None = None) -> Merged:
+    """The weighted average of the vectors; zero if nobody has a weight. Arguments as in the module's head."""
+    shares = _shares(weights)
+    norms = _norms(vectors, shares, anchor)
+    value = _combine(shares, vectors, anchor)
+    length = _norm(value)
+    return Merged(value, length, norms, _mean_cosine(shares * norms, length))
+
+
+def rda(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None = None) -> Merged:
+    """Radial-Directional Averaging: (mean of |v_m|) * phi(mean of phi(v_m)), means weighted, phi(x) = x/|x|.
+
+    If all norms are R the result has norm R, whatever M is. A zero vector counts in the mean of norms,
+    for its learner did say that it would not move, but not in the mean of directions, having none.
+    Where the mean direction is shorter than `DEGENERATE` the value is the direct average. Relative
+    error about 1e-7 over the length of the mean direction. Norms must lie between 1e-18 and 1e19,
+    where their squares are float32 numbers. Arguments as in the module's head.
+    """
+    shares = _shares(weights)
+    norms = _norms(vectors, shares, anchor)
+    pointing = jnp.where(norms > 0, shares, 0)
+    scales = jnp.where(norms > 0, shares / jnp.where(norms > 0, norms, 1), 0)
+    mean = _combine(scales, vectors, anchor)
+    agreement = _norm(mean)
+    degenerate = ~(agreement > DEGENERATE * pointing.sum())
+
+    def average() -> tuple[jax.Array, jax.Array]:
+        value = _combine(shares, vectors, anchor)
+        return value, _norm(value)
+
+    value, length = jax.lax.cond(degenerate, average, lambda: (mean, agreement))
+    scale = jnp.where(degenerate, 1, jnp.dot(shares, norms) / agreement)
+    return Merged(value * scale, length * scale, norms, _mean_cosine(pointing, agreement))
+
+
+MERGE_RULES: dict[str, MergeRule] = {"direct": direct, "rda": rda}
+
+
+def _shares(weights: jax.Array) -> jax.Array:
+    total = jnp.sum(weights)
+    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 0).astype(jnp.float32)
+
+
+def _difference(vector: jax.Array, anchor: jax.Array | None) -> jax.Array:
+    vector = vector.astype(jnp.float32)
+    return vector if anchor is None else anchor.astype(jnp.float32) - vector
+
+
+def _norm(array: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.sum(jnp.square(array)))  # a tree of partial sums in XLA, also on CPU
+
+
+def _norms(vectors: Sequence[jax.Array], shares: jax.Array, anchor: jax.Array | None) -> jax.Array:
+    norms = jnp.stack([_norm(_difference(vector, anchor)) for vector in vectors])
+    return jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed
+
+
+def _combine(scales: jax.Array, vectors: Sequence[jax.Array], anchor: jax.Array | None) -> jax.Array:
+    # Two passes over the vectors, norms and then this one, are the least. Without the barriers XLA shares the
+    # differences between the two and stores them all, and fuses this sum into its norm and its other uses,
+    # reading all vectors again for each.
+    scales, anchor = jax.lax.optimization_barrier((scales, anchor))
+    total = sum(scales[m] * _difference(vector, anchor) for m, vector in enumerate(vectors))
+    return jax.lax.optimization_barrier(total)
+
+
+def _mean_cosine(lengths: jax.Array, length_of_sum: jax.Array) -> jax.Array:
+    """The mean cosine of vectors of these lengths, weighted by their products, from the length of their sum.
+
+    |sum a_i|^2 = sum |a_i|^2 + sum over i != j of |a_i| |a_j| cos_ij.
+    """
+    own = jnp.sum(jnp.square(lengths))
+    pairs = jnp.square(jnp.sum(lengths)) - own
+    # One learner alone leaves pairs = 0 but for rounding.
+    several = pairs > 1e-6 * own
+    return jnp.where(several, (jnp.square(length_of_sum) - own) / jnp.where(several, pairs, 1), 1)

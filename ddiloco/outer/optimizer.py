@@ -1,0 +1,179 @@
+"""Outer optimizers: optax transformations of the merged outer gradient (paper, step 8), and their settings.
+
+The merged outer gradient g_t plays the part of a gradient, so that Theta_new = Theta + updates. Each
+fragment has a state of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ddiloco.config import setting
+from ddiloco.outer.fragments import STRATEGIES
+from ddiloco.outer.merging import MERGE_RULES
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterConfig:
+    """How learners' fragments become the next global model."""
+
+    fragmentation: str = setting(
+        "balanced", "how tensors are divided into fragments", choices=tuple(STRATEGIES)
+    )
+    split_large: bool = setting(
+        True, "whether tensors larger than a fragment's share are cut along their rows"
+    )
+    merge: str = setting(
+        "rda", "merge rule; embeddings and head are always merged directly", choices=tuple(MERGE_RULES)
+    )
+    optimizer: str = setting(
+        "nesterov", "nesterov, direct, moving_average, persistence, or the name of an optax optimizer"
+    )
+    learning_rate: float = setting(
+        0.5, "outer learning rate; `direct` has 1 and `persistence` sets its own", above=0.0
+    )
+    momentum: float = setting(
+        0.5, "momentum of nesterov, moving_average and persistence", at_least=0.0, below=1.0
+    )
+    target: float = setting(
+        1.0, "effective outer step rate/(1 - momentum*rho) that `persistence` holds", above=0.0
+    )
+    rho_decay: float = setting(
+        0.8, "decay per round of the average of rho that `persistence` keeps", at_least=0.0, below=1.0
+    )
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            _optax_optimizer(self.optimizer)
+
+
+def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
+    """The outer optimizer that the settings name; updates are to be added to Theta."""
+    if config.optimizer in OPTIMIZERS:
+        return OPTIMIZERS[config.optimizer](config)
+    return _optax_optimizer(config.optimizer)(learning_rate=config.learning_rate)
+
+
+class MovingAverageState(NamedTuple):
+    """`average`: the unit-gain moving average of outer gradients, of the fragment's shapes."""
+
+    average: optax.Updates
+
+
+def moving_average(learning_rate: float, decay: float) -> optax.GradientTransformation:
+    """Steps by a moving average of gain 1: u_t = decay u_{t-1} + (1 - decay) g_t, update -learning_rate u_t.
+
+    The effective step stays `learning_rate` whatever the decay is, unlike that of momentum.
+    """
+
+    def init(params: optax.Params) -> MovingAverageState:
+        return MovingAverageState(optax.tree.zeros_like(params))
+
+    def update(
+        gradients: optax.Updates, state: MovingAverageState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, MovingAverageState]:
+        del params
+        average = jax.tree.map(lambda u, g: decay * u + (1 - decay) * g, state.average, gradients)
+        return jax.tree.map(lambda u: -learning_rate * u, average), MovingAverageState(average)
+
+    return optax.GradientTransformation(init, update)
+
+
+class PersistenceState(NamedTuple):
+    """State of `persistence`.
+
+    Attributes:
+      count: how often rho has been measured, int32.
+      rho_sum: exponential moving average of the measured cosines, before correcting its start from 0.
+      rho: the same, corrected; 0 until two outer gradients have been seen.
+      rate: learning rate of the newest update; 0 before the first.
+      previous: the newest outer gradient.
+      momentum: m_t.
+    """
+
+    count: jax.Array
+    rho_sum: jax.Array
+    rho: jax.Array
+    rate: jax.Array
+    previous: optax.Updates
+    momentum: optax.Updates
+
+
+def persistence(target: float, momentum: float, rho_decay: float) -> optax.GradientTransformation:
+    """Momentum whose effective step does not depend on how alike successive outer gradients are.
+
+    With m_t = momentum m_{t-1} + g_t and update -rate_t m_t, a stream of outer gradients in which each has
+    cosine rho to the one before moves Theta along each by rate / (1 - momentum rho). rho is measured as an
+    exponential moving average, over the whole fragment, and rate_t = target (1 - momentum rho).
+
+    Args:
+      target: what rate / (1 - momentum rho) is held at.
+      momentum: 0 <= momentum < 1.
+      rho_decay: weight of the past in the average of rho, a round.
+    """
+
+    def init(params: optax.Params) -> PersistenceState:
+        zero = jnp.zeros((), jnp.float32)
+        count = jnp.zeros((), jnp.int32)
+        zeros = optax.tree.zeros_like
+        return PersistenceState(count, zero, zero, zero, zeros(params), zeros(params))
+
+    def update(
+        gradients: optax.Updates, state: PersistenceState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, PersistenceState]:
+        del params
+        lengths = optax.tree.norm(gradients) * optax.tree.norm(state.previous)
+        measured = lengths > 0  # not in the first round, nor where nobody moved
+        cosine = optax.tree.vdot(gradients, state.previous) / jnp.where(measured, lengths, 1)
+        count = state.count + measured
+        rho_sum = jnp.where(measured, rho_decay * state.rho_sum + (1 - rho_decay) * cosine, state.rho_sum)
+        rho = jnp.where(count > 0, rho_sum / (1 - rho_decay ** jnp.maximum(count, 1)), 0)
+        rho = jnp.clip(rho, -1, 1)
+        rate = target * (1 - momentum * rho)
+        trace = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, gradients)
+        updates = jax.tree.map(lambda m: -rate * m, trace)
+        return updates, PersistenceState(count, rho_sum, rho, rate, gradients, trace)
+
+    return optax.GradientTransformation(init, update)
+
+
+def measurements(state: Any) -> dict[str, jax.Array]:
+    """What an outer optimizer's state tells for metrics: `rho` and `outer_rate`, where it measures them."""
+    found = [
+        node
+        for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, PersistenceState))
+        if isinstance(node, PersistenceState)
+    ]
+    return {"rho": found[0].rho, "outer_rate": found[0].rate} if found else {}
+
+
+OPTIMIZERS: dict[str, Callable[[OuterConfig], optax.GradientTransformation]] = {
+    "nesterov": lambda config: optax.sgd(config.learning_rate, config.momentum, nesterov=True),
+    "direct": lambda config: optax.scale(-1.0),
+    "moving_average": lambda config: moving_average(config.learning_rate, config.momentum),
+    "persistence": lambda config: persistence(config.target, config.momentum, config.rho_decay),
+}
+
+
+def _optax_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
+    factory = getattr(optax, name, None)
+    usable = inspect.isfunction(factory) and not name.startswith("_")
+    if usable:
+        parameters = inspect.signature(factory).parameters
+        needed = {
+            key for key, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+        }
+        usable = "learning_rate" in parameters and needed <= {"learning_rate"}
+    if not usable:
+        raise ValueError(
+            f"optimizer: is {name!r}, but must be one of {', '.join(OPTIMIZERS)} "
+            "or an optax optimizer that needs only a learning rate"
+        )
+    return factory

@@ -1,0 +1,186 @@
+"""One outer step of one fragment: merge, outer optimizer and metrics as a single compiled function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ddiloco.outer.fragments import FragmentLayout, is_embedding
+from ddiloco.outer.host_memory import aligned
+from ddiloco.outer.merging import MERGE_RULES
+from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
+from ddiloco.outer.weights import normalised
+
+Pieces = Sequence[np.ndarray | jax.Array]
+
+
+class OuterResult(NamedTuple):
+    """What a round leaves.
+
+    Attributes:
+      pieces: the fragment's new pieces, float32 on the CPU device.
+      opt_state: the outer optimizer's new state.
+      metrics: `outer_gradient_norm` of the merged outer gradient, `learner_delta_norm` (weighted mean over
+        learners of the norm of their own), `cosine` (mean between different learners, 1 for one learner);
+        `rho` and `outer_rate` if the optimizer measures them.
+    """
+
+    pieces: tuple[jax.Array, ...]
+    opt_state: Any
+    metrics: dict[str, float]
+
+
+class OuterStep:
+    """Makes the next version of a fragment from what learners sent; stateless but for compiled functions.
+
+    There is one executable a fragment (fragments of equal shapes share one), for `num_learners` slots; slots
+    without a learner get weight 0, so that a changing quorum never compiles anything.
+    """
+
+    def __init__(
+        self,
+        layout: FragmentLayout,
+        config: OuterConfig,
+        num_learners: int,
+        *,
+        device: jax.Device | None = None,
+        donate: bool = False,
+    ) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+          layout: the fragments.
+          config: merge rule and outer optimizer.
+          num_learners: M, the most contributions that a round can have.
+          device: CPU device to run on, whatever the default backend; the first one by default.
+          donate: whether calls may write into the memory of the `opt_state` and `spare` that they are given.
+        """
+        self._layout = layout
+        self._config = config
+        self._num_learners = num_learners
+        self._device = device or jax.local_devices(backend="cpu")[0]
+        self._donate = donate
+        self._optimizer = make_outer_optimizer(config)
+        self._executables: dict[Any, jax.stages.Compiled] = {}
+
+    def init(self, pieces: Pieces) -> Any:
+        """The outer optimizer's state before the first round of a fragment of these pieces."""
+        with jax.default_device(self._device):
+            return jax.tree.map(jnp.array, self._optimizer.init(self._placed(pieces)))
+
+    def compile(self, p: int) -> None:
+        """Compiles the step of fragment p, if no fragment of the same shapes has been compiled."""
+        self._executable(p)
+
+    def __call__(
+        self,
+        p: int,
+        pieces: Pieces,
+        opt_state: Any,
+        contributions: Sequence[Pieces],
+        weights: Sequence[float],
+        spare: Pieces | None = None,
+    ) -> OuterResult:
+        """Merges one round of fragment p. Returns when the result is there.
+
+        Args:
+          p: the fragment.
+          pieces: Theta_p, float32, numpy or on the CPU device. Never written.
+          opt_state: the optimizer's state. With `donate` the caller must not use it again.
+          contributions: theta_{m,p} of up to M learners, each like `pieces`. Never written.
+          weights: one a contribution, not negative; only their ratios count.
+          spare: with `donate`, jax arrays like `pieces` that nobody needs any more and whose memory the
+            result takes. Where a numpy view of one is still alive, new memory is taken instead.
+
+        Raises:
+          ValueError: more contributions than M, or another number of weights.
+        """
+        absent = self._num_learners - len(contributions)
+        if absent < 0 or len(weights) != len(contributions):
+            raise ValueError(
+                f"there are {len(contributions)} contributions with {len(weights)} weights, "
+                f"but there must be one weight for each, and at most {self._num_learners}"
+            )
+        anchor = self._placed(pieces)
+        slots = (*(self._placed(contribution) for contribution in contributions), *[anchor] * absent)
+        shares = jax.device_put(normalised([*weights, *[0.0] * absent]), self._device)
+        arguments = (opt_state, anchor, slots, shares)
+        if self._donate:
+            spare = tuple(jnp.zeros_like(piece) for piece in anchor) if spare is None else tuple(spare)
+        else:
+            spare = ()
+        results = self._executable(p)(spare, *arguments)
+        new, opt_state, metrics = jax.block_until_ready(results)
+        return OuterResult(new, opt_state, {name: float(value) for name, value in metrics.items()})
+
+    @property
+    def num_compiled(self) -> int:
+        """How many executables there are."""
+        return len(self._executables)
+
+    def _placed(self, pieces: Pieces) -> tuple[jax.Array, ...]:
+        return tuple(
+            jax.device_put(aligned(piece) if isinstance(piece, np.ndarray) else piece, self._device)
+            for piece in pieces
+        )
+
+    def _executable(self, p: int) -> jax.stages.Compiled:
+        rules = tuple(
+            "direct" if is_embedding(piece.name) else self._config.merge
+            for piece in self._layout.fragments[p]
+        )
+        shapes = self._layout.piece_shapes(p)
+        if (rules, shapes) not in self._executables:
+            self._executables[rules, shapes] = self._compiled(rules, shapes)
+        return self._executables[rules, shapes]
+
+    def _compiled(self, rules: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
+        sharding = jax.sharding.SingleDeviceSharding(self._device)
+
+        def described(tree: Any) -> Any:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+        pieces = described(tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+        state = described(jax.eval_shape(self._optimizer.init, pieces))
+        weights = described(jax.ShapeDtypeStruct((self._num_learners,), jnp.float32))
+        step = jax.jit(
+            functools.partial(_step, self._optimizer, rules),
+            donate_argnums=(0, 1) if self._donate else (),
+            keep_unused=True,  # otherwise `spare` would be dropped
+        )
+        spare = pieces if self._donate else ()
+        return step.lower(spare, state, pieces, (pieces,) * self._num_learners, weights).compile()
+
+
+def _step(
+    optimizer: optax.GradientTransformation,
+    rules: tuple[str, ...],
+    spare: tuple[jax.Array, ...],
+    opt_state: Any,
+    anchor: tuple[jax.Array, ...],
+    contributions: tuple[tuple[jax.Array, ...], ...],
+    weights: jax.Array,
+) -> tuple[tuple[jax.Array, ...], Any, Mapping[str, jax.Array]]:
+    del spare
+    merged = [
+        MERGE_RULES[rule](vectors, weights, piece)
+        for rule, piece, *vectors in zip(rules, anchor, *contributions, strict=True)
+    ]
+    updates, opt_state = optimizer.update(tuple(m.value for m in merged), opt_state, anchor)
+    squares = jnp.stack([jnp.square(m.norms) for m in merged])  # (pieces, M)
+    importance = squares @ weights
+    cosines = jnp.stack([m.cosine for m in merged])
+    total = importance.sum()
+    metrics = {
+        "outer_gradient_norm": jnp.sqrt(sum(jnp.square(m.length) for m in merged)),
+        "learner_delta_norm": jnp.dot(jnp.sqrt(squares.sum(0)), weights),
+        "cosine": jnp.where(total > 0, jnp.dot(cosines, importance) / jnp.where(total > 0, total, 1), 1),
+        **measurements(opt_state),
+    }
+    return optax.apply_updates(anchor, updates), opt_state, metrics

@@ -1,0 +1,164 @@
+"""The parts of a run, made from its settings: layout, programs, data, evaluation."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from ddiloco.config import ConfigError
+from ddiloco.data.pipeline import held_out_batches, make_batches
+from ddiloco.data.tokenizers import Tokenizer, make_tokenizer
+from ddiloco.outer.fragments import FragmentLayout, fragment
+from ddiloco.runtime.experiment import Experiment
+from ddiloco.runtime.learner import Equipment
+from ddiloco.runtime.transfer import FragmentTransfer
+from ddiloco.training.evaluation import evaluate, make_eval_step
+from ddiloco.training.mesh import MeshConfig, carve, parameter_shardings
+from ddiloco.training.parameters import abstract_parameters, init_parameters
+from ddiloco.training.program import TrainProgram
+from ddiloco.training.sampling import sample
+
+
+def make_layout(experiment: Experiment) -> FragmentLayout:
+    """How the model's parameters are cut into fragments; allocates nothing.
+
+    Raises:
+      ConfigError: the model has fewer pieces than there are to be fragments.
+    """
+    shapes = {name: leaf.shape for name, leaf in abstract_parameters(experiment.model).items()}
+    try:
+        return fragment(
+            shapes,
+            experiment.sync.num_fragments,
+            experiment.outer.fragmentation,
+            split_large=experiment.outer.split_large,
+        )
+    except ValueError as error:
+        raise ConfigError(f"config.sync.num_fragments: {error}") from None
+
+
+class Assembly:
+    """Makes the parts of a run and shares what learners on the same mesh can share."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.tokenizer: Tokenizer = make_tokenizer(experiment.data)
+        if self.tokenizer.vocab_size > experiment.model.vocab_size:
+            raise ConfigError(
+                f"config.model.vocab_size: is {experiment.model.vocab_size}, "
+                f"but the tokenizer has {self.tokenizer.vocab_size} ids"
+            )
+
+    @functools.cached_property
+    def layout(self) -> FragmentLayout:
+        """How the parameters are cut into fragments."""
+        return make_layout(self.experiment)
+
+    def initial_parameters(self) -> dict[str, np.ndarray]:
+        """The parameters at step 0, on the host: a function of the model and the seed."""
+        params = init_parameters(self.experiment.model, self.experiment.seed)
+        return {name: np.asarray(value) for name, value in params.items()}
+
+    def learner_meshes(self) -> list[Mesh]:
+        """One mesh for each learner."""
+        return carve(jax.devices(), self.experiment.sync.num_learners, self.experiment.mesh)
+
+    def evaluation_mesh(self) -> Mesh:
+        """One device to evaluate on while learners train: one that no learner uses, where there is one.
+
+        A single device needs no collectives: on devices that a learner also uses, those of two threads
+        could wait for each other for ever.
+        """
+        used = {device for mesh in self.learner_meshes() for device in mesh.devices.flat}
+        idle = [device for device in jax.devices() if device not in used]
+        return carve((idle or [jax.devices()[-1]])[:1], 1, MeshConfig())[0]
+
+    def equipment(self) -> list[Equipment]:
+        """What each learner works with, compiled; different meshes compile at the same time."""
+        e = self.experiment
+        meshes = self.learner_meshes()
+        keys = [(mesh, e.batch_size(m)) for m, mesh in enumerate(meshes)]
+        with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
+            programs = dict(
+                zip(dict.fromkeys(keys), pool.map(self._program, dict.fromkeys(keys)), strict=True)
+            )
+            transfers = dict(
+                zip(dict.fromkeys(meshes), pool.map(self._transfer, dict.fromkeys(meshes)), strict=True)
+            )
+        return [
+            Equipment(
+                program=programs[key],
+                transfer=transfers[key[0]],
+                batches=self.batches((m,), key[1]),
+                steps_in_flight=e.train.steps_in_flight,
+                min_step_seconds=e.min_step_seconds(m),
+            )
+            for m, key in enumerate(keys)
+        ]
+
+    def batches(self, shards: Sequence[int], batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+        """The training batches of these shards, out of one shard for each learner."""
+        e = self.experiment
+        return make_batches(
+            e.data,
+            self.tokenizer,
+            shards=shards,
+            num_shards=e.sync.num_learners,
+            batch_size=batch_size,
+            seed=e.seed,
+        )
+
+    def program(self, mesh: Mesh, rows: int) -> TrainProgram:
+        """The compiled step for this mesh and number of rows."""
+        return self._program((mesh, rows))
+
+    @functools.cached_property
+    def held_out(self) -> list[dict[str, np.ndarray]]:
+        """The held-out batches, the same for every run on this data."""
+        e = self.experiment
+        return held_out_batches(e.data, self.tokenizer, e.eval.batch_size, e.eval.num_batches)
+
+    def scorer(self, mesh: Mesh) -> Callable[[Mapping[str, Any]], float]:
+        """A function from parameters (host or device arrays) to held-out nats per token."""
+        e, batches = self.experiment, self.held_out
+        step = make_eval_step(e.model, mesh)
+        shardings = parameter_shardings(e.model, mesh)
+
+        def score(params: Mapping[str, Any]) -> float:
+            placed = {name: jax.device_put(value, shardings[name]) for name, value in params.items()}
+            return evaluate(step, placed, batches, mesh)
+
+        return score
+
+    def continuation(self, params: Mapping[str, Any]) -> str:
+        """A sampled continuation of the configured prompt, prompt included."""
+        e = self.experiment
+        prompt = self.tokenizer.encode(e.sample.prompt)
+        tokens = sample(
+            e.model,
+            dict(params),
+            prompt,
+            e.sample.tokens,
+            e.sample.temperature,
+            e.seed,
+            e.data.sequence_length,
+        )
+        return e.sample.prompt + self.tokenizer.decode(tokens)
+
+    def _program(self, key: tuple[Mesh, int]) -> TrainProgram:
+        e = self.experiment
+        mesh, rows = key
+        return TrainProgram(e.model, e.inner, e.train.steps, mesh, rows, e.data.sequence_length)
+
+    def _transfer(self, mesh: Mesh) -> FragmentTransfer:
+        e = self.experiment
+        shardings = parameter_shardings(e.model, mesh)
+        transfer = FragmentTransfer(self.layout, shardings)
+        transfer.compile(init_parameters(e.model, e.seed, shardings))
+        return transfer

@@ -1,0 +1,115 @@
+"""What a run would be, found by abstract evaluation: no parameter is allocated, no data is read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from ddiloco.models import flops_per_token
+from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.runtime.assembly import make_layout
+from ddiloco.runtime.experiment import Experiment
+from ddiloco.training.mesh import carve
+from ddiloco.training.parameters import num_parameters
+from ddiloco.training.step import abstract_batch, abstract_state, make_train_step
+
+_STEP_SECONDS = (0.5, 1.0, 2.0, 4.0)
+_GRADIENT_BYTES = 2  # data-parallel training exchanges bfloat16 gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class Bandwidth:
+    """What one learner moves, in bytes for each inner step; each way unless said otherwise."""
+
+    mean: float  # every fragment once in H steps
+    peak: float  # the step at which most is due
+    data_parallel: float  # ring all-reduce of the gradients between as many data centres as learners
+
+
+def bandwidth(experiment: Experiment, layout: FragmentLayout) -> Bandwidth:
+    """Expected bytes a step of one learner, f32 fragments out and in, against data-parallel training."""
+    sync = experiment.sync
+    offsets = [p * sync.interval // sync.num_fragments for p in range(sync.num_fragments)]
+    due = [
+        sum(size for size, o in zip(layout.bytes, offsets, strict=True) if o == offset)
+        for offset in dict.fromkeys(offsets)
+    ]
+    learners = sync.num_learners
+    gradients = _GRADIENT_BYTES * num_parameters(experiment.model)
+    return Bandwidth(
+        mean=sum(layout.bytes) / sync.interval,
+        peak=float(max(due)),
+        data_parallel=2 * (learners - 1) / learners * gradients,
+    )
+
+
+def describe(experiment: Experiment) -> str:
+    """The text that `--dry_run` prints.
+
+    Raises:
+      ConfigError: the mesh does not fit the devices here, or the fragments do not fit the model.
+    """
+    layout = make_layout(experiment)
+    meshes = carve(jax.devices(), experiment.sync.num_learners, experiment.mesh)
+    rows, length = experiment.batch_size(0), experiment.data.sequence_length
+    state = abstract_state(experiment.model, experiment.inner, meshes[0])
+    step = make_train_step(experiment.model, experiment.inner, experiment.train.steps, meshes[0])
+    clock = jax.ShapeDtypeStruct((), jnp.int32)
+    jax.eval_shape(step, state, abstract_batch(meshes[0], rows, length), clock)
+    shard_bytes = sum(
+        leaf.dtype.itemsize * _elements(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(state)
+    )
+    params = num_parameters(experiment.model)
+    tokens = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners)) * length
+    flops = flops_per_token(experiment.model, length) * rows * length
+    shape = " ".join(f"{axis}={size}" for axis, size in meshes[0].shape.items())
+    head = [
+        f"algorithm    {experiment.algorithm}, {experiment.sync.num_learners} learners",
+        f"parameters   {params:,} ({_size(4 * params)} in float32)",
+        f"mesh         {shape} for each learner, {len(jax.devices())} devices in all",
+        f"memory       {_size(shard_bytes)} of parameters and optimizer state on each device",
+        f"step         {rows} x {length} tokens and {flops:.3g} FLOP a learner, {tokens:,} tokens in all",
+    ]
+    return "\n".join([*head, *_fragments(layout), *_bandwidth(experiment, layout)])
+
+
+def _fragments(layout: FragmentLayout) -> list[str]:
+    lines = [
+        f"fragments    {layout.num_fragments} by strategy {layout.strategy}; "
+        f"balance {layout.balance:.3f} (largest over mean)",
+    ]
+    for p, size in enumerate(layout.bytes):
+        bar = "#" * round(24 * size / max(layout.bytes))
+        lines.append(f"  {p:3d}  {_size(size):>10}  {len(layout.fragments[p]):4d} pieces  {bar}")
+    return lines
+
+
+def _bandwidth(experiment: Experiment, layout: FragmentLayout) -> list[str]:
+    b = bandwidth(experiment, layout)
+    lines = [
+        f"bandwidth    {_size(b.mean)} a step and learner each way on average, {_size(b.peak)} at the peak;",
+        f"             data-parallel over the same links {_size(b.data_parallel)} (bfloat16 ring all-reduce)",
+        "             step time      mean      peak   data-parallel   (Gbit/s)",
+    ]
+    for seconds in _STEP_SECONDS:
+        mean, peak, parallel = (8e-9 * v / seconds for v in (b.mean, b.peak, b.data_parallel))
+        lines.append(f"             {seconds:7.1f} s {mean:9.3f} {peak:9.3f} {parallel:15.3f}")
+    return lines
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024 or unit == "GiB":
+            return f"{num_bytes:.1f} {unit}" if unit != "B" else f"{num_bytes:.0f} B"
+        num_bytes /= 1024
+    raise AssertionError

@@ -1,0 +1,150 @@
+"""What a run is: every setting of it, checked once. Inside the package nobody sees a ConfigDict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ddiloco.config import ConfigError, build, section, setting, to_dict
+from ddiloco.data.settings import DataConfig
+from ddiloco.models import MODELS, model_of
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.training.inner_optimizer import InnerConfig
+from ddiloco.training.mesh import MeshConfig
+
+DECOUPLED_FAMILY = ("decoupled", "streaming", "diloco")
+BASELINES = ("data_parallel", "lone_learner")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long and on how much a learner trains."""
+
+    steps: int = setting(480, "T: global steps; a learner is done when its clock is there", at_least=1)
+    batch_size: int = setting(8, "rows that one learner draws for one step", at_least=1)
+    batch_sizes: tuple[int, ...] = setting(
+        (), "the same by learner, where they differ; (): all alike", at_least=1
+    )
+    steps_in_flight: int = setting(2, "steps handed to the devices before the oldest is complete", at_least=1)
+    min_step_seconds: tuple[float, ...] = setting(
+        (),
+        "by learner, seconds that a step takes at least, to play slower hardware; (): as fast as it goes",
+        at_least=0.0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """How the global model is scored on held-out rows."""
+
+    every: int = setting(48, "global steps between two evaluations; 0: only at the end", at_least=0)
+    num_batches: int = setting(16, "held-out batches of one evaluation", at_least=1)
+    batch_size: int = setting(16, "rows in a held-out batch", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleConfig:
+    """The continuation written at the end."""
+
+    prompt: str = setting("def ", "text that it continues")
+    tokens: int = setting(160, "tokens to write; 0: none", at_least=0)
+    temperature: float = setting(0.7, "sampling temperature; 0: the likeliest token", at_least=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+    """How much is written down while training."""
+
+    every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """All settings of one run."""
+
+    model: Any
+    algorithm: str = setting("decoupled", "how learners cooperate", choices=DECOUPLED_FAMILY + BASELINES)
+    driver: str = setting("local", "what runs the roles", choices=("local",))
+    seed: int = setting(0, "of the initial parameters, the data order and the sample", at_least=0)
+    data: DataConfig = section(DataConfig)
+    train: TrainConfig = section(TrainConfig)
+    inner: InnerConfig = section(InnerConfig)
+    sync: SyncPolicy = section(SyncPolicy)
+    outer: OuterConfig = section(OuterConfig)
+    mesh: MeshConfig = section(MeshConfig)
+    eval: EvalConfig = section(EvalConfig)
+    sample: SampleConfig = section(SampleConfig)
+    log: LogConfig = section(LogConfig)
+
+    def __post_init__(self) -> None:
+        learners = self.sync.num_learners
+        for name, values in (
+            ("batch_sizes", self.train.batch_sizes),
+            ("min_step_seconds", self.train.min_step_seconds),
+        ):
+            if values and len(values) != learners:
+                raise ValueError(
+                    f"train.{name}: has {len(values)} entries, but sync.num_learners is {learners}"
+                )
+        if self.algorithm == "data_parallel" and len({self.batch_size(m) for m in range(learners)}) > 1:
+            raise ValueError("train.batch_sizes: differ, but data_parallel draws as many rows of each shard")
+        self._check_preset()
+
+    def _check_preset(self) -> None:
+        """The presets promise something by their names; a config that breaks it must not bear the name."""
+        sync = self.sync
+        if self.algorithm == "diloco" and (sync.num_fragments, sync.quorum, sync.max_run_ahead) != (
+            1,
+            None,
+            0,
+        ):
+            raise ValueError(
+                "algorithm: is diloco, which needs sync.num_fragments 1, quorum None and max_run_ahead 0"
+            )
+        if self.algorithm == "streaming" and (sync.quorum is not None or sync.max_run_ahead is None):
+            raise ValueError(
+                "algorithm: is streaming, which needs sync.quorum None and a sync.max_run_ahead (tau)"
+            )
+        if self.algorithm == "decoupled" and sync.max_run_ahead is not None:
+            raise ValueError("algorithm: is decoupled, which needs sync.max_run_ahead None: no learner waits")
+
+    def batch_size(self, learner: int) -> int:
+        """Rows that the learner draws for one step."""
+        return self.train.batch_sizes[learner] if self.train.batch_sizes else self.train.batch_size
+
+    def min_step_seconds(self, learner: int) -> float:
+        """Seconds that a step of the learner takes at least."""
+        return self.train.min_step_seconds[learner] if self.train.min_step_seconds else 0.0
+
+
+def parse(config: Mapping[str, Any]) -> Experiment:
+    """An Experiment from a ConfigDict or from what `to_json` gave.
+
+    Raises:
+      ConfigError: a setting is unknown or has an impossible value; the message is one line.
+    """
+    values = dict(config.items())
+    model = dict(values.pop("model", {}).items())
+    name = model.pop("name", "dense")
+    if name not in MODELS:
+        raise ConfigError(f"config.model.name: is {name!r}, but must be one of {', '.join(MODELS)}")
+    values["model"] = build(MODELS[name].config, model, "config.model")
+    experiment = build(Experiment, values)
+    _check_vocabulary(experiment)
+    return experiment
+
+
+def to_json(experiment: Experiment) -> dict[str, Any]:
+    """The settings as JSON values; `parse` of the result gives the same experiment."""
+    name = next(name for name, model in MODELS.items() if model is model_of(experiment.model))
+    settings = to_dict(experiment)
+    return {**settings, "model": {"name": name, **settings["model"]}}
+
+
+def _check_vocabulary(experiment: Experiment) -> None:
+    if experiment.data.tokenizer == "byte" and experiment.model.vocab_size < 259:
+        raise ConfigError(
+            f"config.model.vocab_size: is {experiment.model.vocab_size}, but bytes need at least 259"
+        )

@@ -1,0 +1,97 @@
+"""One run from its settings to its summary: everything that it makes lies under its workdir."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from ddiloco.observe.monitor import Monitor, RunInfo
+from ddiloco.outer.global_model import parameters_sha256
+from ddiloco.runtime import checkpoints
+from ddiloco.runtime.assembly import Assembly
+from ddiloco.runtime.baseline import run_baseline
+from ddiloco.runtime.experiment import BASELINES, Experiment, to_json
+from ddiloco.runtime.local import run_local
+from ddiloco.runtime.outcome import Outcome
+from ddiloco.training.parameters import num_parameters
+
+Runner = Callable[[Assembly, Callable[[Any], None], threading.Event], Outcome]
+
+DRIVERS: dict[str, Runner] = {"local": run_local}
+
+
+class Result(NamedTuple):
+    """The summary as written, the sampled continuation, and why the run failed (None if it did not)."""
+
+    summary: dict[str, Any]
+    continuation: str | None
+    failure: str | None
+
+
+def run_job(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event, live: bool) -> Result:
+    """Runs an experiment; setting `stop` ends it early, with everything saved.
+
+    Raises:
+      ConfigError, DataError: found before anything was trained.
+    """
+    set_aside(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
+    assembly = Assembly(experiment)
+    monitor = Monitor(workdir, _run_info(experiment, assembly), live=live, log_every=experiment.log.every)
+    monitor.start()
+    extra: dict[str, Any] = {"finished": False}
+    try:
+        runner = run_baseline if experiment.algorithm in BASELINES else DRIVERS[experiment.driver]
+        outcome = runner(assembly, monitor.queue.put, stop)
+        extra = {
+            "finished": outcome.finished,
+            "interrupted": stop.is_set() and not outcome.finished,
+            "params_sha256": parameters_sha256(outcome.params),
+        }
+        folder = workdir / "checkpoints"
+        checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
+        continuation = assembly.continuation(outcome.params) if experiment.sample.tokens else None
+    finally:
+        summary = monitor.stop(extra)
+    if continuation is not None:
+        (workdir / "sample.txt").write_text(continuation + "\n")
+    return Result(summary, continuation, outcome.failure)
+
+
+def set_aside(workdir: pathlib.Path) -> None:
+    """Moves what an earlier run left in the workdir to `workdir/previous/N`, so that runs never mix."""
+    left = [path for path in workdir.glob("*") if path.name != "previous"]
+    if not left:
+        return
+    previous = workdir / "previous"
+    number = 1 + max((int(p.name) for p in previous.glob("*") if p.name.isdigit()), default=0)
+    target = previous / str(number)
+    target.mkdir(parents=True)
+    for path in left:
+        shutil.move(path, target / path.name)
+    print(f"the earlier run in {workdir} is now in {target}", file=sys.stderr)
+
+
+def _run_info(experiment: Experiment, assembly: Assembly) -> RunInfo:
+    baseline = experiment.algorithm in BASELINES
+    if baseline:
+        chips = {0: len(jax.devices())}
+    else:
+        chips = {m: mesh.size for m, mesh in enumerate(assembly.learner_meshes())}
+    return RunInfo(
+        algorithm=experiment.algorithm,
+        num_learners=len(chips),
+        num_params=num_parameters(experiment.model),
+        num_fragments=0 if baseline else experiment.sync.num_fragments,
+        total_steps=experiment.train.steps,
+        seed=experiment.seed,
+        chips_by_learner=chips,
+    )

@@ -1,0 +1,116 @@
+"""The local driver: all roles in one process, a thread for each learner and one for the syncer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddiloco.observe import records
+from ddiloco.outer.fragments import assemble
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.runtime.assembly import Assembly
+from ddiloco.runtime.delivery import Delivery, Leave, Pieces
+from ddiloco.runtime.evaluator import Evaluator
+from ddiloco.runtime.learner import Equipment, LearnerWorker
+from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.syncer import SyncerWorker, host_pieces
+
+_LEAVE_SECONDS = 60.0  # for threads to end after the word to leave; a hung device must not keep the rest
+
+
+class LocalLink:
+    """Reaches a learner in the same process."""
+
+    def __init__(self, worker: LearnerWorker) -> None:
+        self._worker = worker
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Puts it into the learner's inbox."""
+        self._worker.inbox.put(delivery)
+
+    def pull(self, fragment: int) -> tuple[Contribution, Pieces] | None:
+        """Takes the newest snapshot off the learner's shelf."""
+        published = self._worker.shelf.get(fragment)
+        if published is None:
+            return None
+        contribution, pieces = published
+        return contribution, host_pieces(pieces)
+
+
+class LocalRun:
+    """One run of the decoupled family; `run` returns when it is over or `stop` is set."""
+
+    def __init__(self, assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> None:
+        e = assembly.experiment
+        self._assembly = assembly
+        self._record = record
+        self._stop = stop
+        initial = assembly.initial_parameters()
+        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        self._model.compile()
+        equipment = assembly.equipment()
+        self._final_score = assembly.scorer(equipment[0].program.mesh)
+        score = assembly.scorer(assembly.evaluation_mesh())
+        self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record)
+        self._syncer = SyncerWorker(
+            SyncerCore(e.sync, e.train.steps), self._model, self._record, self._committed
+        )
+        self._learners = [self._add_learner(m, 1, parts) for m, parts in enumerate(equipment)]
+        self._evaluator.evaluate(0, initial)  # also compiles it, before the learners want the cores
+
+    def run(self) -> Outcome:
+        """Trains to the last step, or until all learners are dead or `stop` is set."""
+        self._evaluator.start()
+        self._syncer.start()
+        for learner in self._learners:
+            learner.start()
+        while not self._over():
+            self._syncer.ended.wait(0.2)
+        for learner in self._learners:
+            learner.inbox.put(Leave())
+        for learner in self._learners:
+            if not learner.join(_LEAVE_SECONDS):
+                told = f"it did not leave within {_LEAVE_SECONDS:.0f} s"
+                self._record(records.LearnerDied(learner.core.learner, time.time(), told))
+        self._syncer.stop(_LEAVE_SECONDS)
+        self._evaluator.stop(_LEAVE_SECONDS)
+        params, step = self._model.parameters(), self._syncer.core.step
+        loss = self._final_score(params)
+        self._record(records.Evaluated(step, self._tokens_so_far(), time.time(), loss))
+        return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
+
+    def _add_learner(self, learner: int, incarnation: int, equipment: Equipment) -> LearnerWorker:
+        e = self._assembly.experiment
+        core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
+        worker = LearnerWorker(core, equipment, self._syncer.send, self._record)
+        self._syncer.connect(learner, incarnation, LocalLink(worker))
+        return worker
+
+    def _over(self) -> bool:
+        all_dead = all(learner.failure is not None for learner in self._learners)
+        return self._syncer.ended.is_set() or self._stop.is_set() or all_dead
+
+    def _failure(self) -> str | None:
+        """Why the run as a whole failed, if it did; a learner's death alone is none."""
+        if self._syncer.failure is not None:
+            return f"the syncer failed: {self._syncer.failure}"
+        if all(learner.failure is not None for learner in self._learners):
+            return f"every learner failed, the first with {self._learners[0].failure}"
+        return None
+
+    def _committed(self, step: int, fragments: list[Pieces]) -> None:
+        if step < self._assembly.experiment.train.steps:  # the last one is scored when all is over
+            self._evaluator.offer(step, lambda: assemble(self._model.layout, fragments))
+
+    def _tokens_so_far(self) -> int:
+        return sum(learner.tokens for learner in self._learners)
+
+
+def run_local(assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> Outcome:
+    """Makes and runs a LocalRun."""
+    return LocalRun(assembly, record, stop).run()

@@ -1,0 +1,183 @@
+"""The host-side asynchronous synchronizer thread: drives a SyncerCore and merges what learners contribute."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ddiloco.observe import records
+from ddiloco.outer.global_model import GlobalModel, InvalidContribution
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.runtime.delivery import Delivery, Leave, Pieces, UpdateDelivery, WelcomeDelivery
+
+
+class LearnerLink(Protocol):
+    """How the syncer reaches one incarnation of a learner."""
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Hands something over without waiting for the learner."""
+
+    def pull(self, fragment: int) -> tuple[Contribution, Pieces] | None:
+        """The newest published snapshot, on the host; None if there is none. May wait for the copy."""
+
+
+class SyncerWorker:
+    """The syncer's thread; sole owner of its core and of the committed fragments that it hands out.
+
+    Pulls run on a pool, merges one after the other on a thread of their own (the sole user of the
+    GlobalModel); both come back to this thread as events.
+    """
+
+    def __init__(
+        self,
+        core: SyncerCore,
+        model: GlobalModel,
+        record: Callable[[Any], None],
+        on_commit: Callable[[int, list[Pieces]], None],
+    ) -> None:
+        self.core = core
+        self.ended = threading.Event()  # finished, stopped or failed
+        self.failure: str | None = None
+        self._model = model
+        self._record = record
+        self._on_commit = on_commit
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._links: dict[tuple[int, int], LearnerLink] = {}
+        self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
+        self._arrived: dict[tuple[RoundId, int], Pieces] = {}
+        self._pullers = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="syncer-pull")
+        self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
+        """Tells how to reach a learner, before its first event."""
+        self._links[learner, incarnation] = link
+
+    def send(self, event: events.SyncerEvent) -> None:
+        """Puts an event into the inbox; never waits."""
+        self._inbox.put((event, None))
+
+    def stop(self, timeout: float) -> bool:
+        """Ends the thread after the merges under way; whether it ended in time."""
+        self._stopping.set()
+        self._inbox.put((None, None))
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._take_one()
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        finally:
+            self._pullers.shutdown(wait=False, cancel_futures=True)
+            self._merger.shutdown(wait=True, cancel_futures=True)
+            self.ended.set()
+
+    def _take_one(self) -> None:
+        deadline = self.core.next_deadline()
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            event, arrays = self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            event, arrays = events.Timeout(), None
+        if event is None:
+            return
+        if isinstance(event, BaseException):
+            raise event
+        if isinstance(event, events.FragmentArrived):
+            self._arrived[event.round, event.contribution.learner] = arrays
+        if isinstance(event, events.MergeFinished):
+            self._committed[event.round.fragment] = arrays[0]
+        for action in self.core.handle(event, time.monotonic()):
+            self._perform(action, arrays)
+        if isinstance(event, events.MergeFinished):
+            self._on_commit(self.core.step, list(self._committed))
+
+    def _perform(self, action: actions.SyncerAction, arrays: Any) -> None:
+        match action:
+            case actions.Welcome():
+                event = events.Welcomed(action.step, action.versions, action.merged_steps)
+                delivery = WelcomeDelivery(event, tuple(self._committed))
+                self._links[action.learner, action.incarnation].deliver(delivery)
+            case actions.PullFragment():
+                self._pullers.submit(self._pull, action, self._links[action.learner, action.incarnation])
+            case actions.Merge():
+                given = [(c, self._arrived.pop((action.round, c.learner))) for c in action.contributions]
+                self._merger.submit(self._merge, action, given)
+            case actions.Broadcast():
+                self._broadcast(action)
+            case actions.Reject():
+                self._links[action.learner, action.incarnation].deliver(Leave(action.reason))
+            case actions.Drop():
+                if action.round is not None:
+                    self._arrived.pop((action.round, action.learner), None)
+                values = {"learner": action.learner, "reason": action.reason}
+                self._record(records.Noted("drop", values, time.time()))
+            case actions.Record():
+                self._note(action, arrays)
+            case actions.Finish():
+                self.ended.set()
+
+    def _broadcast(self, action: actions.Broadcast) -> None:
+        event = events.UpdateArrived(action.fragment, action.version, action.step)
+        delivery = UpdateDelivery(event, self._committed[action.fragment])
+        size = sum(piece.nbytes for piece in delivery.pieces)
+        for learner, incarnation in action.receivers:
+            self._links[learner, incarnation].deliver(delivery)
+            self._record(records.Transferred(learner, sent=0, received=size))
+
+    def _note(self, action: actions.Record, arrays: Any) -> None:
+        values: Mapping[str, Any] = action.values
+        if action.name == "round" and arrays is not None:
+            values = {**values, **arrays[1]}
+        self._record(records.Noted(action.name, values, time.time()))
+
+    # On other threads: nothing below touches this object's mutable state but the inbox.
+
+    def _pull(self, action: actions.PullFragment, link: LearnerLink) -> None:
+        try:
+            pulled = link.pull(action.round.fragment)
+            if pulled is None:
+                raise InvalidContribution("nothing published")
+            contribution, pieces = pulled
+            self._model.validate(action.round.fragment, pieces)
+        except Exception as error:
+            failed = events.PullFailed(action.round, action.learner, action.incarnation, str(error))
+            self._inbox.put((failed, None))
+            return
+        size = sum(piece.nbytes for piece in pieces)
+        self._record(records.Transferred(action.learner, sent=size, received=0))
+        self._inbox.put((events.FragmentArrived(action.round, contribution), pieces))
+
+    def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
+        try:
+            pieces, metrics = self._model.merge(
+                action.round.fragment,
+                [np_pieces for _, np_pieces in given],
+                [(c.steps, c.tokens) for c, _ in given],
+            )
+        except Exception as error:
+            self._inbox.put((error, None))
+            return
+        self._inbox.put((events.MergeFinished(action.round), (pieces, metrics)))
+
+
+def host_pieces(pieces: Any) -> tuple[np.ndarray, ...]:
+    """The pieces in host memory; waits until their copy, started earlier, has arrived."""
+    return tuple(np.asarray(piece) for piece in pieces)

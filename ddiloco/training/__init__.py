@@ -1,0 +1,1 @@
+"""One learner's training: mesh, parameters, inner optimizer, step, evaluation and sampling."""

@@ -1,0 +1,92 @@
+"""The inner optimizer: AdamW whose learning rate follows the learner's clock, not Adam's own count."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ddiloco.config import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerConfig:
+    """Settings of the inner optimizer and of the loss that it descends."""
+
+    learning_rate: float = setting(1e-3, "peak learning rate", at_least=0.0)
+    warmup_steps: int = setting(100, "steps of linear warm-up", at_least=0)
+    final_fraction: float = setting(0.1, "share of the peak left at the end", at_least=0.0, at_most=1.0)
+    weight_decay: float = setting(0.1, "decoupled decay, times the learning rate", at_least=0.0)
+    decay_embeddings: bool = setting(False, "decay the input embedding too")
+    b1: float = setting(0.9, "decay of Adam's first moment", at_least=0.0, below=1.0)
+    b2: float = setting(0.95, "decay of Adam's second moment", at_least=0.0, below=1.0)
+    eps: float = setting(1e-8, "added to the root of Adam's second moment", above=0.0)
+    clip_norm: float | None = setting(1.0, "largest global norm of a gradient; None is off", above=0.0)
+    accumulation: int = setting(1, "micro-batches that a step's rows are split into", at_least=1)
+    z_loss: float = setting(0.0, "weight of the squared log-normaliser in the loss", at_least=0.0)
+
+
+def learning_rate_at(config: InnerConfig, total_steps: int, clock: jax.Array | int) -> jax.Array:
+    """Learning rate, float32 scalar, of the step that starts at this clock (steps already taken, from 0).
+
+    Linear warm-up, whose first step is not zero; then half a cosine down to
+    `final_fraction * learning_rate` at `clock = total_steps`, and constant after. A warm-up as long as the
+    run or longer leaves no cosine.
+    """
+    clock = jnp.asarray(clock, jnp.float32)
+    warm = jnp.minimum(1.0, (clock + 1.0) / max(config.warmup_steps, 1))
+    progress = jnp.clip((clock - config.warmup_steps) / max(total_steps - config.warmup_steps, 1), 0.0, 1.0)
+    cosine = 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+    return config.learning_rate * warm * (config.final_fraction + (1.0 - config.final_fraction) * cosine)
+
+
+def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool]:
+    """Which parameters decay: the matrices, and the embedding if it is asked for; never a norm."""
+    return {
+        name: leaf.ndim >= 2 and (config.decay_embeddings or not name.startswith("embed/"))
+        for name, leaf in params.items()
+    }
+
+
+def scale_by_clock(config: InnerConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
+    """Multiplies updates by minus the learning rate at the extra argument `clock` (int32 scalar)."""
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates,
+        state: optax.EmptyState,
+        params: optax.Params | None = None,
+        *,
+        clock: jax.Array | int,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del params, extra_args
+        rate = learning_rate_at(config, total_steps, clock)
+        return jax.tree.map(lambda leaf: -rate * leaf, updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def make_inner_optimizer(config: InnerConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
+    """AdamW (arXiv 1711.05101) after clipping by the global norm; `update` takes the extra argument `clock`.
+
+    The clock may jump forward, as it does when an update of the syncer carries a later global step: the
+    learning rate jumps with it, while the bias correction of the moments goes by the steps really taken.
+    """
+    parts: list[optax.GradientTransformation] = []
+    if config.clip_norm is not None:
+        parts.append(optax.clip_by_global_norm(config.clip_norm))
+    parts.append(optax.scale_by_adam(config.b1, config.b2, config.eps))
+    if config.weight_decay:
+        mask = functools.partial(decay_mask, config)
+        parts.append(optax.add_decayed_weights(config.weight_decay, mask=mask))
+    parts.append(scale_by_clock(config, total_steps))
+    return optax.with_extra_args_support(optax.chain(*parts))

@@ -1,0 +1,201 @@
+"""The inner step of one learner: loss, gradient and AdamW over its mesh, with its state donated."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from ddiloco.models.parameter import Constrain
+from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
+from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss
+from ddiloco.training.mesh import batch_sharding, constrainer, parameter_shardings, replicated, rows_divisor
+from ddiloco.training.parameters import Parameters, abstract_parameters, init_parameters
+
+Metrics = dict[str, jax.Array]
+BATCH_KEYS = ("inputs", "targets", "segments", "positions", "weights")
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What an inner step reads and replaces; the clock is the learner's, and not kept here."""
+
+    params: Parameters
+    opt_state: optax.OptState
+
+
+def abstract_state(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainState:
+    """Shape, dtype and sharding of every array of the state; allocates nothing.
+
+    Adam's moments lie like their parameters, and counters on every device.
+    """
+    shapes, shardings = abstract_parameters(model_config), parameter_shardings(model_config, mesh)
+    params = {name: _laid(leaf, shardings[name]) for name, leaf in shapes.items()}
+    optimizer = make_inner_optimizer(inner, total_steps=1)
+    opt_state = optax.tree.map_params(
+        optimizer,
+        lambda moment, param: _laid(moment, param.sharding),
+        jax.eval_shape(optimizer.init, shapes),
+        params,
+        transform_non_params=lambda leaf: _laid(leaf, replicated(mesh)),
+    )
+    return TrainState(params, opt_state)
+
+
+def _laid(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def state_shardings(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainState:
+    """The sharding of every array of the state."""
+    return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model_config, inner, mesh))
+
+
+def init_state(
+    model_config: Any, inner: InnerConfig, mesh: Mesh, seed: int, params: Mapping[str, Any] | None = None
+) -> TrainState:
+    """A state before its first step, each device making only its own shard.
+
+    Args:
+      model_config: settings of the model.
+      inner: settings of the inner optimizer.
+      mesh: the learner's mesh.
+      seed: of the parameters, where none are given.
+      params: parameters to start from, host or device arrays; they are copied, so that donating the state
+        leaves them as they are.
+    """
+    shardings = state_shardings(model_config, inner, mesh)
+    if params is None:
+        own = init_parameters(model_config, seed, shardings.params)
+    else:
+        own = jax.device_put({name: params[name] for name in shardings.params}, shardings.params)
+        own = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings.params)(own)
+    optimizer = make_inner_optimizer(inner, total_steps=1)
+    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(own)
+    return TrainState(own, opt_state)
+
+
+def make_train_step(
+    model_config: Any, inner: InnerConfig, total_steps: int, mesh: Mesh, loss: Loss = next_token_loss
+) -> jax.stages.Wrapped:
+    """The jitted step `(state, batch, clock) -> (state, metrics)`; `state` is donated, and gone afterwards.
+
+    `batch` holds arrays (B, L) int32 as `shard_batch` lays them; `clock` is an int32 scalar, the steps before
+    this one. Metrics are device scalars: `loss` (nats a token, over the step's tokens), `grad_norm` (before
+    clipping), `learning_rate`, `tokens`, and `skipped` (1 where the loss or the gradient was not finite, and
+    the state is as it was). The step is the same for every `accumulation`, up to rounding.
+
+    Raises:
+      ValueError: on tracing, where the rows of the batch are not a multiple of `accumulation`.
+    """
+    optimizer = make_inner_optimizer(inner, total_steps)
+    constrain = constrainer(mesh)
+
+    def sums_of(params: Parameters, batch: Batch) -> LossSums:
+        return loss(model_config, params, batch, inner.z_loss, constrain)
+
+    def step(state: TrainState, batch: Batch, clock: jax.Array) -> tuple[TrainState, Metrics]:
+        gradients, sums = _accumulated(sums_of, state.params, batch, inner.accumulation, constrain)
+        count = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
+        gradients = jax.tree.map(lambda leaf: leaf / count, gradients)
+        grad_norm = optax.tree.norm(gradients)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, clock=clock)
+        stepped = TrainState(optax.apply_updates(state.params, updates), opt_state)
+        sound = jnp.isfinite(grad_norm) & jnp.isfinite(sums.objective)
+        kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), stepped, state)
+        metrics = {
+            "loss": sums.nll / count,
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate_at(inner, total_steps, clock),
+            "tokens": sums.tokens,
+            "skipped": (~sound).astype(jnp.int32),
+        }
+        return kept, metrics
+
+    shardings = state_shardings(model_config, inner, mesh)
+    return jax.jit(
+        step,
+        in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnames="state",
+    )
+
+
+def _accumulated(
+    sums_of: Callable[[Parameters, Batch], LossSums],
+    params: Parameters,
+    batch: Batch,
+    accumulation: int,
+    constrain: Constrain,
+) -> tuple[Parameters, LossSums]:
+    """Gradient of the summed objective, and the sums, over the rows in `accumulation` micro-batches."""
+
+    def objective(params: Parameters, batch: Batch) -> tuple[jax.Array, LossSums]:
+        sums = sums_of(params, batch)
+        return sums.objective, sums
+
+    gradient_of = jax.grad(objective, has_aux=True)
+    if accumulation == 1:
+        return gradient_of(params, batch)
+    rows = len(batch["weights"])
+    if rows % accumulation:
+        raise ValueError(f"a batch has {rows} rows, but accumulation needs a multiple of {accumulation}")
+
+    def split(rows: jax.Array) -> jax.Array:
+        # Rows i, i + k, ...: each device's own rows stay on it, where contiguous blocks would move.
+        micro = jnp.swapaxes(rows.reshape(-1, accumulation, *rows.shape[1:]), 0, 1)
+        return constrain(micro, (None, "batch", *[None] * (rows.ndim - 1)))
+
+    def add(total: Any, micro_batch: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient_of(params, micro_batch)), None
+
+    micro_batches = jax.tree.map(split, dict(batch))
+    first = jax.tree.map(lambda rows: rows[0], micro_batches)
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradient_of, params, first))
+    total, _ = jax.lax.scan(add, zeros, micro_batches)
+    return total
+
+
+def abstract_batch(mesh: Mesh, rows: int, seq_len: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape, dtype and sharding of the arrays of a batch."""
+    _check_rows(rows, mesh)
+    leaf = jax.ShapeDtypeStruct((rows, seq_len), jnp.int32, sharding=batch_sharding(mesh))
+    return dict.fromkeys(BATCH_KEYS, leaf)
+
+
+def compile_train_step(
+    step: jax.stages.Wrapped, state: TrainState, batch: Mapping[str, Any]
+) -> jax.stages.Compiled:
+    """Compiles the step ahead of its first batch, as a learner does before it joins.
+
+    `state` and `batch` may be abstract. The result is called like the step, with an `np.int32` clock.
+    """
+    return step.lower(state, dict(batch), jax.ShapeDtypeStruct((), jnp.int32)).compile()
+
+
+def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """Puts this process's rows of a batch on its devices of the mesh.
+
+    Raises:
+      ValueError: the rows do not divide among the devices.
+    """
+    sharding = batch_sharding(mesh)
+    if sharding.is_fully_addressable:
+        _check_rows(len(next(iter(batch.values()))), mesh)
+        return jax.device_put(dict(batch), sharding)
+    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+
+
+def _check_rows(rows: int, mesh: Mesh) -> None:
+    if rows % rows_divisor(mesh):
+        raise ValueError(
+            f"a batch has {rows} rows, but must have a multiple of {rows_divisor(mesh)} on this mesh"
+        )

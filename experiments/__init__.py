@@ -1,0 +1,1 @@
+"""Thin command-line programs; everything that they do lives in `ddiloco`."""

@@ -1,0 +1,44 @@
+"""Scores a checkpoint on held-out data: `python -m experiments.evaluate --checkpoint=DIR`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jax
+from absl import flags
+
+from experiments import cli
+
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "A checkpoint, or a folder of them (the newest is taken)."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Also write the result to this JSON file.")
+
+
+def main(_) -> int:
+    from ddiloco.runtime import platform
+    from ddiloco.runtime.assembly import Assembly
+    from ddiloco.runtime.checkpoints import CheckpointError, restore
+    from ddiloco.training.mesh import MeshConfig, carve
+
+    if not _CHECKPOINT.value:
+        raise cli.UsageError("checkpoint: is missing; give --checkpoint=DIR")
+    platform.prepare()
+    try:
+        checkpoint = restore(pathlib.Path(_CHECKPOINT.value))
+    except CheckpointError as error:
+        raise cli.UsageError(str(error)) from error
+    score = Assembly(checkpoint.experiment).scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
+    loss = score(checkpoint.params)
+    print(
+        f"step {checkpoint.step}: {loss:.6f} nats/token (at the end of training {checkpoint.eval_loss:.6f})"
+    )
+    if _OUTPUT.value:
+        result = {"step": checkpoint.step, "eval_loss": loss, "eval_loss_in_training": checkpoint.eval_loss}
+        pathlib.Path(_OUTPUT.value).write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,23 @@
+# Makes .venv with everything that the project needs; sourced by the other scripts. Quick when nothing has changed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "error: $python is $("$python" --version 2>&1), but Python 3.11 or later is needed (set PYTHON to one)" >&2
+  exit 1
+}
+
+extra=test
+if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then extra=test,gpu; fi
+if [ -e /dev/accel0 ] || [ -d /dev/vfio ] && [ "${TPU_NAME:-}${TPU_WORKER_ID:-}" ]; then extra=test,tpu; fi
+
+wanted=$({ cat setup.py requirements.lock; echo "$extra"; "$python" --version; } | sha256sum)
+if [ "$wanted" != "$(cat .venv/installed 2>/dev/null)" ]; then
+  echo "setting up .venv (once)" >&2
+  "$python" -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".[$extra]"
+  echo "$wanted" >.venv/installed
+fi
+source .venv/bin/activate

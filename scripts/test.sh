@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Sets up .venv and runs the tests; arguments go to pytest, for example -m slow or tests/protocol.
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+ruff check .
+exec python -m pytest -n "${PYTEST_WORKERS:-auto}" "$@"

@@ -1,0 +1,23 @@
+"""One prepared copy of the embedded data set for all tests of the data package."""
+
+import pytest
+
+from ddiloco.data import DataConfig, open_text
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tfds")
+    open_text("stdlib_text", "train", folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def train_texts(data_dir):
+    source = open_text("stdlib_text", "train", data_dir)
+    return [source[index]["text"] for index in range(len(source))]
+
+
+@pytest.fixture
+def config(data_dir):
+    return DataConfig(data_dir=data_dir, sequence_length=64)

@@ -1,0 +1,155 @@
+"""The embedded data set: which files, in which split, prepared once and whole."""
+
+import concurrent.futures
+import fcntl
+import os
+import pathlib
+import platform
+import signal
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from ddiloco.data import DataError, open_text, preparation, stdlib_text
+
+ROOT = pathlib.Path(sysconfig.get_path("stdlib"))
+
+OPEN = """
+import sys
+from ddiloco.data import open_text
+print(len(open_text("stdlib_text", "train", sys.argv[1])))
+"""
+
+
+def spawn(code, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def records(data_dir, split):
+    builder = stdlib_text.StdlibText(data_dir=data_dir, file_format="array_record")
+    return list(builder.as_data_source(split))
+
+
+def make_library(root, files):
+    for path, content in files.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
+def test_splits_hold_every_kept_file_once_and_byte_for_byte(data_dir):
+    stored = [(r["path"].decode(), r["text"]) for s in ("train", "validation") for r in records(data_dir, s)]
+    assert sorted(stored) == [(path, text.encode()) for path, text in stdlib_text.documents(ROOT)]
+    for path, text in stored[::50]:
+        assert (ROOT / path).read_bytes() == text
+
+
+def test_no_path_and_no_text_is_in_both_splits(data_dir):
+    train, validation = records(data_dir, "train"), records(data_dir, "validation")
+    for key in ("path", "text"):
+        assert not {r[key] for r in train} & {r[key] for r in validation}
+
+
+def test_the_text_is_some_ten_megabytes_and_a_twentieth_is_held_out(data_dir):
+    train, validation = records(data_dir, "train"), records(data_dir, "validation")
+    assert sum(len(r["text"]) for r in train) > 8e6
+    assert 0.02 < len(validation) / (len(train) + len(validation)) < 0.09
+
+
+def test_documents_stand_in_the_order_of_their_paths(data_dir):
+    paths = [r["path"].decode() for r in records(data_dir, "train")]
+    assert paths == sorted(paths)
+
+
+def test_packages_tests_caches_and_odd_files_are_left_out(tmp_path):
+    make_library(
+        tmp_path,
+        {
+            "a.py": b"a = 1\n",
+            "b/__init__.py": b"",
+            "b/test/kept.py": b"kept = 1\n",
+            "b/__pycache__/c.py": b"c = 1\n",
+            "copy_of_a.py": b"a = 1\n",
+            "latin.py": b"# \xe9\n",
+            "note.txt": b"text\n",
+            "site-packages/d.py": b"d = 1\n",
+            "test/e.py": b"e = 1\n",
+        },
+    )
+    assert list(stdlib_text.documents(tmp_path)) == [("a.py", "a = 1\n"), ("b/test/kept.py", "kept = 1\n")]
+
+
+def test_the_split_depends_on_the_path_alone():
+    known = {"abc.py": "train", "json/decoder.py": "train"}
+    assert {path: stdlib_text.split_of(path) for path in known} == known
+    held_out = sum(stdlib_text.split_of(f"module_{i}.py") == "validation" for i in range(4000))
+    assert 130 < held_out < 270
+
+
+def test_the_folder_names_the_python_version(data_dir):
+    (folder,) = [path for path in pathlib.Path(data_dir, "stdlib_text").iterdir() if path.name[0] != "."]
+    assert folder.name.startswith(f"{sys.implementation.name}-{platform.python_version()}-")
+
+
+def test_preparing_prints_nothing(tmp_path):
+    process = spawn(OPEN, tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert int(out) > 100
+
+
+def test_processes_that_prepare_at_once_all_succeed(tmp_path):
+    processes = [spawn(OPEN, tmp_path) for _ in range(3)]
+    answers = [process.communicate(timeout=90) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], answers
+    assert len({out for out, _ in answers}) == 1
+    assert not list(tmp_path.rglob("incomplete*"))
+
+
+def test_threads_that_prepare_at_once_all_succeed(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        sources = list(pool.map(lambda _: open_text("stdlib_text", "train", tmp_path), range(4)))
+    assert len({len(source) for source in sources}) == 1
+    assert len({source[5]["text"] for source in sources}) == 1
+
+
+def test_a_killed_preparation_leaves_nothing_that_is_taken_for_data(tmp_path):
+    halfway = (
+        "import os, signal, sys; from ddiloco.data import open_text, stdlib_text\n"
+        "whole = stdlib_text.documents\n"
+        "def documents(root):\n"
+        "    for count, document in enumerate(whole(root)):\n"
+        "        if count == 300: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        yield document\n"
+        "stdlib_text.documents = documents\n"
+        "open_text('stdlib_text', 'train', sys.argv[1])\n"
+    )
+    process = spawn(halfway, tmp_path)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert list(tmp_path.rglob("incomplete*")), "the process died before it had begun to write"
+    assert not list(tmp_path.rglob("dataset_info.json"))
+
+    assert len(open_text("stdlib_text", "train", tmp_path)) > 100
+    assert not list(tmp_path.rglob("incomplete*"))
+
+
+def test_waiting_for_another_preparation_is_bounded(tmp_path):
+    builder = stdlib_text.StdlibText(data_dir=tmp_path, file_format="array_record")
+    folder = pathlib.Path(builder.data_dir).parent
+    folder.mkdir(parents=True)
+    with open(folder / ".prepare.lock", "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another process has been preparing"):
+            preparation.prepare(builder, wait_seconds=0.1, progress=False)
+    preparation.prepare(builder, wait_seconds=0.1, progress=False)
+    assert preparation.is_prepared(builder.data_dir)

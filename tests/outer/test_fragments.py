@@ -1,0 +1,213 @@
+"""Fragments: partition, bounds, determinism, and taking pieces out and putting them back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ddiloco.outer.fragments import STRATEGIES, Piece, fragment, is_embedding, put, take
+
+NAMES = st.sampled_from(
+    ["embedder/table", "head/kernel", "final_norm/scale"]
+    + [f"layers/{n}/{part}" for n in range(12) for part in ("attention/kernel", "ffn/kernel", "norm/scale")]
+)
+SHAPES = st.dictionaries(
+    NAMES, st.lists(st.integers(1, 40), min_size=0, max_size=3).map(tuple), min_size=1, max_size=20
+)
+DECODER = {
+    "embedder/table": (1000, 64),
+    "head/kernel": (64, 1000),
+    "final_norm/scale": (64,),
+    **{f"layers/{n}/attention/kernel": (64, 256) for n in range(12)},
+    **{f"layers/{n}/ffn/kernel": (64, 512) for n in range(12)},
+    **{f"layers/{n}/norm/scale": (64,) for n in range(12)},
+}
+
+
+def layout_or_skip(shapes, num_fragments, strategy, **options):
+    try:
+        return fragment(shapes, num_fragments, strategy, **options)
+    except ValueError:
+        assume(False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(1, 12), st.sampled_from(sorted(STRATEGIES)), st.booleans())
+def test_every_element_is_in_exactly_one_piece(shapes, num_fragments, strategy, split_large):
+    layout = layout_or_skip(shapes, num_fragments, strategy, split_large=split_large)
+    seen = {name: np.zeros(shape, int) for name, shape in shapes.items()}
+    for p in range(num_fragments):
+        for piece in layout.fragments[p]:
+            seen[piece.name][... if piece.whole else slice(piece.start, piece.stop)] += 1
+    assert all((count == 1).all() for count in seen.values())
+    assert layout.num_fragments == num_fragments
+    assert all(layout.fragments)
+    assert sum(layout.bytes) == 4 * sum(count.size for count in seen.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(SHAPES, st.integers(1, 12))
+def test_balanced_is_within_four_thirds_of_the_mean_where_rows_are_small_enough(shapes, num_fragments):
+    share = 4 * sum(int(np.prod(shape)) for shape in shapes.values()) / num_fragments
+    rows = [4 * int(np.prod(shape[1:])) for shape in shapes.values()]
+    assume(max(rows) <= share / 3)
+    layout = fragment(shapes, num_fragments, "balanced")
+    assert max(layout.bytes) <= 4 / 3 * share
+    assert layout.balance == pytest.approx(max(layout.bytes) / share)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=7), st.integers(2, 3))
+def test_balanced_without_splitting_is_within_four_thirds_of_the_optimum(sizes, num_fragments):
+    assume(len(sizes) >= num_fragments)
+    shapes = {f"t{i}": (size,) for i, size in enumerate(sizes)}
+    layout = fragment(shapes, num_fragments, "balanced", split_large=False)
+    best = min(
+        max(sum(s for s, b in zip(sizes, bins, strict=True) if b == p) for p in range(num_fragments))
+        for bins in np.ndindex(*[num_fragments] * len(sizes))
+    )
+    assert max(layout.bytes) <= 4 / 3 * 4 * best
+
+
+def test_balanced_splits_no_tensor_that_fits_when_the_bound_holds_anyway():
+    layout = fragment(DECODER, 6, "balanced")
+    cut = {piece.name for pieces in layout.fragments for piece in pieces if not piece.whole}
+    assert layout.balance <= 4 / 3
+    assert cut == set()
+
+
+def test_a_tensor_larger_than_its_share_is_cut_into_near_equal_row_ranges():
+    layout = fragment({"embed/table": (103, 8), "w": (8, 8)}, 4, "tensor")
+    pieces = [p for pieces in layout.fragments for p in pieces if p.name == "embed/table"]
+    rows = [p.stop - p.start for p in sorted(pieces, key=lambda p: p.start)]
+    assert sum(rows) == 103
+    assert max(rows) - min(rows) <= 1
+    assert max(rows) * 8 <= (103 * 8 + 64) / 4
+
+
+def test_tensor_strategy_deals_in_the_order_of_names():
+    layout = fragment(dict.fromkeys("dcbae", (2,)), 2, "tensor")
+    assert [layout.names(p) for p in range(2)] == [("a", "c", "e"), ("b", "d")]
+
+
+def test_balanced_puts_the_largest_first_into_the_lightest_and_breaks_ties_by_name():
+    layout = fragment({"a": (3,), "b": (5,), "c": (3,), "d": (4,)}, 2, "balanced", split_large=False)
+    assert [layout.names(p) for p in range(2)] == [("b", "c"), ("a", "d")]
+
+
+def test_layer_fragments_are_contiguous_from_embedding_to_head():
+    layout = fragment(DECODER, 5, "layer")
+    order = []
+    for p in range(5):
+        order.extend(
+            sorted({int(name.split("/")[1]) for name in layout.names(p) if name.startswith("layers/")})
+        )
+    assert order == list(range(12))
+    assert "embedder/table" in layout.names(0)
+    assert {"head/kernel", "final_norm/scale"} <= set(layout.names(4))
+
+
+def test_layer_ten_comes_after_layer_nine():
+    layout = fragment({f"layers/{n}/w": (4,) for n in range(12)}, 12, "layer")
+    assert [layout.names(p) for p in range(12)] == [(f"layers/{n}/w",) for n in range(12)]
+
+
+def test_more_fragments_than_layers_are_cut_between_tensors():
+    shapes = {f"layers/{n}/{part}": (8, 8) for n in range(2) for part in "abc"}
+    layout = fragment(shapes, 6, "layer")
+    assert [layout.names(p) for p in range(6)] == [(name,) for name in sorted(shapes)]
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_more_fragments_than_pieces_is_refused(strategy):
+    with pytest.raises(ValueError, match="num_fragments is 3, but there are only 2 pieces"):
+        fragment({"a": (4,), "b": (4,)}, 3, strategy, split_large=False)
+
+
+def test_an_unknown_strategy_is_refused():
+    with pytest.raises(ValueError, match="strategy is 'random', but must be one of layer, tensor, balanced"):
+        fragment({"a": (4,)}, 1, "random")
+
+
+@settings(max_examples=30, deadline=None)
+@given(SHAPES, st.integers(1, 6), st.randoms(use_true_random=False))
+def test_layout_and_fingerprint_do_not_depend_on_the_order_of_the_dict(shapes, num_fragments, random):
+    layout = layout_or_skip(shapes, num_fragments, "balanced")
+    shuffled = list(shapes.items())
+    random.shuffle(shuffled)
+    again = fragment(dict(shuffled), num_fragments, "balanced")
+    assert again == layout
+    assert again.fingerprint == layout.fingerprint
+
+
+def test_fingerprint_is_the_same_in_every_process_and_release():
+    layout = fragment({"embed/table": (64, 4), "layers/0/w": (8, 8), "layers/0/b": ()}, 2, "balanced")
+    assert layout.fingerprint == "0e1b387ac370d89189a0fd30c33e4e844552ceaf40458cc39b99140f10951437"
+
+
+def test_fingerprint_tells_shapes_strategies_and_numbers_apart():
+    others = [
+        fragment(DECODER, 4, "balanced"),
+        fragment(DECODER, 5, "balanced"),
+        fragment(DECODER, 4, "tensor"),
+        fragment(DECODER, 1, "tensor"),
+        fragment(DECODER, 1, "balanced"),
+        fragment({**DECODER, "final_norm/scale": (65,)}, 4, "balanced"),
+    ]
+    assert len({layout.fingerprint for layout in others}) == len(others)
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("kind", ["numpy", "jax", "jit"])
+def test_what_is_taken_and_put_elsewhere_arrives_and_nothing_else_changes(strategy, kind):
+    shapes = {"embed/table": (50, 3), "layers/0/w": (4, 4), "layers/1/w": (4, 4), "scale": ()}
+    layout = fragment(shapes, 3, strategy)
+    rng = np.random.default_rng(0)
+    source = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    target = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    assert any(not piece.whole for pieces in layout.fragments for piece in pieces)
+
+    def move(p, source, target):
+        return put(layout, p, target, take(layout, p, source))
+
+    if kind != "numpy":
+        source, target = jax.tree.map(jnp.asarray, (source, target))
+    if kind == "jit":
+        move = jax.jit(move, static_argnums=0)
+    original = target
+    for p in range(3):
+        before = target
+        target = move(p, source, target)
+        for q in range(3):
+            expected = source if q <= p else original
+            for got, want in zip(take(layout, q, target), take(layout, q, expected), strict=True):
+                np.testing.assert_array_equal(got, want)
+        if kind != "jit":
+            assert all(target[name] is before[name] for name in shapes if name not in layout.names(p))
+    assert all((np.asarray(tensor) == 0).all() for tensor in original.values())
+
+
+def test_putting_a_whole_tensor_keeps_the_very_array():
+    layout = fragment({"a": (4,), "b": (4,)}, 2, "tensor")
+    new = np.ones(4, np.float32)
+    assert put(layout, 0, {"a": np.zeros(4, np.float32)}, (new,))["a"] is new
+
+
+def test_putting_another_number_of_pieces_is_refused():
+    layout = fragment({"a": (4,), "b": (4,)}, 1, "tensor")
+    with pytest.raises(ValueError):
+        put(layout, 0, {"a": np.zeros(4), "b": np.zeros(4)}, (np.ones(4),))
+
+
+def test_embedding_and_head_are_told_by_the_top_level_name():
+    assert is_embedding("embedder/table")
+    assert is_embedding("head/kernel")
+    assert not is_embedding("layers/0/attention/heads/kernel")
+    assert not is_embedding("layers/0/embed/kernel")
+
+
+def test_piece_shape():
+    assert Piece("a").shape((3, 4)) == (3, 4)
+    assert Piece("a", 1, 3).shape((3, 4)) == (2, 4)

@@ -1,0 +1,186 @@
+"""The global model: versions, ownership of memory, validation, checkpoints and the hash of parameters."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from ddiloco.outer.fragments import fragment, take
+from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContribution, parameters_sha256
+from ddiloco.outer.optimizer import OuterConfig
+
+SHAPES = {"embed/table": (60, 4), "layers/0/w": (8, 8), "layers/1/w": (8, 8), "norm/scale": (8,)}
+LAYOUT = fragment(SHAPES, 3, "balanced")
+
+
+def parameters(seed):
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def model(**settings):
+    return GlobalModel(LAYOUT, parameters(0), OuterConfig(**settings), 4)
+
+
+def merge(global_model, p, seeds, count=(2, 100)):
+    contributions = [take(LAYOUT, p, parameters(seed)) for seed in seeds]
+    return global_model.merge(p, contributions, [count] * len(seeds))
+
+
+def test_a_new_model_is_the_parameters_it_was_given_at_version_zero():
+    fresh = model()
+    assert {name: x.tolist() for name, x in fresh.parameters().items()} == {
+        name: x.tolist() for name, x in parameters(0).items()
+    }
+    assert [fresh.fragment(p)[0] for p in range(3)] == [0, 0, 0]
+
+
+def test_a_model_does_not_follow_changes_of_the_arrays_it_was_given():
+    given = parameters(0)
+    fresh = GlobalModel(LAYOUT, given, OuterConfig(), 4)
+    for tensor in given.values():
+        tensor[...] = 0
+    assert fresh.sha256() == parameters_sha256(parameters(0))
+
+
+def test_merging_replaces_one_fragment_and_counts_its_version():
+    m = model(optimizer="direct")
+    before = [m.fragment(p)[1] for p in range(3)]
+    pieces, metrics = merge(m, 1, [7])
+    assert [m.fragment(p)[0] for p in range(3)] == [0, 1, 0]
+    for got, want in zip(pieces, take(LAYOUT, 1, parameters(7)), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+    for p in (0, 2):
+        for now, then in zip(m.fragment(p)[1], before[p], strict=True):
+            np.testing.assert_array_equal(now, then)
+    for got, want in zip(take(LAYOUT, 1, m.parameters()), pieces, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert {"outer_gradient_norm", "learner_delta_norm", "cosine"} <= set(metrics)
+    assert all(type(value) is float for value in metrics.values())
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "direct", "persistence", "adam"])
+def test_versions_handed_out_keep_their_values_through_later_merges(optimizer):
+    m = model(optimizer=optimizer)
+    held = []
+    for version in range(8):
+        _, pieces = m.fragment(0)
+        whole = m.parameters()
+        held.append((pieces, [x.copy() for x in pieces], whole, {n: x.copy() for n, x in whole.items()}))
+        merge(m, 0, [version, version + 1])
+        for pieces, copies, whole, whole_copies in held:
+            assert all(np.array_equal(a, b) for a, b in zip(pieces, copies, strict=True))
+            assert all(np.array_equal(whole[name], whole_copies[name]) for name in SHAPES)
+        if version == 4:
+            del held[:3]  # from here on some memory is free to be written again
+
+
+def test_results_do_not_depend_on_who_holds_old_versions():
+    holding, dropping = model(), model()
+    held = []
+    for version in range(6):
+        held.append(merge(holding, 0, [version, 9])[0])
+        merge(dropping, 0, [version, 9])
+    assert holding.sha256() == dropping.sha256()
+
+
+def test_what_is_handed_out_cannot_be_written():
+    with pytest.raises(ValueError, match="read-only"):
+        model().fragment(0)[1][0][...] = 0
+
+
+def test_contributions_are_weighted_by_tokens_and_tokens_a_step():
+    m = model(merge="direct", optimizer="direct")
+    a, b = (take(LAYOUT, 0, parameters(seed)) for seed in (1, 2))
+    pieces, _ = m.merge(0, [a, b], [(2, 200), (1, 200)])  # 20000 and 40000
+    for got, x, y in zip(pieces, a, b, strict=True):
+        np.testing.assert_allclose(got, (x + 2 * y) / 3, atol=1e-5)
+
+
+@pytest.mark.parametrize("seeds, count", [([], (0, 0)), ([3, 4], (0, 0))])
+def test_a_round_without_a_step_changes_nothing_but_the_version(seeds, count):
+    m = model(momentum=0.9)
+    merge(m, 0, [1])
+    before = m.state(0)
+    pieces, metrics = merge(m, 0, seeds, count)
+    after = m.state(0)
+    assert after.version == before.version + 1
+    assert metrics == {}
+    for a, b in zip((*after.pieces, *after.optimizer), (*before.pieces, *before.optimizer), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert all(np.array_equal(a, b) for a, b in zip(pieces, before.pieces, strict=True))
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "persistence", "adam", "direct"])
+def test_a_restored_model_goes_on_exactly_as_the_saved_one(optimizer):
+    original, restored = model(optimizer=optimizer), model(optimizer=optimizer)
+    for p in range(3):
+        for seed in range(3):
+            merge(original, p, [seed, 5])
+        restored.restore(p, original.state(p))
+    assert restored.sha256() == original.sha256()
+    states = [original.state(p) for p in range(3)]
+    copies = [[x.copy() for x in (*state.pieces, *state.optimizer)] for state in states]
+    for p in range(3):
+        for seed in (6, 7, 8):
+            assert merge(original, p, [seed])[1] == merge(restored, p, [seed])[1]
+    assert [restored.fragment(p)[0] for p in range(3)] == [6, 6, 6]
+    assert restored.sha256() == original.sha256()
+    for state, copy in zip(states, copies, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip((*state.pieces, *state.optimizer), copy, strict=True))
+
+
+def test_a_state_of_another_optimizer_or_fragment_is_refused():
+    m = model(optimizer="nesterov")
+    for state in (model(optimizer="adam").state(0), FragmentState(0, (), ())):
+        with pytest.raises(ValueError, match="saved state of fragment 0 is not of this layout"):
+            m.restore(0, state)
+
+
+def test_parameters_of_another_layout_are_refused():
+    wrong = {**parameters(0), "norm/scale": np.zeros(9, np.float32)}
+    with pytest.raises(ValueError, match="first to differ is norm/scale"):
+        GlobalModel(LAYOUT, wrong, OuterConfig(), 4)
+
+
+def test_a_sound_contribution_is_accepted():
+    model().validate(0, take(LAYOUT, 0, parameters(1)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_contribution_with_one_value_that_is_not_a_usable_number_is_refused(value):
+    pieces = [x.copy() for x in take(LAYOUT, 0, parameters(1))]
+    pieces[-1].flat[3] = value
+    with pytest.raises(InvalidContribution, match=r"holds values that are not finite or beyond 1e19"):
+        model().validate(0, pieces)
+
+
+def test_a_contribution_of_other_shape_dtype_or_number_of_pieces_is_refused():
+    m, pieces = model(), take(LAYOUT, 0, parameters(1))
+    with pytest.raises(InvalidContribution, match=f"has {len(pieces)} pieces, but {len(pieces) + 1} came"):
+        m.validate(0, [*pieces, pieces[0]])
+    with pytest.raises(InvalidContribution, match=r"is float64.*but must be float32"):
+        m.validate(0, [x.astype(np.float64) for x in pieces])
+    with pytest.raises(InvalidContribution, match="but must be float32"):
+        m.validate(0, [x[:-1] for x in pieces])
+
+
+def test_sha256_is_over_names_dtypes_shapes_and_bytes_in_the_order_of_names():
+    given = {"b": np.arange(3, dtype=np.int32), "a": np.ones((2, 1), np.float32)}
+    content = b"a\0float32\0(2, 1)\0" + given["a"].tobytes() + b"b\0int32\0(3,)\0" + given["b"].tobytes()
+    assert parameters_sha256(given) == hashlib.sha256(content).hexdigest()
+    assert parameters_sha256(dict(reversed(given.items()))) == parameters_sha256(given)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": np.zeros((1, 2), np.float32)},
+        {"b": np.zeros((2, 1), np.float32)},
+        {"a": np.zeros((2, 1), np.int32)},
+        {"a": np.array([[0], [1]], np.float32)},
+        {"a": np.zeros((2, 1), np.float32), "b": np.zeros(())},
+    ],
+)
+def test_sha256_tells_apart_what_differs(other):
+    assert parameters_sha256(other) != parameters_sha256({"a": np.zeros((2, 1), np.float32)})

@@ -1,0 +1,194 @@
+"""Merge rules against float64, and the invariants that the paper claims for them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddiloco.outer.merging import DEGENERATE, MERGE_RULES, direct, rda
+
+RULES = {name: jax.jit(rule) for name, rule in MERGE_RULES.items()}
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def reference(name, vectors, weights):
+    """The rules in float64, after the paper's formulas."""
+    v = [np.asarray(x, np.float64) for x in vectors]
+    w = np.asarray(weights, np.float64)
+    w = w / w.sum() if w.sum() > 0 else w
+    average = sum(wm * vm for wm, vm in zip(w, v, strict=True))
+    if name == "direct":
+        return average
+    norms = np.array([np.linalg.norm(x) for x in v])
+    pointing = [(wm, x / n) for wm, x, n in zip(w, v, norms, strict=True) if wm > 0 and n > 0]
+    if not pointing:
+        return average
+    mean = sum(wm * phi for wm, phi in pointing) / sum(wm for wm, _ in pointing)
+    length = np.linalg.norm(mean)
+    return average if length < DEGENERATE else np.dot(w, norms) * mean / length
+
+
+def relative_error(got, want):
+    return np.linalg.norm(np.asarray(got, np.float64) - want) / np.linalg.norm(want)
+
+
+def draw(seed, num_learners, shape=(7, 11)):
+    rng = np.random.default_rng(seed)
+    vectors = [rng.standard_normal(shape) * 10.0 ** rng.uniform(-4, 2) for _ in range(num_learners)]
+    return [x.astype(np.float32) for x in vectors], rng.uniform(0.1, 5, num_learners).astype(np.float32)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, st.sampled_from([1, 2, 5]), st.sampled_from(sorted(RULES)))
+def test_rules_equal_their_float64_formulas(seed, num_learners, name):
+    vectors, weights = draw(seed, num_learners)
+    merged = RULES[name](vectors, weights)
+    want = reference(name, vectors, weights)
+    assert relative_error(merged.value, want) < 3e-6
+    assert merged.length == pytest.approx(np.linalg.norm(want), rel=1e-5)
+    np.testing.assert_allclose(merged.norms, [np.linalg.norm(x) for x in vectors], rtol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.sampled_from([1, 2, 5]), st.floats(1e-3, 1e3))
+def test_rda_of_vectors_of_norm_r_has_norm_r_whatever_m_is(seed, num_learners, norm):
+    vectors, weights = draw(seed, num_learners)
+    vectors = [(x / np.linalg.norm(x) * norm).astype(np.float32) for x in vectors]
+    assert np.linalg.norm(RULES["rda"](vectors, weights).value) == pytest.approx(norm, rel=1e-5)
+
+
+def test_direct_average_of_orthogonal_vectors_shrinks_with_the_root_of_m():
+    vectors = list(np.eye(16, dtype=np.float32))
+    assert RULES["direct"](vectors, np.ones(16, np.float32)).length == pytest.approx(1 / 4)
+    assert RULES["rda"](vectors, np.ones(16, np.float32)).length == pytest.approx(1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.permutations(range(5)), st.sampled_from(sorted(RULES)))
+def test_the_order_of_learners_does_not_matter(seed, order, name):
+    vectors, weights = draw(seed, 5)
+    shuffled = RULES[name]([vectors[m] for m in order], weights[list(order)])
+    assert relative_error(shuffled.value, np.asarray(RULES[name](vectors, weights).value, np.float64)) < 3e-6
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.sampled_from([0.0, 1.0, -1e30, 3e38]), st.booleans(), st.sampled_from(sorted(RULES)))
+def test_merge_with_one_silent_learner_weights_it_zero(seed, held, with_anchor, name):
+    vectors, weights = draw(seed, 5)
+    anchor = np.full_like(vectors[0], 0.5) if with_anchor else None
+    silent = [*vectors[:4], np.full_like(vectors[0], held)]
+    weights[4] = 0
+    merged = RULES[name](silent, weights, anchor)
+    want = RULES[name]([*vectors[:4], vectors[0]], weights, anchor)
+    np.testing.assert_array_equal(merged.value, want.value)
+    np.testing.assert_array_equal(merged.norms, want.norms)
+    assert merged.cosine == want.cosine
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.floats(1e-6, 1e12), st.sampled_from(sorted(RULES)))
+def test_only_ratios_of_weights_count(seed, factor, name):
+    vectors, weights = draw(seed, 5)
+    scaled = RULES[name](vectors, weights * np.float32(factor)).value
+    assert relative_error(scaled, reference(name, vectors, weights)) < 3e-6
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_with_an_anchor_outer_gradients_are_anchor_minus_parameters(name):
+    vectors, weights = draw(3, 5)
+    anchor = np.random.default_rng(4).standard_normal(vectors[0].shape).astype(np.float32)
+    deltas = [anchor - x for x in vectors]
+    merged = RULES[name](vectors, weights, anchor)
+    assert relative_error(merged.value, reference(name, deltas, weights)) < 1e-6
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_nobody_in_gives_zero(name):
+    vectors, _ = draw(0, 3)
+    merged = RULES[name](vectors, np.zeros(3, np.float32))
+    assert (np.asarray(merged.value) == 0).all()
+    assert merged.length == 0
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_nobody_moved_gives_zero(name):
+    merged = RULES[name]([np.zeros((3, 2), np.float32)] * 4, np.ones(4, np.float32))
+    assert (np.asarray(merged.value) == 0).all()
+    assert np.isfinite(merged.cosine)
+
+
+def test_rda_of_one_learner_is_its_own_outer_gradient():
+    vectors, _ = draw(0, 1)
+    np.testing.assert_allclose(
+        RULES["rda"](vectors, np.array([3.0], np.float32)).value, vectors[0], rtol=1e-6
+    )
+
+
+def test_a_learner_that_did_not_move_shortens_rda_but_does_not_turn_it():
+    vectors, weights = draw(5, 3)
+    with_zero = RULES["rda"](
+        [*vectors, np.zeros_like(vectors[0])], np.append(weights, np.float32(weights.sum()))
+    )
+    without = RULES["rda"](vectors, weights)
+    np.testing.assert_allclose(with_zero.value, np.asarray(without.value) / 2, rtol=1e-5)
+
+
+def test_rda_of_opposite_learners_falls_back_to_the_direct_average():
+    v = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    vectors = [v, -3 * v]
+    merged = RULES["rda"](vectors, np.ones(2, np.float32))
+    assert relative_error(merged.value, reference("direct", vectors, [1, 1])) < 1e-6
+    assert merged.length == pytest.approx(np.linalg.norm(v), rel=1e-5)
+
+
+def test_rda_just_above_the_degenerate_bound_is_not_the_direct_average():
+    vectors = [np.array([1, 2.5 * DEGENERATE], np.float32), np.array([-3, 0], np.float32)]
+    want = reference("rda", vectors, [1, 1])
+    assert np.linalg.norm(want) == pytest.approx(2, rel=1e-3)
+    assert relative_error(RULES["rda"](vectors, np.ones(2, np.float32)).value, want) < 1e-3
+
+
+@pytest.mark.parametrize("opposite", [False, True])
+def test_rda_of_sixteen_million_elements_is_within_1e_5_of_float64(opposite):
+    rng = np.random.default_rng(1)
+    v = rng.standard_normal(2**24, dtype=np.float32)
+    noise = rng.standard_normal(2**24, dtype=np.float32)
+    vectors = [v, np.float32(0.02) * noise - v if opposite else noise]  # cosine -0.9998 or 0
+    weights = np.ones(2, np.float32)
+    merged = RULES["rda"](vectors, weights)
+    norms = [np.linalg.norm(x.astype(np.float64)) for x in vectors]
+    mean = sum(x.astype(np.float64) / n for x, n in zip(vectors, norms, strict=True)) / 2
+    want = np.mean(norms) * mean / np.linalg.norm(mean)
+    assert relative_error(merged.value, want) < 1e-5
+    np.testing.assert_allclose(merged.norms, norms, rtol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.sampled_from([2, 5]))
+def test_cosine_is_the_mean_over_pairs_of_learners(seed, num_learners):
+    vectors, weights = draw(seed, num_learners)
+    shares = weights.astype(np.float64)
+    v = np.stack([x.ravel() for x in vectors]).astype(np.float64)
+    cosines = (v @ v.T) / np.outer(np.linalg.norm(v, axis=1), np.linalg.norm(v, axis=1))
+    pairs = np.outer(shares, shares) * (1 - np.eye(num_learners))
+    assert RULES["rda"](vectors, weights).cosine == pytest.approx(
+        (pairs * cosines).sum() / pairs.sum(), abs=2e-4
+    )
+    products = pairs * np.outer(np.linalg.norm(v, axis=1), np.linalg.norm(v, axis=1))
+    want = (products * cosines).sum() / products.sum()
+    assert RULES["direct"](vectors, weights).cosine == pytest.approx(want, abs=5e-2)
+
+
+def test_cosine_of_a_single_learner_is_one():
+    vectors, _ = draw(0, 3)
+    for rule in RULES.values():
+        assert rule(vectors, np.array([0, 2, 0], np.float32)).cosine == 1
+
+
+@pytest.mark.parametrize("rule", [direct, rda])
+def test_no_array_of_all_outer_gradients_is_ever_stored(rule):
+    piece = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    compiled = jax.jit(rule).lower([piece] * 8, jax.ShapeDtypeStruct((8,), jnp.float32), piece).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 512 * 512 * 4 + 2**16

@@ -1,0 +1,161 @@
+"""Outer optimizers against recurrences written out by hand in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ddiloco.config import ConfigError, build
+from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
+
+RATE, MU, TARGET, DECAY = 0.3, 0.8, 0.9, 0.7
+
+
+def stream(steps=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return [(rng.standard_normal((3, 2)), rng.standard_normal(4)) for _ in range(steps)]
+
+
+def run(config, gradients):
+    """Updates and states of the optimizer, leaf after leaf as one float64 vector a step."""
+    optimizer = make_outer_optimizer(config)
+    gradients = [tuple(jnp.asarray(x, jnp.float32) for x in g) for g in gradients]
+    params = jax.tree.map(jnp.zeros_like, gradients[0])
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    updates, states = [], []
+    for gradient in gradients:
+        change, state = update(gradient, state, params)
+        updates.append(flat(change))
+        states.append(state)
+    return updates, states
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in tree])
+
+
+def nesterov(gradients):
+    momentum = 0
+    for g in gradients:
+        momentum = MU * momentum + g
+        yield -RATE * (g + MU * momentum)
+
+
+def average(gradients):
+    u = 0
+    for g in gradients:
+        u = MU * u + (1 - MU) * g
+        yield -RATE * u
+
+
+def persistent(gradients):
+    momentum, previous, cosines = 0, None, []
+    for g in gradients:
+        if previous is not None:
+            cosines.append(np.dot(g, previous) / np.linalg.norm(g) / np.linalg.norm(previous))
+        weights = DECAY ** np.arange(len(cosines))[::-1]
+        rho = np.dot(weights, cosines) / weights.sum() if cosines else 0
+        momentum, previous = MU * momentum + g, g
+        yield -TARGET * (1 - MU * rho) * momentum
+
+
+def adam(gradients):
+    m = v = 0
+    for t, g in enumerate(gradients, start=1):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        yield -RATE * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+
+
+FORMULAS = {
+    "nesterov": nesterov,
+    "direct": lambda gradients: (-g for g in gradients),
+    "moving_average": average,
+    "persistence": persistent,
+    "sgd": lambda gradients: (-RATE * g for g in gradients),
+    "adam": adam,
+}
+
+
+@pytest.mark.parametrize("name", sorted(FORMULAS))
+def test_updates_follow_the_recurrence(name):
+    config = OuterConfig(optimizer=name, learning_rate=RATE, momentum=MU, target=TARGET, rho_decay=DECAY)
+    gradients = stream()
+    updates, _ = run(config, gradients)
+    for got, want in zip(updates, FORMULAS[name]([flat(g) for g in gradients]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+def test_unit_gain_step_tends_to_the_learning_rate_whatever_the_momentum():
+    gradient = stream(1)[0]
+    for momentum in (0.0, 0.5, 0.9):
+        config = OuterConfig(optimizer="moving_average", learning_rate=RATE, momentum=momentum)
+        updates, _ = run(config, [gradient] * 150)
+        np.testing.assert_allclose(updates[-1], -RATE * flat(gradient), rtol=1e-5)
+
+
+def autoregressive(rho, steps, size=20_000, seed=1):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(size)
+    for _ in range(steps):
+        yield (x,)
+        x = rho * x + np.sqrt(1 - rho**2) * rng.standard_normal(size)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+def test_persistence_holds_the_effective_step_on_an_autoregressive_stream(rho):
+    config = OuterConfig(optimizer="persistence", momentum=MU, target=TARGET, rho_decay=0.9)
+    gradients = list(autoregressive(rho, 60))
+    updates, states = run(config, gradients)
+    measured = {name: float(value) for name, value in measurements(states[-1]).items()}
+    assert measured["rho"] == pytest.approx(rho, abs=0.01)
+    assert measured["outer_rate"] / (1 - MU * rho) == pytest.approx(TARGET, rel=0.05)
+    steps = [-np.dot(u, g[0]) / np.dot(g[0], g[0]) for u, g in zip(updates, gradients, strict=True)]
+    assert np.mean(steps[30:]) == pytest.approx(TARGET, rel=0.05)
+
+
+def test_persistence_follows_a_change_of_rho():
+    config = OuterConfig(optimizer="persistence", momentum=MU, target=TARGET, rho_decay=DECAY)
+    _, states = run(config, [*autoregressive(0.95, 15), *autoregressive(0.2, 25)])
+    assert float(states[14].rho) == pytest.approx(0.95, abs=0.01)
+    assert float(states[-1].rho) == pytest.approx(0.2, abs=0.02)
+
+
+def test_persistence_ignores_rounds_in_which_nobody_moved():
+    config = OuterConfig(optimizer="persistence", momentum=MU, target=TARGET, rho_decay=DECAY)
+    (a, b) = stream(2)
+    zero = tuple(np.zeros_like(x) for x in a)
+    updates, states = run(config, [zero, a, b, zero])
+    assert (updates[0] == 0).all()
+    assert states[1].count == 0
+    assert states[1].rate == pytest.approx(TARGET)
+    assert states[3].rho == states[2].rho != 0
+    assert np.isfinite(updates[3]).all()
+
+
+def test_only_persistence_measures_rho():
+    params = (jnp.zeros(3),)
+    assert measurements(make_outer_optimizer(OuterConfig(optimizer="nesterov")).init(params)) == {}
+    chained = optax.chain(make_outer_optimizer(OuterConfig(optimizer="persistence")), optax.scale(0.5))
+    assert set(measurements(chained.init(params))) == {"rho", "outer_rate"}
+
+
+@pytest.mark.parametrize(
+    "name", ["nadamm", "chain", "scale", "", "_src", "polyak_sgd_", "adaptive_grad_clip"]
+)
+def test_an_optimizer_that_is_none_is_refused_in_one_line_that_names_the_field(name):
+    with pytest.raises(ConfigError) as caught:
+        build(OuterConfig, {"optimizer": name})
+    assert str(caught.value).startswith(
+        f"config.optimizer: is {name!r}, but must be one of nesterov, direct,"
+    )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"merge": "mean"}, {"momentum": 1.0}, {"learning_rate": 0.0}, {"target": -1.0}, {"rho_decay": 1.0}],
+)
+def test_settings_outside_their_bounds_are_refused(values):
+    with pytest.raises(ConfigError, match=rf"^config\.{next(iter(values))}: "):
+        build(OuterConfig, values)

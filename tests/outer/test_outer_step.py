@@ -1,0 +1,149 @@
+"""One outer step: values, metrics, one executable a fragment, and untouched arguments."""
+
+import jax
+import numpy as np
+import pytest
+
+from ddiloco.outer.fragments import fragment, take
+from ddiloco.outer.host_memory import aligned, aligned_empty
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.outer.outer_step import OuterStep
+
+SHAPES = {"embed/table": (60, 4), "layers/0/w": (8, 8), "layers/1/w": (8, 8), "norm/scale": (8,)}
+LAYOUT = fragment(SHAPES, 2, "tensor")
+
+
+def parameters(seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    return {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def float64_rda(vectors, weights):
+    norms = np.array([np.linalg.norm(v) for v in vectors])
+    mean = sum(w * v / n for w, v, n in zip(weights, vectors, norms, strict=True))
+    return np.dot(weights, norms) * mean / np.linalg.norm(mean)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("merge", ["rda", "direct"])
+def test_two_rounds_equal_the_mathematics_and_embeddings_are_merged_directly(merge, donate):
+    config = OuterConfig(merge=merge, optimizer="nesterov", learning_rate=0.7, momentum=0.9)
+    step = OuterStep(LAYOUT, config, 4, donate=donate)
+    weights = np.array([1.0, 3.0, 4.0])
+    shares = weights / 8
+    for p in range(2):
+        theta = take(LAYOUT, p, parameters(0))
+        exact = [x.astype(np.float64) for x in theta]
+        momenta = [0.0] * len(exact)
+        pieces, state, spare = theta, step.init(theta), None
+        for round_ in range(2):
+            contributions = [take(LAYOUT, p, parameters(10 * round_ + m)) for m in (1, 2, 3)]
+            result = step(p, pieces, state, contributions, weights, spare)
+            spare, (pieces, state, metrics) = (pieces if round_ else None), result
+            squares = 0.0
+            for i, piece in enumerate(LAYOUT.fragments[p]):
+                deltas = [exact[i] - c[i] for c in contributions]
+                average = sum(w * d for w, d in zip(shares, deltas, strict=True))
+                rule = merge if not piece.name.startswith("embed") else "direct"
+                g = float64_rda(deltas, shares) if rule == "rda" else average
+                squares += (g**2).sum()
+                momenta[i] = 0.9 * momenta[i] + g
+                exact[i] = exact[i] - 0.7 * (g + 0.9 * momenta[i])
+                np.testing.assert_allclose(pieces[i], exact[i], rtol=1e-4, atol=1e-5)
+            assert metrics["outer_gradient_norm"] == pytest.approx(np.sqrt(squares), rel=1e-4)
+
+
+def test_one_learner_and_the_direct_optimizer_give_the_learners_own_parameters():
+    step = OuterStep(LAYOUT, OuterConfig(optimizer="direct"), 4)
+    theta, learner = (take(LAYOUT, 0, parameters(seed)) for seed in (0, 1))
+    result = step(0, theta, step.init(theta), [learner], [5.0])
+    for got, want in zip(result.pieces, learner, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+    moved = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(theta, learner, strict=True)))
+    assert result.metrics["learner_delta_norm"] == pytest.approx(moved, rel=1e-5)
+    assert result.metrics["cosine"] == 1
+
+
+def test_cosine_metric_is_zero_for_orthogonal_and_one_for_equal_outer_gradients():
+    layout = fragment({"layers/0/w": (4,), "layers/1/w": (4,)}, 1, "tensor")
+    step = OuterStep(layout, OuterConfig(), 3)
+    theta = (np.zeros(4, np.float32), np.zeros(4, np.float32))
+    axes = np.eye(4, dtype=np.float32)
+    across = step(0, theta, step.init(theta), [(x, x) for x in axes[:3]], [1, 1, 1])
+    assert across.metrics["cosine"] == pytest.approx(0, abs=1e-6)
+    along = step(0, theta, step.init(theta), [(axes[0], axes[1])] * 3, [1, 2, 3])
+    assert along.metrics["cosine"] == pytest.approx(1, abs=1e-6)
+
+
+def test_a_varying_quorum_compiles_once_a_fragment():
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    step = OuterStep(LAYOUT, OuterConfig(), 4)
+    thetas = [take(LAYOUT, p, parameters(0)) for p in range(2)]
+    states = [step.init(theta) for theta in thetas]
+    step(0, thetas[0], states[0], [], [])
+    before = len(compiled)
+    step.compile(0)
+    assert len(compiled) == before
+    step.compile(1)
+    assert len(compiled) == before + 1
+    for quorum in (4, 1, 3, 2, 0):
+        for p in range(2):
+            contributions = [take(LAYOUT, p, parameters(m)) for m in range(quorum)]
+            step(p, thetas[p], states[p], contributions, [1.0] * quorum)
+    assert len(compiled) == before + 1
+    assert step.num_compiled == 2
+
+
+def test_absent_slots_change_nothing():
+    theta = take(LAYOUT, 1, parameters(0))
+    contributions = [take(LAYOUT, 1, parameters(m)) for m in (1, 2)]
+    results = []
+    for slots in (2, 8):
+        step = OuterStep(LAYOUT, OuterConfig(), slots)
+        results.append(step(1, theta, step.init(theta), contributions, [1.0, 2.0]))
+    for two, eight in zip(results[0].pieces, results[1].pieces, strict=True):
+        np.testing.assert_allclose(two, eight, rtol=1e-6)
+
+
+def test_without_donation_all_arguments_stay_as_they_are():
+    step = OuterStep(LAYOUT, OuterConfig(), 2)
+    theta = tuple(aligned(x.copy()) for x in take(LAYOUT, 0, parameters(0)))
+    sent = tuple(aligned(x.copy()) for x in take(LAYOUT, 0, parameters(1)))
+    saved = [x.copy() for x in (*theta, *sent)]
+    state = step.init(theta)
+    first = step(0, theta, state, [sent], [1.0])
+    again = step(0, theta, state, [sent], [1.0])
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for now, then in zip((*theta, *sent), saved, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.parametrize("contributions, weights", [(3, 3), (2, 1), (1, 2)])
+def test_too_many_contributions_or_unmatched_weights_are_refused(contributions, weights):
+    step = OuterStep(LAYOUT, OuterConfig(), 2)
+    theta = take(LAYOUT, 0, parameters(0))
+    with pytest.raises(ValueError, match=f"{contributions} contributions with {weights} weights.*at most 2"):
+        step(0, theta, step.init(theta), [theta] * contributions, [1.0] * weights)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (5, 7)])
+def test_aligned_memory_begins_at_a_cache_line_and_is_not_copied_again(shape):
+    array = aligned_empty(shape)
+    assert array.shape == shape
+    assert array.dtype == np.float32
+    assert array.ctypes.data % 64 == 0
+    assert aligned(array) is array
+
+
+def test_a_misaligned_or_strided_array_is_copied_to_aligned_memory():
+    memory = aligned_empty((65,))
+    memory[:] = np.arange(65)
+    for array in (memory[1:], memory[:64].reshape(8, 8).T):
+        copy = aligned(array)
+        assert copy.ctypes.data % 64 == 0
+        assert copy.flags.c_contiguous
+        np.testing.assert_array_equal(copy, array)

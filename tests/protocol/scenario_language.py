@@ -1,0 +1,296 @@
+"""The language of the scenario files: a script of events for the protocol cores, and the actions that follow.
+
+A file is, in this order: its story in lines that start with `#`; `policy name=value ...`, the settings that
+differ from the defaults; `total_steps N` where the run has an end; then events, each at a time in seconds,
+one a line, with the actions that follow below it, indented. A learner is written `0`, its second
+incarnation `0#2`; a round is written step/fragment, as in `3/0`.
+
+Events of the syncer (several learners may stand for one, as in `report 0,1 step=3`, in that order):
+
+    at T join 0
+    at T ready 0 [step=N] [versions=0,0]                      unless told, as its welcome said
+    at T report 0 step=N [versions=1,0] [steps=2,3]           unless told, the versions of its last report
+    at T odd-report 0 step=N ...                              wrong or late; the script itself forgets it
+    at T arrived 3/0 from 0 [version=N] [fragment=N] [steps=N] [tokens=N]      unless told, as last reported
+    at T failed 3/0 from 0 because the reason
+    at T merged 3/0
+    at T lost 0 because the reason
+    at T timeout
+    at T ask                                                  prints who is live and the next deadline
+
+Every step has 10 tokens. Where a reported version rises, its steps are those since the report before.
+Events of learner N's own core; the line that starts with `=` is its state afterwards, `!` an error:
+
+    at T learner 0 welcome [step=N] [versions=0,0] [merged=0,0]
+    at T learner 0 start [tokens=N]
+    at T learner 0 finish
+    at T learner 0 heartbeat
+    at T learner 0 update fragment=N version=N step=N
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.errors import LocalProtocolError
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.syncer import SyncerCore
+
+TOKENS_PER_STEP = 10
+NOTHING = "(nothing)"
+
+
+@dataclasses.dataclass
+class _Account:
+    """What the script has made a learner say so far: its step, and each fragment's version and steps."""
+
+    step: int
+    versions: list[int]
+    steps: list[int]
+
+
+class Scenario:
+    """Runs a script against a syncer core and, where it names them, learner cores."""
+
+    def __init__(self) -> None:
+        self.policy: dict[str, int | float | None] = {}
+        self.total_steps: int | None = None
+        self._syncer: SyncerCore | None = None
+        self._learners: dict[int, LearnerCore] = {}
+        self._welcomes: dict[tuple[int, int], actions.Welcome] = {}
+        self._accounts: dict[tuple[int, int], _Account] = {}
+
+    @property
+    def syncer(self) -> SyncerCore:
+        if self._syncer is None:
+            self._syncer = SyncerCore(SyncPolicy(**self.policy), self.total_steps)
+        return self._syncer
+
+    def run(self, line: str) -> list[str]:
+        """Does what an unindented line says; returns the lines that belong below it."""
+        match line.split():
+            case ["policy", *settings]:
+                self.policy |= {name: _number(value) for name, value in _pairs(settings).items()}
+                return []
+            case ["total_steps", steps]:
+                self.total_steps = int(steps)
+                return []
+            case ["at", time, "learner", number, *words]:
+                return self._learner_event(int(number), words, float(time))
+            case ["at", time, "ask"]:
+                return self._answer(float(time))
+            case ["at", time, verb, *words]:
+                found: list[str] = []
+                for event in self._syncer_events(verb, words):
+                    found += self._syncer_event(event, float(time))
+                return found or [NOTHING]
+        raise ValueError(f"cannot read the line {line!r}")
+
+    def _syncer_event(self, event: events.SyncerEvent, now: float) -> list[str]:
+        try:
+            out = self.syncer.handle(event, now)
+        except LocalProtocolError as error:
+            return [f"! {error}"]
+        for action in out:
+            if isinstance(action, actions.Welcome):
+                self._welcomes[action.learner, action.incarnation] = action
+        return [_say(action) for action in out]
+
+    def _answer(self, now: float) -> list[str]:
+        deadline = self.syncer.next_deadline()
+        assert deadline is None or deadline > now, "a deadline that has come is acted on at once"
+        live = ", ".join(map(str, self.syncer.live)) or "nobody"
+        return [f"live: {live}; next deadline: {'none' if deadline is None else f'{deadline:g}'}"]
+
+    def _syncer_events(self, verb: str, words: list[str]) -> list[events.SyncerEvent]:
+        match verb, words:
+            case "join", [who]:
+                return [events.LearnerJoined(*key) for key in _learners(who)]
+            case "ready", [who, *rest]:
+                return [self._ready(key, _pairs(rest)) for key in _learners(who)]
+            case "report" | "odd-report", [who, *rest]:
+                remember = verb == "report"
+                return [self._report(key, _pairs(rest), remember) for key in _learners(who)]
+            case "lost", [who, "because", *reason]:
+                return [events.LearnerLost(*key, " ".join(reason)) for key in _learners(who)]
+            case "arrived", [which, "from", who, *rest]:
+                return [self._arrived(_round(which), key, _pairs(rest)) for key in _learners(who)]
+            case "failed", [which, "from", who, "because", *reason]:
+                return [events.PullFailed(_round(which), *key, " ".join(reason)) for key in _learners(who)]
+            case "merged", [which]:
+                return [events.MergeFinished(_round(which))]
+            case "timeout", []:
+                return [events.Timeout()]
+        raise ValueError(f"cannot read the event {verb} {' '.join(words)!r}")
+
+    def _ready(self, key: tuple[int, int], told: dict[str, str]) -> events.LearnerReady:
+        welcome = self._welcomes.get(key)
+        step = int(told["step"]) if "step" in told else welcome.step
+        versions = _list(told["versions"]) if "versions" in told else list(welcome.versions)
+        self._accounts[key] = _Account(step, versions, [0] * len(versions))
+        return events.LearnerReady(*key, step, tuple(versions))
+
+    def _report(self, key: tuple[int, int], told: dict[str, str], remember: bool) -> events.StepReported:
+        nothing = [0] * self.syncer.policy.num_fragments
+        account = self._accounts.get(key, _Account(0, nothing, nothing))
+        step = int(told["step"])
+        versions = _list(told["versions"]) if "versions" in told else account.versions
+        taken = step - account.step
+        known = zip(versions, account.versions, account.steps, strict=False)
+        steps = [taken if new > old else count + taken for new, old, count in known]
+        if "steps" in told:
+            steps = _list(told["steps"])
+        counters = [
+            FragmentCounters(version, count, count * TOKENS_PER_STEP)
+            for version, count in zip(versions, steps, strict=False)
+        ]
+        if remember:
+            self._accounts[key] = _Account(step, versions, steps)
+        return events.StepReported(Report(*key, step, tuple(counters)))
+
+    def _arrived(self, which: RoundId, key: tuple[int, int], told: dict[str, str]) -> events.FragmentArrived:
+        account = self._accounts[key]
+        fragment = int(told.get("fragment", which.fragment))
+        steps = int(told.get("steps", account.steps[fragment]))
+        contribution = Contribution(
+            *key,
+            fragment=fragment,
+            version=int(told.get("version", account.versions[fragment])),
+            step=account.step,
+            steps=steps,
+            tokens=int(told.get("tokens", steps * TOKENS_PER_STEP)),
+        )
+        return events.FragmentArrived(which, contribution)
+
+    def _learner_event(self, number: int, words: list[str], now: float) -> list[str]:
+        policy = SyncPolicy(**self.policy)
+        core = self._learners.setdefault(number, LearnerCore(number, 1, policy, self.total_steps))
+        told = _pairs(words[1:])
+        zeros = ",".join(["0"] * policy.num_fragments)
+        match words[0]:
+            case "welcome":
+                versions, merged = (tuple(_list(told.get(name, zeros))) for name in ("versions", "merged"))
+                event = events.Welcomed(int(told.get("step", 0)), versions, merged)
+            case "start":
+                event = events.StepStarted(int(told.get("tokens", TOKENS_PER_STEP)))
+            case "finish":
+                event = events.StepFinished()
+            case "update":
+                event = events.UpdateArrived(*(int(told[name]) for name in ("fragment", "version", "step")))
+            case "heartbeat":
+                event = events.Heartbeat()
+            case verb:
+                raise ValueError(f"cannot read the learner's event {verb!r}")
+        try:
+            found = [_say(action) for action in core.handle(event, now)]
+        except LocalProtocolError as error:
+            found = [f"! {error}"]
+        state = "".join([", blocked" if core.blocked else "", ", done" if core.done else ""])
+        return [*found, f"= clock {core.clock}{state}"]
+
+
+def rewritten(text: str) -> str:
+    """The scenario with, below each event, the actions that the cores take now.
+
+    Raises:
+      ValueError: a line that is not of the language.
+    """
+    scenario = Scenario()
+    out: list[str] = []
+    for line in text.splitlines():
+        if line.startswith((" ", "\t")):
+            continue
+        out.append(line)
+        if line and not line.startswith("#"):
+            out += [f"    {said}" for said in scenario.run(line)]
+    return "\n".join(out) + "\n"
+
+
+def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
+    match action:
+        case actions.Welcome(learner, incarnation, step, versions, merged):
+            who = _name(learner, incarnation)
+            return f"welcome {who}: step {step}, versions {_row(versions)}, merged at {_row(merged)}"
+        case actions.Reject(learner, incarnation, reason):
+            return f"reject {_name(learner, incarnation)}: {reason}"
+        case actions.PullFragment(which, learner, incarnation):
+            return f"pull {_which(which)} from {_name(learner, incarnation)}"
+        case actions.Merge(which, version, contributions):
+            given = "; ".join(f"{_name(c.learner, c.incarnation)} with {_work(c)}" for c in contributions)
+            return f"merge {_which(which)} into version {version}: {given}"
+        case actions.Broadcast(fragment, version, step, receivers):
+            to = ", ".join(_name(*receiver) for receiver in receivers)
+            return f"broadcast fragment {fragment} version {version}, merged at {step}, to {to}"
+        case actions.Drop(learner, reason, None):
+            return f"drop from {learner}: {reason}"
+        case actions.Drop(learner, reason, which):
+            return f"drop {_which(which)} from {learner}: {reason}"
+        case actions.Record(name, values):
+            return f"record {name}: {', '.join(f'{key} {_value(value)}' for key, value in values.items())}"
+        case actions.Finish():
+            return "finish"
+        case actions.AdoptAll(step, versions):
+            return f"adopt all: step {step}, versions {_row(versions)}"
+        case actions.TakeSnapshot(contribution):
+            return f"take a snapshot of {_offer(contribution)}"
+        case actions.Publish(contribution):
+            return f"publish {_offer(contribution)}"
+        case actions.ApplyUpdate(fragment, version, mixing):
+            return f"apply fragment {fragment} version {version}, mixing {mixing:g}"
+        case actions.SendReport(report):
+            counters = "; ".join(f"version {c.version}, {_work(c)}" for c in report.counters)
+            return f"report step {report.step}: {counters}"
+    raise ValueError(f"no words for {action}")
+
+
+def _offer(c: Contribution) -> str:
+    return f"fragment {c.fragment} at step {c.step}: version {c.version}, {_work(c)}"
+
+
+def _work(of: Contribution | FragmentCounters) -> str:
+    return f"{of.steps} {'step' if of.steps == 1 else 'steps'}, {of.tokens} tokens"
+
+
+def _name(learner: int, incarnation: int) -> str:
+    return f"{learner}" if incarnation == 1 else f"{learner}#{incarnation}"
+
+
+def _which(which: RoundId) -> str:
+    return f"{which.step}/{which.fragment}"
+
+
+def _row(numbers: tuple[int, ...]) -> str:
+    return " ".join(map(str, numbers))
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return "+".join(map(str, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _learners(text: str) -> list[tuple[int, int]]:
+    parts = [part.partition("#") for part in text.split(",")]
+    return [(int(learner), int(incarnation or 1)) for learner, _, incarnation in parts]
+
+
+def _round(text: str) -> RoundId:
+    step, _, fragment = text.partition("/")
+    return RoundId(int(step), int(fragment))
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in words)
+
+
+def _list(text: str) -> list[int]:
+    return [int(item) for item in text.split(",")]
+
+
+def _number(text: str) -> int | float | None:
+    if text == "none":
+        return None
+    return float(text) if "." in text else int(text)

@@ -1,0 +1,48 @@
+"""Moving averages against their closed form; slack and grace at and beyond their bounds."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddiloco.protocol.estimates import MovingAverage, grace, slack
+
+seconds = st.floats(0, 1e6)
+
+
+def test_an_average_has_no_value_before_its_first_sample_and_starts_there():
+    average = MovingAverage()
+    assert average.value is None
+    average.add(3.0)
+    assert average.value == 3.0
+
+
+@given(st.lists(seconds, min_size=1, max_size=20), st.floats(0.01, 1.0))
+def test_an_average_weights_samples_geometrically(samples, rate):
+    average = MovingAverage(rate)
+    for sample in samples:
+        average.add(sample)
+    last = len(samples) - 1
+    weights = [(1.0 if i == 0 else rate) * (1 - rate) ** (last - i) for i in range(last + 1)]
+    expected = math.fsum(w * s for w, s in zip(weights, samples, strict=True))
+    assert average.value == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+@given(st.integers(0, 10), seconds, seconds, seconds)
+def test_slack_falls_by_each_second_that_a_round_takes(overlap, step_time, quorum_time, sync_time):
+    full = slack(overlap, step_time, 0.0, 0.0)
+    assert full == overlap * step_time
+    assert slack(overlap, step_time, quorum_time, sync_time) == full - (quorum_time + sync_time)
+
+
+@given(st.floats(0, 0.999), st.floats(-1e6, 1e6), seconds)
+def test_grace_stays_between_nothing_and_its_cap_and_below_the_slack(gamma, spare, longest):
+    window = grace(gamma, spare, longest)
+    assert 0.0 <= window <= longest
+    assert window == 0.0 if spare <= 0 else window <= spare
+
+
+def test_grace_uses_its_share_of_the_slack_up_to_the_cap():
+    assert grace(0.5, 3.0, longest=2.0) == 1.5
+    assert grace(0.5, 6.0, longest=2.0) == 2.0

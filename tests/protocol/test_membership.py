@@ -1,0 +1,78 @@
+"""The states of a learner: every move that may be made, every one that may not, and who is counted."""
+
+import itertools
+
+import pytest
+
+from ddiloco.protocol.membership import TRANSITIONS, Member, Membership, State
+from ddiloco.protocol.messages import FragmentCounters, Report
+
+ALLOWED = {
+    ("joining", "live"),
+    ("joining", "gone"),
+    ("live", "silent"),
+    ("live", "gone"),
+    ("silent", "live"),
+    ("silent", "gone"),
+}
+PAIRS = list(itertools.product(State, State))
+
+
+def test_the_table_holds_the_moves_that_are_meant():
+    assert {(old.value, new.value) for old, new in TRANSITIONS} == ALLOWED
+
+
+@pytest.mark.parametrize(("old", "new"), PAIRS, ids=lambda state: state.value)
+def test_a_member_makes_allowed_moves_only(old, new):
+    member = Member(3, 1, heard_at=0.0, state=old)
+    if old is new or (old.value, new.value) in ALLOWED:
+        member.move(new)
+        assert member.state is new
+    else:
+        with pytest.raises(AssertionError, match=f"learner 3 cannot go from {old.value} to {new.value}"):
+            member.move(new)
+        assert member.state is old
+
+
+def test_members_come_in_the_order_of_their_numbers_whoever_joined_first():
+    members = Membership()
+    for learner in (2, 0, 1):
+        members.admit(Member(learner, 1, heard_at=0.0, state=State.LIVE))
+    assert [m.learner for m in members.present()] == [m.learner for m in members.live()] == [0, 1, 2]
+
+
+def test_only_live_members_count_and_only_the_gone_are_absent():
+    members = Membership()
+    for learner, state in enumerate(State):
+        members.admit(Member(learner, 1, heard_at=0.0, state=state))
+    assert [m.state for m in members.live()] == [State.LIVE]
+    assert [m.state for m in members.present()] == [State.JOINING, State.LIVE, State.SILENT]
+
+
+def test_a_departed_incarnation_is_remembered_but_is_no_longer_current():
+    members = Membership()
+    members.admit(Member(0, 4, heard_at=0.0, state=State.GONE))
+    assert members.newest(0).incarnation == 4
+    assert members.current(0, 4) is None
+
+
+def test_only_the_newest_incarnation_is_current():
+    members = Membership()
+    members.admit(Member(0, 1, heard_at=0.0))
+    members.admit(Member(0, 2, heard_at=0.0))
+    assert members.current(0, 1) is None
+    assert members.current(0, 2) is members.newest(0)
+    assert members.current(7, 1) is members.newest(7) is None
+
+
+def test_of_two_reports_of_one_step_the_one_with_older_versions_is_the_older():
+    def report(*versions):
+        return Report(0, 1, 5, tuple(FragmentCounters(version, 1, 10) for version in versions))
+
+    member = Member(0, 1, heard_at=0.0)
+    assert not member.knows_better(report(0, 0))
+    member.take(report(1, 2))
+    assert (member.step, member.reports, member.version(1)) == (5, 1, 2)
+    assert member.knows_better(report(1, 1))
+    assert not member.knows_better(report(1, 2))
+    assert not member.knows_better(report(2, 2))

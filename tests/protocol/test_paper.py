@@ -1,0 +1,219 @@
+"""What the paper (arXiv 2604.21428) claims of the protocol: one test a claim, told in its docstring."""
+
+import pytest
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.estimates import grace, slack
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.schedule import Schedule
+from tests.protocol.desk import Desk, only, pulled, pulls
+from tests.protocol.fleet import Fleet, Weather
+
+
+def running_learner(**policy):
+    core = LearnerCore(0, 1, SyncPolicy(**policy))
+    fragments = core.policy.num_fragments
+    core.handle(events.Welcomed(0, (0,) * fragments, (0,) * fragments), 0.0)
+    return core
+
+
+def step(core, tokens=10):
+    core.handle(events.StepStarted(tokens), 0.0)
+    return core.handle(events.StepFinished(), 0.0)
+
+
+def test_metadata_follows_every_step_and_nobody_waits_for_an_answer():
+    """One synchronisation, 1: a learner sends its clock and its counters after each step and goes on."""
+    core = running_learner(num_fragments=2, interval=4)
+    for clock in range(1, 9):
+        report = only(actions.SendReport, step(core, tokens=7)).report
+        assert report.step == clock
+        assert [(c.steps, c.tokens) for c in report.counters] == [(clock, 7 * clock)] * 2
+        assert not core.blocked
+
+
+def test_counters_count_since_the_fragment_was_last_received():
+    """One synchronisation, 1: c_steps and c_tokens are kept by fragment, from its last update on."""
+    core = running_learner(num_fragments=2, interval=4)
+    step(core, tokens=3)
+    core.handle(events.UpdateArrived(1, 1, 1), 0.0)
+    report = only(actions.SendReport, step(core, tokens=5)).report
+    assert [(c.version, c.steps, c.tokens) for c in report.counters] == [(0, 2, 8), (1, 1, 5)]
+
+
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+def test_a_round_waits_until_k_learners_have_reported_its_step(quorum):
+    """One synchronisation, 2: at step t the syncer waits until at least K learners have reported step t."""
+    desk = Desk(learners=4, num_fragments=1, interval=2, quorum=quorum, gamma=0.0)
+    for learner in range(4):
+        assert not desk.report(learner, 1)
+    for learner in range(quorum - 1):
+        assert not pulled(desk.report(learner, 2))
+    assert pulled(desk.report(quorum - 1, 2)) == list(range(quorum))
+
+
+def test_one_learner_reporting_often_is_still_one_of_the_quorum():
+    """One synchronisation, 2: K counts learners, not reports."""
+    desk = Desk(learners=3, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    assert not any(pulled(desk.report(0, step)) for step in range(1, 10))
+
+
+def test_slack_is_the_overlap_less_the_time_for_quorum_and_synchronising():
+    """One synchronisation, 3: slack = tau * xi_step - (xi_quorum + xi_sync)."""
+    assert slack(2, step_time=1.5, quorum_time=0.25, sync_time=0.5) == 2 * 1.5 - (0.25 + 0.5)
+
+
+@pytest.mark.parametrize("gamma", [0.125, 0.25])
+def test_the_grace_window_is_gamma_times_the_slack_of_measured_times(gamma):
+    """One synchronisation, 3: the grace is at most gamma of the slack; the times in it are measured."""
+    desk = Desk(learners=3, num_fragments=1, interval=4, overlap=2, quorum=2, gamma=gamma, max_grace=9.0)
+    windows = []
+    for clock in range(1, 17):  # steps of 1 s; learner 1 is 0.125 s after learner 0; learner 2 never comes
+        desk.report(0, clock, at=clock)
+        desk.report(1, clock, at=clock + 0.125)
+        if clock % 4 == 0:
+            windows.append(desk.core.next_deadline() - desk.now)
+            for pull in pulls(desk.tell(events.Timeout(), at=desk.now + windows[-1])):
+                desk.arrive(pull)
+            desk.merged(clock, 0, at=desk.now + 0.25)
+    assert windows[1:] == pytest.approx([gamma * (2 * 1.0 - (0.125 + 0.25))] * 3)
+
+
+def test_the_grace_window_is_never_negative():
+    """One synchronisation, 3: without slack there is no grace, and the quorum is pulled from at once."""
+    assert grace(0.8, slack_seconds=-3.0, longest=1.0) == 0.0
+    desk = Desk(learners=2, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.9)
+    for clock in (1, 2):
+        desk.report(0, clock, at=clock)
+    (pull,) = pulls(desk.tell(events.Timeout(), at=desk.core.next_deadline()))
+    desk.arrive(pull)
+    desk.merged(2, 0, at=9.0)  # synchronising took longer than the step that it may overlap
+    assert not pulled(desk.report(0, 3, at=9.5))
+    assert pulled(desk.report(0, 4, at=10.5)) == [0]
+
+
+def test_the_grace_window_is_capped():
+    """Notation and defaults: the grace is up to about one step, however much slack there is."""
+    desk = Desk(learners=2, num_fragments=1, interval=2, overlap=50, quorum=1, gamma=0.9, max_grace=1.0)
+    for clock in (1, 2):
+        desk.report(0, clock, at=3.0 * clock)
+    assert desk.core.next_deadline() - desk.now == 1.0 * 3.0
+
+
+def test_learners_that_come_within_the_grace_window_are_in():
+    """One synchronisation, 3: during the grace window more learners may join the merge; after it none may."""
+    desk = Desk(learners=4, num_fragments=1, interval=2, overlap=2, quorum=1, gamma=0.5)
+    for learner in range(4):
+        desk.report(learner, 1, at=1.0)
+    assert not pulled(desk.report(0, 2, at=2.0))
+    assert not pulled(desk.report(2, 2, at=2.5))
+    assert pulled(desk.tell(events.Timeout(), at=desk.core.next_deadline())) == [0, 2]
+    assert not pulled(desk.report(1, 2, at=3.5))
+
+
+def test_the_fragment_is_pulled_from_every_learner_that_is_in_and_from_no_other():
+    """One synchronisation, 4: all that have reported the step are pulled from; an absent one has weight 0."""
+    desk = Desk(learners=3, num_fragments=2, interval=4, quorum=2, gamma=0.0)
+    desk.report(2, 2)
+    out = desk.report(0, 2)
+    assert [(p.round.step, p.round.fragment, p.learner) for p in pulls(out)] == [(2, 1, 0), (2, 1, 2)]
+    after = [desk.arrive(pull, steps=2) for pull in pulls(out)]
+    merge = only(actions.Merge, after[-1])
+    assert [(c.learner, c.steps, c.tokens) for c in merge.contributions] == [(0, 2, 20), (2, 2, 20)]
+
+
+def test_the_update_goes_to_all_learners_also_to_those_not_in():
+    """One synchronisation, 8: every learner gets the update, whether or not it was in the merge."""
+    desk = Desk(learners=4, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    broadcast = only(actions.Broadcast, desk.complete(desk.report(3, 2)))
+    assert (broadcast.version, broadcast.step) == (1, 2)
+    assert broadcast.receivers == ((0, 1), (1, 1), (2, 1), (3, 1))
+
+
+def test_an_update_overwrites_the_fragment_and_resets_its_counters_alone():
+    """One synchronisation, 9: it is overwritten (mixing alpha = 0) and counted from zero."""
+    core = running_learner(num_fragments=2, interval=4)
+    for _ in range(3):
+        step(core)
+    out = core.handle(events.UpdateArrived(1, 1, 2), 0.0)
+    assert out == [actions.ApplyUpdate(1, 1, mixing=0.0)]
+    report = only(actions.SendReport, step(core)).report
+    assert [(c.version, c.steps) for c in report.counters] == [(0, 4), (1, 1)]
+
+
+@pytest.mark.parametrize(("own", "merged_at", "adopted"), [(3, 8, 8), (3, 3, 3), (3, 2, 3)])
+def test_a_learner_adopts_the_global_step_if_it_is_ahead_of_its_own(own, merged_at, adopted):
+    """One synchronisation, 9: a larger global step is adopted, a smaller one leaves the clock as it is."""
+    core = running_learner(num_fragments=2, interval=4)
+    for _ in range(own):
+        step(core)
+    core.handle(events.UpdateArrived(0, 1, merged_at), 0.0)
+    assert core.clock == adopted
+
+
+def test_by_default_one_fragment_is_due_at_each_step():
+    """Notation and defaults: P=24 fragments, each every H=24 steps, so one fragment at each step."""
+    policy = SyncPolicy()
+    assert (policy.num_fragments, policy.interval, policy.overlap, policy.quorum) == (24, 24, 2, 1)
+    schedule = Schedule(policy.num_fragments, policy.interval)
+    for start in range(1, 60):
+        due = [schedule.due(t) for t in range(start, start + 24)]
+        assert all(len(fragments) == 1 for fragments in due)
+        assert {fragment for (fragment,) in due} == set(range(24))
+
+
+def test_an_overlap_of_two_steps_keeps_two_rounds_in_flight():
+    """Notation and defaults: tau=2, two in flight; a third opens only when one of them is through."""
+    desk = Desk(learners=1, gamma=0.0)
+    first, second = (pulls(desk.report(0, t, steps=t)) for t in (1, 2))
+    assert [p.round.step for p in first + second] == [1, 2]
+    assert first[0].round.fragment != second[0].round.fragment
+    assert not desk.report(0, 3, steps=3)
+    after = desk.complete(first)
+    assert [p.round.step for p in pulls(after)] == [3]
+
+
+def test_the_quorum_of_all_without_grace_waits_for_the_slowest():
+    """One synchronisation, end: with K=M learners end up waiting for the slowest one."""
+    desk = Desk(learners=3, num_fragments=1, interval=2, quorum=None)
+    desk.report(0, 2, at=2.0)
+    desk.report(1, 2, at=2.5)
+    assert not desk.tell(events.Timeout(), at=50.0)
+    desk.report(2, 1, at=50.0)
+    assert pulled(desk.report(2, 2, at=51.0)) == [0, 1, 2]
+
+
+def test_with_a_quorum_of_one_and_no_grace_the_first_to_report_is_merged_alone():
+    """One synchronisation, end: without grace K=1 leaves everyone but the first out of the merge."""
+    desk = Desk(learners=3, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    for learner in range(3):
+        desk.report(learner, 1, at=1.0)
+    assert pulled(desk.report(1, 2, at=2.0)) == [1]
+
+
+def test_rounds_are_paced_by_steps_not_by_the_speed_of_messages():
+    """What others measured: a network a thousand times as fast must not make rounds more frequent."""
+    rounds = []
+    for delay in (1e-4, 1e-1):
+        policy = SyncPolicy(num_fragments=6, interval=12, quorum=1)
+        fleet = Fleet(policy, 48, seed=1, weather=Weather(delay=delay, merge_time=delay, speed_spread=0.0))
+        for number in range(3):
+            fleet.join(number)
+        fleet.run()
+        rounds.append([(merge.round.step, merge.round.fragment) for merge in fleet.merges])
+    schedule = Schedule(6, 12)
+    due = [(t, p) for t in range(1, 49) for p in schedule.due(t)]
+    assert sorted(rounds[0]) == sorted(rounds[1]) == due
+
+
+def test_a_slow_learner_never_makes_a_fast_one_wait():
+    """Setting: learners share nothing; with K=1 one that is ten times as slow costs the other no time."""
+    fleet = Fleet(SyncPolicy(num_fragments=4, interval=4, quorum=1), 80, seed=2, weather=Weather(jitter=0.0))
+    fleet.join(0, step_time=1.0)
+    fleet.join(1, step_time=10.0)
+    clocks = []
+    fleet.after(80.0 + 5.0, lambda: clocks.append(fleet.learners[0, 1].core.clock))
+    fleet.run()
+    assert clocks == [80], "80 steps of a second, and what it took to join"
+    assert all(learner.waited == 0 for learner in fleet.learners.values())

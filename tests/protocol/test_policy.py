@@ -1,0 +1,73 @@
+"""Settings of the policy that may not be joined, and the sentences that say so."""
+
+import dataclasses
+
+import pytest
+
+from ddiloco.config import ConfigError, build
+from ddiloco.protocol.policy import SyncPolicy
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_learners": 2, "quorum": 3}, "quorum: is 3, but must be at most num_learners, 2"),
+        (
+            {"quorum": 2, "max_run_ahead": 1},
+            r"max_run_ahead: is bounded, so quorum must be None \(all live learners\); "
+            "with a quorum of 2 the learners would wait for ever once fewer are live",
+        ),
+        (
+            {"quorum": None, "interval": 2, "max_run_ahead": 2},
+            "max_run_ahead: is 2, but must be below interval, 2: "
+            "a fragment is due again by then, so the bound would never bind",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_by_name(values, message):
+    with pytest.raises(ValueError, match=message):
+        SyncPolicy(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "bound"),
+    [
+        ("num_learners", 0, "at least 1"),
+        ("num_fragments", 0, "at least 1"),
+        ("interval", 0, "at least 1"),
+        ("overlap", -1, "at least 0"),
+        ("quorum", 0, "at least 1"),
+        ("gamma", 1.0, "at least 0.0 and below 1.0"),
+        ("max_grace", -0.5, "at least 0.0"),
+        ("mixing", 1.5, "at least 0.0 and at most 1.0"),
+        ("max_run_ahead", -1, "at least 0"),
+        ("pull_timeout", 0.0, "above 0.0"),
+        ("silence_timeout", 0.0, "above 0.0"),
+        ("resend_timeout", float("nan"), "above 0.0"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_when_built_from_a_config(name, wrong, bound):
+    with pytest.raises(ConfigError, match=f"config.{name}: is {wrong}, but must be {bound}"):
+        build(SyncPolicy, {name: wrong})
+
+
+def test_every_setting_says_what_it_means():
+    assert all(field.metadata["meaning"] for field in dataclasses.fields(SyncPolicy))
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [
+        {"num_fragments": 1, "quorum": None, "max_run_ahead": 0},
+        {"num_fragments": 4, "interval": 8, "overlap": 2, "quorum": None, "max_run_ahead": 2},
+        {"num_fragments": 24, "quorum": 1},
+        {"interval": 1, "quorum": None, "max_run_ahead": 0},
+    ],
+)
+def test_the_presets_are_settings_of_the_one_policy(preset):
+    assert build(SyncPolicy, preset) == SyncPolicy(**preset)
+
+
+def test_a_blocked_learner_speaks_well_before_it_would_be_taken_for_silent():
+    policy = SyncPolicy(silence_timeout=8.0)
+    assert policy.heartbeat == 2.0

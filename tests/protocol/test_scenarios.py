@@ -1,0 +1,52 @@
+"""Scenario files: each tells one story of the protocol, event by event, with the exact actions that follow.
+
+After a change that is meant to alter them, `python -m tests.protocol.test_scenarios --rewrite` writes the
+actions anew; read the difference as you would a change of the code.
+"""
+
+import pathlib
+import sys
+
+import pytest
+
+from tests.protocol.scenario_language import rewritten
+
+FOLDER = pathlib.Path(__file__).parent / "scenarios"
+FILES = sorted(FOLDER.glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_actions_of_a_scenario_are_those_it_tells(path):
+    text = path.read_text()
+    assert rewritten(text) == text, "if this change is meant, rewrite the scenarios and review them"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_scenario_starts_with_its_story(path):
+    story = path.read_text().split("\n\n")[0]
+    assert story.startswith("# ") and len(story.split()) > 20
+
+
+def test_there_are_scenarios():
+    assert len(FILES) >= 20
+
+
+def test_a_missing_action_is_noticed():
+    text = (FOLDER / "quorum_then_grace.txt").read_text()
+    lines = text.splitlines()
+    without_merge = [line for line in lines if not line.startswith("    merge ")]
+    assert len(without_merge) < len(lines)
+    assert rewritten("\n".join(without_merge)) == text
+
+
+@pytest.mark.parametrize("line", ["on 0.0 join 0", "at 0.0 jion 0", "at 0.0 learner 0 jump", "at 0.0 ready"])
+def test_a_line_outside_the_language_is_refused(line):
+    with pytest.raises(ValueError, match="cannot read"):
+        rewritten(line)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--rewrite"]:
+        sys.exit("usage: python -m tests.protocol.test_scenarios --rewrite")
+    for path in FILES:
+        path.write_text(rewritten(path.read_text()))

@@ -1,0 +1,274 @@
+"""The syncer's core at the edges of its policy, under doubled messages, and in runs that do not end."""
+
+import itertools
+
+import pytest
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.errors import LocalProtocolError
+from ddiloco.protocol.messages import RoundId
+from tests.protocol.desk import Desk, only, pulled, pulls
+
+
+def records(out, name):
+    return [action.values for action in out if isinstance(action, actions.Record) and action.name == name]
+
+
+@pytest.mark.parametrize("early", ["never opened", "gathering", "pulling"])
+def test_the_end_of_a_merge_that_was_not_asked_for_is_the_drivers_mistake(early):
+    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    if early != "never opened":
+        desk.report(0, 2)
+    if early == "pulling":
+        assert desk.report(1, 2)
+    with pytest.raises(LocalProtocolError, match="was not being merged"):
+        desk.merged(2, 0)
+
+
+def test_a_merge_that_ends_twice_is_the_drivers_mistake():
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.complete(desk.report(0, 2))
+    with pytest.raises(LocalProtocolError):
+        desk.merged(2, 0)
+    assert desk.core.versions == [1]
+
+
+def test_without_an_overlap_one_round_is_in_flight():
+    desk = Desk(learners=1, num_fragments=4, interval=4, overlap=0, gamma=0.0)
+    first = desk.report(0, 1)
+    assert pulled(first) == [0]
+    assert not desk.report(0, 2, steps=2)
+    assert [pull.round for pull in pulls(desk.complete(first))] == [RoundId(2, 2)]
+
+
+def test_rounds_in_flight_are_of_different_fragments_however_large_the_overlap():
+    desk = Desk(learners=1, num_fragments=2, interval=1, overlap=5, gamma=0.0)
+    first = desk.report(0, 1)
+    assert [pull.round for pull in pulls(first)] == [RoundId(1, 0), RoundId(1, 1)]
+    assert not desk.report(0, 2, steps=2)
+
+
+def test_fragments_due_at_one_step_all_get_their_round():
+    desk = Desk(learners=1, num_fragments=5, interval=2, overlap=1, gamma=0.0)
+    rounds = []
+    out = desk.report(0, 1) + desk.report(0, 2, steps=2)
+    while waiting := pulls(out):
+        rounds += [pull.round for pull in waiting]
+        out = [*desk.complete(waiting[:1]), *waiting[1:]] if len(waiting) > 1 else desk.complete(waiting)
+        out = [action for action in out if isinstance(action, actions.PullFragment)]
+        out = [pull for pull in out if pull.round not in rounds]
+    assert set(rounds) == {RoundId(1, 3), RoundId(1, 4), RoundId(2, 0), RoundId(2, 1), RoundId(2, 2)}
+
+
+def test_a_run_shorter_than_the_interval_merges_nothing_and_finishes():
+    desk = Desk(total_steps=3, learners=2, num_fragments=1, interval=4)
+    assert not desk.report(0, 3)
+    assert desk.report(1, 3) == [actions.Finish()]
+    assert desk.core.versions == [0]
+
+
+def test_a_run_of_no_steps_finishes_as_soon_as_somebody_is_there():
+    desk = Desk(total_steps=0)
+    desk.enter(0)
+    assert desk.core.finished
+
+
+def test_a_run_finishes_once():
+    desk = Desk(total_steps=1, learners=1, num_fragments=1, interval=4)
+    assert actions.Finish() in desk.report(0, 1)
+    assert desk.report(0, 1) == []
+    desk.enter(1)
+    assert desk.report(1, 1) == []
+
+
+def test_nobody_left_does_not_finish_a_run_and_the_first_to_return_does():
+    desk = Desk(total_steps=2, learners=1, num_fragments=1, interval=2, gamma=0.0)
+    out = desk.report(0, 2)
+    for pull in pulls(out):
+        desk.arrive(pull)
+    desk.tell(events.LearnerLost(0, 1, "its host died"))
+    assert actions.Finish() not in desk.merged(2, 0)
+    desk.enter(0, incarnation=2)
+    assert desk.core.finished
+
+
+def test_an_endless_run_keeps_a_bounded_state():
+    """Learners come, die and lose updates for a long time; what is kept does not grow with it."""
+    desk = Desk(num_learners=4, num_fragments=3, interval=3, quorum=1, gamma=0.0, pull_timeout=1.0)
+    sizes = []
+    step = 0
+    for incarnation in range(1, 41):
+        for learner in range(4):
+            desk.enter(learner, incarnation)
+        for _ in range(30):
+            step += 1
+            for learner in range(4):
+                out = desk.report(learner, step, at=desk.now + 0.3, incarnation=incarnation)
+                if step % 5:
+                    desk.complete(out)
+        members = desk.core._members._members
+        sizes.append(
+            len(members)
+            + sum(len(member.sent) for member in members.values())
+            + sum(len(r.passed_over) + len(r.arrived) + len(r.pulled) for r in desk.core._rounds)
+        )
+    assert min(desk.core.versions) > 100
+    assert max(sizes) <= 4 + 4 * 3 + 2 * 4 * 3
+
+
+def test_a_join_that_comes_twice_is_answered_twice_until_the_learner_is_ready():
+    desk = Desk(num_fragments=1)
+    for _ in range(2):
+        assert isinstance(desk.tell(events.LearnerJoined(0, 1))[0], actions.Welcome)
+    assert records(desk.tell(events.LearnerReady(0, 1, 0, (0,))), "learner_ready")
+    assert (
+        only(actions.Drop, desk.tell(events.LearnerReady(0, 1, 0, (0,)))).reason == "ready without a welcome"
+    )
+    assert desk.core.live == (0,)
+
+
+def test_a_recovering_learner_neither_seeds_nor_forms_a_quorum():
+    desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    desk.tell(events.LearnerJoined(1, 1))
+    assert only(actions.Drop, desk.report(1, 2)).reason == "report of a learner that is not taking part"
+    assert not pulled(desk.report(0, 2))
+
+
+def test_a_live_learner_without_a_report_of_this_incarnation_is_not_pulled():
+    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    desk.tell(events.LearnerJoined(1, 2))
+    desk.tell(events.LearnerReady(1, 2, 2, (0,)))
+    assert pulled(desk.report(0, 2)) == [0]
+
+
+def test_the_quorum_of_all_is_of_those_that_are_live():
+    desk = Desk(learners=3, num_fragments=1, interval=2, quorum=None)
+    desk.report(0, 2)
+    desk.report(1, 2)
+    out = desk.tell(events.LearnerLost(2, 1, "its host died"))
+    assert pulled(out) == [0, 1]
+
+
+def test_the_clock_is_the_newest_merged_step_even_if_rounds_end_out_of_order():
+    desk = Desk(learners=1, num_fragments=4, interval=4, overlap=2, gamma=0.0)
+    first, second = desk.report(0, 1), desk.report(0, 2, steps=2)
+    desk.complete(second)
+    assert desk.core.step == 2
+    desk.complete(first)
+    assert desk.core.step == 2
+    assert desk.core.merged_steps == [0, 1, 2, 0]
+
+
+def test_a_welcome_names_the_versions_and_their_steps():
+    desk = Desk(learners=1, num_fragments=2, interval=2, gamma=0.0)
+    desk.complete(desk.report(0, 1))
+    assert desk.tell(events.LearnerJoined(5, 1)) == [actions.Welcome(5, 1, 1, (0, 1), (0, 1))]
+
+
+@pytest.mark.parametrize("offsets", list(itertools.permutations([0.0, 0.25, 0.5])))
+def test_every_deadline_is_in_the_future_and_its_timeout_moves_it_on(offsets):
+    """A deadline that stayed in the past would have a driver spin."""
+    desk = Desk(learners=3, num_fragments=2, interval=2, quorum=2, pull_timeout=3.0, silence_timeout=7.0)
+    for step in (1, 2, 3):
+        for learner, offset in sorted(enumerate(offsets), key=lambda pair: pair[1]):
+            desk.report(learner, step, at=step + offset)
+    seen = []
+    while (deadline := desk.core.next_deadline()) is not None:
+        assert deadline > desk.now
+        seen.append(deadline)
+        desk.tell(events.Timeout(), at=deadline)
+    assert seen == sorted(set(seen))
+    assert desk.core.live == ()
+
+
+def test_a_silent_learner_is_not_taken_for_slow():
+    """The pause of a learner that was silent is no step time: the grace window does not grow by it."""
+    desk = Desk(learners=2, num_fragments=1, interval=8, overlap=1, gamma=0.5, silence_timeout=5.0)
+    for step in range(1, 5):
+        desk.report(0, step, at=float(step))
+    desk.report(1, 1, at=4.0)
+    desk.tell(events.Timeout(), at=9.0)
+    assert desk.core.live == ()
+    for step in range(5, 9):
+        desk.report(1, step - 3, at=96.0 + step)
+        desk.report(0, step, at=96.0 + step)
+    assert desk.core.next_deadline() - desk.now == pytest.approx(0.5)
+
+
+def test_a_done_learner_is_not_silent():
+    desk = Desk(total_steps=4, learners=2, num_fragments=1, interval=4, silence_timeout=5.0)
+    desk.report(0, 4, at=1.0)
+    assert records(desk.tell(events.Timeout(), at=100.0), "learner_silent") == [{"learner": 1}]
+    assert desk.core.live == (0,)
+
+
+def test_a_learner_whose_fragment_was_no_use_is_not_asked_again_before_it_reports():
+    """Otherwise a learner that answers at once with the same fragment would keep the syncer busy for ever."""
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    (pull,) = pulls(desk.report(0, 2))
+    assert not pulls(desk.arrive(pull, steps=0))
+    assert not pulls(desk.tell(events.Timeout(), at=1.0))
+    assert pulled(desk.report(0, 3)) == [0]
+
+
+def test_a_quorum_lost_within_the_grace_window_is_gathered_again():
+    desk = Desk(learners=3, num_fragments=1, interval=2, overlap=2, quorum=2, gamma=0.5)
+    for step in (1, 2):
+        for learner in (0, 1):
+            desk.report(learner, step, at=float(step))
+    window_ends = desk.core.next_deadline()
+    desk.tell(events.LearnerLost(1, 1, "its host died"))
+    assert not desk.tell(events.Timeout(), at=window_ends)
+    desk.report(2, 1, at=window_ends)
+    assert pulled(desk.report(2, 2, at=window_ends)) == [0, 2]
+
+
+@pytest.mark.parametrize("quorum", [1, None])
+def test_a_last_round_whose_only_pull_fails_is_abandoned(quorum):
+    desk = Desk(total_steps=2, learners=1, num_fragments=1, interval=2, quorum=quorum, gamma=0.0)
+    (pull,) = pulls(desk.report(0, 2))
+    out = desk.tell(events.PullFailed(pull.round, 0, 1, "connection closed"))
+    assert records(out, "round_abandoned") == [{"step": 2, "fragment": 0}]
+    assert out[-1] == actions.Finish()
+
+
+def test_a_learner_that_has_not_stepped_since_its_update_has_nothing_to_give():
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    assert not pulled(desk.report(0, 2, steps=0))
+    assert pulled(desk.report(1, 2, steps=1)) == [1]
+
+
+def test_a_repeated_report_is_no_step():
+    """Heartbeats of one step do not make steps look short, and the grace window with them."""
+    desk = Desk(learners=2, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.5)
+    desk.report(0, 1, at=1.0)
+    for beat in range(1, 10):
+        desk.report(0, 1, at=1.0 + beat / 10)
+    desk.report(0, 2, at=3.0)
+    assert desk.core.next_deadline() - desk.now == pytest.approx(0.5 * 2.0)
+
+
+def test_a_last_round_asks_those_that_came_late_before_it_is_abandoned():
+    desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    (pull,) = pulls(desk.report(0, 2))
+    desk.report(1, 2)
+    assert pulled(desk.tell(events.PullFailed(pull.round, 0, 1, "connection closed"))) == [1]
+
+
+def test_a_last_round_is_not_abandoned_while_a_fragment_is_on_its_way():
+    desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    desk.report(0, 2)
+    first, second = pulls(desk.report(1, 2))
+    out = desk.tell(events.PullFailed(second.round, 1, 1, "connection closed"))
+    assert out == [actions.Drop(1, "connection closed", second.round)]
+    assert not desk.report(1, 2)
+    assert pulled(desk.arrive(first)) == [1]
+
+
+@pytest.mark.parametrize(("quorum", "skipped"), [(1, True), (2, False)])
+def test_a_round_is_too_late_once_its_whole_quorum_has_come_to_the_next_turn(quorum, skipped):
+    """What a lone fast learner has passed may still be in time for the others, where they are needed."""
+    desk = Desk(learners=2, num_fragments=2, interval=2, overlap=1, quorum=quorum, gamma=0.0)
+    desk.report(0, 1)
+    out = desk.report(0, 4, steps=4)
+    assert records(out, "round_skipped") == ([{"step": 2, "fragment": 0}] if skipped else [])

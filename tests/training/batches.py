@@ -1,0 +1,45 @@
+"""Batches of random tokens packed as the data pipeline packs them, and meshes to run them on."""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from ddiloco.models.dense import DenseConfig
+from ddiloco.training.mesh import MeshConfig, carve
+
+TINY = DenseConfig(
+    vocab_size=32,
+    num_layers=2,
+    model_dim=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    mlp_dim=32,
+    compute_dtype="float32",
+)
+
+
+def packed_batch(seed: int, rows: int, seq_len: int, vocab_size: int) -> dict[str, np.ndarray]:
+    """Rows of two documents of random lengths, each followed by some padding."""
+    rng = np.random.default_rng(seed)
+    batch = {
+        name: np.zeros((rows, seq_len), np.int32)
+        for name in ("inputs", "targets", "segments", "positions", "weights")
+    }
+    for row in range(rows):
+        first = int(rng.integers(2, seq_len // 2))
+        second = int(rng.integers(2, seq_len - first))
+        start = 0
+        for segment, length in enumerate((first, second), start=1):
+            span = slice(start, start + length)
+            tokens = rng.integers(0, vocab_size, length + 1)
+            batch["inputs"][row, span], batch["targets"][row, span] = tokens[:-1], tokens[1:]
+            batch["segments"][row, span], batch["positions"][row, span] = segment, np.arange(length)
+            batch["weights"][row, start : start + length - 1] = 1
+            start += length
+    return batch
+
+
+def mesh_of(num_devices: int, **sizes: int) -> Mesh:
+    """One mesh over the first devices."""
+    return carve(jax.devices()[:num_devices], 1, MeshConfig(**sizes))[0]

@@ -1,0 +1,105 @@
+"""AdamW by the learner's clock: schedule, decay, clipping, against float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddiloco.training.inner_optimizer import InnerConfig, decay_mask, learning_rate_at, make_inner_optimizer
+from ddiloco.training.parameters import abstract_parameters
+from tests.training.batches import TINY
+
+CONFIG = InnerConfig(learning_rate=0.5, warmup_steps=10, final_fraction=0.2)
+
+
+@pytest.mark.parametrize(
+    ("clock", "expected"),
+    [
+        (0, 0.05),
+        (4, 0.25),
+        (9, 0.5),
+        (10, 0.5),
+        (60, 0.3),
+        (35, 0.5 * (0.2 + 0.8 * (0.5 + 0.5 * np.cos(np.pi / 4)))),
+        (110, 0.1),
+        (10_000, 0.1),
+    ],
+)
+def test_learning_rate_warms_up_falls_by_a_cosine_and_stays(clock, expected):
+    assert float(learning_rate_at(CONFIG, 110, clock)) == pytest.approx(expected, rel=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    warmup=st.integers(0, 50),
+    total=st.integers(1, 60),
+    fraction=st.floats(0.0, 1.0),
+    clock=st.integers(0, 200),
+)
+def test_learning_rate_is_never_negative_nor_above_its_peak(warmup, total, fraction, clock):
+    config = InnerConfig(learning_rate=2.0, warmup_steps=warmup, final_fraction=fraction)
+    rate = float(learning_rate_at(config, total, clock))
+    assert 0.0 <= rate <= 2.0 + 1e-6
+    if clock >= total > warmup:
+        assert rate == pytest.approx(2.0 * fraction, abs=1e-6)
+
+
+def test_a_clock_jump_moves_the_rate_but_not_the_bias_correction():
+    config = InnerConfig(learning_rate=0.5, warmup_steps=10, weight_decay=0.0, clip_norm=None)
+    optimizer = make_inner_optimizer(config, 100)
+    params = {"w": jnp.zeros((2, 2))}
+    state = optimizer.init(params)
+    gradients = {"w": jnp.full((2, 2), 3.0)}
+    for clock in (0, 1, 80):
+        updates, state = optimizer.update(gradients, state, params, clock=jnp.int32(clock))
+        # A constant gradient leaves Adam, once its bias is corrected by its own count, with a unit step.
+        expected = -float(learning_rate_at(config, 100, clock))
+        np.testing.assert_allclose(updates["w"], np.full((2, 2), expected), rtol=1e-5)
+
+
+def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked():
+    shapes = abstract_parameters(TINY)
+    spared = {name for name, decays in decay_mask(InnerConfig(), shapes).items() if not decays}
+    assert spared == {"embed/embedding"} | {name for name in shapes if name.endswith("scale")}
+    assert decay_mask(InnerConfig(decay_embeddings=True), shapes)["embed/embedding"]
+    assert decay_mask(InnerConfig(), shapes)["head/kernel"]
+
+
+def test_decay_alone_shrinks_matrices_by_rate_times_decay():
+    config = InnerConfig(learning_rate=0.5, warmup_steps=0, weight_decay=0.1, final_fraction=1.0)
+    optimizer = make_inner_optimizer(config, 10)
+    params = {"head/kernel": jnp.ones((2, 2)), "final_norm/scale": jnp.ones(2)}
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(zeros, optimizer.init(params), params, clock=jnp.int32(3))
+    np.testing.assert_allclose(updates["head/kernel"], np.full((2, 2), -0.05), rtol=1e-6)
+    np.testing.assert_array_equal(updates["final_norm/scale"], np.zeros(2))
+
+
+def test_ten_steps_are_the_float64_adamw():
+    config = InnerConfig(
+        learning_rate=0.1, warmup_steps=3, final_fraction=0.0, weight_decay=0.3, b1=0.8, b2=0.9, clip_norm=2.0
+    )
+    rng = np.random.default_rng(0)
+    optimizer = make_inner_optimizer(config, 12)
+    params = {"head/kernel": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)}
+    state = optimizer.init(params)
+    expected = np.asarray(params["head/kernel"], np.float64)
+    first, second = np.zeros((3, 4)), np.zeros((3, 4))
+    for clock in range(10):
+        gradient = rng.normal(size=(3, 4))
+        updates, state = optimizer.update(
+            {"head/kernel": jnp.asarray(gradient, jnp.float32)}, state, params, clock=jnp.int32(clock)
+        )
+        params = optax.apply_updates(params, updates)
+        gradient = gradient * min(1.0, 2.0 / np.linalg.norm(gradient))
+        first = 0.8 * first + 0.2 * gradient
+        second = 0.9 * second + 0.1 * gradient**2
+        unbiased = first / (1 - 0.8 ** (clock + 1))
+        step = unbiased / (np.sqrt(second / (1 - 0.9 ** (clock + 1))) + config.eps)
+        progress = min(max((clock - 3) / 9, 0.0), 1.0)
+        rate = 0.1 * min(1.0, (clock + 1) / 3) * (0.5 + 0.5 * np.cos(np.pi * progress))
+        expected = expected - rate * (step + 0.3 * expected)
+    np.testing.assert_allclose(params["head/kernel"], expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,69 @@
+"""Three steps and an evaluation give the same numbers on one device and on eight, however laid out."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from ddiloco.training.evaluation import evaluate, make_eval_step
+from ddiloco.training.inner_optimizer import InnerConfig
+from ddiloco.training.step import init_state, make_train_step, shard_batch
+from tests.training.batches import TINY, mesh_of, packed_batch
+
+CONFIG = dataclasses.replace(TINY, num_heads=8, num_kv_heads=8)
+INNER = InnerConfig(learning_rate=1e-3, warmup_steps=0)
+BATCHES = [packed_batch(seed, 16, 12, 32) for seed in range(3)]
+
+
+def run(mesh, inner=INNER):
+    """Parameters, metrics of each step, and the evaluation after three steps."""
+    step = make_train_step(CONFIG, inner, 10, mesh)
+    state, history = init_state(CONFIG, inner, mesh, seed=0), []
+    for clock, batch in enumerate(BATCHES):
+        state, metrics = step(state, shard_batch(batch, mesh), np.int32(clock))
+        history.append(jax.device_get(metrics))
+    score = evaluate(make_eval_step(CONFIG, mesh), state.params, BATCHES, mesh)
+    return jax.device_get((state.params, state.opt_state)), history, score, state
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run(mesh_of(1))
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "sizes", "accumulation"),
+    [
+        (8, {"data": 8}, 1),
+        (8, {"data": 1, "fsdp": 8}, 1),
+        (8, {"data": 1, "tensor": 8}, 1),
+        (8, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
+        (8, {"data": 1, "expert": 2, "tensor": 4}, 1),
+        (8, {"data": 2, "fsdp": 4}, 2),
+    ],
+    ids=["data8", "fsdp8", "tensor8", "data2_fsdp2_tensor2", "expert2_tensor4", "data2_fsdp4_accumulated"],
+)
+def test_eight_devices_agree_with_one(alone, num_devices, sizes, accumulation):
+    expected_arrays, expected_history, expected_score, _ = alone
+    inner = dataclasses.replace(INNER, accumulation=accumulation)
+    arrays, history, score, _ = run(mesh_of(num_devices, **sizes), inner)
+    for metrics, expected in zip(history, expected_history, strict=True):
+        assert metrics["tokens"] == expected["tokens"]
+        for name in ("loss", "grad_norm", "learning_rate"):
+            np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5, err_msg=name)
+    for (path, leaf), expected in zip(
+        jax.tree.leaves_with_path(arrays), jax.tree.leaves(expected_arrays), strict=True
+    ):
+        np.testing.assert_allclose(leaf, expected, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+    assert score == pytest.approx(expected_score, rel=1e-6)
+
+
+def test_moments_lie_like_their_parameters():
+    mesh = mesh_of(8, data=1, fsdp=4, tensor=2)
+    state = init_state(CONFIG, INNER, mesh, seed=0)
+    layouts = {name: leaf.sharding for name, leaf in state.params.items()}
+    (adam,) = [part for part in state.opt_state if hasattr(part, "mu")]
+    for moments in (adam.mu, adam.nu):
+        assert {name: leaf.sharding for name, leaf in moments.items()} == layouts
+    assert adam.mu["layers/0/mlp/up/kernel"].addressable_shards[0].data.shape == (4, 16)

@@ -1,4 +1,4 @@
-"""Every test sees eight simulated CPU devices, and compiles quickly rather than well; set before JAX starts."""
+"""Tests see eight simulated CPU devices and compile quickly rather than well; set before JAX starts."""
 
 import os
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from ddiloco.protocol.estimates import MovingAverage
 from ddiloco.protocol.messages import FragmentCounters, Report
 
 
@@ -41,6 +42,7 @@ class Member:
     step: int = -1
     reports: int = 0
     reported_at: float | None = None
+    step_time: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds
     counters: tuple[FragmentCounters, ...] = ()
     sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, when
 

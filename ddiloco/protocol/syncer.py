@@ -32,8 +32,6 @@ class SyncerCore:
         self._members = Membership()
         self._rounds: list[Round] = []
         self._next = RoundId(1, 0)
-        self._step_time = MovingAverage()
-        self._quorum_time = MovingAverage()
         self._sync_time = MovingAverage()
 
     # What a driver calls.
@@ -128,8 +126,7 @@ class SyncerCore:
         r.phase = Phase.GRACE
         r.quorum_time = now - r.opened_at
         r.grace_started = now
-        r.deadline = now + self._grace_window()
-        self._quorum_time.add(r.quorum_time)
+        r.deadline = now + self._grace_window(r)
 
     def _pull(self, r: Round, now: float) -> Actions:
         if not self._has_quorum(r):
@@ -232,7 +229,7 @@ class SyncerCore:
             return [actions.Drop(report.learner, "stale report")]
         if report.step > m.step:
             if m.reported_at is not None:
-                self._step_time.add(now - m.reported_at)
+                m.step_time.add(now - m.reported_at)
             m.reported_at = now
         m.take(report)
         return [*self._speaks(m, now), *self._resend(m, now)]
@@ -245,10 +242,10 @@ class SyncerCore:
         if old is not None and event.incarnation < old.incarnation:
             return [actions.Reject(event.learner, event.incarnation, "a newer incarnation is known")]
         if old is not None and event.incarnation == old.incarnation:
+            if old.state is State.GONE:
+                return [actions.Reject(event.learner, event.incarnation, "this incarnation has departed")]
             if old.state is not State.JOINING:
-                return [
-                    actions.Reject(event.learner, event.incarnation, "this incarnation has joined before")
-                ]
+                return [actions.Drop(event.learner, "joined twice")]
         elif old is not None and old.state is not State.GONE:
             out += self._lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
         self._members.admit(Member(event.learner, event.incarnation, heard_at=now))
@@ -276,9 +273,7 @@ class SyncerCore:
         if m is None:
             return []
         m.move(State.GONE)
-        for r in self._rounds:
-            if r.pulled.get(m.learner) == m.incarnation:
-                self._pass_over(r, m.learner)
+        self._end_pulls(m)
         fields = {"learner": m.learner, "incarnation": m.incarnation, "reason": event.reason}
         return [actions.Record("learner_lost", fields)]
 
@@ -294,6 +289,7 @@ class SyncerCore:
         for m in self._members.live():
             if now >= m.heard_at + self.policy.silence_timeout and not self._done(m):
                 m.move(State.SILENT)
+                self._end_pulls(m)
                 m.reported_at = None  # the pause is no step time
                 out.append(actions.Record("learner_silent", {"learner": m.learner}))
         return out
@@ -324,13 +320,13 @@ class SyncerCore:
         """Whether a live learner has yet to reach the round's step."""
         return any(m.step < r.id.step for m in self._members.live())
 
-    def _grace_window(self) -> float:
-        step_time = self._step_time.value
-        if step_time is None or self.policy.quorum is None:
+    def _grace_window(self, r: Round) -> float:
+        """Seconds; by the fastest live learner's steps, since it is the first that could miss the update."""
+        known = [m.step_time.value for m in self._members.live() if m.step_time.value is not None]
+        if not known or self.policy.quorum is None:
             return 0.0
-        spare = slack(
-            self.policy.overlap, step_time, self._quorum_time.value or 0.0, self._sync_time.value or 0.0
-        )
+        step_time = min(known)
+        spare = slack(self.policy.overlap, step_time, r.quorum_time, self._sync_time.value or 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _quorum_clock(self) -> int:
@@ -369,6 +365,11 @@ class SyncerCore:
 
     def _find(self, round_id: RoundId) -> Round | None:
         return next((r for r in self._rounds if r.id == round_id), None)
+
+    def _end_pulls(self, m: Member) -> None:
+        for r in self._rounds:
+            if r.pulled.get(m.learner) == m.incarnation:
+                self._pass_over(r, m.learner)
 
     def _pass_over(self, r: Round, learner: int) -> None:
         m = self._members.newest(learner)

@@ -100,11 +100,12 @@ class SyncerWorker:
             return
         if isinstance(event, BaseException):
             raise event
-        if isinstance(event, events.FragmentArrived):
-            self._arrived[event.round, event.contribution.learner] = arrays
         if isinstance(event, events.MergeFinished):
             self._committed[event.round.fragment] = arrays[0]
-        for action in self.core.handle(event, time.monotonic()):
+        decided = self.core.handle(event, time.monotonic())
+        if isinstance(event, events.FragmentArrived) and not _drops(decided, event):
+            self._arrived[event.round, event.contribution.learner] = arrays
+        for action in decided:
             self._perform(action, arrays)
         if isinstance(event, events.MergeFinished):
             self._on_commit(self.core.step, list(self._committed))
@@ -125,8 +126,6 @@ class SyncerWorker:
             case actions.Reject():
                 self._links[action.learner, action.incarnation].deliver(Leave(action.reason))
             case actions.Drop():
-                if action.round is not None:
-                    self._arrived.pop((action.round, action.learner), None)
                 values = {"learner": action.learner, "reason": action.reason}
                 self._record(records.Noted("drop", values, time.time()))
             case actions.Record():
@@ -144,8 +143,11 @@ class SyncerWorker:
 
     def _note(self, action: actions.Record, arrays: Any) -> None:
         values: Mapping[str, Any] = action.values
-        if action.name == "round" and arrays is not None:
+        if action.name == "round":
             values = {**values, **arrays[1]}
+        if action.name == "round_abandoned":
+            abandoned = RoundId(values["step"], values["fragment"])
+            self._arrived = {key: pieces for key, pieces in self._arrived.items() if key[0] != abandoned}
         self._record(records.Noted(action.name, values, time.time()))
 
     # On other threads: nothing below touches this object's mutable state but the inbox.
@@ -176,6 +178,12 @@ class SyncerWorker:
             self._inbox.put((error, None))
             return
         self._inbox.put((events.MergeFinished(action.round), (pieces, metrics)))
+
+
+def _drops(decided: list[actions.SyncerAction], event: events.FragmentArrived) -> bool:
+    """Whether the core refused this very fragment: it may hold an accepted one of the same learner."""
+    dropped = [(a.round, a.learner) for a in decided if isinstance(a, actions.Drop)]
+    return (event.round, event.contribution.learner) in dropped
 
 
 def host_pieces(pieces: Any) -> tuple[np.ndarray, ...]:

@@ -30,6 +30,14 @@ class Reject:
 
 
 @dataclasses.dataclass(frozen=True)
+class SetClock:
+    """Tell these (learner, incarnation) pairs that the global step has come: a grace window is open."""
+
+    step: int
+    receivers: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class PullFragment:
     """Fetch a learner's fragment; comes back as FragmentArrived or PullFailed."""
 
@@ -83,7 +91,7 @@ class Finish:
     """Every round up to the last step is merged or can never be: learners may leave."""
 
 
-SyncerAction = Welcome | Reject | PullFragment | Merge | Broadcast | Drop | Record | Finish
+SyncerAction = Welcome | Reject | SetClock | PullFragment | Merge | Broadcast | Drop | Record | Finish
 
 
 @dataclasses.dataclass(frozen=True)

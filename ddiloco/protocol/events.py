@@ -105,6 +105,13 @@ class StepFinished:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClockSet:
+    """The syncer has said that global step `step` has come."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
 class UpdateArrived:
     """A broadcast fragment is here; it was merged at global step `step`."""
 
@@ -118,4 +125,4 @@ class Heartbeat:
     """The learner has not stepped for `SyncPolicy.heartbeat` seconds, being blocked or done."""
 
 
-LearnerEvent = Welcomed | StepStarted | StepFinished | UpdateArrived | Heartbeat
+LearnerEvent = Welcomed | StepStarted | StepFinished | ClockSet | UpdateArrived | Heartbeat

@@ -88,6 +88,8 @@ class LearnerCore:
                 return self._step_started(event)
             case events.StepFinished():
                 return self._step_finished()
+            case events.ClockSet():
+                return self._clock_set(event)
             case events.UpdateArrived():
                 return self._update_arrived(event)
             case events.Heartbeat():
@@ -113,10 +115,7 @@ class LearnerCore:
         for fragment in self._fragments:
             fragment.steps += 1
             fragment.tokens += event.tokens
-        wanted = [p for p in range(len(self._fragments)) if self._wants_snapshot(p)]
-        for p in wanted:
-            self._fragments[p].offered = True
-        snapshots = tuple(self._contribution(p) for p in wanted)
+        snapshots = self._offers()
         self._started.append(_StartedStep(self._report(), snapshots))
         return [actions.TakeSnapshot(snapshot) for snapshot in snapshots]
 
@@ -127,6 +126,22 @@ class LearnerCore:
         self._reported_step = step.report.step
         reports = [step.report, *self._last_report()]
         return [*map(actions.Publish, step.snapshots), *map(actions.SendReport, reports)]
+
+    def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
+        """Joins the round of a later step with what there is, rather than have it overwritten unmerged."""
+        if not self.recovered or event.step <= self.clock:
+            return []
+        if self.total_steps is not None and event.step > self.total_steps:
+            return [actions.Drop(self.learner, "clock past the last step")]
+        self.clock = event.step
+        snapshots, report = self._offers(), self._report()
+        take = [actions.TakeSnapshot(snapshot) for snapshot in snapshots]
+        if self._started:  # what was snapped is complete when the last started step is
+            last = self._started.pop()
+            self._started.append(_StartedStep(report, last.snapshots + snapshots))
+            return take
+        self._reported_step = self.clock
+        return [*take, *map(actions.Publish, snapshots), actions.SendReport(report)]
 
     def _update_arrived(self, event: events.UpdateArrived) -> list[actions.LearnerAction]:
         if not self.recovered:
@@ -164,6 +179,13 @@ class LearnerCore:
             for step, fragment in zip(due, self._fragments, strict=True)
             if fragment.offered and step > max(fragment.merged_step, self._joined_step)
         ]
+
+    def _offers(self) -> tuple[Contribution, ...]:
+        """The fragments to snap at this boundary, from now on offered to the syncer."""
+        wanted = [p for p, f in enumerate(self._fragments) if f.steps and self._wants_snapshot(p)]
+        for p in wanted:
+            self._fragments[p].offered = True
+        return tuple(self._contribution(p) for p in wanted)
 
     def _wants_snapshot(self, p: int) -> bool:
         """From the due step on, and for the overlap after it: a later pull then finds the later state.

@@ -92,7 +92,7 @@ class SyncerCore:
         out: Actions = []
         for r in self._rounds:
             if r.phase is Phase.GATHERING and self._has_quorum(r):
-                self._start_grace(r, now)
+                out += self._start_grace(r, now)
             if r.phase is Phase.GRACE and (now >= r.deadline or not self._awaited(r)):
                 out += self._pull(r, now)
             if r.phase is Phase.PULLING and now >= r.deadline:
@@ -122,11 +122,14 @@ class SyncerCore:
             return count > 0 and not self._awaited(r)
         return count >= self.policy.quorum
 
-    def _start_grace(self, r: Round, now: float) -> None:
+    def _start_grace(self, r: Round, now: float) -> Actions:
+        """Opens the window, and tells those who lag that a step boundary within it lets them in."""
         r.phase = Phase.GRACE
         r.quorum_time = now - r.opened_at
         r.grace_started = now
         r.deadline = now + self._grace_window(r)
+        behind = tuple((m.learner, m.incarnation) for m in self._members.live() if m.step < r.id.step)
+        return [actions.SetClock(r.id.step, behind)] if behind and r.deadline > now else []
 
     def _pull(self, r: Round, now: float) -> Actions:
         if not self._has_quorum(r):

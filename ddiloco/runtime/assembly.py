@@ -15,11 +15,11 @@ from ddiloco.config import ConfigError
 from ddiloco.data.pipeline import held_out_batches, make_batches
 from ddiloco.data.tokenizers import Tokenizer, make_tokenizer
 from ddiloco.outer.fragments import FragmentLayout, fragment
-from ddiloco.runtime.experiment import Experiment
+from ddiloco.runtime.experiment import BASELINES, Experiment
 from ddiloco.runtime.learner import Equipment
 from ddiloco.runtime.transfer import FragmentTransfer
 from ddiloco.training.evaluation import evaluate, make_eval_step
-from ddiloco.training.mesh import MeshConfig, carve, parameter_shardings
+from ddiloco.training.mesh import MeshConfig, carve, parameter_shardings, rows_divisor
 from ddiloco.training.parameters import abstract_parameters, init_parameters
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.sampling import sample
@@ -41,6 +41,25 @@ def make_layout(experiment: Experiment) -> FragmentLayout:
         )
     except ValueError as error:
         raise ConfigError(f"config.sync.num_fragments: {error}") from None
+
+
+def check_rows(experiment: Experiment, mesh: Mesh, rows: int) -> None:
+    """Checks that a job's rows of one step divide among its devices and micro-batches, and the held-out rows.
+
+    Raises:
+      ConfigError: they do not.
+    """
+    ways, parts = rows_divisor(mesh), experiment.inner.accumulation
+    for name, count in (("train.batch_size", rows), ("eval.batch_size", experiment.eval.batch_size)):
+        if count % ways:
+            raise ConfigError(
+                f"config.{name}: gives {count} rows, but must give a multiple of {ways}, "
+                "the devices that share them"
+            )
+    if rows % parts:
+        raise ConfigError(
+            f"config.inner.accumulation: is {parts}, but a step has {rows} rows, which is no multiple of it"
+        )
 
 
 class Assembly:
@@ -68,6 +87,29 @@ class Assembly:
     def learner_meshes(self) -> list[Mesh]:
         """One mesh for each learner."""
         return carve(jax.devices(), self.experiment.sync.num_learners, self.experiment.mesh)
+
+    def jobs(self) -> list[tuple[Mesh, tuple[int, ...]]]:
+        """Mesh and shards of all that steps: of each learner, or of the one job of a baseline."""
+        learners = range(self.experiment.sync.num_learners)
+        if self.experiment.algorithm not in BASELINES:
+            return [(mesh, (m,)) for m, mesh in enumerate(self.learner_meshes())]
+        mesh = carve(jax.devices(), 1, self.experiment.mesh)[0]
+        return [(mesh, tuple(learners) if self.experiment.algorithm == "data_parallel" else (0,))]
+
+    def check(self) -> None:
+        """Finds what cannot work, before anything is compiled.
+
+        Raises:
+          ConfigError: fragments, mesh and rows do not fit each other or the devices here.
+          DataError: the data set cannot be opened, or has too little in a split.
+        """
+        if self.experiment.algorithm not in BASELINES:
+            _ = self.layout
+        for mesh, shards in self.jobs():
+            rows = sum(self.experiment.batch_size(shard) for shard in shards)
+            check_rows(self.experiment, mesh, rows)
+            self.batches(shards, rows)
+        _ = self.held_out
 
     def evaluation_mesh(self) -> Mesh:
         """One device to evaluate on while learners train: one that no learner uses, where there is one.
@@ -160,5 +202,11 @@ class Assembly:
         e = self.experiment
         shardings = parameter_shardings(e.model, mesh)
         transfer = FragmentTransfer(self.layout, shardings)
-        transfer.compile(init_parameters(e.model, e.seed, shardings))
+        # Zeros, since the initial parameters would compile their generators anew for every mesh.
+        transfer.compile(
+            {
+                name: jax.device_put(np.zeros(leaf.shape, leaf.dtype), shardings[name])
+                for name, leaf in abstract_parameters(e.model).items()
+            }
+        )
         return transfer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,6 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.outcome import Outcome
-from ddiloco.training.mesh import carve
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import TrainState
 
@@ -23,12 +22,10 @@ from ddiloco.training.step import TrainState
 class BaselineRun:
     """Trains one copy of the model in the calling thread; it appears in the metrics as learner 0."""
 
-    def __init__(
-        self, assembly: Assembly, record: Callable[[Any], None], stop: threading.Event, shards: Sequence[int]
-    ) -> None:
+    def __init__(self, assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> None:
         e = assembly.experiment
+        [(mesh, shards)] = assembly.jobs()
         rows = sum(e.batch_size(shard) for shard in shards)
-        mesh = carve(jax.devices(), 1, e.mesh)[0]
         self._experiment = e
         self._record = record
         self._stop = stop
@@ -83,6 +80,4 @@ class BaselineRun:
 
 def run_baseline(assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> Outcome:
     """Runs `data_parallel` (the batches of all learners in one) or `lone_learner` (those of learner 0)."""
-    e = assembly.experiment
-    shards = range(e.sync.num_learners) if e.algorithm == "data_parallel" else (0,)
-    return BaselineRun(assembly, record, stop, tuple(shards)).run()
+    return BaselineRun(assembly, record, stop).run()

@@ -21,6 +21,13 @@ class WelcomeDelivery:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClockDelivery:
+    """The global step that has come."""
+
+    event: events.ClockSet
+
+
+@dataclasses.dataclass(frozen=True)
 class UpdateDelivery:
     """An update, with the pieces of its fragment."""
 
@@ -35,4 +42,4 @@ class Leave:
     reason: str | None = None
 
 
-Delivery = WelcomeDelivery | UpdateDelivery | Leave
+Delivery = WelcomeDelivery | ClockDelivery | UpdateDelivery | Leave

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ddiloco.models import flops_per_token
 from ddiloco.outer.fragments import FragmentLayout
-from ddiloco.runtime.assembly import make_layout
+from ddiloco.runtime.assembly import check_rows, make_layout
 from ddiloco.runtime.experiment import Experiment
 from ddiloco.training.mesh import carve
 from ddiloco.training.parameters import num_parameters
@@ -49,11 +49,13 @@ def describe(experiment: Experiment) -> str:
     """The text that `--dry_run` prints.
 
     Raises:
-      ConfigError: the mesh does not fit the devices here, or the fragments do not fit the model.
+      ConfigError: mesh and rows do not fit the devices here, or the fragments do not fit the model.
     """
     layout = make_layout(experiment)
     meshes = carve(jax.devices(), experiment.sync.num_learners, experiment.mesh)
     rows, length = experiment.batch_size(0), experiment.data.sequence_length
+    for learner, mesh in enumerate(meshes):
+        check_rows(experiment, mesh, experiment.batch_size(learner))
     state = abstract_state(experiment.model, experiment.inner, meshes[0])
     step = make_train_step(experiment.model, experiment.inner, experiment.train.steps, meshes[0])
     clock = jax.ShapeDtypeStruct((), jnp.int32)

@@ -33,7 +33,7 @@ class Evaluator:
             queue.Queue(1)
         )
         self._thread = threading.Thread(target=self._run, name="evaluator", daemon=True)
-        self.failure: str | None = None
+        self.failure: str | None = None  # of the latest evaluation that failed
 
     def start(self) -> None:
         """Starts the thread."""
@@ -66,5 +66,9 @@ class Evaluator:
     def _run(self) -> None:
         while (offer := self._offers.get()) is not None:
             step, tokens, params = offer
-            loss = self._score(params())
+            try:
+                loss = self._score(params())
+            except Exception as error:  # training goes on, and tells of it at its end
+                self.failure = f"at step {step}: {type(error).__name__}: {error}"
+                continue
             self._record(records.Evaluated(step, tokens, time.time(), loss))

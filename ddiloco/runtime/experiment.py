@@ -52,6 +52,10 @@ class SampleConfig:
     tokens: int = setting(160, "tokens to write; 0: none", at_least=0)
     temperature: float = setting(0.7, "sampling temperature; 0: the likeliest token", at_least=0.0)
 
+    def __post_init__(self) -> None:
+        if self.tokens and not self.prompt:
+            raise ValueError("prompt: is empty, but must have something to continue, or tokens be 0")
+
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-
+from ddiloco.config import ConfigError
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.runtime import checkpoints
@@ -41,10 +40,14 @@ def run_job(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event
     Raises:
       ConfigError, DataError: found before anything was trained.
     """
-    set_aside(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
     assembly = Assembly(experiment)
+    assembly.check()
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        set_aside(workdir)
+        (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
     monitor = Monitor(workdir, _run_info(experiment, assembly), live=live, log_every=experiment.log.every)
     monitor.start()
     extra: dict[str, Any] = {"finished": False}
@@ -81,16 +84,12 @@ def set_aside(workdir: pathlib.Path) -> None:
 
 
 def _run_info(experiment: Experiment, assembly: Assembly) -> RunInfo:
-    baseline = experiment.algorithm in BASELINES
-    if baseline:
-        chips = {0: len(jax.devices())}
-    else:
-        chips = {m: mesh.size for m, mesh in enumerate(assembly.learner_meshes())}
+    chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}
     return RunInfo(
         algorithm=experiment.algorithm,
         num_learners=len(chips),
         num_params=num_parameters(experiment.model),
-        num_fragments=0 if baseline else experiment.sync.num_fragments,
+        num_fragments=0 if experiment.algorithm in BASELINES else experiment.sync.num_fragments,
         total_steps=experiment.train.steps,
         seed=experiment.seed,
         chips_by_learner=chips,

@@ -18,7 +18,8 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.runtime.delivery import Delivery, Leave, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.delivery import ClockDelivery, Delivery, Leave, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.platform import yield_to_coordination
 from ddiloco.runtime.shelf import Shelf
 from ddiloco.runtime.transfer import FragmentTransfer
 from ddiloco.training.program import TrainProgram
@@ -78,6 +79,7 @@ class LearnerWorker:
 
     def _run(self) -> None:
         learner, incarnation = self.core.learner, self.core.incarnation
+        yield_to_coordination()
         try:
             self._to_syncer(events.LearnerJoined(learner, incarnation))
             while not self._leaving:
@@ -143,6 +145,8 @@ class LearnerWorker:
             match delivery:
                 case WelcomeDelivery():
                     self._tell(delivery.event, fragments=delivery.fragments)
+                case ClockDelivery():
+                    self._tell(delivery.event)
                 case UpdateDelivery():
                     self._tell(delivery.event, pieces=delivery.pieces)
                 case Leave(reason=reason):

@@ -101,6 +101,8 @@ class LocalRun:
             return f"the syncer failed: {self._syncer.failure}"
         if all(learner.failure is not None for learner in self._learners):
             return f"every learner failed, the first with {self._learners[0].failure}"
+        if self._evaluator.failure is not None:
+            return f"an evaluation failed {self._evaluator.failure}"
         return None
 
     def _committed(self, step: int, fragments: list[Pieces]) -> None:

@@ -17,7 +17,7 @@ from ddiloco.outer.global_model import GlobalModel, InvalidContribution
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.runtime.delivery import Delivery, Leave, Pieces, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.delivery import ClockDelivery, Delivery, Leave, Pieces, UpdateDelivery, WelcomeDelivery
 
 
 class LearnerLink(Protocol):
@@ -116,6 +116,9 @@ class SyncerWorker:
                 event = events.Welcomed(action.step, action.versions, action.merged_steps)
                 delivery = WelcomeDelivery(event, tuple(self._committed))
                 self._links[action.learner, action.incarnation].deliver(delivery)
+            case actions.SetClock():
+                for receiver in action.receivers:
+                    self._links[receiver].deliver(ClockDelivery(events.ClockSet(action.step)))
             case actions.PullFragment():
                 self._pullers.submit(self._pull, action, self._links[action.learner, action.incarnation])
             case actions.Merge():

@@ -187,6 +187,9 @@ class Fleet:
                 key = (action.learner, action.incarnation)
                 welcomed = events.Welcomed(action.step, action.versions, action.merged_steps)
                 self.send(self.to_learner, key, welcomed, reliable=True)
+            case actions.SetClock():
+                for key in action.receivers:
+                    self.send(self.to_learner, key, events.ClockSet(action.step))
             case actions.PullFragment():
                 self.send(self._answer_pull, action)
             case actions.Merge():

@@ -25,6 +25,7 @@ Events of learner N's own core; the line that starts with `=` is its state after
     at T learner 0 start [tokens=N]
     at T learner 0 finish
     at T learner 0 heartbeat
+    at T learner 0 clock step=N
     at T learner 0 update fragment=N version=N step=N
 """
 
@@ -178,6 +179,8 @@ class Scenario:
                 event = events.StepStarted(int(told.get("tokens", TOKENS_PER_STEP)))
             case "finish":
                 event = events.StepFinished()
+            case "clock":
+                event = events.ClockSet(int(told["step"]))
             case "update":
                 event = events.UpdateArrived(*(int(told[name]) for name in ("fragment", "version", "step")))
             case "heartbeat":
@@ -216,6 +219,8 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
             return f"welcome {who}: step {step}, versions {_row(versions)}, merged at {_row(merged)}"
         case actions.Reject(learner, incarnation, reason):
             return f"reject {_name(learner, incarnation)}: {reason}"
+        case actions.SetClock(step, receivers):
+            return f"set the clock to {step} for {', '.join(_name(*receiver) for receiver in receivers)}"
         case actions.PullFragment(which, learner, incarnation):
             return f"pull {_which(which)} from {_name(learner, incarnation)}"
         case actions.Merge(which, version, contributions):

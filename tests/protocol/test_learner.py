@@ -179,3 +179,27 @@ def test_the_last_step_is_reported_once():
 def test_mixing_travels_with_the_update():
     core = welcomed(num_fragments=1, mixing=0.5)
     assert core.handle(events.UpdateArrived(0, 1, 1), 0.0) == [actions.ApplyUpdate(0, 1, 0.5)]
+
+
+def test_a_clock_set_between_steps_offers_the_fragments_at_once():
+    core = welcomed(num_fragments=2, interval=4)
+    start(core)
+    finish(core)
+    take, publish, report = core.handle(events.ClockSet(2), 0.0)
+    assert core.clock == 2
+    assert take.contribution == publish.contribution
+    assert (publish.contribution.fragment, publish.contribution.step, publish.contribution.steps) == (1, 2, 1)
+    assert report.report.step == 2
+
+
+def test_a_clock_set_offers_nothing_of_a_fragment_without_new_steps():
+    core = welcomed(num_fragments=1, interval=4)
+    assert snapshots(core.handle(events.ClockSet(4), 0.0)) == []
+    assert snapshots(start(core)) != []
+
+
+def test_a_clock_that_is_set_back_is_ignored():
+    core = welcomed(num_fragments=1, interval=4)
+    start(core)
+    assert core.handle(events.ClockSet(1), 0.0) == []
+    assert core.clock == 1

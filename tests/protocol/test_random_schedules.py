@@ -132,3 +132,15 @@ def test_the_same_seed_gives_the_same_run():
 
     assert run(7) == run(7)
     assert run(7) != run(8)
+
+
+def test_learners_of_like_speed_nearly_all_take_part_although_one_would_do():
+    """K=1, grace of up to a step: to lag a bit more than that must not shut a learner out for good."""
+    policy = SyncPolicy(num_learners=4, num_fragments=12, interval=24, overlap=2, quorum=1)
+    for seed in range(5):
+        fleet = Fleet(policy, 240, seed, Weather(delay=0.03, speed_spread=0.05, jitter=0.2, merge_time=0.3))
+        for number in range(4):
+            fleet.after(0.7 * number, fleet.join, number)
+        fleet.run()
+        quorums = [len(merge.contributions) for merge in fleet.merges]
+        assert sum(quorums) / len(quorums) > 3.5

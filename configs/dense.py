@@ -45,6 +45,8 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.data.tokenizer_model = config_dict.placeholder(str)
     config.data.shuffle = True  # a shard's documents, anew in each epoch
     config.data.interleave = 8  # documents read side by side, a row of each in turn
+    config.data.prefetch = 0  # batches that a thread prepares ahead; 0: none, no thread
+    config.data.held_out_pool = 4_194_304  # tokens of the eval split that held-out rows are picked from
 
     config.train = ConfigDict()
     config.train.steps = {"tiny": 480, "small": 4800}.get(size, 48_000)  # T, global steps

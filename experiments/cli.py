@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import itertools
 import pathlib
+import signal
 import sys
+import types
 from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
@@ -25,9 +28,20 @@ class UsageError(Exception):
 
 
 def define_config(default: str) -> flags.FlagHolder:
-    """The flag `--config=FILE.py[:PRESET]`, whose fields `--config.any.field=value` overrides."""
+    """The flag `--config=FILE.py[:PRESET]`, whose fields `--config.any.field=value` overrides.
+
+    ml_collections reads the overrides here already, off the command line, and against this flag's default:
+    so the default is the file that was asked for, and an unknown field ends the program here.
+    """
     _default.append(default)
-    return config_flags.DEFINE_config_file("config", default, "Config file, and its preset after a colon.")
+    sys.argv[1:] = _config_first(sys.argv[1:])
+    try:
+        _check_overrides(sys.argv)
+    except UsageError as error:
+        _fail(str(error))
+    return config_flags.DEFINE_config_file(
+        "config", _chosen_config(sys.argv), "Config file, and its preset after a colon."
+    )
 
 
 def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -> None:
@@ -51,10 +65,26 @@ def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
             sys.exit(main(argv) or 0)
+        except KeyboardInterrupt:  # before the program had anything to save
+            sys.exit(128 + signal.SIGINT)
         except (UsageError, ConfigError, DataError) as error:
             _fail(str(error))
 
     app.run(guarded, flags_parser=parse)
+
+
+def load_module(path: str, flag: str) -> types.ModuleType:
+    """The Python file that a flag names.
+
+    Raises:
+      UsageError: no such file.
+    """
+    if not pathlib.Path(path).is_file():
+        raise UsageError(f"{flag}: {path}: no such file")
+    spec = importlib.util.spec_from_file_location(f"{flag}_file", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def load_config(argument: str) -> ConfigDict:
@@ -64,11 +94,7 @@ def load_config(argument: str) -> ConfigDict:
       UsageError: no such file, or the file knows no such preset.
     """
     path, _, preset = argument.partition(":")
-    if not pathlib.Path(path).is_file():
-        raise UsageError(f"config: {path}: no such file")
-    spec = importlib.util.spec_from_file_location("config_file", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(path, "config")
     try:
         return module.get_config(preset) if preset else module.get_config()
     except ValueError as error:
@@ -91,12 +117,32 @@ def _overrides(argv: Sequence[str]) -> list[tuple[str, str | None]]:
     return found
 
 
+def _config_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments in an order that ml_collections takes: the config file before what overrides it."""
+    files, others = [], []
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument in ("--config", "-config"):
+            files += [argument, *itertools.islice(waiting, 1)]
+        else:
+            (files if argument.startswith(("--config=", "-config=")) else others).append(argument)
+    return [*files, *others]
+
+
+def _chosen_config(argv: Sequence[str]) -> str:
+    """The config file, and its preset, that the command line asks for last; else the program's own."""
+    given = list(_default)
+    for i, argument in enumerate(argv):
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name == "config" and (equals or i + 1 < len(argv)):
+            given.append(value if equals else argv[i + 1])
+    return given[-1]
+
+
 def _check_overrides(argv: Sequence[str]) -> None:
     if not _default:
         return
-    given = [a.partition("=")[2] for a in argv if a.lstrip("-").startswith("config=")]
-    spaced = [argv[i + 1] for i, a in enumerate(argv[:-1]) if a in ("--config", "-config")]
-    config = load_config((given + spaced or _default)[-1])
+    config = load_config(_chosen_config(argv))
     for path, _ in _overrides(argv):
         at = config
         for i, part in enumerate(path.split(".")):
@@ -116,9 +162,18 @@ def _check_overrides(argv: Sequence[str]) -> None:
 
 def _take_nones(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Takes `--config.path=None` out: the flags of ml_collections cannot set a number to None."""
-    nones = [path for path, value in _overrides(argv) if value in ("None", "none")]
-    texts = {f"--config.{path}={value}" for path in nones for value in ("None", "none")}
-    return [argument for argument in argv if argument not in texts], nones
+    kept, nones, taken = [], [], False
+    for argument, following in zip(argv, [*argv[1:], None], strict=True):
+        name, equals, value = argument.lstrip("-").partition("=")
+        override = argument.startswith("-") and name.startswith("config.")
+        if taken:  # the value of the argument before
+            taken = False
+        elif override and (value if equals else following) in ("None", "none"):
+            nones.append(name.removeprefix("config."))
+            taken = not equals
+        else:
+            kept.append(argument)
+    return kept, nones
 
 
 def _set_nones(paths: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ddiloco.outer.fragments import FragmentLayout, assemble, put, take
 
@@ -17,9 +18,16 @@ Parameters = dict[str, jax.Array]
 class FragmentTransfer:
     """Compiled once for all learners on the same mesh; works on the tensors of one fragment only."""
 
-    def __init__(self, layout: FragmentLayout, shardings: dict[str, jax.sharding.Sharding]) -> None:
+    def __init__(self, layout: FragmentLayout, shardings: dict[str, NamedSharding]) -> None:
         self._layout = layout
         self._names = [layout.names(p) for p in range(layout.num_fragments)]
+        self._placement = [
+            tuple(
+                _piece_sharding(shardings[piece.name], shape)
+                for piece, shape in zip(layout.fragments[p], layout.piece_shapes(p), strict=True)
+            )
+            for p in range(layout.num_fragments)
+        ]
         self._take = [jax.jit(functools.partial(_copy, layout, p)) for p in range(layout.num_fragments)]
         self._mix = [
             jax.jit(
@@ -42,7 +50,8 @@ class FragmentTransfer:
     ) -> Parameters:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated."""
         tensors = {name: params[name] for name in self._names[fragment]}
-        mixed = self._mix[fragment](tensors, tuple(pieces), np.float32(mixing))
+        placed = jax.device_put(tuple(pieces), self._placement[fragment])
+        mixed = self._mix[fragment](tensors, placed, np.float32(mixing))
         return {**params, **mixed}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
@@ -55,6 +64,15 @@ class FragmentTransfer:
             pieces = [np.asarray(piece) for piece in self.snapshot(p, params)]
             params = self.apply(p, params, pieces, 0.0)
         return params
+
+
+def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """As its tensor, where the piece divides evenly; else whole on every device."""
+    try:
+        tensor.shard_shape(shape)
+    except ValueError:
+        return NamedSharding(tensor.mesh, PartitionSpec())
+    return tensor
 
 
 def _copy(layout: FragmentLayout, fragment: int, tensors: Parameters) -> tuple[jax.Array, ...]:

@@ -1,0 +1,28 @@
+"""The outer optimizer of each preset: four kinds, at settings from the literature and from its effective step.
+
+  python -m experiments.sweep --sweep=configs/sweeps/outer_optimizer.py --output=runs/outer_optimizer
+
+21 runs of half the tiny preset's length, about 45 seconds each on 2 CPU cores. Its outcome:
+docs/results/outer_optimizer.md.
+"""
+
+OPTIMIZERS = (
+    {"outer.optimizer": "direct"},
+    {"outer.optimizer": "nesterov", "outer.learning_rate": 0.7, "outer.momentum": 0.9},  # DiLoCo's, at H=500
+    {"outer.optimizer": "nesterov", "outer.learning_rate": 0.7, "outer.momentum": 0.3},  # effective step 1
+    {"outer.optimizer": "nesterov", "outer.learning_rate": 0.5, "outer.momentum": 0.5},  # effective step 1
+    {"outer.optimizer": "moving_average", "outer.learning_rate": 1.0, "outer.momentum": 0.3},
+    {"outer.optimizer": "persistence", "outer.target": 1.0, "outer.momentum": 0.3},
+    {"outer.optimizer": "persistence", "outer.target": 1.0, "outer.momentum": 0.6},
+)
+ALGORITHMS = ("decoupled", "streaming", "diloco")
+
+
+def get_sweep() -> list[dict]:
+    """One run of each optimizer under each algorithm, on the tiny preset."""
+    run = {"train.steps": 240, "eval.every": 0, "sample.tokens": 0}
+    return [
+        {"config": f"configs/dense.py:tiny,{algorithm}", **optimizer, **run}
+        for algorithm in ALGORITHMS
+        for optimizer in OPTIMIZERS
+    ]

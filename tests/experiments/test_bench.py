@@ -1,0 +1,21 @@
+"""The benchmarks run and write their JSON; what it says is for the full run."""
+
+import json
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["learner", "merge"])
+def test_a_quick_benchmark_writes_its_rows(name, programs, tmp_path):
+    path = tmp_path / "bench.json"
+    done = programs.run("bench", name, "--quick", f"--output={path}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(path.read_text())
+    assert result["rows"][0] == {key: value for key, value in result.items() if key != "rows"}
+    for row in result["rows"]:
+        assert row["name"] in done.stdout
+        assert row["unit"]
+        assert row["ratio"] == pytest.approx(row["measured"] / row["reference"], rel=1e-6)
+        assert min(row["measured"], row["reference"], row["limit"]) > 0
+    if name == "learner":
+        assert result["name"] == "learner"

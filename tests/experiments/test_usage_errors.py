@@ -1,0 +1,68 @@
+"""What is asked for wrongly ends with exit code 2 and one line that names it, never a traceback."""
+
+import pytest
+
+CASES = {
+    "unknown field": (["--config.train.step=3"], "config.train.step: no such setting; did you mean steps?"),
+    "unknown group": (["--config.nope=1"], "config.nope: no such setting; known: algorithm, data, driver, "),
+    "field of a field": (["--config.seed.x=1"], "config.seed.x: no such setting; known: nothing"),
+    "wrong type": (["--config.train.steps=many"], "config.train.steps=many: invalid literal for int()"),
+    "group as a value": (["--config.train=3"], "config.train=3: "),
+    "unknown preset": (
+        ["--config=configs/dense.py:huge"],
+        "config: configs/dense.py:huge: no preset 'huge'",
+    ),
+    "missing file": (["--config=configs/nothing.py"], "config: configs/nothing.py: no such file"),
+    "field of another preset": (
+        ["--config", "configs/dense.py:2b", "--config.model.layers=1"],
+        "config.model.layers: no such setting; did you mean num_layers?",
+    ),
+    "unknown flag": (["--worker=1"], "Unknown command line flag 'worker'"),
+    "stray argument": (["configs/dense.py"], "unexpected argument 'configs/dense.py'; flags begin with --"),
+    "impossible value": (["--config.train.steps=0"], "config.train.steps: is 0, but must be at least 1"),
+    "not a number": (["--config.inner.learning_rate=nan"], "config.inner.learning_rate: is nan, but must be"),
+    "none where none may be": (["--config.seed=None"], "config.seed: is None, but must be of type int"),
+    "quorum above learners": (["--config.sync.quorum=9"], "config.sync.quorum: is 9, but must be at most"),
+}
+
+
+def check(done, told):
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"error: {told}")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("arguments", "told"), CASES.values(), ids=CASES)
+def test_a_usage_error_is_told_in_one_line(arguments, told, programs, tmp_path):
+    check(programs.run("train", *arguments, f"--workdir={tmp_path / 'run'}"), told)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, tmp_path):
+    told = "no_such_text"
+    done = programs.run("train", f"--config.data.name={told}", f"--workdir={tmp_path / 'run'}")
+    check(done, f"TFDS knows no data set '{told}' and none is prepared under {programs.data_dir}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_override_of_none_may_stand_apart_from_its_name(programs):
+    done = programs.run(
+        "train", "--dry_run", "--config.sync.quorum", "None", "--config=configs/dense.py:diloco"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("algorithm    diloco, 4 learners\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("evaluate", [], "checkpoint: is missing; give --checkpoint=DIR"),
+        ("evaluate", ["--checkpoint=/nowhere"], "/nowhere: no such folder of checkpoints"),
+        ("bench", [], "name one benchmark of learner, merge"),
+        ("bench", ["lerner"], "name one benchmark of learner, merge"),
+        ("bench", ["merge", "--fast"], "Unknown command line flag 'fast'"),
+    ],
+)
+def test_the_other_programs_tell_usage_errors_too(name, arguments, told, programs):
+    check(programs.run(name, *arguments), told)

@@ -1,0 +1,66 @@
+"""Every command of the README runs; only its length is cut."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+SHORT = "--config.train.steps=24 --config.eval.every=0 --config.eval.num_batches=1 --config.sample.tokens=4"
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def shortened(command: str, runs: pathlib.Path) -> str:
+    """The same command, made short: fewer steps, one quick test, the folder of the test."""
+    command = command.replace("runs/", f"{runs}/")
+    if "experiments.sweep" in command:
+        return command.replace('--sweep="', '--sweep="train.steps=24;eval.every=0;sample.tokens=4;')
+    if "experiments.bench" in command:
+        return f"{command} --quick"
+    if command.startswith("scripts/test.sh"):
+        return f"{command} tests/protocol/test_estimates.py"
+    if "--dry_run" in command or "experiments.evaluate" in command:
+        return command
+    workdir = "" if "--workdir" in command else f"--workdir={runs}/run"
+    return f"{command} {SHORT} {workdir}"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """The scripts' environment, as the interpreter of this test, without its simulated devices."""
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTEST_XDIST_WORKER")
+    }
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), kept["PATH"]])
+    return {**kept, "PATH": path, "CI": "true", "PYTEST_WORKERS": "1"}
+
+
+def test_the_readme_has_the_two_commands_that_do_all_the_set_up():
+    assert "scripts/train.sh" in commands() and "scripts/test.sh" in commands()
+
+
+def test_every_command_of_the_readme_runs(environment, tmp_path):
+    if not (ROOT / ".venv" / "installed").exists():
+        pytest.skip("needs the environment of scripts/test.sh")
+    for command in commands():
+        short = shortened(command, tmp_path)
+        done = subprocess.run(
+            short,
+            shell=True,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{shlex.quote(short)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

@@ -1,0 +1,219 @@
+"""Settings: every wrong value ends in one line that names the field, and what is right makes a round trip."""
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import math
+import pathlib
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+from ddiloco.config import ConfigError, build, section, setting, to_dict
+from ddiloco.runtime.experiment import Experiment, parse, to_json
+
+DENSE = pathlib.Path(__file__).parent.parent / "configs" / "dense.py"
+_spec = importlib.util.spec_from_file_location("dense_config", DENSE)
+dense = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(dense)
+
+PRESETS = [f"{size},{algorithm}" for size, algorithm in itertools.product(dense.SIZES, dense.ALGORITHMS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    power: float = setting(1.5, "kW", above=0.0, at_most=9.0)
+    gears: int | None = setting(None, "speeds; None: none", at_least=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Boat:
+    name: str = setting("Ada", "painted on it")
+    kind: str = setting("punt", "what it is", choices=("punt", "ferry"))
+    seats: int = setting(4, "people", at_least=1, at_most=8)
+    draught: float = setting(0.5, "m", above=0.0, below=2.0)
+    sails: bool = setting(False, "whether it has any")
+    berths: tuple[int, ...] = setting((), "by cabin", at_least=1)
+    trim: typing.Any = setting(None, "anything")
+    engine: Engine = section(Engine)
+
+    def __post_init__(self):
+        if self.kind == "ferry" and self.seats < 2:
+            raise ValueError("seats: is below 2, but a ferry has more")
+
+
+WRONG = [
+    ({"nam": "x"}, "config.nam: no such setting; did you mean name?"),
+    (
+        {"zzz": 1},
+        "config.zzz: no such setting; known: berths, draught, engine, kind, name, sails, seats, trim",
+    ),
+    ({"seats": "4"}, "config.seats: is '4', but must be of type int"),
+    ({"seats": 4.0}, "config.seats: is 4.0, but must be of type int"),
+    ({"seats": True}, "config.seats: is True, but must be of type int"),
+    ({"seats": None}, "config.seats: is None, but must be of type int"),
+    ({"seats": 0}, "config.seats: is 0, but must be at least 1 and at most 8"),
+    ({"seats": 9}, "config.seats: is 9, but must be at least 1 and at most 8"),
+    ({"draught": True}, "config.draught: is True, but must be of type float"),
+    ({"draught": "deep"}, "config.draught: is 'deep', but must be of type float"),
+    ({"draught": math.nan}, "config.draught: is nan, but must be above 0.0 and below 2.0"),
+    ({"draught": math.inf}, "config.draught: is inf, but must be above 0.0 and below 2.0"),
+    ({"draught": 2}, "config.draught: is 2.0, but must be above 0.0 and below 2.0"),
+    ({"draught": 0.0}, "config.draught: is 0.0, but must be above 0.0 and below 2.0"),
+    ({"sails": 1}, "config.sails: is 1, but must be of type bool"),
+    ({"name": 3}, "config.name: is 3, but must be of type str"),
+    ({"kind": "yacht"}, "config.kind: is 'yacht', but must be one of punt, ferry"),
+    ({"berths": 2}, "config.berths: is 2, but must be a sequence"),
+    ({"berths": "12"}, "config.berths: is '12', but must be a sequence"),
+    ({"berths": (1, "2")}, "config.berths: is '2', but must be of type int"),
+    ({"berths": [2, 0]}, "config.berths: is 0, but must be at least 1"),
+    ({"engine": 3}, "config.engine: is 3, but is a group of settings"),
+    ({"engine": None}, "config.engine: is None, but is a group of settings"),
+    ({"engine": {"power": 0}}, "config.engine.power: is 0.0, but must be at most 9.0 and above 0.0"),
+    ({"engine": {"gears": 1}}, "config.engine.gears: is 1, but must be at least 2"),
+    ({"engine": {"gear": 1}}, "config.engine.gear: no such setting; did you mean gears?"),
+    ({"kind": "ferry", "seats": 1}, "config.seats: is below 2, but a ferry has more"),
+]
+
+
+@pytest.mark.parametrize(("values", "told"), WRONG)
+def test_a_wrong_value_is_told_in_one_line_that_names_the_field(values, told):
+    with pytest.raises(ConfigError) as raised:
+        build(Boat, values)
+    assert str(raised.value) == told
+
+
+def test_whole_numbers_do_for_floats_lists_for_tuples_and_none_where_it_may_be():
+    boat = build(Boat, {"draught": 1, "berths": [1, 2], "trim": {"any": 1}, "engine": {"gears": None}})
+    assert (boat.draught, type(boat.draught)) == (1.0, float)
+    assert (boat.berths, boat.trim, boat.engine.gears) == ((1, 2), {"any": 1}, None)
+
+
+def test_a_config_dict_builds_what_a_dict_builds():
+    values = {"seats": 2, "engine": {"power": 3.0}, "berths": (3,)}
+    assert build(Boat, ConfigDict(values)) == build(Boat, values)
+
+
+@given(
+    st.builds(
+        Boat,
+        name=st.text(),
+        seats=st.integers(2, 8),
+        draught=st.floats(0.01, 1.99),
+        berths=st.lists(st.integers(1, 9)).map(tuple),
+        engine=st.builds(Engine, power=st.floats(0.1, 9.0), gears=st.none() | st.integers(2, 9)),
+    )
+)
+def test_settings_survive_json(boat):
+    assert build(Boat, json.loads(json.dumps(to_dict(boat)))) == boat
+
+
+ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
+
+
+@given(st.dictionaries(st.sampled_from([field.name for field in dataclasses.fields(Boat)]), ANYTHING))
+def test_whatever_is_given_either_builds_or_is_told_in_one_line(values):
+    try:
+        boat = build(Boat, values)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        assert str(error).startswith("config.")
+    else:
+        assert 1 <= boat.seats <= 8
+        assert 0 < boat.draught < 2
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_parses_and_makes_a_round_trip(preset):
+    experiment = parse(dense.get_config(preset))
+    assert parse(json.loads(json.dumps(to_json(experiment)))) == experiment
+    assert experiment.algorithm == preset.split(",")[1]
+
+
+def test_the_order_of_presets_is_free_and_each_has_a_default():
+    assert dense.get_config("diloco,small").to_json() == dense.get_config("small,diloco").to_json()
+    assert dense.get_config().to_json() == dense.get_config("tiny,decoupled").to_json()
+    with pytest.raises(ValueError, match="no preset 'huge'; there are tiny, small"):
+        dense.get_config("tiny,huge")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_config_shows_every_setting_and_no_other(preset):
+    config = dense.get_config(preset)
+    experiment = parse(config)
+
+    def compare(shown, settings, where):
+        names = {field.name for field in dataclasses.fields(settings)}
+        shown = {name for name in shown if not (where == "model" and name == "name")}
+        assert shown == names, f"{where}: hidden {names - shown}, unknown {shown - names}"
+
+    compare(config, experiment, "config")
+    for field in dataclasses.fields(Experiment):
+        if dataclasses.is_dataclass(group := getattr(experiment, field.name)):
+            compare(config[field.name], group, field.name)
+
+
+def test_every_setting_says_what_it_means():
+    def check(cls):
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            if dataclasses.is_dataclass(hints[field.name]):
+                check(hints[field.name])
+            elif field.name != "model":
+                assert len(field.metadata["meaning"]) > 3, field.name
+
+    check(Experiment)
+    check(type(parse(dense.get_config()).model))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model.name": "dens"}, "config.model.name: is 'dens', but must be one of dense"),
+        ({"model.num_heads": 3}, "config.model.num_heads: is 3, but must be a multiple of num_kv_heads 2"),
+        ({"model.vocab_size": 256}, "config.model.vocab_size: is 256, but bytes need at least 259"),
+        ({"algorithm": "async"}, "config.algorithm: is 'async', but must be one of decoupled, streaming, "),
+        (
+            {"algorithm": "diloco"},
+            "config.algorithm: is diloco, which needs sync.num_fragments 1",
+        ),
+        ({"algorithm": "streaming"}, "config.algorithm: is streaming, which needs sync.quorum None and"),
+        ({"sync.quorum": None, "sync.max_run_ahead": 2}, "config.algorithm: is decoupled, which needs"),
+        ({"sync.quorum": 5}, "config.sync.quorum: is 5, but must be at most num_learners, 4"),
+        ({"sync.max_run_ahead": 24}, "config.sync.max_run_ahead: is 24, but must be below interval, 24"),
+        ({"sync.max_run_ahead": 1}, "config.sync.max_run_ahead: is bounded, so quorum must be None"),
+        ({"sync.gamma": 1.0}, "config.sync.gamma: is 1.0, but must be at least 0.0 and below 1.0"),
+        (
+            {"train.batch_sizes": (1, 2)},
+            "config.train.batch_sizes: has 2 entries, but",
+        ),
+        (
+            {"train.min_step_seconds": (0.1,)},
+            "config.train.min_step_seconds: has 1 entries, but sync.num_learners is 4",
+        ),
+        (
+            {"algorithm": "data_parallel", "train.batch_sizes": (1, 2, 1, 1)},
+            "config.train.batch_sizes: differ, but data_parallel draws as many rows of each shard",
+        ),
+        ({"outer.optimizer": "adamww"}, "config.outer.optimizer: is 'adamww', but must be one of nesterov"),
+        ({"mesh.fsdp": -1}, "config.mesh.fsdp: is -1, but data is too; only one size may be what is left"),
+        ({"data.tokenizer": "sentencepiece"}, "config.data.tokenizer_model: is missing, but"),
+        ({"sample.prompt": ""}, "config.sample.prompt: is empty, but must have something to continue"),
+        ({"seed": -1}, "config.seed: is -1, but must be at least 0"),
+        ({"driver": "remote"}, "config.driver: is 'remote', but must be one of local"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_settings_that_contradict_each_other_are_told(changes, told):
+    config = dense.get_config()
+    config.unlock()
+    with config.ignore_type():
+        config.update_from_flattened_dict(changes)
+    with pytest.raises(ConfigError) as raised:
+        parse(config)
+    assert str(raised.value).startswith(told)
+    assert "\n" not in str(raised.value)

@@ -148,8 +148,9 @@ def outer(algorithm: str) -> ConfigDict:
     c.fragmentation = "balanced"  # or layer, tensor
     c.split_large = True  # cut tensors larger than a fragment's share along their rows
     c.merge = "rda"  # radial-directional averaging; or direct. Embeddings and head are merged directly always
-    c.optimizer = "nesterov"  # direct, moving_average, persistence, or an optax optimizer
-    c.learning_rate = 0.7
+    # nesterov, direct (rate 1, no momentum), moving_average, persistence, or an optax optimizer
+    c.optimizer = "direct" if algorithm == "streaming" else "nesterov"
+    c.learning_rate = 0.7  # of nesterov and moving_average
     c.momentum = 0.3
     c.target = 1.0  # of persistence: effective step, rate / (1 - momentum * rho)
     c.rho_decay = 0.8  # of persistence: weight of the past in rho, a round

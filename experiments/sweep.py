@@ -1,9 +1,9 @@
-"""Trains once for each point of a grid: `python -m experiments.sweep --config=... --sweep="a.b=1,2;seed=0,1" --output=DIR`.
+"""Trains at each point of a grid: `python -m experiments.sweep --sweep="a.b=1,2;seed=0,1" --output=DIR`.
 
 Each point is a run of `experiments.train` in a process of its own, in DIR/<point>. A point whose run has
 finished is not run again, so that an interrupted sweep goes on where it was. `--sweep` may also name a Python
-file with `get_sweep()`, a list of {setting: value}, for grids that are no product; there the key `config` is the
-config file itself.
+file with `get_sweep()`, a list of {setting: value}, for grids that are no product; there the key `config` is
+the config file itself.
 """
 
 from __future__ import annotations

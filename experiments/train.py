@@ -31,8 +31,14 @@ def main(_) -> int:
     platform.prepare()
     workdir = pathlib.Path(_WORKDIR.value or f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}")
     stop, received = threading.Event(), []
+
+    def leave(number, _) -> None:
+        received.append(number)
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the program at once
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: (received.append(number), stop.set()))
+        signal.signal(number, leave)
     live = sys.stdout.isatty() and os.environ.get("CI", "") != "true"
     result = run_job(experiment, workdir, stop, live)
     _tell(result, workdir)

@@ -1,4 +1,4 @@
-"""The outer optimizer of each preset: four kinds, at settings from the literature and from its effective step.
+"""The outer optimizer of each preset: four kinds, at settings of the literature and at effective step 1.
 
   python -m experiments.sweep --sweep=configs/sweeps/outer_optimizer.py --output=runs/outer_optimizer
 

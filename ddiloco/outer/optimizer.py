@@ -37,10 +37,10 @@ class OuterConfig:
         "nesterov", "nesterov, direct, moving_average, persistence, or the name of an optax optimizer"
     )
     learning_rate: float = setting(
-        0.5, "outer learning rate; `direct` has 1 and `persistence` sets its own", above=0.0
+        0.7, "outer learning rate; `direct` has 1 and `persistence` sets its own", above=0.0
     )
     momentum: float = setting(
-        0.5, "momentum of nesterov, moving_average and persistence", at_least=0.0, below=1.0
+        0.3, "momentum of nesterov, moving_average and persistence", at_least=0.0, below=1.0
     )
     target: float = setting(
         1.0, "effective outer step rate/(1 - momentum*rho) that `persistence` holds", above=0.0

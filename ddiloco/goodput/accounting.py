@@ -23,7 +23,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping
+import itertools
+import math
+from collections.abc import Mapping
 
 
 class State(enum.Enum):
@@ -121,31 +123,28 @@ class Timelines:
 
     def blocked_seconds(self, now: float) -> float:
         """Seconds that learners waited for peers, summed over learners (not weighted by chips)."""
-        return sum(self._seconds(track, now)[State.BLOCKED] for track in self._tracks.values())
+        window = self.window(now)
+        if window is None:
+            return 0.0
+        return sum(track.seconds(*window)[State.BLOCKED] for track in self._tracks.values())
 
-    def alive(self, now: float) -> int:
-        """How many learners are, as of `now`, in a state of a running process: not FAILED, not FINISHED."""
-        up = (State.STARTING, *ACTIVE)
-        return sum(track.state in up and track.since <= now for track in self._tracks.values())
+    def state(self, learner: int) -> State | None:
+        """What the learner does after its last change; None before its first, or if it is unknown."""
+        track = self._tracks.get(learner)
+        return track.state if track else None
+
+    def alive(self) -> int:
+        """How many learners are not dead, FAILED: those that have FINISHED, or not come yet, are alive."""
+        return sum(track.state is not State.FAILED for track in self._tracks.values())
 
     def _chip_seconds(self, now: float) -> dict[State, float]:
         total = dict.fromkeys((State.STEPPING, *CAUSES), 0.0)
-        for track in self._tracks.values():
-            for state, seconds in self._seconds(track, now).items():
-                total[state] += track.chips * seconds
-        return total
-
-    def _seconds(self, track: _Track, now: float) -> dict[State, float]:
-        seconds = dict(track.settled)
         window = self.window(now)
-        if window is None:
-            return seconds
-        for state, start, end in track.unsettled(window[1]):
-            seconds[state] += max(0.0, min(end, window[1]) - max(start, window[0]))
-        return seconds
-
-
-_Interval = tuple[State, float, float]
+        if window is not None:
+            for track in self._tracks.values():
+                for state, seconds in track.seconds(*window).items():
+                    total[state] += track.chips * seconds
+        return total
 
 
 @dataclasses.dataclass
@@ -164,7 +163,7 @@ class _Track:
     settled: dict[State, float] = dataclasses.field(
         default_factory=lambda: dict.fromkeys((State.STEPPING, *CAUSES), 0.0)
     )
-    uncut: list[_Interval] = dataclasses.field(default_factory=list)
+    uncut: list[tuple[State, float, float]] = dataclasses.field(default_factory=list)
 
     def enter(self, state: State, now: float) -> None:
         if self.allocated and self.state is not None:
@@ -179,10 +178,13 @@ class _Track:
             self.allocated or state in (State.STEPPING, State.RECOVERING)
         )
 
-    def unsettled(self, end: float) -> Iterator[_Interval]:
-        yield from self.uncut
-        if self.allocated and self.state is not None:
-            yield self.state, self.since, end
+    def seconds(self, opened: float, closed: float) -> dict[State, float]:
+        """Allocated seconds by state inside the window [opened, closed]."""
+        seconds = dict(self.settled)
+        current = [(self.state, self.since, closed)] if self.allocated and self.state is not None else []
+        for state, start, end in itertools.chain(self.uncut, current):
+            seconds[state] += max(0.0, min(end, closed) - max(start, opened))
+        return seconds
 
 
 class _Cover:
@@ -191,25 +193,18 @@ class _Cover:
     def __init__(self) -> None:
         self._starts: list[float] = []
         self._ends: list[float] = []
-        self._total = 0.0
 
     def add(self, start: float, end: float) -> None:
         first = bisect.bisect_left(self._ends, start)
         last = bisect.bisect_right(self._starts, end)
-        self._total -= self._between(first, last)
         if first < last:
             start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
         self._starts[first:last], self._ends[first:last] = [start], [end]
-        self._total += end - start
 
     def seconds(self, start: float, end: float) -> float:
         """The length of the union with one more interval, which ends no earlier than any other."""
         first = bisect.bisect_left(self._ends, start)
         if first < len(self._starts):
             start = min(start, self._starts[first])
-        # Without anything before, no subtraction: full cover must give exactly the window's length.
-        before = self._total - self._between(first, len(self._starts)) if first > 0 else 0.0
-        return before + (end - start)
-
-    def _between(self, first: int, last: int) -> float:
-        return sum(self._ends[i] - self._starts[i] for i in range(first, last))
+        before = zip(self._starts[:first], self._ends[:first], strict=True)
+        return math.fsum(e - s for s, e in before) + (end - start)

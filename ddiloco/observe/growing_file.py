@@ -91,7 +91,10 @@ def _cut_torn_line(path: pathlib.Path) -> None:
 
 
 class GrowingFiles:
-    """Growing files under one folder; one that cannot be written raises an alarm and troubles no other."""
+    """Growing files under one folder; one that cannot be written troubles no other.
+
+    A full disk refuses all of them alike, so that there is one alarm for the folder, not one for each file.
+    """
 
     def __init__(self, root: pathlib.Path, alarms: Alarms, *, lines: bool = False) -> None:
         self._root, self._alarms, self._lines = root, alarms, lines
@@ -114,10 +117,10 @@ class GrowingFiles:
 
     def _each(self, action: Callable[[GrowingFile], None]) -> None:
         for name, file in self._files.items():
-            with self._alarms.guard(str(self._root / name)):
+            with self._alarms.guard(str(self._root)):
                 action(file)
             if file.lost:
                 self._alarms.raise_once(
-                    f"lost {name}",
+                    f"lost {self._root}",
                     f"{self._root / name}: records were given up, {file.pending} bytes are waiting",
                 )

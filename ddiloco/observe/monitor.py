@@ -16,6 +16,7 @@ from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.plots import plot_loss
 from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, Status
 from ddiloco.observe.records import (
+    Alarm,
     Evaluated,
     LearnerDied,
     Noted,
@@ -98,7 +99,7 @@ class Monitor:
         """
         if self._thread.ident is None:
             self.start()
-        self._extra.update(extra or {})
+        self._extra = {**self._extra, **(extra or {})}
         self.queue.put(Stop())
         self._wake.set()
         self._thread.join(timeout)
@@ -143,6 +144,8 @@ class Monitor:
                 self._evaluated(record)
             case LearnerDied():
                 self._died(record)
+            case Alarm():
+                self._alarms.raise_once(record.sentence, record.sentence)
 
     def _step_done(self, record: StepDone) -> None:
         self._files.step(record)
@@ -156,14 +159,14 @@ class Monitor:
 
     def _noted(self, record: Noted) -> None:
         learner = record.values.get("learner")
-        was_away = learner in self._tally.away
+        was_away, finished = learner in self._tally.away, learner in self._tally.finished
         self._tally.noted(record)
         match record.name:
             case "round":
                 self._metrics.round(record)
-            case "learner_lost" if learner not in self._tally.finished:
+            case "learner_lost" if not finished:
                 self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
-            case "learner_silent":
+            case "learner_silent" if not finished:
                 self._say(f"learner {learner} is silent; the others go on")
             case "learner_returned":
                 self._say(f"learner {learner} is heard again", news=True)
@@ -207,7 +210,7 @@ class Monitor:
     def _write_run_metrics(self) -> None:
         now, lines = self._now(), self._tally.timelines
         if lines.window(now) is not None:
-            values = {"goodput": lines.goodput(now), "uptime": lines.uptime(now), "alive": lines.alive(now)}
+            values = {"goodput": lines.goodput(now), "uptime": lines.uptime(now), "alive": lines.alive()}
             self._metrics.run(self._tally.step, now, values)
 
     def _show(self) -> None:
@@ -218,7 +221,7 @@ class Monitor:
             total_steps=tally.info.total_steps,
             loss=tally.recent_loss,
             tokens_per_second=self._pace.tokens_per_second(),
-            alive=tally.timelines.alive(now),
+            alive=tally.timelines.alive(),
             num_learners=tally.info.num_learners,
             quorum=tally.rounds.last_quorum,
             grace_seconds=tally.rounds.last_grace_seconds,

@@ -21,7 +21,7 @@ class Status:
     total_steps: int
     loss: float | None  # nats per token
     tokens_per_second: float | None
-    alive: int
+    alive: int  # learners that are not dead; those that have finished count
     num_learners: int
     quorum: int | None  # of the last merge
     grace_seconds: float | None  # that the last merge used

@@ -72,11 +72,19 @@ class LearnerDied:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Alarm:
+    """A trouble that does not end the run, as a sentence; the same sentence is told and kept once."""
+
+    sentence: str
+    time: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
     """Nothing follows: the monitor writes everything and ends."""
 
 
-Record = StepDone | StateChanged | Noted | Transferred | Evaluated | LearnerDied | Stop
+Record = StepDone | StateChanged | Noted | Transferred | Evaluated | LearnerDied | Alarm | Stop
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The entries that are single numbers, as floats; names, lists and arrays are left out."""
     kept = {}
     for name, value in values.items():
-        if value is None or isinstance(value, str | Mapping | list | tuple | set):
+        if value is None or isinstance(value, str | Mapping | list | tuple | Set):
             continue
         array = np.asarray(value)
         if array.ndim == 0:
@@ -27,13 +27,17 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def as_json(value: Any) -> Any:
-    """The value with keys as strings, device scalars as numbers, and NaN and infinities as None."""
+    """The value with keys as strings, device scalars as numbers, and NaN and infinities as None.
+
+    What JSON does not know becomes its text.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, Sequence | set):
+    if isinstance(value, Sequence | Set):
         return [as_json(item) for item in value]
     if not isinstance(value, float):
-        return as_json(np.asarray(value).tolist())
+        array = np.asarray(value)
+        return str(value) if array.dtype.hasobject else as_json(array.tolist())
     return value if math.isfinite(value) else None

@@ -34,12 +34,13 @@ class Rounds:
 
     def add(self, record: Noted) -> None:
         """Counts one merge."""
+        fragment, quorum = int(record.values["fragment"]), int(record.values["quorum"])
+        grace_seconds = as_float(record.values.get("grace_seconds", 0.0))
         self.count += 1
-        self.by_fragment[int(record.values["fragment"])] += 1
-        self.last_quorum = int(record.values["quorum"])
-        self.quorums[self.last_quorum] += 1
-        self.last_grace_seconds = as_float(record.values.get("grace_seconds", 0.0))
-        self.grace_seconds += self.last_grace_seconds
+        self.by_fragment[fragment] += 1
+        self.quorums[quorum] += 1
+        self.grace_seconds += grace_seconds
+        self.last_quorum, self.last_grace_seconds = quorum, grace_seconds
 
     def mean_quorum(self) -> float | None:
         """Learners in a merge on average; None before the first."""
@@ -84,8 +85,10 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Whether some learner has left after its last step, and every other one has too or is dead."""
-        return bool(self.finished) and self.timelines.alive(math.inf) == 0
+        """Whether some learner has left after its last step, and every other that came has too or is dead."""
+        gone = (None, State.FAILED, State.FINISHED)
+        learners = self.info.chips_by_learner
+        return bool(self.finished) and all(self.timelines.state(learner) in gone for learner in learners)
 
     def seen(self, time: float) -> None:
         """A record of this time has come."""

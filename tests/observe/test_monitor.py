@@ -1,0 +1,393 @@
+"""The monitor's thread, fed as a run feeds it: what it writes, shows, and survives."""
+
+import json
+import math
+import threading
+import time
+
+import jax.numpy as jnp
+import pytest
+
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import monitor as monitor_module
+from ddiloco.observe.monitor import FLUSH_EVERY, POLL, Monitor
+from ddiloco.observe.records import Alarm, Evaluated, LearnerDied, Noted, StateChanged, StepDone, Transferred
+from tests.observe.event_files import scalars
+
+pytestmark = pytest.mark.usefixtures("no_figure")
+TRACEBACK = "Traceback (most recent call last):\n  in step\nValueError: no batch\n"
+
+
+def step(learner, number, time=None, tokens=10, **metrics):
+    return StepDone(learner, number, float(number) if time is None else time, tokens, metrics)
+
+
+def put(monitor, *records):
+    for record in records:
+        monitor.queue.put(record)
+
+
+def lines(workdir, learner):
+    path = workdir / "learners" / str(learner) / "steps.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_until(true, seconds=20.0):
+    """Asks again and again, which costs no more time than the answer takes."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        pause.wait(0.005)
+
+
+def scripted():
+    """Two learners of 4 chips; 1 dies at half-time, 0 goes on to the end. Seconds 5 to 20."""
+    values = {"tokens": 1, "learners": (0, 1), "live": 2, "quorum_seconds": 0.1, "sync_seconds": 0.1}
+    return [
+        Evaluated(0, 0, 5.0, jnp.float32(6.0)),
+        StateChanged(0, State.STEPPING, 10.0),
+        StateChanged(1, State.STEPPING, 10.0),
+        step(0, 1, 12.5, 100, loss=jnp.float32(4.0), skipped=jnp.int32(0)),
+        step(1, 1, 12.5, 50, loss=5.0),
+        step(1, 2, 15.0, 50, loss=math.nan, skipped=1),
+        StateChanged(1, State.FAILED, 15.0),
+        LearnerDied(1, 15.0, TRACEBACK),
+        step(0, 2, 15.0, 100, loss=3.0),
+        Noted("round", {"step": 2, "fragment": 0, "quorum": 2, "grace_seconds": 0.5, **values}, 16.0),
+        Noted("round_skipped", {"step": 3, "fragment": 1}, 16.0),
+        Noted("round_abandoned", {"step": 3, "fragment": 2}, 16.0),
+        *(Noted("drop", {"learner": 1, "reason": reason}, 17.0) for reason in ("stale", "late", "late")),
+        step(0, 3, 17.5, 100, loss=2.0),
+        Noted("round", {"step": 4, "fragment": 2, "quorum": 1, "grace_seconds": 1.5, **values}, 19.0),
+        Transferred(0, 10, 20),
+        Transferred(1, 1, 2),
+        Alarm("an evaluation failed at step 2: ValueError: no device", 18.0),
+        step(0, 4, 20.0, 100, loss=1.0),
+        StateChanged(0, State.FINISHED, 20.0),
+        Evaluated(4, 500, 20.0, 1.25, accuracy=jnp.float32(0.5)),
+    ]
+
+
+SUMMARY = {
+    "algorithm": "decoupled",
+    "seed": 7,
+    "num_learners": 2,
+    "num_params": 1000,
+    "num_fragments": 3,
+    "total_steps": 4,
+    "step": 4,
+    "inner_steps": {"0": 4, "1": 2},
+    "skipped_steps": 1,
+    "tokens": {"0": 400, "1": 100},
+    "tokens_per_second": 50.0,
+    "wall_seconds": 15.0,
+    "train_loss": 3.0,
+    "eval_loss": 1.25,
+    "eval_accuracy": 0.5,
+    "eval_history": [
+        {"step": 0, "tokens": 0, "seconds": 0.0, "loss": 6.0},
+        {"step": 4, "tokens": 500, "seconds": 15.0, "loss": 1.25, "accuracy": 0.5},
+    ],
+    "rounds": 2,
+    "rounds_skipped": 1,
+    "rounds_abandoned": 1,
+    "outer_steps": {"0": 1, "1": 0, "2": 1},
+    "mean_quorum": 1.5,
+    "min_quorum": 1,
+    "max_quorum": 2,
+    "mean_grace_seconds": 1.0,
+    "goodput": 0.75,
+    "uptime": 1.0,
+    "lost": {"blocked": 0.0, "recovering": 0.0, "failed": 0.25},
+    "learner_blocked_seconds": 0.0,
+    "bytes_sent": 11,
+    "bytes_received": 22,
+    "drops": {"late": 2, "stale": 1},
+    "failures": [{"learner": 1, "time": 15.0, "traceback": TRACEBACK}],
+    "alarms": ["an evaluation failed at step 2: ValueError: no device"],
+    "params_sha256": "abc",
+    "finished": True,
+    "interrupted": False,
+}
+
+
+def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
+    monitor, workdir = make(), tmp_path / "run"
+    monitor.start()
+    put(monitor, *scripted())
+    summary = monitor.stop({"params_sha256": "abc"})
+    assert summary == SUMMARY
+    assert json.loads((workdir / "summary.json").read_text()) == SUMMARY
+    assert lines(workdir, 1) == [
+        {"time": 12.5, "step": 1, "tokens": 50},
+        {"time": 15.0, "step": 2, "tokens": 50},
+    ]
+    assert (workdir / "learners/1/traceback.txt").read_text() == f"died at 15.0\n{TRACEBACK}\n"
+    written = scalars(workdir / "metrics" / "global")
+    assert written["eval/loss"] == [(0, 6.0), (4, 1.25)]
+    assert written["run/goodput"] == [(4, 0.75)]
+    assert sorted(path.name for path in workdir.iterdir()) == ["learners", "metrics", "summary.json"]
+
+
+def test_a_run_without_any_record_still_has_a_summary(make, tmp_path):
+    summary = make().stop()
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["finished"], summary["step"], summary["wall_seconds"]) == (False, 0, 0.0)
+    assert all(summary[name] is None for name in ("goodput", "uptime", "train_loss", "eval_loss"))
+
+
+def test_records_of_many_threads_all_arrive_and_each_threads_in_order(make, tmp_path):
+    monitor, count = make(learners=4, clock=time.time), 400
+    monitor.start()
+
+    def learn(learner):
+        put(monitor, StateChanged(learner, State.STEPPING, time.time()))
+        for number in range(1, count + 1):
+            put(monitor, step(learner, number, time.time(), tokens=learner + number, loss=1.0))
+            put(monitor, Transferred(learner, 1, 2))
+        put(monitor, StateChanged(learner, State.FINISHED, time.time()))
+
+    threads = [threading.Thread(target=learn, args=(learner,)) for learner in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    summary = monitor.stop()
+    for learner in range(4):
+        written = lines(tmp_path / "run", learner)
+        assert [line["step"] for line in written] == list(range(1, count + 1))
+        assert [line["tokens"] for line in written] == [learner + n for n in range(1, count + 1)]
+        assert summary["tokens"][str(learner)] == sum(line["tokens"] for line in written)
+    assert (summary["bytes_sent"], summary["bytes_received"]) == (4 * count, 8 * count)
+    assert summary["inner_steps"] == dict.fromkeys("0123", count)
+    assert (summary["alarms"], summary["finished"], summary["goodput"]) == ([], True, 1.0)
+
+
+def test_steps_reach_the_disk_within_a_second_though_nothing_follows_them(make, tmp_path):
+    assert FLUSH_EVERY + POLL < 1.0
+    monitor, path = make(), tmp_path / "run/learners/0/steps.jsonl"
+    monitor.start()
+    put(monitor, step(0, 1), step(0, 2))
+    wait_until(path.exists)
+    wait_until(lambda: path.read_bytes().count(b"\n") == 2)
+
+
+def test_steps_reach_the_disk_though_the_queue_is_never_empty(make, tmp_path):
+    monitor, path = make(), tmp_path / "run/learners/0/steps.jsonl"
+    taken, numbers = monitor._take, iter(range(2, 10**9))
+
+    def take_and_put_another(record):
+        put(monitor, step(0, next(numbers)))
+        taken(record)
+
+    monitor._take = take_and_put_another
+    put(monitor, step(0, 1))
+    monitor.start()
+    wait_until(path.exists)
+    monitor._take = taken
+
+
+def test_the_summary_is_refreshed_while_the_run_goes_on(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "SUMMARY_EVERY", 0.05)
+    monitor, path = make(), tmp_path / "run/summary.json"
+    monitor.start()
+    put(monitor, step(0, 1))
+    wait_until(lambda: path.exists() and json.loads(path.read_text())["inner_steps"]["0"] == 1)
+    put(monitor, step(0, 2))
+    wait_until(lambda: json.loads(path.read_text())["inner_steps"]["0"] == 2)
+    assert json.loads(path.read_text())["finished"] is False
+
+
+def test_nan_becomes_null_and_one_alarm_for_each_learner(make, tmp_path, capsys):
+    monitor = make()
+    put(monitor, StateChanged(0, State.STEPPING, 0.0))
+    put(monitor, *(step(0, number, loss=jnp.float32(jnp.nan)) for number in (1, 2, 3)))
+    put(monitor, step(1, 1, loss=math.inf), Evaluated(3, 30, 3.0, math.nan))
+    summary = monitor.stop()
+    assert summary["train_loss"] is None and summary["eval_loss"] is None
+    assert summary["eval_history"] == [{"step": 3, "tokens": 30, "seconds": 3.0, "loss": None}]
+    alarms = ["learner 0: the loss is nan at step 1", "learner 1: the loss is inf at step 1"]
+    assert summary["alarms"] == alarms
+    assert capsys.readouterr().err == "".join(f"ddiloco: {alarm}\n" for alarm in alarms)
+    text = (tmp_path / "run/summary.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+
+
+def test_an_alarm_of_the_run_is_told_once_and_kept_in_order(make, capsys):
+    monitor = make()
+    put(monitor, *(Alarm(sentence, 1.0) for sentence in ("one trouble", "another", "one trouble")))
+    assert monitor.stop()["alarms"] == ["one trouble", "another"]
+    captured = capsys.readouterr()
+    assert captured.err == "ddiloco: one trouble\nddiloco: another\n"
+    assert "trouble" not in captured.out
+
+
+def test_a_record_that_cannot_be_used_is_an_alarm_and_the_next_one_is_used(make):
+    monitor = make()
+    put(monitor, object(), step(0, 1, loss="high"), StateChanged(9, State.STEPPING, 1.0))
+    put(monitor, step(0, 2, loss=2.0))
+    summary = monitor.stop()
+    assert summary["train_loss"] == 2.0
+    starts = [alarm.split(" was")[0] for alarm in summary["alarms"]]
+    assert starts == ["a object record", "a StepDone record", "a StateChanged record"]
+
+
+def test_a_workdir_that_cannot_be_written_ends_nothing(make, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    monitor = make(workdir=tmp_path / "file")
+    monitor.start()
+    put(monitor, *scripted())
+    summary = monitor.stop({"params_sha256": "abc"})
+    places = [f"{tmp_path / 'file' / name}" for name in ("learners", "metrics", "summary.json")]
+    own = SUMMARY["alarms"]
+    assert [alarm.split(": ")[0] for alarm in summary["alarms"][len(own) :]] == places
+    assert {**summary, "alarms": own} == SUMMARY
+    assert sorted(capsys.readouterr().err.splitlines()) == sorted(f"ddiloco: {a}" for a in summary["alarms"])
+
+
+def test_a_full_device_is_one_alarm_and_spares_the_other_files(make, tmp_path):
+    traceback = tmp_path / "run/learners/1/traceback.txt"
+    traceback.parent.mkdir(parents=True)
+    traceback.symlink_to("/dev/full")
+    monitor = make()
+    put(monitor, *scripted())
+    summary = monitor.stop()
+    told = f"{tmp_path / 'run/learners'}: OSError: [Errno 28] No space left on device"
+    assert summary["alarms"] == [*SUMMARY["alarms"], told]
+    assert len(lines(tmp_path / "run", 1)) == 2
+
+
+def test_steps_are_complete_once_a_full_disk_has_room_again(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "FLUSH_EVERY", 0.01)
+    folder = tmp_path / "run/learners/0"
+    folder.parent.mkdir(parents=True)
+    folder.write_text("in the way")
+    monitor = make()
+    monitor.start()
+    put(monitor, *(step(0, number) for number in range(1, 10)))
+    wait_until(lambda: monitor._alarms.sentences)
+    folder.unlink()
+    put(monitor, step(0, 10))
+    summary = monitor.stop()
+    assert [line["step"] for line in lines(tmp_path / "run", 0)] == list(range(1, 11))
+    assert len(summary["alarms"]) == 1
+
+
+def test_a_writer_that_fails_in_an_unforeseen_way_keeps_nothing_else_from_being_written(make, monkeypatch):
+    def plot(path, tally):
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr(monitor_module, "plot_loss", plot)
+    monitor = make()
+    put(monitor, *scripted())
+    alarms = [*SUMMARY["alarms"], "the monitor's plot: RuntimeError: no font"]
+    assert monitor.stop({"params_sha256": "abc"}) == {**SUMMARY, "alarms": alarms}
+
+
+def test_stopping_is_bounded_when_the_disk_hangs(make, monkeypatch):
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def write(path, summary):
+        hangs.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(monitor_module, "write_summary", write)
+    monitor = make()
+    put(monitor, *scripted())
+    monitor.start()
+    summary = monitor.stop(timeout=0.05)
+    told = "the monitor did not end within 0.05 seconds; the summary may be incomplete"
+    assert summary["alarms"][-1] == told
+    assert hangs.wait(30)
+    go_on.set()
+    assert monitor.stop()["finished"] is True
+
+
+def test_what_the_run_knows_better_replaces_the_monitors_own_figures(make):
+    monitor = make()
+    put(monitor, *scripted())
+    assert monitor.stop({"interrupted": True, "params_sha256": "abc"}) == {
+        **SUMMARY,
+        "finished": False,
+        "interrupted": True,
+    }
+    assert monitor.stop()["interrupted"] is True
+
+
+def test_the_last_line_of_a_healthy_run_says_that_all_learners_are_alive(make, tmp_path, capsys):
+    monitor = make()
+    for learner in (0, 1):
+        states = (State.STEPPING, 0.0), (State.FINISHED, 10.0)
+        put(monitor, *(StateChanged(learner, state, time) for state, time in states))
+        put(monitor, step(learner, 4, 10.0, loss=1.5))
+    monitor.stop()
+    assert capsys.readouterr().out == (
+        "step 4/4  loss 1.500  - tok/s  alive 2/2  0:10<-  goodput 100.0%  quorum -  grace - ms\n"
+    )
+    assert scalars(tmp_path / "run/metrics/global")["run/alive"] == [(4, 2.0)]
+
+
+def test_a_dead_learner_is_not_alive(make, tmp_path, capsys):
+    monitor = make()
+    put(monitor, *scripted())
+    monitor.stop()
+    assert "  alive 1/2  " in capsys.readouterr().out.splitlines()[-1]
+    assert scalars(tmp_path / "run/metrics/global")["run/alive"] == [(4, 1.0)]
+
+
+def test_a_terminal_shows_one_live_line_below_evaluations_and_problems(make, terminal):
+    screen = terminal()
+    monitor = make(live=True)
+    put(monitor, *scripted())
+    monitor.stop()
+    *above, last, empty = screen.lines()
+    assert above == [
+        "step 0: held-out loss 6.0000  (0 s)",
+        "learner 1 died: ValueError: no batch",
+        "step 4: held-out loss 1.2500  accuracy 50.0%  (15 s)",
+    ]
+    assert last.startswith("step 4/4  loss ") and "  alive 1/2  0:15<" in last and not empty
+
+
+def test_comings_and_goings_are_told_unless_a_learner_had_finished(make, capsys):
+    monitor = make()
+    put(monitor, Noted("learner_ready", {"learner": 0}, 0.0))
+    for name in ("learner_silent", "learner_returned", "learner_lost", "learner_ready"):
+        put(monitor, Noted(name, {"learner": 0, "reason": "killed"}, 1.0))
+    put(monitor, StateChanged(1, State.STEPPING, 1.0), StateChanged(1, State.FINISHED, 2.0))
+    for name in ("learner_silent", "learner_lost"):
+        put(monitor, Noted(name, {"learner": 1, "reason": "left"}, 3.0))
+    monitor.stop()
+    assert capsys.readouterr().out.splitlines()[:-1] == [
+        "learner 0 is silent; the others go on",
+        "learner 0 is heard again",
+        "learner 0 lost: killed",
+        "learner 0 is back",
+    ]
+
+
+def test_ci_is_quiet_but_for_evaluations_and_problems(make, monkeypatch, capsys):
+    monkeypatch.setenv("CI", "true")
+    monitor = make(live=True)
+    put(monitor, *scripted(), Noted("learner_ready", {"learner": 1}, 20.0))
+    monitor.stop()
+    captured = capsys.readouterr()
+    starts = [line.split(":")[0] for line in captured.out.splitlines()]
+    assert starts == ["step 0", "learner 1 died", "step 4"]
+    assert captured.err == f"ddiloco: {SUMMARY['alarms'][0]}\n"
+
+
+def test_a_stdout_that_was_closed_ends_nothing(make, terminal):
+    screen = terminal()
+    monitor = make(live=True)
+    screen.close()
+    put(monitor, *scripted())
+    summary = monitor.stop({"params_sha256": "abc"})
+    assert summary["step"] == 4
+    starts = [alarm.split(":")[0] for alarm in summary["alarms"]]
+    assert starts == ["the terminal", "an evaluation failed at step 2"]
+
+
+def test_steps_between_metrics_must_be_at_least_one(tmp_path, run_info):
+    with pytest.raises(ValueError, match="log_every: is 0, but must be at least 1"):
+        Monitor(tmp_path, run_info(), live=False, log_every=0)

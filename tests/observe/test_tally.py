@@ -1,0 +1,130 @@
+"""What the records of a run add up to."""
+
+import math
+
+import pytest
+
+from ddiloco.goodput.accounting import State
+from ddiloco.observe.records import LearnerDied, Noted, StateChanged, StepDone
+from ddiloco.observe.tally import Tally
+
+
+@pytest.fixture
+def tally(run_info):
+    return Tally(run_info(3), None)
+
+
+def step(learner, number, **metrics):
+    return StepDone(learner, number, float(number), 10, metrics)
+
+
+def enter(tally, learner, *states, time=0.0):
+    for state in states:
+        tally.state_changed(StateChanged(learner, state, time))
+
+
+def note(tally, name, **values):
+    tally.noted(Noted(name, values, 0.0))
+
+
+def test_a_run_is_complete_once_all_that_came_have_finished_or_are_dead(tally):
+    assert not tally.complete
+    enter(tally, 0, State.STEPPING)
+    enter(tally, 1, State.STEPPING, State.FAILED)
+    assert not tally.complete
+    enter(tally, 0, State.FINISHED)
+    assert tally.complete  # learner 2 never came
+    for state in (State.STARTING, State.RECOVERING, State.STEPPING, State.BLOCKED):
+        enter(tally, 2, state)
+        assert not tally.complete
+    enter(tally, 2, State.FINISHED)
+    assert tally.complete and tally.finished == {0, 2}
+
+
+def test_a_run_whose_learners_all_died_is_not_complete(tally):
+    for learner in range(3):
+        enter(tally, learner, State.STEPPING, State.FAILED)
+    assert not tally.complete
+
+
+def test_a_learner_that_goes_on_after_finishing_has_not_finished(tally):
+    enter(tally, 0, State.STEPPING, State.FINISHED, State.STEPPING)
+    assert tally.finished == set() and not tally.complete
+
+
+def test_a_clock_that_was_set_back_loses_no_state(tally):
+    enter(tally, 0, State.STEPPING, time=10.0)
+    enter(tally, 0, State.BLOCKED, time=8.0)
+    enter(tally, 0, State.STEPPING, time=9.0)
+    enter(tally, 0, State.FINISHED, time=12.0)
+    assert tally.timelines.window(99.0) == (10.0, 12.0)
+    assert tally.timelines.goodput(99.0) == 1.0
+
+
+def test_several_records_of_one_death_leave_one_mark_and_so_does_the_return(tally):
+    tally.step_done(step(1, 5, loss=1.0))
+    enter(tally, 1, State.STEPPING, State.FAILED)
+    tally.died(LearnerDied(1, 5.0, "gone"))
+    note(tally, "learner_silent", learner=1)
+    note(tally, "learner_lost", learner=1)
+    tally.step_done(step(0, 9, loss=1.0))
+    note(tally, "learner_ready", learner=1)
+    note(tally, "learner_returned", learner=1)
+    assert tally.marks == [(5, 1, False), (9, 1, True)]
+    assert tally.away == set() and len(tally.failures) == 1
+
+
+def test_first_arrivals_and_the_departure_of_those_that_finished_leave_no_mark(tally):
+    note(tally, "learner_ready", learner=0)
+    enter(tally, 0, State.STEPPING, State.FINISHED)
+    note(tally, "learner_silent", learner=0)
+    note(tally, "learner_lost", learner=0)
+    assert tally.marks == []
+
+
+def test_a_skipped_step_counts_its_tokens_but_not_its_loss(tally):
+    assert tally.step_done(step(0, 1, loss=2.0, skipped=0)) == 2.0
+    assert tally.step_done(step(0, 2, loss=math.nan, skipped=1)) is None
+    assert tally.step_done(step(0, 3)) is None
+    assert (tally.skipped_steps, tally.tokens, tally.steps_by_learner[0]) == (1, 30, 3)
+    assert tally.train_loss() == 2.0
+
+
+def test_the_training_loss_is_the_mean_over_learners_of_the_end_of_each(tally):
+    for number in range(1, 101):
+        tally.step_done(step(0, number, loss=float(number)))
+    tally.step_done(step(1, 1, loss=8.0))
+    assert tally.train_loss() == ((96 + 97 + 98 + 99 + 100) / 5 + 8.0) / 2
+
+
+def test_the_recent_loss_weights_values_geometrically_without_the_bias_of_its_start(tally):
+    assert tally.recent_loss is None
+    losses = [3.0, 1.0, 4.0, 1.0, 5.0]
+    for number, loss in enumerate(losses):
+        tally.step_done(step(number % 3, number, loss=loss))
+    keep = 1 - 1 / 30  # ten steps of each of three learners
+    weights = [keep ** (len(losses) - 1 - i) for i in range(len(losses))]
+    mean = math.fsum(w * loss for w, loss in zip(weights, losses, strict=True)) / math.fsum(weights)
+    assert tally.recent_loss == pytest.approx(mean, rel=1e-12)
+    tally.step_done(step(0, 6, loss=math.nan))
+    assert math.isnan(tally.recent_loss)
+    tally.step_done(step(0, 7, loss=mean))
+    assert tally.recent_loss == pytest.approx(mean, rel=1e-12)
+
+
+def test_the_global_step_is_the_furthest_clock_of_any_learner(tally):
+    for learner, number in ((0, 4), (1, 9), (0, 5)):
+        tally.step_done(step(learner, number))
+    assert tally.step == 9
+
+
+def test_a_round_that_cannot_be_read_is_not_half_counted(tally):
+    with pytest.raises(KeyError):
+        note(tally, "round", fragment=0, grace_seconds=1.0)
+    rounds = tally.rounds
+    assert (rounds.count, rounds.mean_quorum(), rounds.by_fragment.total()) == (0, None, 0)
+
+
+def test_records_of_names_to_come_change_nothing(tally):
+    note(tally, "something_new", learner=0)
+    assert (tally.marks, tally.drops.total(), tally.rounds.count) == ([], 0, 0)

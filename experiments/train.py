@@ -51,8 +51,10 @@ def main(_) -> int:
 def _tell(result, workdir: pathlib.Path) -> None:
     s = result.summary
     if result.continuation is not None:
-        print(f"\nsample: {result.continuation}\n")
-    print(f"eval loss {s['eval_loss']} nats/token, goodput {s['goodput']}, uptime {s['uptime']}")
+        print(f"\nsample: {result.continuation.rstrip()}\n")
+    loss, goodput, uptime = (s.get(name) for name in ("eval_loss", "goodput", "uptime"))
+    shares = f"goodput {goodput or 0:.1%}, uptime {uptime or 0:.1%}"
+    print(f"held-out loss {'unknown' if loss is None else f'{loss:.4f}'} nats/token, {shares}")
     print(f"{workdir}/summary.json  {workdir}/loss.png  {workdir}/checkpoints")
 
 

@@ -108,8 +108,9 @@ class LearnerWorker:
             self._enter(State.STEPPING)
             started = time.monotonic()
             self._start_step()
-            self._finish_steps(leave=self._equipment.steps_in_flight - 1)
-            self._idle(started + self._equipment.min_step_seconds)
+            slowest = self._equipment.min_step_seconds
+            self._finish_steps(leave=0 if slowest else self._equipment.steps_in_flight - 1)
+            self._idle(started + slowest)
 
     def _start_step(self) -> None:
         batch = next(self._equipment.batches)

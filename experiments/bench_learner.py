@@ -15,7 +15,7 @@ from ddiloco.runtime.learner import Equipment
 from ddiloco.runtime.local import run_local
 from experiments import cli
 
-PAIRS, STEPS = 6, 36
+PAIRS, STEPS = 4, 96
 
 
 def run(quick: bool) -> list[dict]:

@@ -19,7 +19,6 @@ from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.runtime.delivery import ClockDelivery, Delivery, Leave, UpdateDelivery, WelcomeDelivery
-from ddiloco.runtime.platform import yield_to_coordination
 from ddiloco.runtime.shelf import Shelf
 from ddiloco.runtime.transfer import FragmentTransfer
 from ddiloco.training.program import TrainProgram
@@ -79,7 +78,6 @@ class LearnerWorker:
 
     def _run(self) -> None:
         learner, incarnation = self.core.learner, self.core.incarnation
-        yield_to_coordination()
         try:
             self._to_syncer(events.LearnerJoined(learner, incarnation))
             while not self._leaving:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
@@ -76,7 +77,9 @@ class LocalRun:
         for learner in self._learners:
             if not learner.join(_LEAVE_SECONDS):
                 told = f"it did not leave within {_LEAVE_SECONDS:.0f} s"
-                self._record(records.LearnerDied(learner.core.learner, time.time(), told))
+                number, now = learner.core.learner, time.time()
+                self._record(records.StateChanged(number, State.FAILED, now))
+                self._record(records.LearnerDied(number, now, told))
         self._syncer.stop(_LEAVE_SECONDS)
         self._evaluator.stop(_LEAVE_SECONDS)
         params, step = self._model.parameters(), self._syncer.core.step

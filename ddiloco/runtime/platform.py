@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import pathlib
-import threading
 import warnings
 
 import jax
@@ -37,16 +36,6 @@ def warn_unless_prepared() -> None:
             "before JAX makes its first array",
             stacklevel=3,
         )
-
-
-def yield_to_coordination() -> None:
-    """Lets other threads go before the calling one, a learner's, where that computes on the CPU itself.
-
-    Otherwise the few microseconds that a round needs at each of its stages wait for time slices of steps.
-    """
-    if jax.default_backend() == "cpu" and hasattr(os, "setpriority"):
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _keep_freed_memory() -> None:

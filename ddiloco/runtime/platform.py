@@ -11,15 +11,17 @@ import warnings
 import jax
 
 
-def prepare(cache: bool = True) -> None:
+def prepare(cache: bool = True, keep_memory: bool = True) -> None:
     """Sets JAX up for learners as threads, and keeps compiled programs between runs.
 
-    The cache is in $JAX_COMPILATION_CACHE_DIR or ~/.cache/ddiloco/jax.
+    The cache is in $JAX_COMPILATION_CACHE_DIR or ~/.cache/ddiloco/jax. `keep_memory` has glibc reuse the
+    buffers of one step for the next.
     """
     # On CPU devices asynchronous dispatch puts all work into one pool, whose queue starves a merge for as
     # long as learners keep it filled; run in the calling threads, each gets its share from the system.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    _keep_freed_memory()
+    if keep_memory:
+        _keep_freed_memory()
     if cache:
         folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(
             pathlib.Path.home() / ".cache/ddiloco/jax"

@@ -47,13 +47,13 @@ def run(quick: bool) -> list[dict]:
 
 
 def experiment(steps: int, quick: bool) -> Experiment:
-    """Four learners on a dense model of 5.5M parameters, P=24, H=24, tau=2, K=1; or a fraction."""
+    """Four learners on a dense model of 5.4M parameters, P=24, H=24, tau=2, K=1; or a fraction."""
     config = cli.load_config("configs/dense.py:tiny")
     if quick:
         config.model.update(num_layers=1)
         config.sync.update(num_fragments=4, interval=4)
     else:
-        config.model.update(num_layers=6, model_dim=256, num_heads=8, num_kv_heads=4, mlp_dim=768)
+        config.model.update(num_layers=6, model_dim=256, num_heads=8, num_kv_heads=4, mlp_dim=896)
         config.sync.update(num_fragments=24, interval=24)
     config.train.update(steps=steps, batch_size=4)
     config.eval.update(every=0, num_batches=1)

@@ -11,7 +11,7 @@ import jax
 from ddiloco.observe import records
 from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.experiment import Experiment, parse
-from ddiloco.runtime.learner import Equipment
+from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.local import run_local
 from experiments import cli
 

@@ -1,18 +1,19 @@
 """What goodput, uptime and lost time mean, for real runs and for simulated ones alike (docs/goodput.md).
 
-Learner l has c_l chips and is at every moment in one `State`. The *window* [a, b] opens when any
-learner first enters STEPPING. It is closed once some learner has FINISHED and none is STEPPING,
-BLOCKED or RECOVERING; b is then the last moment at which one was. Until then b is the time asked about.
+Learner l has c_l chips and is at every moment in one `State`, with k_l <= c_l of its chips in the job: a
+learner that has lost a slice goes on with the rest. The *window* [a, b] opens when any learner first enters
+STEPPING. It is closed once some learner has FINISHED and none is in one of the `ACTIVE` states; b is then
+the last moment at which one was. Until then b is the time asked about.
 
-A learner is *allocated* from the moment it enters STEPPING or RECOVERING (or from a, if that is
-later) until it enters FINISHED; dead or alive, its chips are paid for in between. STARTING counts as
-RECOVERING in a learner that is allocated: its process starts anew. With T_l(s) the seconds that
-learner l spends in state s while it is allocated, inside the window,
+A learner is *allocated* from the moment it enters STEPPING, RECONFIGURING or STANDBY (or from a, if that is
+later) until it enters FINISHED; dead or alive, all its chips are paid for in between. STARTING counts as
+RECONFIGURING in a learner that is allocated: its process starts anew. With C(s) the chip-seconds in state s:
+the sum over learners, while they are allocated and inside the window, of the seconds in s times k_l, where
+the c_l - k_l chips that are not in the job count as FAILED,
 
-    allocated = sum over l of c_l * (T_l(STEPPING) + T_l(BLOCKED) + T_l(RECOVERING) + T_l(FAILED))
-    goodput   = sum over l of c_l * T_l(STEPPING) / allocated
-    lost[s]   = sum over l of c_l * T_l(s) / allocated        for s in BLOCKED, RECOVERING, FAILED
-    uptime    = |union over l of the STEPPING intervals of l| / (b - a)
+    goodput = C(STEPPING) / sum over s of C(s)
+    lost[s] = C(s) / sum over s of C(s)                        for s in `CAUSES`
+    uptime  = |union over l of the STEPPING intervals of l| / (b - a)
 
 so that goodput + sum(lost.values()) = 1. In an empty window nothing is allocated and nothing lost:
 goodput and uptime are 1.
@@ -20,12 +21,12 @@ goodput and uptime are 1.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import enum
 import itertools
-import math
 from collections.abc import Mapping
+
+from ddiloco.goodput.coverage import Cover
 
 
 class State(enum.Enum):
@@ -33,22 +34,42 @@ class State(enum.Enum):
 
     STARTING = "starting"  # before the first step: compiles, loads; not allocated yet
     STEPPING = "stepping"  # useful
-    BLOCKED = "blocked"  # at its run-ahead bound: waits for peers
-    RECOVERING = "recovering"  # rejoins: restores, fetches, compiles again
+    WAITING_FOR_PEERS = "waiting_for_peers"  # at its run-ahead bound, or for the slowest of its own chips
+    WAITING_FOR_NETWORK = "waiting_for_network"  # for bytes that training cannot go on without
+    DETECTING = "detecting"  # stands still because of a failure that is not understood yet
+    RECONFIGURING = "reconfiguring"  # rejoins, restores, fetches, compiles, takes slices in or out
+    REPLAYING = "replaying"  # does again the work that was lost
+    STANDBY = "standby"  # spare chips, kept idle
     FAILED = "failed"  # dead, others go on
     FINISHED = "finished"  # left after its last step; no longer allocated
 
 
-CAUSES = (State.BLOCKED, State.RECOVERING, State.FAILED)
-ACTIVE = (State.STEPPING, State.BLOCKED, State.RECOVERING)
+CAUSES = tuple(s for s in State if s not in (State.STARTING, State.STEPPING, State.FINISHED))
+COUNTED = (State.STEPPING, *CAUSES)  # states of allocated chips
+WAITING = (State.WAITING_FOR_PEERS, State.WAITING_FOR_NETWORK)
+ACTIVE = tuple(s for s in COUNTED if s not in (State.STANDBY, State.FAILED))
+_ALLOCATING = (State.STEPPING, State.RECONFIGURING, State.STANDBY)
+
+
+def shares(chip_seconds: Mapping[State, float]) -> tuple[float, dict[str, float]]:
+    """Goodput, and the share lost to each cause, from allocated chip-seconds by state; they add up to 1.
+
+    A state that is missing has none. Where nothing is allocated, goodput is 1.
+    """
+    allocated = sum(chip_seconds.values())
+    if allocated <= 0:
+        return 1.0, dict.fromkeys((cause.value for cause in CAUSES), 0.0)
+    lost = {cause.value: chip_seconds.get(cause, 0.0) / allocated for cause in CAUSES}
+    return chip_seconds.get(State.STEPPING, 0.0) / allocated, lost
 
 
 class Timelines:
     """The states of all learners over time, and the shares that follow from them.
 
     Each learner's changes must come in the order of their times; between learners any order will do
-    and gives the same figures. Memory does not grow with the number of changes, except for moments
-    at which no learner steps. A `now` before the last change counts as the time of that change.
+    and gives the same figures. Memory does not grow with the number of changes, except for moments at
+    which no learner steps and changes that a learner makes before its first step or while it is not active.
+    A `now` before the last change counts as the time of that change.
     """
 
     def __init__(self, chips_by_learner: Mapping[int, int]) -> None:
@@ -60,17 +81,20 @@ class Timelines:
         for learner, chips in chips_by_learner.items():
             if chips <= 0:
                 raise ValueError(f"learner {learner}: has {chips} chips, but must have at least 1")
-        self._tracks = {learner: _Track(chips) for learner, chips in chips_by_learner.items()}
-        self._cover = _Cover()
+        self._tracks = {learner: _Track(chips, chips) for learner, chips in chips_by_learner.items()}
+        self._cover = Cover()
         self._opened: float | None = None
         self._last_active = -float("inf")
         self._last_change = -float("inf")
 
-    def enter(self, learner: int, state: State, now: float) -> None:
-        """The learner is in `state` from `now` (seconds) on; entering the state it is in changes nothing.
+    def enter(self, learner: int, state: State, now: float, chips: int | None = None) -> None:
+        """The learner is in `state`, with `chips` of its chips in the job, from `now` (seconds) on.
+
+        None stands for all its chips; the rest are lost to FAILED meanwhile. Entering what it is in changes
+        nothing.
 
         Raises:
-          ValueError: the learner is unknown, or `now` is before its previous change.
+          ValueError: the learner is unknown, `now` is before its previous change, or it has fewer chips.
         """
         track = self._tracks.get(learner)
         if track is None:
@@ -79,10 +103,17 @@ class Timelines:
             raise ValueError(
                 f"learner {learner}: enters {state.name} at {now}, before its last change at {track.since}"
             )
+        present = track.chips if chips is None else chips
+        fewest = 1 if state is State.STEPPING else 0
+        if not fewest <= present <= track.chips:
+            raise ValueError(
+                f"learner {learner}: enters {state.name} with {present} chips, but may with "
+                f"{fewest} to {track.chips}"
+            )
         self._last_change = max(self._last_change, now)
         if state is State.STARTING and track.allocated:
-            state = State.RECOVERING
-        if state is track.state:
+            state = State.RECONFIGURING
+        if (state, present) == (track.state, track.present):
             return
         if track.state in ACTIVE:
             self._last_active = max(self._last_active, now)
@@ -90,7 +121,7 @@ class Timelines:
             self._cover.add(track.since, now)
         if state is State.STEPPING:
             self._opened = now if self._opened is None else min(self._opened, now)
-        track.enter(state, now)
+        track.enter(state, now, present)
 
     def window(self, now: float) -> tuple[float, float] | None:
         """The window (a, b) as of `now`, in seconds; None while no learner has stepped."""
@@ -102,15 +133,11 @@ class Timelines:
 
     def goodput(self, now: float) -> float:
         """Useful chip-seconds over allocated chip-seconds, in [0, 1]."""
-        seconds = self._chip_seconds(now)
-        allocated = sum(seconds.values())
-        return seconds[State.STEPPING] / allocated if allocated > 0 else 1.0
+        return shares(self.chip_seconds(now))[0]
 
     def lost(self, now: float) -> dict[str, float]:
-        """The share of the allocated chip-seconds lost to each cause: blocked, recovering, failed."""
-        seconds = self._chip_seconds(now)
-        allocated = sum(seconds.values())
-        return {cause.value: seconds[cause] / allocated if allocated > 0 else 0.0 for cause in CAUSES}
+        """The share of the allocated chip-seconds lost to each of `CAUSES`, by its value."""
+        return shares(self.chip_seconds(now))[1]
 
     def uptime(self, now: float) -> float:
         """The share of the window in which at least one learner is stepping, in [0, 1]."""
@@ -122,11 +149,21 @@ class Timelines:
         return min(1.0, covered / (window[1] - window[0]))
 
     def blocked_seconds(self, now: float) -> float:
-        """Seconds that learners waited for peers, summed over learners (not weighted by chips)."""
+        """Seconds that learners waited (both WAITING states), summed over learners, not weighted by chips."""
         window = self.window(now)
         if window is None:
             return 0.0
-        return sum(track.seconds(*window)[State.BLOCKED] for track in self._tracks.values())
+        return sum(track.totals(*window)[1] for track in self._tracks.values())
+
+    def chip_seconds(self, now: float) -> dict[State, float]:
+        """Allocated chip-seconds inside the window, by state; all of `COUNTED` are there."""
+        total = dict.fromkeys(COUNTED, 0.0)
+        window = self.window(now)
+        if window is not None:
+            for track in self._tracks.values():
+                for state, seconds in track.totals(*window)[0].items():
+                    total[state] += seconds
+        return total
 
     def state(self, learner: int) -> State | None:
         """What the learner does after its last change; None before its first, or if it is unknown."""
@@ -137,74 +174,68 @@ class Timelines:
         """How many learners are not dead, FAILED: those that have FINISHED, or not come yet, are alive."""
         return sum(track.state is not State.FAILED for track in self._tracks.values())
 
-    def _chip_seconds(self, now: float) -> dict[State, float]:
-        total = dict.fromkeys((State.STEPPING, *CAUSES), 0.0)
-        window = self.window(now)
-        if window is not None:
-            for track in self._tracks.values():
-                for state, seconds in track.seconds(*window).items():
-                    total[state] += track.chips * seconds
-        return total
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Span:
+    """An allocated interval, in seconds, of a learner of `chips` chips of which `present` are in the job."""
+
+    state: State
+    start: float
+    end: float
+    present: int
+    chips: int
+
+    def settle(self, chip_seconds: dict[State, float]) -> float:
+        """Adds its chip-seconds by state; returns the seconds that the learner waited in it."""
+        seconds = max(0.0, self.end - self.start)
+        chip_seconds[self.state] += self.present * seconds
+        chip_seconds[State.FAILED] += (self.chips - self.present) * seconds
+        return seconds if self.state in WAITING else 0.0
 
 
 @dataclasses.dataclass
 class _Track:
-    """One learner's chips, its state, and its allocated seconds by state so far.
+    """One learner's chips, its state, and its allocated chip-seconds by state so far.
 
-    An interval that may reach out of the window is kept whole, to be cut when asked about: only those
-    before the learner's own first step may start before it, only a failure never returned from may end after.
+    A span that may reach out of the window is kept whole, to be cut when asked about: only those before the
+    learner's own first step may start before it, only those after which it is never active may end after it.
     """
 
     chips: int
+    present: int
     state: State | None = None
     since: float = -float("inf")
     allocated: bool = False
-    stepped: bool = False
-    settled: dict[State, float] = dataclasses.field(
-        default_factory=lambda: dict.fromkeys((State.STEPPING, *CAUSES), 0.0)
-    )
-    uncut: list[tuple[State, float, float]] = dataclasses.field(default_factory=list)
+    stepped: float | None = None  # when it first did
+    settled: dict[State, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
+    waited: float = 0.0
+    uncut: list[_Span] = dataclasses.field(default_factory=list)
 
-    def enter(self, state: State, now: float) -> None:
+    def enter(self, state: State, now: float, present: int) -> None:
         if self.allocated and self.state is not None:
-            never_back = self.state is State.FAILED and state is State.FINISHED
-            if self.stepped and not never_back:
-                self.settled[self.state] += now - self.since
-            else:
-                self.uncut.append((self.state, self.since, now))
-        self.state, self.since = state, now
-        self.stepped |= state is State.STEPPING
-        self.allocated = state is not State.FINISHED and (
-            self.allocated or state in (State.STEPPING, State.RECOVERING)
-        )
+            self.uncut.append(self._current(now))
+        if state in ACTIVE or self.state in ACTIVE:  # the window reaches to `now` at least
+            self._settle()
+        self.state, self.since, self.present = state, now, present
+        if state is State.STEPPING and self.stepped is None:
+            self.stepped = now
+        self.allocated = state is not State.FINISHED and (self.allocated or state in _ALLOCATING)
 
-    def seconds(self, opened: float, closed: float) -> dict[State, float]:
-        """Allocated seconds by state inside the window [opened, closed]."""
-        seconds = dict(self.settled)
-        current = [(self.state, self.since, closed)] if self.allocated and self.state is not None else []
-        for state, start, end in itertools.chain(self.uncut, current):
-            seconds[state] += max(0.0, min(end, closed) - max(start, opened))
-        return seconds
+    def totals(self, opened: float, closed: float) -> tuple[dict[State, float], float]:
+        """Allocated chip-seconds by state, and seconds waited, inside the window [opened, closed]."""
+        chip_seconds, waited = dict(self.settled), self.waited
+        current = [self._current(closed)] if self.allocated and self.state is not None else []
+        for span in itertools.chain(self.uncut, current):
+            cut = dataclasses.replace(span, start=max(span.start, opened), end=min(span.end, closed))
+            waited += cut.settle(chip_seconds)
+        return chip_seconds, waited
 
+    def _current(self, end: float) -> _Span:
+        return _Span(self.state, self.since, end, self.present, self.chips)  # type: ignore[arg-type]
 
-class _Cover:
-    """The union of intervals, as sorted disjoint ones; intervals that abut become one."""
-
-    def __init__(self) -> None:
-        self._starts: list[float] = []
-        self._ends: list[float] = []
-
-    def add(self, start: float, end: float) -> None:
-        first = bisect.bisect_left(self._ends, start)
-        last = bisect.bisect_right(self._starts, end)
-        if first < last:
-            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
-        self._starts[first:last], self._ends[first:last] = [start], [end]
-
-    def seconds(self, start: float, end: float) -> float:
-        """The length of the union with one more interval, which ends no earlier than any other."""
-        first = bisect.bisect_left(self._ends, start)
-        if first < len(self._starts):
-            start = min(start, self._starts[first])
-        before = zip(self._starts[:first], self._ends[:first], strict=True)
-        return math.fsum(e - s for s, e in before) + (end - start)
+    def _settle(self) -> None:
+        if self.stepped is not None:
+            early = [span for span in self.uncut if span.start < self.stepped]
+            for span in self.uncut[len(early) :]:
+                self.waited += span.settle(self.settled)
+            self.uncut = early

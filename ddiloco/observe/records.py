@@ -31,6 +31,7 @@ class StateChanged:
     learner: int
     state: State
     time: float
+    chips: int | None = None  # of the learner's chips, those in the job from then on; None: all
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

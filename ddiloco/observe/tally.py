@@ -116,7 +116,7 @@ class Tally:
         """Enters the state. A clock that was set back makes the state begin at the learner's last change."""
         time = max(record.time, self._last_change.get(record.learner, -math.inf))
         self._last_change[record.learner] = time
-        self.timelines.enter(record.learner, record.state, time)
+        self.timelines.enter(record.learner, record.state, time, record.chips)
         if record.state is State.FINISHED:
             self.finished.add(record.learner)
         else:

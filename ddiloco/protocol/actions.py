@@ -22,11 +22,19 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """Refuse a learner that asks to join."""
+    """Tell an incarnation that a newer one has its place; its core hears of it as events.Rejected."""
 
     learner: int
     incarnation: int
     reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class NotMember:
+    """Tell an incarnation that it does not take part, or no longer; its core answers with Join."""
+
+    learner: int
+    incarnation: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,12 +99,35 @@ class Finish:
     """Every round up to the last step is merged or can never be: learners may leave."""
 
 
-SyncerAction = Welcome | Reject | SetClock | PullFragment | Merge | Broadcast | Drop | Record | Finish
+SyncerAction = (
+    Welcome | Reject | NotMember | SetClock | PullFragment | Merge | Broadcast | Drop | Record | Finish
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Join:
+    """Ask the syncer to take part; it hears of it as events.LearnerJoined, with the same fields.
+
+    From this action on the learner goes by this incarnation: a pull that names it is answered with what
+    the learner has published before, under the new number.
+    """
+
+    learner: int
+    incarnation: int
+    step: int | None = None  # with `versions`: a return with what it holds; without: for the first time
+    versions: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+    """End this learner's process: a newer incarnation has its place."""
+
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class AdoptAll:
-    """Load every fragment that came with the welcome, then tell the syncer `ready`."""
+    """Load every fragment of the welcome, then tell the syncer `ready`; what was published before is void."""
 
     step: int
     versions: tuple[int, ...]
@@ -132,4 +163,4 @@ class SendReport:
     report: Report
 
 
-LearnerAction = AdoptAll | TakeSnapshot | Publish | ApplyUpdate | SendReport | Drop
+LearnerAction = Join | Leave | AdoptAll | TakeSnapshot | Publish | ApplyUpdate | SendReport | Drop

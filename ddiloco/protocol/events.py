@@ -9,10 +9,15 @@ from ddiloco.protocol.messages import Contribution, Report, RoundId
 
 @dataclasses.dataclass(frozen=True)
 class LearnerJoined:
-    """A learner asks to take part; a larger incarnation of the same learner replaces the older one."""
+    """A learner asks to take part; a larger incarnation of the same learner replaces the older one.
+
+    With `step` and `versions` it returns with what it holds, and needs only what is newer.
+    """
 
     learner: int
     incarnation: int
+    step: int | None = None
+    versions: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +66,7 @@ class PullFailed:
 
 @dataclasses.dataclass(frozen=True)
 class MergeFinished:
-    """The merge of a round is done (and durable, where the driver keeps it so)."""
+    """The merge of a round is done and committed: where there is a durable state, it is in there."""
 
     round: RoundId
 
@@ -87,9 +92,25 @@ SyncerEvent = (
 class Welcomed:
     """The syncer has answered a join: its clock, each fragment's version and the step it was merged at."""
 
+    incarnation: int
     step: int
     versions: tuple[int, ...]
     merged_steps: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class NotMember:
+    """The syncer does not know this incarnation, or does no longer."""
+
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejected:
+    """The syncer knows a newer incarnation than this one."""
+
+    incarnation: int
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +143,9 @@ class UpdateArrived:
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """The learner has not stepped for `SyncPolicy.heartbeat` seconds, being blocked or done."""
+    """The learner has not stepped for `SyncPolicy.heartbeat` seconds: not welcomed yet, blocked or done."""
 
 
-LearnerEvent = Welcomed | StepStarted | StepFinished | ClockSet | UpdateArrived | Heartbeat
+LearnerEvent = (
+    Welcomed | NotMember | Rejected | StepStarted | StepFinished | ClockSet | UpdateArrived | Heartbeat
+)

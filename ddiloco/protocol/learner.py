@@ -27,12 +27,14 @@ class _Fragment:
 class _StartedStep:
     """A step that the devices still work on, with what becomes public once it is complete."""
 
-    report: Report
+    report: Report | None  # None once the learner has been welcomed anew: the step is of what it held before
     snapshots: tuple[Contribution, ...]
 
 
 class LearnerCore:
-    """Decides for one incarnation of a learner; starts no thread, reads no clock, touches no array.
+    """Decides for one process of a learner; starts no thread, reads no clock, touches no array.
+
+    When the syncer has lost it, the process takes the next incarnation and comes back with what it holds.
 
     The driver may hand several steps to the devices before the first completes: counters follow the
     order of `StepStarted`, what others hear of them follows `StepFinished`.
@@ -48,6 +50,7 @@ class LearnerCore:
         self.total_steps = total_steps
         self.clock = 0
         self._joined_step = 0
+        self._welcomed_as: int | None = None  # incarnation whose welcome was adopted
         self._reported_step = -1
         self._fragments: list[_Fragment] = []
         self._started: collections.deque[_StartedStep] = collections.deque()
@@ -84,6 +87,10 @@ class LearnerCore:
         match event:
             case events.Welcomed():
                 return self._welcomed(event)
+            case events.NotMember():
+                return self._not_member(event)
+            case events.Rejected():
+                return [actions.Leave(event.reason)] if event.incarnation == self.incarnation else []
             case events.StepStarted():
                 return self._step_started(event)
             case events.StepFinished():
@@ -93,18 +100,45 @@ class LearnerCore:
             case events.UpdateArrived():
                 return self._update_arrived(event)
             case events.Heartbeat():
-                idle = self.recovered and not self._started
-                return [actions.SendReport(self._report())] if idle else []
+                return self._heartbeat()
 
     def _welcomed(self, event: events.Welcomed) -> list[actions.LearnerAction]:
-        if self.recovered:
+        if event.incarnation != self.incarnation:
+            return [actions.Drop(self.learner, "welcome of another incarnation")]
+        if self._welcomed_as == self.incarnation:
             return [actions.Drop(self.learner, "welcomed twice")]
         if {len(event.versions), len(event.merged_steps)} != {self.policy.num_fragments}:
             return [actions.Drop(self.learner, "welcome with another number of fragments")]
+        self._welcomed_as = self.incarnation
         self.clock = self._joined_step = event.step
+        self._reported_step = -1
         merged = zip(event.versions, event.merged_steps, strict=True)
         self._fragments = [_Fragment(version, step) for version, step in merged]
+        self._started = collections.deque(_StartedStep(None, ()) for _ in self._started)
         return [actions.AdoptAll(event.step, event.versions)]
+
+    def _not_member(self, event: events.NotMember) -> list[actions.LearnerAction]:
+        """Comes back under the next number: what is still on its way under this one can do no harm."""
+        if event.incarnation != self.incarnation:
+            return []
+        self.incarnation += 1
+        self._started = collections.deque(self._renumbered(step) for step in self._started)
+        return [self._join()]
+
+    def _heartbeat(self) -> list[actions.LearnerAction]:
+        if not self.recovered:
+            return [self._join()]
+        return [] if self._started else [actions.SendReport(self._report())]
+
+    def _join(self) -> actions.Join:
+        if not self.recovered:
+            return actions.Join(self.learner, self.incarnation)
+        return actions.Join(self.learner, self.incarnation, self.clock, self.versions)
+
+    def _renumbered(self, step: _StartedStep) -> _StartedStep:
+        own = {"incarnation": self.incarnation}
+        report = None if step.report is None else dataclasses.replace(step.report, **own)
+        return _StartedStep(report, tuple(dataclasses.replace(c, **own) for c in step.snapshots))
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:
@@ -123,6 +157,8 @@ class LearnerCore:
         if not self._started:
             raise LocalProtocolError("a step finished that was never started")
         step = self._started.popleft()
+        if step.report is None:
+            return list(map(actions.SendReport, self._last_report()))
         self._reported_step = step.report.step
         reports = [step.report, *self._last_report()]
         return [*map(actions.Publish, step.snapshots), *map(actions.SendReport, reports)]

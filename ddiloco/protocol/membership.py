@@ -12,7 +12,7 @@ from ddiloco.protocol.messages import FragmentCounters, Report
 class State(enum.Enum):
     """Where a learner stands.
 
-    joining --ready--> live <--spoke / silent--> silent;  any --lost or replaced--> gone
+    joining --ready or reported--> live <--spoke / silent--> silent;  any --lost or replaced--> gone
     """
 
     JOINING = "joining"  # welcomed, still recovering: neither seeds nor forms a quorum
@@ -87,9 +87,18 @@ class Membership:
             return None
         return member
 
-    def admit(self, member: Member) -> None:
-        """Puts a new incarnation in the place of the learner's older one."""
+    def admit(self, member: Member) -> Member:
+        """Puts a new incarnation in the place of the learner's older one; returns it."""
         self._members = dict(sorted({**self._members, member.learner: member}.items()))
+        return member
+
+    def incarnations(self) -> tuple[tuple[int, int], ...]:
+        """(learner, newest incarnation) of every learner ever seen, by learner number."""
+        return tuple((m.learner, m.incarnation) for m in self._members.values())
+
+    def furthest(self) -> int:
+        """The largest step that the newest incarnation of a learner, gone or not, has reported."""
+        return max((m.step for m in self._members.values()), default=0)
 
     def present(self) -> list[Member]:
         """Every member that has not gone, by learner number."""

@@ -1,15 +1,19 @@
-"""The syncer's side of the protocol: quorum, grace window, pull, merge, broadcast; membership beside them."""
+"""The syncer's side of the protocol: quorum, grace window, pull, merge, broadcast, in this order."""
 
 from __future__ import annotations
 
+import dataclasses
+
 from ddiloco.protocol import actions, events
+from ddiloco.protocol.attendance import Attendance
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
-from ddiloco.protocol.membership import Member, Membership, State
-from ddiloco.protocol.messages import Report, RoundId
+from ddiloco.protocol.membership import Member
+from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.rounds import Phase, Round
 from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.state import SyncerState
 
 Actions = list[actions.SyncerAction]
 
@@ -18,20 +22,28 @@ class SyncerCore:
     """Decides for the syncer; starts no thread, reads no clock, touches no array.
 
     A round (step, fragment) opens when a live learner has reported the step. Rounds open in the order
-    of the schedule, at most tau at a time (at least one), always of different fragments.
+    of the schedule, at most tau at a time (at least one), always of different fragments. Who is live is
+    the matter of `Attendance`.
+
+    With the `state` of one that crashed it goes on from there: it knows what was merged, so no round is
+    merged twice, and nobody is a member until its learners have come back.
+
+    Raises:
+      LocalProtocolError: the state is of another number of fragments.
     """
 
-    def __init__(self, policy: SyncPolicy, total_steps: int | None = None) -> None:
+    def __init__(
+        self, policy: SyncPolicy, total_steps: int | None = None, state: SyncerState | None = None
+    ) -> None:
         self.policy = policy
         self.schedule = Schedule(policy.num_fragments, policy.interval)
         self.total_steps = total_steps
-        self.step = 0  # the newest global step of which a round was merged
-        self.versions = [0] * policy.num_fragments
-        self.merged_steps = [0] * policy.num_fragments
         self.finished = False
-        self._members = Membership()
+        self._merged = state or SyncerState.initial(policy.num_fragments)
+        self._merged.check(policy.num_fragments)
+        self._attendance = Attendance(policy, total_steps, self._merged)
         self._rounds: list[Round] = []
-        self._next = RoundId(1, 0)
+        self._next = self._due_from(min(self._merged.merged_steps) + 1, 0)
         self._sync_time = MovingAverage()
 
     # What a driver calls.
@@ -44,13 +56,13 @@ class SyncerCore:
         """
         match event:
             case events.LearnerJoined():
-                out = self._joined(event, now)
+                out = self._attendance.joined(event, self._merged, now)
             case events.LearnerReady():
-                out = self._ready(event, now)
+                out = self._attendance.ready(event, self._merged, now)
             case events.LearnerLost():
-                out = self._lost(event)
+                out = self._attendance.lost(event)
             case events.StepReported():
-                out = self._step_reported(event, now)
+                out = self._attendance.reported(event.report, self._merged, now)
             case events.FragmentArrived():
                 out = self._fragment_arrived(event)
             case events.PullFailed():
@@ -59,23 +71,42 @@ class SyncerCore:
                 out = self._merge_finished(event, now)
             case events.Timeout():
                 out = []
-        return [*out, *self._mark_silent(now), *self._advance(now)]
+        return [*out, *self._attendance.mark_silent(now), *self._advance(now)]
 
     def next_deadline(self) -> float | None:
         """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""
         times = [r.deadline for r in self._rounds if r.deadline is not None]
-        times += [m.heard_at + self.policy.silence_timeout for m in self._members.live() if not self._done(m)]
-        return min(times, default=None)
+        return min([*times, *self._attendance.deadlines()], default=None)
+
+    def state(self) -> SyncerState:
+        """What must survive a crash, as of now; `state().after(round)` is what a merge leaves."""
+        return dataclasses.replace(self._merged, incarnations=self._attendance.incarnations())
+
+    @property
+    def step(self) -> int:
+        """The newest global step of which a round was merged."""
+        return self._merged.step
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment."""
+        return self._merged.versions
+
+    @property
+    def merged_steps(self) -> tuple[int, ...]:
+        """By fragment, the global step of the round that made its version."""
+        return self._merged.merged_steps
 
     @property
     def live(self) -> tuple[int, ...]:
         """The learners that count towards a quorum."""
-        return tuple(m.learner for m in self._members.live())
+        return tuple(m.learner for m in self._attendance.live())
 
     # Rounds: quorum, grace window, pull, merge, broadcast.
 
     def _advance(self, now: float) -> Actions:
         """Moves every round as far as it can go, and opens those whose turn has come."""
+        self._forget_pulls()
         out: Actions = []
         before = None
         while before != (before := self._progress()):
@@ -103,8 +134,8 @@ class SyncerCore:
 
     def _open_rounds(self, now: float) -> Actions:
         out: Actions = []
-        front = max((m.step for m in self._members.live()), default=0)
-        while (due := self._next_round()) is not None and due.step <= front:
+        front = max((m.step for m in self._attendance.live()), default=0)
+        while (due := self._next) is not None and due.step <= front:
             if any(r.id.fragment == due.fragment for r in self._rounds):
                 break
             if self._too_late(due):
@@ -113,7 +144,7 @@ class SyncerCore:
                 self._rounds.append(Round(due, opened_at=now))
             else:
                 break
-            self._next = RoundId(due.step, due.fragment + 1)
+            self._next = self._due_from(due.step, due.fragment + 1)
         return out
 
     def _has_quorum(self, r: Round) -> bool:
@@ -128,7 +159,7 @@ class SyncerCore:
         r.quorum_time = now - r.opened_at
         r.grace_started = now
         r.deadline = now + self._grace_window(r)
-        behind = tuple((m.learner, m.incarnation) for m in self._members.live() if m.step < r.id.step)
+        behind = tuple((m.learner, m.incarnation) for m in self._attendance.live() if m.step < r.id.step)
         return [actions.SetClock(r.id.step, behind)] if behind and r.deadline > now else []
 
     def _pull(self, r: Round, now: float) -> Actions:
@@ -162,27 +193,17 @@ class SyncerCore:
         if r is None or r.phase is not Phase.MERGING:
             raise LocalProtocolError(f"{event.round} finished merging, but was not being merged")
         self._rounds.remove(r)
-        step, fragment = r.id.step, r.id.fragment
-        self.versions[fragment] += 1
-        self.merged_steps[fragment] = step
-        self.step = max(self.step, step)
+        self._merged = self._merged.after(r.id)
         self._sync_time.add(now - r.pulling_since)
-        return [*self._broadcast(fragment, self._members.present(), now), self._round_record(r, now)]
-
-    def _broadcast(self, fragment: int, members: list[Member], now: float) -> Actions:
-        """To every member that has recovered, in the merge or not; a joiner gets all with its welcome."""
-        receivers = [m for m in members if m.state is not State.JOINING]
-        for m in receivers:
-            m.sent[fragment] = (self.versions[fragment], now)
-        if not receivers:
-            return []
-        pairs = tuple((m.learner, m.incarnation) for m in receivers)
-        return [actions.Broadcast(fragment, self.versions[fragment], self.merged_steps[fragment], pairs)]
+        return [
+            *self._attendance.broadcast(r.id.fragment, self._merged, now),
+            self._round_record(r, now),
+        ]
 
     def _abandon_and_finish(self) -> Actions:
         """Once all live learners are done, a round without its quorum can never get it."""
-        live = self._members.live()
-        if self.finished or self.total_steps is None or not live or not all(map(self._done, live)):
+        live = self._attendance.live()
+        if self.finished or self.total_steps is None or not live or not all(map(self._attendance.done, live)):
             return []
         hopeless = [r for r in self._rounds if r.phase is Phase.GATHERING and not self._has_quorum(r)]
         out: Actions = [
@@ -190,7 +211,7 @@ class SyncerCore:
             for r in hopeless
         ]
         self._rounds = [r for r in self._rounds if r not in hopeless]
-        if not self._rounds and self._next_round() is None:
+        if not self._rounds and self._next is None:
             self.finished = True
             out.append(actions.Finish())
         return out
@@ -221,97 +242,11 @@ class SyncerCore:
         self._pass_over(r, event.learner)
         return [actions.Drop(event.learner, event.reason, r.id)]
 
-    def _step_reported(self, event: events.StepReported, now: float) -> Actions:
-        report = event.report
-        m = self._members.current(report.learner, report.incarnation)
-        if m is None or m.state is State.JOINING:
-            return [actions.Drop(report.learner, "report of a learner that is not taking part")]
-        if self._impossible(report):
-            return [actions.Drop(report.learner, "impossible report")]
-        if report.step < m.step or (report.step == m.step and m.knows_better(report)):
-            return [actions.Drop(report.learner, "stale report")]
-        if report.step > m.step:
-            if m.reported_at is not None:
-                m.step_time.add(now - m.reported_at)
-            m.reported_at = now
-        m.take(report)
-        return [*self._speaks(m, now), *self._resend(m, now)]
-
-    # Membership.
-
-    def _joined(self, event: events.LearnerJoined, now: float) -> Actions:
-        old = self._members.newest(event.learner)
-        out: Actions = []
-        if old is not None and event.incarnation < old.incarnation:
-            return [actions.Reject(event.learner, event.incarnation, "a newer incarnation is known")]
-        if old is not None and event.incarnation == old.incarnation:
-            if old.state is State.GONE:
-                return [actions.Reject(event.learner, event.incarnation, "this incarnation has departed")]
-            if old.state is not State.JOINING:
-                return [actions.Drop(event.learner, "joined twice")]
-        elif old is not None and old.state is not State.GONE:
-            out += self._lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
-        self._members.admit(Member(event.learner, event.incarnation, heard_at=now))
-        versions, merged = tuple(self.versions), tuple(self.merged_steps)
-        return [*out, actions.Welcome(event.learner, event.incarnation, self.step, versions, merged)]
-
-    def _ready(self, event: events.LearnerReady, now: float) -> Actions:
-        m = self._members.current(event.learner, event.incarnation)
-        if m is None or m.state is not State.JOINING or len(event.versions) != self.policy.num_fragments:
-            return [actions.Drop(event.learner, "ready without a welcome")]
-        merged = all(theirs <= ours for theirs, ours in zip(event.versions, self.versions, strict=True))
-        if not merged or self._past_the_end(event.step):
-            return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
-        m.move(State.LIVE)
-        m.heard_at = now
-        m.step = event.step
-        out: Actions = [actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})]
-        for fragment, version in enumerate(event.versions):
-            if version < self.versions[fragment]:
-                out += self._broadcast(fragment, [m], now)
-        return out
-
-    def _lost(self, event: events.LearnerLost) -> Actions:
-        m = self._members.current(event.learner, event.incarnation)
-        if m is None:
-            return []
-        m.move(State.GONE)
-        self._end_pulls(m)
-        fields = {"learner": m.learner, "incarnation": m.incarnation, "reason": event.reason}
-        return [actions.Record("learner_lost", fields)]
-
-    def _speaks(self, m: Member, now: float) -> Actions:
-        m.heard_at = now
-        if m.state is not State.SILENT:
-            return []
-        m.move(State.LIVE)
-        return [actions.Record("learner_returned", {"learner": m.learner})]
-
-    def _mark_silent(self, now: float) -> Actions:
-        out: Actions = []
-        for m in self._members.live():
-            if now >= m.heard_at + self.policy.silence_timeout and not self._done(m):
-                m.move(State.SILENT)
-                self._end_pulls(m)
-                m.reported_at = None  # the pause is no step time
-                out.append(actions.Record("learner_silent", {"learner": m.learner}))
-        return out
-
-    def _resend(self, m: Member, now: float) -> Actions:
-        """Sends an update anew that a learner should long have applied and, by its report, has not."""
-        out: Actions = []
-        for fragment, (version, sent_at) in list(m.sent.items()):
-            if m.counters and m.version(fragment) >= version:
-                del m.sent[fragment]
-            elif now >= sent_at + self.policy.resend_timeout:
-                out += self._broadcast(fragment, [m], now)
-        return out
-
     # Questions.
 
     def _candidates(self, r: Round) -> list[Member]:
         """Live learners at the round's step with work on the fragment's current version to give."""
-        return [m for m in self._members.live() if m.learner not in r.arrived and self._can_give(m, r)]
+        return [m for m in self._attendance.live() if m.learner not in r.arrived and self._can_give(m, r)]
 
     def _can_give(self, m: Member, r: Round) -> bool:
         if m.step < r.id.step or not m.counters or r.is_passed_over(m.learner, m.incarnation, m.reports):
@@ -321,11 +256,11 @@ class SyncerCore:
 
     def _awaited(self, r: Round) -> bool:
         """Whether a live learner has yet to reach the round's step."""
-        return any(m.step < r.id.step for m in self._members.live())
+        return any(m.step < r.id.step for m in self._attendance.live())
 
     def _grace_window(self, r: Round) -> float:
         """Seconds; by the fastest live learner's steps, since it is the first that could miss the update."""
-        known = [m.step_time.value for m in self._members.live() if m.step_time.value is not None]
+        known = [m.step_time.value for m in self._attendance.live() if m.step_time.value is not None]
         if not known or self.policy.quorum is None:
             return 0.0
         step_time = min(known)
@@ -334,7 +269,7 @@ class SyncerCore:
 
     def _quorum_clock(self) -> int:
         """The step that enough live learners for a quorum have reached."""
-        steps = sorted((m.step for m in self._members.live()), reverse=True)
+        steps = sorted((m.step for m in self._attendance.live()), reverse=True)
         needed = len(steps) if self.policy.quorum is None else self.policy.quorum
         return steps[needed - 1] if steps and needed <= len(steps) else 0
 
@@ -344,38 +279,27 @@ class SyncerCore:
             return False
         return self._quorum_clock() >= due.step + self.policy.interval
 
-    def _next_round(self) -> RoundId | None:
-        """The first round of the schedule that has not been opened or skipped."""
-        step, first = self._next.step, self._next.fragment
+    def _due_from(self, step: int, fragment: int) -> RoundId | None:
+        """The first round of the schedule, from there on, that has not been merged."""
         while self.total_steps is None or step <= self.total_steps:
-            for fragment in self.schedule.due(step):
-                if fragment >= first:
-                    return RoundId(step, fragment)
-            step, first = step + 1, 0
+            for due in self.schedule.due(step):
+                if due >= fragment and step > self.merged_steps[due]:
+                    return RoundId(step, due)
+            step, fragment = step + 1, 0
         return None
-
-    def _done(self, m: Member) -> bool:
-        return self.total_steps is not None and m.step >= self.total_steps
-
-    def _past_the_end(self, step: int) -> bool:
-        return self.total_steps is not None and step > self.total_steps
-
-    def _impossible(self, report: Report) -> bool:
-        if len(report.counters) != self.policy.num_fragments or self._past_the_end(report.step):
-            return True
-        pairs = zip(report.counters, self.versions, strict=True)
-        return any(c.version > version or c.steps < 0 or c.tokens < 0 for c, version in pairs)
 
     def _find(self, round_id: RoundId) -> Round | None:
         return next((r for r in self._rounds if r.id == round_id), None)
 
-    def _end_pulls(self, m: Member) -> None:
+    def _forget_pulls(self) -> None:
+        """What was asked of a learner that has since gone, been replaced or fallen silent will not come."""
         for r in self._rounds:
-            if r.pulled.get(m.learner) == m.incarnation:
-                self._pass_over(r, m.learner)
+            for learner, incarnation in list(r.pulled.items()):
+                if not self._attendance.is_live(learner, incarnation):
+                    self._pass_over(r, learner)
 
     def _pass_over(self, r: Round, learner: int) -> None:
-        m = self._members.newest(learner)
+        m = self._attendance.newest(learner)
         r.pass_over(learner, r.pulled[learner], m.reports if m is not None else 0)
 
     def _round_record(self, r: Round, now: float) -> actions.Record:
@@ -388,7 +312,7 @@ class SyncerCore:
                 "version": self.versions[r.id.fragment],
                 "quorum": len(r.arrived),
                 "learners": sorted(r.arrived),
-                "live": len(self._members.live()),
+                "live": len(self._attendance.live()),
                 "tokens": sum(c.tokens for c in given),
                 "quorum_seconds": r.quorum_time,
                 "grace_seconds": r.grace_used,

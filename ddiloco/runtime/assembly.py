@@ -16,7 +16,7 @@ from ddiloco.data.pipeline import held_out_batches, make_batches
 from ddiloco.data.tokenizers import Tokenizer, make_tokenizer
 from ddiloco.outer.fragments import FragmentLayout, fragment
 from ddiloco.runtime.experiment import BASELINES, Experiment
-from ddiloco.runtime.learner import Equipment
+from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.transfer import FragmentTransfer
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.mesh import MeshConfig, carve, parameter_shardings, rows_divisor

@@ -21,10 +21,10 @@ class WelcomeDelivery:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClockDelivery:
-    """The global step that has come."""
+class Notice:
+    """What needs no arrays: a global step that has come, or how the syncer sees the learner."""
 
-    event: events.ClockSet
+    event: events.ClockSet | events.NotMember | events.Rejected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +37,7 @@ class UpdateDelivery:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """The run is over, or the learner was refused (then with a reason)."""
-
-    reason: str | None = None
+    """The run is over."""
 
 
-Delivery = WelcomeDelivery | ClockDelivery | UpdateDelivery | Leave
+Delivery = WelcomeDelivery | Notice | UpdateDelivery | Leave

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.runtime.delivery import ClockDelivery, Delivery, Leave, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.delivery import Delivery, Leave, Notice, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
 from ddiloco.runtime.shelf import Shelf
-from ddiloco.runtime.transfer import FragmentTransfer
-from ddiloco.training.program import TrainProgram
-from ddiloco.training.step import TrainState
-
-Batch = dict[str, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Equipment:
-    """What a learner works with; programs may be shared by learners on the same mesh."""
-
-    program: TrainProgram
-    transfer: FragmentTransfer
-    batches: Iterator[Batch]
-    steps_in_flight: int
-    min_step_seconds: float = 0.0
 
 
 class LearnerWorker:
-    """One learner's thread; sole owner of its core, train state and data iterator.
+    """One learner's thread; sole owner of its core and its arrays.
 
     Steps are handed to the devices ahead of their completion, at most `steps_in_flight` of them, so
     that the devices never wait for this thread; a step is reported once the devices have finished it.
@@ -60,7 +43,7 @@ class LearnerWorker:
         self._equipment = equipment
         self._to_syncer = to_syncer
         self._record = record
-        self._state: TrainState | None = None
+        self._arrays = TrainingArrays(equipment)
         self._snapshots: dict[tuple[int, int], tuple[jax.Array, ...]] = {}  # (fragment, step)
         self._in_flight: collections.deque[tuple[int, int, dict[str, jax.Array]]] = collections.deque()
         self._leaving = False
@@ -77,9 +60,9 @@ class LearnerWorker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        learner, incarnation = self.core.learner, self.core.incarnation
+        learner = self.core.learner
         try:
-            self._to_syncer(events.LearnerJoined(learner, incarnation))
+            self._to_syncer(events.LearnerJoined(learner, self.core.incarnation))
             while not self._leaving:
                 self._step_or_wait()
             self._finish_steps(leave=0)
@@ -88,7 +71,7 @@ class LearnerWorker:
             self.failure = f"{type(error).__name__}: {error}"
             self._enter(State.FAILED)
             self._record(records.LearnerDied(learner, time.time(), traceback.format_exc()))
-            self._to_syncer(events.LearnerLost(learner, incarnation, self.failure))
+            self._to_syncer(events.LearnerLost(learner, self.core.incarnation, self.failure))
 
     def _step_or_wait(self) -> None:
         """One pass: what has arrived, then a step if there may be one, else a wait for what arrives next."""
@@ -96,12 +79,11 @@ class LearnerWorker:
         if self._leaving:
             return
         if not self.core.recovered:
-            self._take_deliveries(self.core.policy.heartbeat)
+            self._wait()
         elif self.core.done or self.core.blocked:
             self._finish_steps(leave=0)
-            self._enter(State.FINISHED if self.core.done else State.BLOCKED)
-            if not self._take_deliveries(self.core.policy.heartbeat):
-                self._tell(events.Heartbeat())
+            self._enter(State.FINISHED if self.core.done else State.WAITING_FOR_PEERS)
+            self._wait()
         else:
             self._enter(State.STEPPING)
             started = time.monotonic()
@@ -110,10 +92,12 @@ class LearnerWorker:
             self._finish_steps(leave=0 if slowest else self._equipment.steps_in_flight - 1)
             self._idle(started + slowest)
 
+    def _wait(self) -> None:
+        if not self._take_deliveries(self.core.policy.heartbeat):
+            self._tell(events.Heartbeat())
+
     def _start_step(self) -> None:
-        batch = next(self._equipment.batches)
-        tokens = int(batch["weights"].sum())
-        self._state, metrics = self._equipment.program.step(self._state, batch, self.core.clock)
+        tokens, metrics = self._arrays.step(self.core.clock)
         self.tokens += tokens
         self._in_flight.append((self.core.clock + 1, tokens, metrics))
         self._tell(events.StepStarted(tokens))
@@ -144,13 +128,11 @@ class LearnerWorker:
             match delivery:
                 case WelcomeDelivery():
                     self._tell(delivery.event, fragments=delivery.fragments)
-                case ClockDelivery():
+                case Notice():
                     self._tell(delivery.event)
                 case UpdateDelivery():
                     self._tell(delivery.event, pieces=delivery.pieces)
-                case Leave(reason=reason):
-                    if reason is not None:
-                        raise RuntimeError(f"the syncer refused learner {self.core.learner}: {reason}")
+                case Leave():
                     self._leaving = True
 
     def _tell(self, event: events.LearnerEvent, **arrays: Any) -> None:
@@ -158,18 +140,23 @@ class LearnerWorker:
             self._perform(action, **arrays)
 
     def _perform(self, action: actions.LearnerAction, fragments: Any = None, pieces: Any = None) -> None:
-        core, transfer = self.core, self._equipment.transfer
+        core = self.core
         match action:
+            case actions.Join():
+                joined = events.LearnerJoined(core.learner, action.incarnation, action.step, action.versions)
+                self._to_syncer(joined)
+            case actions.Leave(reason=reason):
+                raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
             case actions.AdoptAll(step=step, versions=versions):
-                self._state = self._equipment.program.state_from(transfer.whole(fragments))
+                self._arrays.adopt(fragments)
+                self.shelf.clear()
                 self._to_syncer(events.LearnerReady(core.learner, core.incarnation, step, versions))
             case actions.TakeSnapshot(contribution=c):
-                self._snapshots[c.fragment, c.step] = transfer.snapshot(c.fragment, self._state.params)
+                self._snapshots[c.fragment, c.step] = self._arrays.snapshot(c.fragment)
             case actions.Publish(contribution=c):
                 self.shelf.put(c, self._snapshots.pop((c.fragment, c.step)))
             case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
-                params = transfer.apply(fragment, self._state.params, pieces, mixing)
-                self._state = dataclasses.replace(self._state, params=params)
+                self._arrays.apply(fragment, mixing, pieces)
                 self.shelf.clear(fragment)
             case actions.SendReport(report=report):
                 self._to_syncer(events.StepReported(report))

@@ -11,13 +11,15 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
+from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.delivery import Delivery, Leave, Pieces
 from ddiloco.runtime.evaluator import Evaluator
-from ddiloco.runtime.learner import Equipment, LearnerWorker
+from ddiloco.runtime.learner import LearnerWorker
+from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.syncer import SyncerWorker, host_pieces
 
@@ -90,8 +92,14 @@ class LocalRun:
     def _add_learner(self, learner: int, incarnation: int, equipment: Equipment) -> LearnerWorker:
         e = self._assembly.experiment
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
-        worker = LearnerWorker(core, equipment, self._syncer.send, self._record)
-        self._syncer.connect(learner, incarnation, LocalLink(worker))
+
+        def send(event: events.SyncerEvent) -> None:
+            if isinstance(event, events.LearnerJoined):  # for the first time, or back under a new number
+                self._syncer.connect(learner, event.incarnation, link)
+            self._syncer.send(event)
+
+        worker = LearnerWorker(core, equipment, send, self._record)
+        link = LocalLink(worker)
         return worker
 
     def _over(self) -> bool:

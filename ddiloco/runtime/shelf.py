@@ -29,7 +29,10 @@ class Shelf:
         with self._lock:
             return self._published.get(fragment)
 
-    def clear(self, fragment: int) -> None:
-        """Takes a fragment down, since an update has overwritten it."""
+    def clear(self, fragment: int | None = None) -> None:
+        """Takes a fragment down, since an update has overwritten it; None: all of them."""
         with self._lock:
-            self._published.pop(fragment, None)
+            if fragment is None:
+                self._published.clear()
+            else:
+                self._published.pop(fragment, None)

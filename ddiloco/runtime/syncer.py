@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import queue
 import threading
 import time
@@ -13,11 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddiloco.observe import records
+from ddiloco.outer.arrivals import Arrivals
 from ddiloco.outer.global_model import GlobalModel, InvalidContribution
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.runtime.delivery import ClockDelivery, Delivery, Leave, Pieces, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.delivery import Delivery, Notice, Pieces, UpdateDelivery, WelcomeDelivery
 
 
 class LearnerLink(Protocol):
@@ -53,7 +55,7 @@ class SyncerWorker:
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._links: dict[tuple[int, int], LearnerLink] = {}
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
-        self._arrived: dict[tuple[RoundId, int], Pieces] = {}
+        self._arrivals: Arrivals[Pieces] = Arrivals()
         self._pullers = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="syncer-pull")
         self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
         self._stopping = threading.Event()
@@ -103,8 +105,8 @@ class SyncerWorker:
         if isinstance(event, events.MergeFinished):
             self._committed[event.round.fragment] = arrays[0]
         decided = self.core.handle(event, time.monotonic())
-        if isinstance(event, events.FragmentArrived) and not _drops(decided, event):
-            self._arrived[event.round, event.contribution.learner] = arrays
+        if isinstance(event, events.FragmentArrived):
+            self._arrivals.keep(event, decided, arrays)
         for action in decided:
             self._perform(action, arrays)
         if isinstance(event, events.MergeFinished):
@@ -113,21 +115,22 @@ class SyncerWorker:
     def _perform(self, action: actions.SyncerAction, arrays: Any) -> None:
         match action:
             case actions.Welcome():
-                event = events.Welcomed(action.step, action.versions, action.merged_steps)
+                event = events.Welcomed(action.incarnation, action.step, action.versions, action.merged_steps)
                 delivery = WelcomeDelivery(event, tuple(self._committed))
                 self._links[action.learner, action.incarnation].deliver(delivery)
             case actions.SetClock():
                 for receiver in action.receivers:
-                    self._links[receiver].deliver(ClockDelivery(events.ClockSet(action.step)))
+                    self._links[receiver].deliver(Notice(events.ClockSet(action.step)))
+            case actions.NotMember():
+                self._answer(action, events.NotMember(action.incarnation))
+            case actions.Reject():
+                self._answer(action, events.Rejected(action.incarnation, action.reason))
             case actions.PullFragment():
                 self._pullers.submit(self._pull, action, self._links[action.learner, action.incarnation])
             case actions.Merge():
-                given = [(c, self._arrived.pop((action.round, c.learner))) for c in action.contributions]
-                self._merger.submit(self._merge, action, given)
+                self._merger.submit(self._merge, action, self._arrivals.take(action))
             case actions.Broadcast():
                 self._broadcast(action)
-            case actions.Reject():
-                self._links[action.learner, action.incarnation].deliver(Leave(action.reason))
             case actions.Drop():
                 values = {"learner": action.learner, "reason": action.reason}
                 self._record(records.Noted("drop", values, time.time()))
@@ -144,13 +147,18 @@ class SyncerWorker:
             self._links[learner, incarnation].deliver(delivery)
             self._record(records.Transferred(learner, sent=0, received=size))
 
+    def _answer(
+        self, action: actions.NotMember | actions.Reject, event: events.NotMember | events.Rejected
+    ) -> None:
+        link = self._links.get((action.learner, action.incarnation))
+        if link is not None:
+            link.deliver(Notice(event))
+
     def _note(self, action: actions.Record, arrays: Any) -> None:
         values: Mapping[str, Any] = action.values
         if action.name == "round":
             values = {**values, **arrays[1]}
-        if action.name == "round_abandoned":
-            abandoned = RoundId(values["step"], values["fragment"])
-            self._arrived = {key: pieces for key, pieces in self._arrived.items() if key[0] != abandoned}
+        self._arrivals.forget(action)
         self._record(records.Noted(action.name, values, time.time()))
 
     # On other threads: nothing below touches this object's mutable state but the inbox.
@@ -161,6 +169,7 @@ class SyncerWorker:
             if pulled is None:
                 raise InvalidContribution("nothing published")
             contribution, pieces = pulled
+            contribution = dataclasses.replace(contribution, incarnation=action.incarnation)
             self._model.validate(action.round.fragment, pieces)
         except Exception as error:
             failed = events.PullFailed(action.round, action.learner, action.incarnation, str(error))
@@ -181,12 +190,6 @@ class SyncerWorker:
             self._inbox.put((error, None))
             return
         self._inbox.put((events.MergeFinished(action.round), (pieces, metrics)))
-
-
-def _drops(decided: list[actions.SyncerAction], event: events.FragmentArrived) -> bool:
-    """Whether the core refused this very fragment: it may hold an accepted one of the same learner."""
-    dropped = [(a.round, a.learner) for a in decided if isinstance(a, actions.Drop)]
-    return (event.round, event.contribution.learner) in dropped
 
 
 def host_pieces(pieces: Any) -> tuple[np.ndarray, ...]:

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import ACTIVE, CAUSES, State, Timelines
 
-STARTING, STEPPING, BLOCKED = State.STARTING, State.STEPPING, State.BLOCKED
-RECOVERING, FAILED, FINISHED = State.RECOVERING, State.FAILED, State.FINISHED
+STARTING, STEPPING, WAITING = State.STARTING, State.STEPPING, State.WAITING_FOR_PEERS
+RECONFIGURING, STANDBY = State.RECONFIGURING, State.STANDBY
+FAILED, FINISHED = State.FAILED, State.FINISHED
 
 
 def timelines(changes, chips=None):
-    """Timelines after `changes`: (learner, state, time) each; one chip a learner unless told."""
-    lines = Timelines(chips or dict.fromkeys({learner for learner, _, _ in changes}, 1))
-    for learner, state, time in changes:
-        lines.enter(learner, state, time)
+    """Timelines after `changes`: (learner, state, time[, chips]) each; one chip a learner unless told."""
+    lines = Timelines(chips or dict.fromkeys({learner for learner, *_ in changes}, 1))
+    for learner, *change in changes:
+        lines.enter(learner, *change)
     return lines
 
 
@@ -31,8 +32,8 @@ def figures(lines, now):
     )
 
 
-def shares(blocked=0.0, recovering=0.0, failed=0.0):
-    return {"blocked": blocked, "recovering": recovering, "failed": failed}
+def shares(**lost):
+    return {cause.value: lost.get(cause.value, 0.0) for cause in CAUSES}
 
 
 def test_the_example_of_the_documentation():
@@ -41,25 +42,25 @@ def test_the_example_of_the_documentation():
             (0, STEPPING, 0.0),
             (1, STEPPING, 0.0),
             (1, FAILED, 60.0),
-            (1, RECOVERING, 80.0),
+            (1, RECONFIGURING, 80.0),
             (1, STEPPING, 90.0),
             (0, FINISHED, 100.0),
             (1, FINISHED, 100.0),
         ],
         {0: 4, 1: 4},
     )
-    assert figures(lines, 500.0) == ((0.0, 100.0), 0.85, shares(failed=0.1, recovering=0.05), 1.0, 0.0)
+    assert figures(lines, 500.0) == ((0.0, 100.0), 0.85, shares(failed=0.1, reconfiguring=0.05), 1.0, 0.0)
 
 
 def test_chips_weigh_goodput_but_not_uptime_and_not_blocked_seconds():
     lines = timelines(
-        [(0, STEPPING, 0.0), (1, STEPPING, 0.0), (1, BLOCKED, 2.0), (1, STEPPING, 8.0)], {0: 1, 1: 3}
+        [(0, STEPPING, 0.0), (1, STEPPING, 0.0), (1, WAITING, 2.0), (1, STEPPING, 8.0)], {0: 1, 1: 3}
     )
-    assert figures(lines, 10.0) == ((0.0, 10.0), 22 / 40, shares(blocked=18 / 40), 1.0, 6.0)
+    assert figures(lines, 10.0) == ((0.0, 10.0), 22 / 40, shares(waiting_for_peers=18 / 40), 1.0, 6.0)
 
 
 def test_before_the_first_step_nothing_is_allocated_and_nothing_lost():
-    lines = timelines([(0, STARTING, 0.0), (1, RECOVERING, 5.0)])
+    lines = timelines([(0, STARTING, 0.0), (1, RECONFIGURING, 5.0)])
     assert figures(lines, 50.0) == (None, 1.0, shares(), 1.0, 0.0)
     lines.enter(0, STEPPING, 60.0)
     assert figures(lines, 60.0) == ((60.0, 60.0), 1.0, shares(), 1.0, 0.0)
@@ -70,14 +71,14 @@ def test_compilation_before_a_learners_first_step_costs_nothing():
     assert figures(lines, 70.0) == ((30.0, 70.0), 1.0, shares(), 1.0, 0.0)
 
 
-def test_a_start_after_a_death_costs_what_recovering_costs():
+def test_a_start_after_a_death_costs_what_reconfiguring_costs():
     lines = timelines([(0, STEPPING, 0.0), (0, FAILED, 4.0), (0, STARTING, 6.0), (0, STEPPING, 8.0)])
-    assert figures(lines, 10.0) == ((0.0, 10.0), 0.6, shares(failed=0.2, recovering=0.2), 0.6, 0.0)
+    assert figures(lines, 10.0) == ((0.0, 10.0), 0.6, shares(failed=0.2, reconfiguring=0.2), 0.6, 0.0)
 
 
-def test_recovery_before_the_window_opens_is_cut_at_its_opening():
-    lines = timelines([(0, RECOVERING, 0.0), (1, STEPPING, 10.0), (0, STEPPING, 15.0)])
-    assert figures(lines, 20.0) == ((10.0, 20.0), 0.75, shares(recovering=0.25), 1.0, 0.0)
+def test_reconfiguring_before_the_window_opens_is_cut_at_its_opening():
+    lines = timelines([(0, RECONFIGURING, 0.0), (1, STEPPING, 10.0), (0, STEPPING, 15.0)])
+    assert figures(lines, 20.0) == ((10.0, 20.0), 0.75, shares(reconfiguring=0.25), 1.0, 0.0)
 
 
 def test_a_learner_that_died_before_it_ever_stepped_is_not_allocated():
@@ -98,21 +99,21 @@ def test_the_window_stays_open_while_all_are_dead_and_none_has_finished():
 
 
 def test_a_learner_that_left_early_is_given_back():
-    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0), (0, FINISHED, 5.0), (1, BLOCKED, 9.0)])
-    assert figures(lines, 10.0) == ((0.0, 10.0), 14 / 15, shares(blocked=1 / 15), 0.9, 1.0)
+    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0), (0, FINISHED, 5.0), (1, WAITING, 9.0)])
+    assert figures(lines, 10.0) == ((0.0, 10.0), 14 / 15, shares(waiting_for_peers=1 / 15), 0.9, 1.0)
 
 
 def test_a_closed_window_opens_again_when_a_dead_learner_comes_back():
     lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0), (1, FAILED, 5.0), (0, FINISHED, 10.0)])
-    lines.enter(1, RECOVERING, 15.0)
-    assert figures(lines, 20.0) == ((0.0, 20.0), 0.5, shares(failed=1 / 3, recovering=1 / 6), 0.5, 0.0)
+    lines.enter(1, RECONFIGURING, 15.0)
+    assert figures(lines, 20.0) == ((0.0, 20.0), 0.5, shares(failed=1 / 3, reconfiguring=1 / 6), 0.5, 0.0)
 
 
 def test_uptime_is_exactly_one_when_stepping_intervals_abut():
     times = [1.7e9 + third / 3 for third in range(8)]
     changes = []
     for turn, (start, end) in enumerate(itertools.pairwise(times)):
-        changes += [(turn % 2, STEPPING, start), (turn % 2, BLOCKED, end)]
+        changes += [(turn % 2, STEPPING, start), (turn % 2, WAITING, end)]
     lines = timelines(changes)
     lines.enter(0, FINISHED, times[-1])
     lines.enter(1, FINISHED, times[-1])
@@ -127,7 +128,7 @@ def test_uptime_misses_the_gap_between_two_intervals():
 
 
 def test_a_question_about_the_past_is_answered_as_of_the_last_change():
-    lines = timelines([(0, STEPPING, 0.0), (0, BLOCKED, 6.0), (0, STEPPING, 8.0)])
+    lines = timelines([(0, STEPPING, 0.0), (0, WAITING, 6.0), (0, STEPPING, 8.0)])
     assert figures(lines, 1.0) == figures(lines, 8.0)
 
 
@@ -135,13 +136,42 @@ def test_a_learner_is_alive_unless_it_is_dead():
     lines = Timelines({0: 1, 1: 1, 2: 1})
     assert lines.alive() == 3
     assert lines.state(0) is None
-    for state in (STARTING, STEPPING, BLOCKED, RECOVERING, FINISHED):
+    for state in (STARTING, STEPPING, WAITING, RECONFIGURING, FINISHED):
         lines.enter(0, state, 1.0)
         assert (lines.alive(), lines.state(0)) == (3, state)
     lines.enter(1, FAILED, 2.0)
     assert (lines.alive(), lines.state(1)) == (2, FAILED)
-    lines.enter(1, RECOVERING, 3.0)
+    lines.enter(1, RECONFIGURING, 3.0)
     assert lines.alive() == 3
+
+
+def test_a_learner_that_lost_a_slice_goes_on_with_the_rest_of_its_chips():
+    lines = timelines(
+        [
+            (0, STEPPING, 0.0),
+            (0, State.DETECTING, 50.0, 6),
+            (0, RECONFIGURING, 54.0, 6),
+            (0, State.REPLAYING, 59.0, 6),
+            (0, STEPPING, 60.0, 6),
+            (0, STEPPING, 80.0, 8),
+        ],
+        {0: 8},
+    )
+    lost = shares(detecting=24 / 800, reconfiguring=30 / 800, replaying=6 / 800, failed=60 / 800)
+    assert figures(lines, 100.0) == ((0.0, 100.0), 680 / 800, lost, 0.9, 0.0)
+
+
+def test_spare_chips_are_paid_for_from_the_opening_of_the_window():
+    lines = timelines([(1, STANDBY, 0.0), (0, STEPPING, 10.0), (0, FINISHED, 20.0)], {0: 6, 1: 2})
+    assert figures(lines, 99.0) == ((10.0, 20.0), 0.75, shares(standby=0.25), 1.0, 0.0)
+    lines.enter(1, FINISHED, 50.0)
+    assert figures(lines, 99.0) == ((10.0, 20.0), 0.75, shares(standby=0.25), 1.0, 0.0)
+
+
+def test_waiting_for_the_network_is_waiting_too():
+    lines = timelines([(0, STEPPING, 0.0), (0, State.WAITING_FOR_NETWORK, 6.0), (0, WAITING, 7.0)], {0: 3})
+    lost = shares(waiting_for_network=0.1, waiting_for_peers=0.3)
+    assert figures(lines, 10.0) == ((0.0, 10.0), 0.6, lost, 0.6, 4.0)
 
 
 def test_what_cannot_be_is_refused_in_a_sentence():
@@ -151,8 +181,12 @@ def test_what_cannot_be_is_refused_in_a_sentence():
     with pytest.raises(ValueError, match="learner 7: is unknown"):
         lines.enter(7, STEPPING, 6.0)
     for time in (4.0, math.nan):
-        with pytest.raises(ValueError, match="learner 0: enters BLOCKED at"):
-            lines.enter(0, BLOCKED, time)
+        with pytest.raises(ValueError, match="learner 0: enters WAITING_FOR_PEERS at"):
+            lines.enter(0, WAITING, time)
+    with pytest.raises(ValueError, match="learner 0: enters STEPPING with 0 chips, but may with 1 to 1"):
+        lines.enter(0, STEPPING, 6.0, 0)
+    with pytest.raises(ValueError, match="learner 0: enters DETECTING with 2 chips, but may with 0 to 1"):
+        lines.enter(0, State.DETECTING, 6.0, 2)
     assert figures(lines, 9.0) == ((5.0, 9.0), 1.0, shares(), 1.0, 0.0)
 
 
@@ -162,64 +196,65 @@ class Counted:
     def __init__(self, histories, chips, now):
         self.chips = chips
         self.intervals = {learner: self.effective(history) for learner, history in histories.items()}
-        last = max((time for h in histories.values() for _, time in h), default=0)
-        started = [t for spans in self.intervals.values() for s, t, _, _ in spans if s is STEPPING]
+        last = max((time for h in histories.values() for _, time, _ in h), default=0)
+        started = [t for spans in self.intervals.values() for s, t, *_ in spans if s is STEPPING]
         self.window = None
         if started:
-            active = [e for spans in self.intervals.values() for s, _, e, _ in spans if s in ACTIVE]
+            active = [e for spans in self.intervals.values() for s, _, e, *_ in spans if s in ACTIVE]
             states = {spans[-1][0] for spans in self.intervals.values() if spans}
             closed = FINISHED in states and not states & set(ACTIVE)
             self.window = (min(started), max(active) if closed else max(now, last))
 
     @staticmethod
     def effective(history):
-        """(state, start, end, allocated) each; the last one ends never."""
+        """(state, start, end, allocated, chips in the job) each; the last one ends never."""
         spans, allocated = [], False
-        ends = [*[time for _, time in history[1:]], math.inf][: len(history)]
-        for (state, start), end in zip(history, ends, strict=True):
-            state = RECOVERING if state is STARTING and allocated else state
-            allocated = state is not FINISHED and (allocated or state in (STEPPING, RECOVERING))
-            spans.append((state, start, end, allocated))
+        ends = [*[time for _, time, _ in history[1:]], math.inf][: len(history)]
+        for (state, start, present), end in zip(history, ends, strict=True):
+            state = RECONFIGURING if state is STARTING and allocated else state
+            paid_from = (STEPPING, RECONFIGURING, STANDBY)
+            allocated = state is not FINISHED and (allocated or state in paid_from)
+            spans.append((state, start, end, allocated, present))
         return spans
 
     def figures(self):
-        seconds = {state: dict.fromkeys(self.chips, 0) for state in (STEPPING, *CAUSES)}
-        up = 0
+        chip_seconds = dict.fromkeys((STEPPING, *CAUSES), 0)
+        up = waited = 0
         opened, closed = self.window or (0, 0)
         for second in range(opened, closed):
             now = {
-                learner: state
+                learner: (state, present)
                 for learner, spans in self.intervals.items()
-                for state, start, end, allocated in spans
+                for state, start, end, allocated, present in spans
                 if start <= second < end and allocated
             }
-            up += STEPPING in now.values()
-            for learner, state in now.items():
-                seconds[state][learner] += 1
-        chip_seconds = {
-            state: sum(self.chips[learner] * n for learner, n in by_learner.items())
-            for state, by_learner in seconds.items()
-        }
+            states = [state for state, _ in now.values()]
+            up += STEPPING in states
+            waited += states.count(WAITING) + states.count(State.WAITING_FOR_NETWORK)
+            for learner, (state, present) in now.items():
+                chip_seconds[state] += present
+                chip_seconds[FAILED] += self.chips[learner] - present
         allocated = sum(chip_seconds.values())
         lost = {cause.value: chip_seconds[cause] / allocated if allocated else 0.0 for cause in CAUSES}
         goodput = chip_seconds[STEPPING] / allocated if allocated else 1.0
         uptime = up / (closed - opened) if closed > opened else 1.0
-        return self.window, goodput, lost, uptime, sum(seconds[BLOCKED].values())
+        return self.window, goodput, lost, uptime, waited
 
 
 @st.composite
 def runs(draw):
     """Histories of up to four learners, their chips, an order of telling, and a time to ask about."""
     learners = range(draw(st.integers(1, 4)))
-    change = st.tuples(st.sampled_from(State), st.integers(0, 6))
+    chips = {learner: draw(st.integers(1, 9)) for learner in learners}
     histories = {}
     for learner in learners:
+        present = st.integers(1, chips[learner])
+        change = st.tuples(st.sampled_from(State), st.integers(0, 6), present)
         time, history = 0, []
-        for state, pause in draw(st.lists(change, max_size=7)):
+        for state, pause, in_job in draw(st.lists(change, max_size=7)):
             time += pause
-            history.append((state, time))
+            history.append((state, time, in_job))
         histories[learner] = history
-    chips = {learner: draw(st.integers(1, 9)) for learner in learners}
     order = draw(st.permutations([learner for learner, history in histories.items() for _ in history]))
     return histories, chips, order, draw(st.integers(0, 60))
 
@@ -240,8 +275,8 @@ def test_shares_of_real_times_add_up_to_one_and_stay_between_nothing_and_all(run
     rest = {learner: iter(history) for learner, history in histories.items()}
     lines = Timelines(chips)
     for learner in order:
-        state, time = next(rest[learner])
-        lines.enter(learner, state, origin + unit * time)
+        state, time, present = next(rest[learner])
+        lines.enter(learner, state, origin + unit * time, present)
         asked = origin + unit * now
         lost = lines.lost(asked)
         assert 0.0 <= lines.goodput(asked) <= 1.0

@@ -8,7 +8,7 @@ import time
 import jax.numpy as jnp
 import pytest
 
-from ddiloco.goodput.accounting import State
+from ddiloco.goodput.accounting import CAUSES, State
 from ddiloco.observe import monitor as monitor_module
 from ddiloco.observe.monitor import FLUSH_EVERY, POLL, Monitor
 from ddiloco.observe.records import Alarm, Evaluated, LearnerDied, Noted, StateChanged, StepDone, Transferred
@@ -98,7 +98,7 @@ SUMMARY = {
     "mean_grace_seconds": 1.0,
     "goodput": 0.75,
     "uptime": 1.0,
-    "lost": {"blocked": 0.0, "recovering": 0.0, "failed": 0.25},
+    "lost": {cause.value: 0.25 if cause is State.FAILED else 0.0 for cause in CAUSES},
     "learner_blocked_seconds": 0.0,
     "bytes_sent": 11,
     "bytes_received": 22,

@@ -34,7 +34,7 @@ def test_a_run_is_complete_once_all_that_came_have_finished_or_are_dead(tally):
     assert not tally.complete
     enter(tally, 0, State.FINISHED)
     assert tally.complete  # learner 2 never came
-    for state in (State.STARTING, State.RECOVERING, State.STEPPING, State.BLOCKED):
+    for state in (State.STARTING, State.RECONFIGURING, State.STEPPING, State.WAITING_FOR_PEERS):
         enter(tally, 2, state)
         assert not tally.complete
     enter(tally, 2, State.FINISHED)
@@ -54,7 +54,7 @@ def test_a_learner_that_goes_on_after_finishing_has_not_finished(tally):
 
 def test_a_clock_that_was_set_back_loses_no_state(tally):
     enter(tally, 0, State.STEPPING, time=10.0)
-    enter(tally, 0, State.BLOCKED, time=8.0)
+    enter(tally, 0, State.WAITING_FOR_PEERS, time=8.0)
     enter(tally, 0, State.STEPPING, time=9.0)
     enter(tally, 0, State.FINISHED, time=12.0)
     assert tally.timelines.window(99.0) == (10.0, 12.0)

@@ -185,7 +185,8 @@ class Fleet:
         match action:
             case actions.Welcome():
                 key = (action.learner, action.incarnation)
-                welcomed = events.Welcomed(action.step, action.versions, action.merged_steps)
+                told = (action.incarnation, action.step, action.versions, action.merged_steps)
+                welcomed = events.Welcomed(*told)
                 self.send(self.to_learner, key, welcomed, reliable=True)
             case actions.SetClock():
                 for key in action.receivers:

@@ -7,7 +7,7 @@ incarnation `0#2`; a round is written step/fragment, as in `3/0`.
 
 Events of the syncer (several learners may stand for one, as in `report 0,1 step=3`, in that order):
 
-    at T join 0
+    at T join 0 [step=N versions=0,0]                         with both, a return with what it holds
     at T ready 0 [step=N] [versions=0,0]                      unless told, as its welcome said
     at T report 0 step=N [versions=1,0] [steps=2,3]           unless told, the versions of its last report
     at T odd-report 0 step=N ...                              wrong or late; the script itself forgets it
@@ -17,11 +17,14 @@ Events of the syncer (several learners may stand for one, as in `report 0,1 step
     at T lost 0 because the reason
     at T timeout
     at T ask                                                  prints who is live and the next deadline
+    at T restart [committed=3/0]                              crashes, and starts from its durable state
 
 Every step has 10 tokens. Where a reported version rises, its steps are those since the report before.
 Events of learner N's own core; the line that starts with `=` is its state afterwards, `!` an error:
 
-    at T learner 0 welcome [step=N] [versions=0,0] [merged=0,0]
+    at T learner 0 welcome [step=N] [versions=0,0] [merged=0,0] [incarnation=N]   unless told, its own
+    at T learner 0 not-member incarnation=N
+    at T learner 0 rejected incarnation=N because the reason
     at T learner 0 start [tokens=N]
     at T learner 0 finish
     at T learner 0 heartbeat
@@ -83,6 +86,8 @@ class Scenario:
                 return self._learner_event(int(number), words, float(time))
             case ["at", time, "ask"]:
                 return self._answer(float(time))
+            case ["at", _, "restart", *words]:
+                return self._restart(_pairs(words))
             case ["at", time, verb, *words]:
                 found: list[str] = []
                 for event in self._syncer_events(verb, words):
@@ -106,10 +111,19 @@ class Scenario:
         live = ", ".join(map(str, self.syncer.live)) or "nobody"
         return [f"live: {live}; next deadline: {'none' if deadline is None else f'{deadline:g}'}"]
 
+    def _restart(self, told: dict[str, str]) -> list[str]:
+        state = self.syncer.state()
+        if "committed" in told:
+            state = state.after(_round(told["committed"]))
+        self._syncer = SyncerCore(self.syncer.policy, self.total_steps, state)
+        known = ", ".join(_name(*key) for key in state.incarnations) or "nobody"
+        merged = f"versions {_row(state.versions)}, merged at {_row(state.merged_steps)}"
+        return [f"starts from {merged}, knowing {known}"]
+
     def _syncer_events(self, verb: str, words: list[str]) -> list[events.SyncerEvent]:
         match verb, words:
-            case "join", [who]:
-                return [events.LearnerJoined(*key) for key in _learners(who)]
+            case "join", [who, *rest]:
+                return [self._joined(key, _pairs(rest)) for key in _learners(who)]
             case "ready", [who, *rest]:
                 return [self._ready(key, _pairs(rest)) for key in _learners(who)]
             case "report" | "odd-report", [who, *rest]:
@@ -126,6 +140,13 @@ class Scenario:
             case "timeout", []:
                 return [events.Timeout()]
         raise ValueError(f"cannot read the event {verb} {' '.join(words)!r}")
+
+    def _joined(self, key: tuple[int, int], told: dict[str, str]) -> events.LearnerJoined:
+        if not told:
+            return events.LearnerJoined(*key)
+        step, versions = int(told["step"]), _list(told["versions"])
+        self._accounts[key] = _Account(step, versions, [0] * len(versions))
+        return events.LearnerJoined(*key, step, tuple(versions))
 
     def _ready(self, key: tuple[int, int], told: dict[str, str]) -> events.LearnerReady:
         welcome = self._welcomes.get(key)
@@ -169,12 +190,17 @@ class Scenario:
     def _learner_event(self, number: int, words: list[str], now: float) -> list[str]:
         policy = SyncPolicy(**self.policy)
         core = self._learners.setdefault(number, LearnerCore(number, 1, policy, self.total_steps))
-        told = _pairs(words[1:])
+        told = _pairs([word for word in words[1:] if "=" in word])
         zeros = ",".join(["0"] * policy.num_fragments)
         match words[0]:
             case "welcome":
                 versions, merged = (tuple(_list(told.get(name, zeros))) for name in ("versions", "merged"))
-                event = events.Welcomed(int(told.get("step", 0)), versions, merged)
+                incarnation = int(told.get("incarnation", core.incarnation))
+                event = events.Welcomed(incarnation, int(told.get("step", 0)), versions, merged)
+            case "not-member":
+                event = events.NotMember(int(told["incarnation"]))
+            case "rejected":
+                event = events.Rejected(int(told["incarnation"]), " ".join(words[3:]))
             case "start":
                 event = events.StepStarted(int(told.get("tokens", TOKENS_PER_STEP)))
             case "finish":
@@ -192,7 +218,8 @@ class Scenario:
         except LocalProtocolError as error:
             found = [f"! {error}"]
         state = "".join([", blocked" if core.blocked else "", ", done" if core.done else ""])
-        return [*found, f"= clock {core.clock}{state}"]
+        who = f", incarnation {core.incarnation}" if core.incarnation > 1 else ""
+        return [*found, f"= clock {core.clock}{state}{who}"]
 
 
 def rewritten(text: str) -> str:
@@ -219,6 +246,14 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
             return f"welcome {who}: step {step}, versions {_row(versions)}, merged at {_row(merged)}"
         case actions.Reject(learner, incarnation, reason):
             return f"reject {_name(learner, incarnation)}: {reason}"
+        case actions.NotMember(learner, incarnation):
+            return f"tell {_name(learner, incarnation)} that it is no member"
+        case actions.Join(learner, incarnation, None, None):
+            return f"ask to join as {_name(learner, incarnation)}"
+        case actions.Join(learner, incarnation, step, versions):
+            return f"ask to join as {_name(learner, incarnation)}: step {step}, versions {_row(versions)}"
+        case actions.Leave(reason):
+            return f"leave: {reason}"
         case actions.SetClock(step, receivers):
             return f"set the clock to {step} for {', '.join(_name(*receiver) for receiver in receivers)}"
         case actions.PullFragment(which, learner, incarnation):

@@ -11,7 +11,7 @@ from ddiloco.protocol.policy import SyncPolicy
 def welcomed(total_steps=None, *, at_step=0, **policy):
     core = LearnerCore(0, 1, SyncPolicy(**policy), total_steps)
     fragments = core.policy.num_fragments
-    core.handle(events.Welcomed(at_step, (0,) * fragments, (0,) * fragments), 0.0)
+    core.handle(events.Welcomed(1, at_step, (0,) * fragments, (0,) * fragments), 0.0)
     return core
 
 
@@ -56,8 +56,8 @@ def test_the_end_of_a_step_that_never_started_is_the_drivers_mistake():
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
-        (events.Welcomed(0, (0, 0, 0), (0, 0)), "welcome with another number of fragments"),
-        (events.Welcomed(0, (0, 0), (0,)), "welcome with another number of fragments"),
+        (events.Welcomed(1, 0, (0, 0, 0), (0, 0)), "welcome with another number of fragments"),
+        (events.Welcomed(1, 0, (0, 0), (0,)), "welcome with another number of fragments"),
         (events.UpdateArrived(0, 1, 1), "update before welcome"),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_wrong_message_before_the_welcome_is_dropped(event, reason):
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
-        (events.Welcomed(7, (3, 3), (6, 6)), "welcomed twice"),
+        (events.Welcomed(1, 7, (3, 3), (6, 6)), "welcomed twice"),
         (events.UpdateArrived(2, 1, 1), "update of an unknown fragment"),
         (events.UpdateArrived(-1, 1, 1), "update of an unknown fragment"),
         (events.UpdateArrived(0, 0, 9), "stale update"),
@@ -149,8 +149,6 @@ def test_an_unbounded_learner_is_never_blocked():
 
 
 def test_a_heartbeat_speaks_only_when_no_step_is_under_way():
-    core = LearnerCore(0, 1, SyncPolicy(num_fragments=1))
-    assert core.handle(events.Heartbeat(), 0.0) == []
     core = welcomed(num_fragments=1)
     start(core)
     assert core.handle(events.Heartbeat(), 0.0) == []
@@ -203,3 +201,59 @@ def test_a_clock_that_is_set_back_is_ignored():
     start(core)
     assert core.handle(events.ClockSet(1), 0.0) == []
     assert core.clock == 1
+
+
+def test_a_learner_that_was_not_welcomed_asks_again_at_each_heartbeat():
+    core = LearnerCore(3, 1, SyncPolicy())
+    for _ in range(2):
+        assert core.handle(events.Heartbeat(), 0.0) == [actions.Join(3, 1)]
+
+
+def test_a_learner_that_is_no_member_comes_back_with_what_it_holds_and_loses_no_step():
+    core = welcomed(num_fragments=2, interval=2)
+    start(core)
+    assert core.handle(events.NotMember(1), 0.0) == [actions.Join(0, 2, 1, (0, 0))]
+    publish, report = finish(core)
+    assert (publish.contribution.incarnation, report.report.incarnation) == (2, 2)
+    assert (report.report.step, report.report.counters[0].steps) == (1, 1)
+
+
+@pytest.mark.parametrize("incarnation", [0, 2])
+def test_word_of_another_incarnation_changes_nothing(incarnation):
+    core = welcomed()
+    assert core.handle(events.NotMember(incarnation), 0.0) == []
+    assert core.handle(events.Rejected(incarnation, "a newer one is known"), 0.0) == []
+    assert core.incarnation == 1
+
+
+def test_a_learner_whose_place_was_taken_leaves():
+    core = welcomed()
+    out = core.handle(events.Rejected(1, "a newer one is known"), 0.0)
+    assert out == [actions.Leave("a newer one is known")]
+
+
+def test_a_blocked_learner_keeps_reporting_so_that_it_hears_that_it_is_no_member():
+    core = welcomed(num_fragments=1, interval=1, quorum=None, max_run_ahead=0)
+    start(core)
+    finish(core)
+    assert core.blocked
+    (beat,) = core.handle(events.Heartbeat(), 0.0)
+    assert beat.report.incarnation == 1
+    core.handle(events.NotMember(1), 0.0)
+    assert core.blocked
+    (beat,) = core.handle(events.Heartbeat(), 0.0)
+    assert beat.report.incarnation == 2
+
+
+def test_a_welcome_to_one_that_returned_replaces_all_it_held():
+    core = welcomed(num_fragments=2, interval=2, total_steps=6, at_step=4)
+    start(core)
+    start(core)
+    assert core.done
+    core.handle(events.NotMember(1), 0.0)
+    out = core.handle(events.Welcomed(2, 1, (0, 1), (0, 1)), 0.0)
+    assert out == [actions.AdoptAll(1, (0, 1))]
+    assert (core.clock, core.versions, core.done) == (1, (0, 1), False)
+    assert finish(core) == finish(core) == []
+    start(core)
+    assert [c.steps for c in finish(core)[-1].report.counters] == [1, 1]

@@ -14,7 +14,7 @@ from tests.protocol.fleet import Fleet, Weather
 def running_learner(**policy):
     core = LearnerCore(0, 1, SyncPolicy(**policy))
     fragments = core.policy.num_fragments
-    core.handle(events.Welcomed(0, (0,) * fragments, (0,) * fragments), 0.0)
+    core.handle(events.Welcomed(1, 0, (0,) * fragments, (0,) * fragments), 0.0)
     return core
 
 

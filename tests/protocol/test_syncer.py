@@ -6,7 +6,10 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
 from tests.protocol.desk import Desk, only, pulled, pulls
 
 
@@ -30,7 +33,7 @@ def test_a_merge_that_ends_twice_is_the_drivers_mistake():
     desk.complete(desk.report(0, 2))
     with pytest.raises(LocalProtocolError):
         desk.merged(2, 0)
-    assert desk.core.versions == [1]
+    assert desk.core.versions == (1,)
 
 
 def test_without_an_overlap_one_round_is_in_flight():
@@ -64,7 +67,7 @@ def test_a_run_shorter_than_the_interval_merges_nothing_and_finishes():
     desk = Desk(total_steps=3, learners=2, num_fragments=1, interval=4)
     assert not desk.report(0, 3)
     assert desk.report(1, 3) == [actions.Finish()]
-    assert desk.core.versions == [0]
+    assert desk.core.versions == (0,)
 
 
 def test_a_run_of_no_steps_finishes_as_soon_as_somebody_is_there():
@@ -106,7 +109,7 @@ def test_an_endless_run_keeps_a_bounded_state():
                 out = desk.report(learner, step, at=desk.now + 0.3, incarnation=incarnation)
                 if step % 5:
                     desk.complete(out)
-        members = desk.core._members._members
+        members = desk.core._attendance._members._members
         sizes.append(
             len(members)
             + sum(len(member.sent) for member in members.values())
@@ -130,8 +133,9 @@ def test_a_join_that_comes_twice_is_answered_twice_until_the_learner_is_ready():
 def test_a_recovering_learner_neither_seeds_nor_forms_a_quorum():
     desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
     desk.tell(events.LearnerJoined(1, 1))
-    assert only(actions.Drop, desk.report(1, 2)).reason == "report of a learner that is not taking part"
     assert not pulled(desk.report(0, 2))
+    assert desk.core.live == (0,)
+    assert desk.tell(events.Timeout()) == []
 
 
 def test_a_live_learner_without_a_report_of_this_incarnation_is_not_pulled():
@@ -156,7 +160,7 @@ def test_the_clock_is_the_newest_merged_step_even_if_rounds_end_out_of_order():
     assert desk.core.step == 2
     desk.complete(first)
     assert desk.core.step == 2
-    assert desk.core.merged_steps == [0, 1, 2, 0]
+    assert desk.core.merged_steps == (0, 1, 2, 0)
 
 
 def test_a_welcome_names_the_versions_and_their_steps():
@@ -272,3 +276,92 @@ def test_a_round_is_too_late_once_its_whole_quorum_has_come_to_the_next_turn(quo
     desk.report(0, 1)
     out = desk.report(0, 4, steps=4)
     assert records(out, "round_skipped") == ([{"step": 2, "fragment": 0}] if skipped else [])
+
+
+@pytest.mark.parametrize(
+    ("merged_steps", "first"),
+    [
+        ((0, 0, 0), (1, 1)),
+        ((6, 4, 2), (5, 2)),
+        ((3, 1, 2), (4, 1)),
+        ((0, 7, 8), (3, 0)),
+        ((9, 7, 8), (10, 1)),
+    ],
+)
+def test_a_restored_syncer_goes_on_with_the_earliest_round_that_was_not_merged(merged_steps, first):
+    """Fragments 0, 1, 2 are due at the steps 3, 6 ...; 1, 4 ...; 2, 5 ...; whoever lacks a turn is next."""
+    state = SyncerState((1, 1, 1), merged_steps)
+    core = SyncerCore(SyncPolicy(num_learners=1, num_fragments=3, interval=3, gamma=0.0), None, state)
+    core.handle(events.LearnerJoined(0, 1, first[0], (1, 1, 1)), 0.0)
+    counters = (FragmentCounters(1, 1, 10),) * 3
+    out = core.handle(events.StepReported(Report(0, 1, first[0], counters)), 0.0)
+    assert [(pull.round.step, pull.round.fragment) for pull in pulls(out)][:1] == [first]
+    assert core.step == max(merged_steps)
+
+
+def test_the_state_is_what_was_merged_and_who_has_been_there():
+    desk = Desk(learners=2, num_fragments=2, interval=2, gamma=0.0)
+    before = desk.core.state()
+    assert before == SyncerState((0, 0), (0, 0), ((0, 1), (1, 1)))
+    desk.complete(desk.report(0, 1))
+    desk.tell(events.LearnerLost(1, 1, "its host died"))
+    desk.enter(0, incarnation=4)
+    expected = before.after(RoundId(1, 1))
+    assert desk.core.state() == SyncerState(expected.versions, expected.merged_steps, ((0, 4), (1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (SyncerState((0,), (0, 0)), "1 versions and 2 merged steps, but must have 2"),
+        (SyncerState((0, 0, 0), (0, 0, 0)), "3 versions and 3 merged steps, but must have 2"),
+        (SyncerState((0, -1), (0, 0)), "below 0"),
+    ],
+)
+def test_a_state_of_another_run_is_the_drivers_mistake(state, told):
+    with pytest.raises(LocalProtocolError, match=told):
+        SyncerCore(SyncPolicy(num_fragments=2), 10, state)
+
+
+@pytest.mark.parametrize("learner", [0, 3])
+def test_nobody_of_before_a_crash_is_a_member_after_it_and_none_that_departed_comes_back(learner):
+    desk = Desk(learners=4, num_fragments=1)
+    desk.tell(events.LearnerLost(3, 1, "its host died"))
+    desk.core = SyncerCore(desk.policy, None, desk.core.state())
+    assert desk.core.live == ()
+    assert actions.NotMember(learner, 1) in desk.report(learner, 1)
+    assert desk.tell(events.LearnerJoined(learner, 1)) == [actions.NotMember(learner, 1)]
+    desk.tell(events.LearnerJoined(learner, 2, 1, (0,)))
+    assert desk.core.live == (learner,)
+
+
+def test_a_run_that_had_ended_before_a_crash_ends_again_with_the_first_to_return():
+    desk = Desk(total_steps=2, learners=1, num_fragments=1, interval=2, gamma=0.0)
+    assert actions.Finish() in desk.complete(desk.report(0, 2))
+    desk.core = SyncerCore(desk.policy, 2, desk.core.state())
+    assert actions.Finish() in desk.tell(events.LearnerJoined(0, 2, 2, (0,)))
+
+
+def test_a_return_counts_only_once_it_has_reported():
+    """What it has to give is known from its counters, which a return does not carry."""
+    desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    desk.report(0, 2)
+    assert not pulled(desk.tell(events.LearnerJoined(1, 7, 2, (0,))))
+    assert pulled(desk.report(1, 2, incarnation=7)) == [0, 1]
+
+
+def test_an_update_that_a_return_needs_is_sent_again_until_it_is_applied():
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0, resend_timeout=5.0)
+    desk.complete(desk.report(0, 2))
+    first = only(actions.Broadcast, desk.tell(events.LearnerJoined(1, 3, 2, (0,))))
+    assert first == actions.Broadcast(0, 1, 2, ((1, 3),))
+    behind = events.StepReported(Report(1, 3, 3, (FragmentCounters(0, 3, 30),)))
+    assert only(actions.Broadcast, desk.tell(behind, at=5.0)) == first
+
+
+@pytest.mark.parametrize("total_steps", [None, 10**9])
+def test_a_step_beyond_belief_does_not_move_the_schedule(total_steps):
+    desk = Desk(total_steps=total_steps, learners=2, num_fragments=2, interval=2, gamma=0.0)
+    out = desk.report(0, 10**9)
+    assert out == [actions.Drop(0, "impossible report"), actions.NotMember(0, 1)]
+    assert [pull.round for pull in pulls(desk.report(1, 1))] == [RoundId(1, 1)]

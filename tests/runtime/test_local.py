@@ -3,6 +3,7 @@
 import functools
 import itertools
 import threading
+from unittest import mock
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
+from ddiloco.protocol import events
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.runtime import local
 from ddiloco.runtime.assembly import Assembly
@@ -129,6 +131,31 @@ def test_where_all_are_waited_for_a_dead_learner_is_waited_for_no_more(algorithm
     assert run.outcome.finished
     assert run.noted("round")[-1]["learners"] == [0]
     assert len(steps_of(run, 0)) == 12
+
+
+def test_a_learner_taken_for_lost_by_mistake_comes_back_with_what_it_holds(data_dir, one_device):
+    assembly = Assembly(experiment(data_dir, train={"steps": 24, "min_step_seconds": (0.01, 0.01)}))
+
+    def lose(learner, batches):
+        for step, batch in enumerate(batches):
+            if (learner, step) == (1, 8):
+                sent[0](events.LearnerLost(1, 1, "mistaken"))
+            yield batch
+
+    sent = []
+    connect = local.SyncerWorker.connect
+
+    def connected(worker, *arguments):
+        sent[:] = [worker.send]
+        connect(worker, *arguments)
+
+    with mock.patch.object(local.SyncerWorker, "connect", connected):
+        run = run_local(assembly, around=lose)
+    assert run.outcome.finished
+    assert not run.of(records.LearnerDied)
+    assert run.noted("learner_lost") == [{"learner": 1, "incarnation": 1, "reason": "mistaken"}]
+    assert [v for v in run.noted("learner_ready") if v["learner"] == 1][-1]["incarnation"] == 2
+    assert any(1 in values["learners"] and values["step"] > 12 for values in run.noted("round"))
 
 
 def test_when_every_learner_raises_the_run_has_failed(data_dir, one_device):

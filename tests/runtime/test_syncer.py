@@ -14,7 +14,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.runtime.delivery import Leave, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.delivery import Notice, UpdateDelivery, WelcomeDelivery
 from ddiloco.runtime.syncer import SyncerWorker
 
 THETA = {"layers/0/kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -193,11 +193,21 @@ def test_a_merge_that_raises_ends_the_syncer_with_the_failure_told(desk, monkeyp
     assert it.commits == []
 
 
-def test_an_incarnation_that_departed_is_refused(desk):
+def test_an_incarnation_that_departed_is_told_so(desk):
     it = desk(1)
     it.worker.send(events.LearnerLost(0, 1, "killed"))
     it.worker.send(events.LearnerJoined(0, 1))
-    assert it.peers[0].next(Leave).reason == "this incarnation has departed"
+    assert it.peers[0].next(Notice).event == events.NotMember(1)
+
+
+def test_an_incarnation_older_than_one_that_is_known_is_refused(desk):
+    it = desk(1)
+    newer = Peer(0)
+    it.worker.connect(0, 2, newer)
+    it.worker.send(events.LearnerJoined(0, 2))
+    newer.next(WelcomeDelivery)
+    it.worker.send(events.LearnerJoined(0, 1))
+    assert isinstance(it.peers[0].next(Notice).event, events.Rejected)
 
 
 def test_stopping_waits_for_no_learner(desk):

@@ -1,0 +1,211 @@
+"""Who takes part, as the syncer hears of it: joins, returns, reports, silence; and who is still sent what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.membership import Member, Membership, State
+from ddiloco.protocol.messages import Report
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+
+Actions = list[actions.SyncerAction]
+
+FURTHEST_LEAP = 100_000
+"""Steps beyond all that is known that a learner may claim; a day alone at a step a second is within it."""
+
+
+class Attendance:
+    """The half of the syncer that faces the learners; rounds are the other half's.
+
+    Where a method takes `merged`, it is what the syncer has merged so far.
+    """
+
+    def __init__(self, policy: SyncPolicy, total_steps: int | None, state: SyncerState) -> None:
+        self.policy = policy
+        self.total_steps = total_steps
+        self._members = Membership()
+        for learner, incarnation in state.incarnations:
+            self._members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
+
+    def live(self) -> list[Member]:
+        """The members that count, by learner number."""
+        return self._members.live()
+
+    def newest(self, learner: int) -> Member | None:
+        """The learner's newest incarnation, gone or not."""
+        return self._members.newest(learner)
+
+    def is_live(self, learner: int, incarnation: int) -> bool:
+        """Whether that very incarnation counts."""
+        m = self._members.current(learner, incarnation)
+        return m is not None and m.state is State.LIVE
+
+    def incarnations(self) -> tuple[tuple[int, int], ...]:
+        """Every learner ever seen with its newest incarnation, by learner number."""
+        return self._members.incarnations()
+
+    def done(self, m: Member) -> bool:
+        """Whether the learner has come to the last step."""
+        return self.total_steps is not None and m.step >= self.total_steps
+
+    def deadlines(self) -> list[float]:
+        """When learners become silent unless they speak, in the seconds of `now`."""
+        return [m.heard_at + self.policy.silence_timeout for m in self.live() if not self.done(m)]
+
+    # Coming and going.
+
+    def joined(self, event: events.LearnerJoined, merged: SyncerState, now: float) -> Actions:
+        """Lets an incarnation in unless it has departed: with a welcome, or at once if it returns."""
+        learner, incarnation = event.learner, event.incarnation
+        old = self._members.newest(learner)
+        out: Actions = []
+        if old is not None and incarnation < old.incarnation:
+            return [_replaced(learner, incarnation)]
+        if old is not None and incarnation == old.incarnation:
+            if old.state is State.GONE:
+                return [actions.NotMember(learner, incarnation)]
+            if old.state is not State.JOINING:
+                return [actions.Drop(learner, "joined twice")]
+        elif old is not None and old.state is not State.GONE:
+            out += self.lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
+        returns = event.versions is not None and self._can_be(event.step, event.versions, merged)
+        m = self._members.admit(Member(learner, incarnation, heard_at=now))
+        if returns:
+            return [*out, *self._begin(m, event.step, event.versions, merged, now)]
+        if event.versions is not None:
+            out.append(actions.Drop(learner, "return with a step or versions that there never were"))
+        welcome = actions.Welcome(learner, incarnation, merged.step, merged.versions, merged.merged_steps)
+        return [*out, welcome]
+
+    def ready(self, event: events.LearnerReady, merged: SyncerState, now: float) -> Actions:
+        """Counts a welcomed learner from now on."""
+        m = self._members.current(event.learner, event.incarnation)
+        if m is None or m.state is not State.JOINING or len(event.versions) != self.policy.num_fragments:
+            return [actions.Drop(event.learner, "ready without a welcome")]
+        if not self._can_be(event.step, event.versions, merged):
+            return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
+        return self._begin(m, event.step, event.versions, merged, now)
+
+    def lost(self, event: events.LearnerLost) -> Actions:
+        """Lets an incarnation go for good."""
+        m = self._members.current(event.learner, event.incarnation)
+        if m is None:
+            return []
+        m.move(State.GONE)
+        fields = {"learner": m.learner, "incarnation": m.incarnation, "reason": event.reason}
+        return [actions.Record("learner_lost", fields)]
+
+    def mark_silent(self, now: float) -> Actions:
+        """Waits no longer for those that have not been heard of for the silence timeout."""
+        out: Actions = []
+        for m in self.live():
+            if now >= m.heard_at + self.policy.silence_timeout and not self.done(m):
+                m.move(State.SILENT)
+                m.reported_at = None  # the pause is no step time
+                out.append(actions.Record("learner_silent", {"learner": m.learner}))
+        return out
+
+    # Reports and updates.
+
+    def reported(self, report: Report, merged: SyncerState, now: float) -> Actions:
+        """Takes a learner's metadata. What cannot be is dropped whole.
+
+        Who is no member hears so. So does one that says what cannot be: it comes back with what it holds,
+        and if that cannot be either, it is welcomed as if it held nothing.
+        """
+        m = self._members.newest(report.learner)
+        if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
+            return self._stranger(report, m)
+        if self._impossible(report, merged):
+            out: Actions = [actions.Drop(report.learner, "impossible report")]
+            welcomed = m.state is State.JOINING
+            return out if welcomed else [*out, actions.NotMember(m.learner, m.incarnation)]
+        if report.step < m.step or (report.step == m.step and m.knows_better(report)):
+            return [actions.Drop(report.learner, "stale report")]
+        out = []
+        if m.state is State.JOINING:  # its `ready` was lost, or comes later
+            out += self._begin(m, report.step, [c.version for c in report.counters], merged, now)
+        if report.step > m.step:
+            if m.reported_at is not None:
+                m.step_time.add(now - m.reported_at)
+            m.reported_at = now
+        m.take(report)
+        return [*out, *self._speaks(m, now), *self._resend(m, merged, now)]
+
+    def broadcast(self, fragment: int, merged: SyncerState, now: float) -> Actions:
+        """To every member that has recovered, in the merge or not; a joiner gets all with its welcome."""
+        receivers = [m for m in self._members.present() if m.state is not State.JOINING]
+        return self._send(fragment, receivers, merged, now)
+
+    def _begin(
+        self, m: Member, step: int, versions: Sequence[int], merged: SyncerState, now: float
+    ) -> Actions:
+        """Counts a member that holds these versions, and sends it what is newer."""
+        m.move(State.LIVE)
+        m.heard_at = now
+        m.step = step
+        out: Actions = [actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})]
+        for fragment, version in enumerate(versions):
+            if version < merged.versions[fragment]:
+                out += self._send(fragment, [m], merged, now)
+        return out
+
+    def _stranger(self, report: Report, newest: Member | None) -> Actions:
+        """One that was replaced is sent away for good; any other may come back as a new incarnation."""
+        out: Actions = [actions.Drop(report.learner, "report of a learner that is not taking part")]
+        if newest is not None and report.incarnation < newest.incarnation:
+            return [*out, _replaced(report.learner, report.incarnation)]
+        return [*out, actions.NotMember(report.learner, report.incarnation)]
+
+    def _speaks(self, m: Member, now: float) -> Actions:
+        m.heard_at = now
+        if m.state is not State.SILENT:
+            return []
+        m.move(State.LIVE)
+        return [actions.Record("learner_returned", {"learner": m.learner})]
+
+    def _resend(self, m: Member, merged: SyncerState, now: float) -> Actions:
+        """Sends an update anew that a learner should long have applied and, by its report, has not."""
+        out: Actions = []
+        for fragment, (version, sent_at) in list(m.sent.items()):
+            if m.counters and m.version(fragment) >= version:
+                del m.sent[fragment]
+            elif now >= sent_at + self.policy.resend_timeout:
+                out += self._send(fragment, [m], merged, now)
+        return out
+
+    def _send(self, fragment: int, receivers: list[Member], merged: SyncerState, now: float) -> Actions:
+        if not receivers:
+            return []
+        version, step = merged.versions[fragment], merged.merged_steps[fragment]
+        for m in receivers:
+            m.sent[fragment] = (version, now)
+        pairs = tuple((m.learner, m.incarnation) for m in receivers)
+        return [actions.Broadcast(fragment, version, step, pairs)]
+
+    # What can be true.
+
+    def _impossible(self, report: Report, merged: SyncerState) -> bool:
+        counters = report.counters
+        if not self._can_be(report.step, [c.version for c in counters], merged):
+            return True
+        return any(c.steps < 0 or c.tokens < 0 for c in counters)
+
+    def _can_be(self, step: int | None, versions: Sequence[int], merged: SyncerState) -> bool:
+        """Whether a learner can have come to this step with these versions."""
+        if step is None or len(versions) != self.policy.num_fragments:
+            return False
+        past_the_end = self.total_steps is not None and step > self.total_steps
+        if step < 0 or past_the_end or self._leaps(step, merged):
+            return False
+        return all(0 <= theirs <= ours for theirs, ours in zip(versions, merged.versions, strict=True))
+
+    def _leaps(self, step: int, merged: SyncerState) -> bool:
+        """Whether a step is beyond belief: to follow it would skip the rounds of everybody else."""
+        return step > max(merged.step, self._members.furthest()) + FURTHEST_LEAP
+
+
+def _replaced(learner: int, incarnation: int) -> actions.Reject:
+    return actions.Reject(learner, incarnation, "a newer incarnation is known")

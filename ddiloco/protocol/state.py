@@ -1,0 +1,54 @@
+"""What a syncer must not forget: the versions that were merged, and who has taken part."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddiloco.protocol.errors import LocalProtocolError
+from ddiloco.protocol.messages import RoundId
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncerState:
+    """The state that a syncer starts anew from after a crash; plain numbers, kept durable by its driver.
+
+    Before a driver sends MergeFinished, `state.after(round)` is durable together with the fragment; before
+    it carries out what follows from a LearnerJoined, `SyncerCore.state()` is. Nothing else need be.
+    """
+
+    versions: tuple[int, ...]  # by fragment
+    merged_steps: tuple[int, ...]  # by fragment: the global step of the round that made the version
+    incarnations: tuple[tuple[int, int], ...] = ()  # (learner, its newest incarnation)
+
+    @classmethod
+    def initial(cls, num_fragments: int) -> SyncerState:
+        """The state of a run that has merged nothing and met nobody."""
+        return cls((0,) * num_fragments, (0,) * num_fragments)
+
+    @property
+    def step(self) -> int:
+        """The newest global step of which a round was merged."""
+        return max(self.merged_steps)
+
+    def after(self, merged: RoundId) -> SyncerState:
+        """The state with one more round merged."""
+        p = merged.fragment
+        return dataclasses.replace(
+            self,
+            versions=(*self.versions[:p], self.versions[p] + 1, *self.versions[p + 1 :]),
+            merged_steps=(*self.merged_steps[:p], merged.step, *self.merged_steps[p + 1 :]),
+        )
+
+    def check(self, num_fragments: int) -> None:
+        """Sees that the state is one of a run of so many fragments.
+
+        Raises:
+          LocalProtocolError: it is not.
+        """
+        if {len(self.versions), len(self.merged_steps)} != {num_fragments}:
+            raise LocalProtocolError(
+                f"the state to start from has {len(self.versions)} versions and {len(self.merged_steps)} "
+                f"merged steps, but must have {num_fragments} of each: one a fragment"
+            )
+        if min(self.versions) < 0 or min(self.merged_steps) < 0:
+            raise LocalProtocolError("the state to start from has a version or a step below 0")

@@ -1,0 +1,47 @@
+"""Unions of intervals, against a count of every unit of time."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddiloco.goodput import coverage
+from ddiloco.goodput.coverage import Cover, covered
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12)
+
+
+def depths(intervals):
+    """How many intervals hold in each unit of time."""
+    return [sum(start <= t < start + length for start, length in intervals) for t in range(60)]
+
+
+@given(INTERVALS, st.integers(1, 4))
+def test_the_moments_covered_by_several_intervals_are_those_counted_one_by_one(intervals, depth):
+    starts = np.array([start for start, _ in intervals], float)
+    ends = np.array([start + length for start, length in intervals], float)
+    found = covered(starts, ends, depth)
+    inside = {t for start, end in zip(*found, strict=True) for t in range(int(start), int(end))}
+    assert inside == {t for t, n in enumerate(depths(intervals)) if n >= depth}
+    edges = np.stack(found, 1).ravel()
+    assert (np.diff(edges) > 0).all()
+
+
+@given(INTERVALS, st.integers(0, 8))
+def test_a_cover_that_joins_now_and_then_knows_the_length_of_the_union(intervals, last):
+    cover, kept = Cover(), coverage._PENDING
+    coverage._PENDING = 2
+    try:
+        for start, length in intervals:
+            cover.add(start, start + length)
+    finally:
+        coverage._PENDING = kept
+    assert cover.seconds(60 - last, 60) == sum(n > 0 for n in depths([*intervals, (60 - last, last)]))
+
+
+def test_a_cover_of_intervals_that_abut_keeps_one():
+    cover = Cover()
+    for i in range(20_000):
+        cover.add(i / 7, (i + 1) / 7)
+    assert len(cover._starts) < 10_000
+    assert cover.seconds(0.0, 20_000 / 7) == 20_000 / 7
+    assert cover._starts == [0.0]

@@ -1,0 +1,41 @@
+"""Virtual time: what is to happen when, and a clock that jumps from one happening to the next."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+
+class Calendar:
+    """Calls in the order of their times, in seconds; those of one time in the order of their entry."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.happened = 0  # calls made so far
+        self._entries: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+
+    def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Enters a call; a time that has passed, or is not a number, is a mistake of the caller.
+
+        Raises:
+          ValueError: `time` is before now.
+        """
+        if not time >= self.now:
+            raise ValueError(f"{time} is not a time from {self.now} on")
+        heapq.heappush(self._entries, (time, next(self._order), call, arguments))
+
+    def after(self, delay: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Enters a call `delay` seconds from now."""
+        self.at(self.now + delay, call, *arguments)
+
+    def advance(self) -> bool:
+        """Moves the clock to the next entry and makes its call; False where there is none."""
+        if not self._entries:
+            return False
+        self.now, _, call, arguments = heapq.heappop(self._entries)
+        self.happened += 1
+        call(*arguments)
+        return True

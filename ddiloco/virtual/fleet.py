@@ -1,0 +1,198 @@
+"""A whole fleet in virtual time: learners' processes and the syncer's, and the links between them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Mapping
+
+from ddiloco.goodput.accounting import State
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.learner import Place, VirtualLearner
+from ddiloco.virtual.lives import PAUSES, Change
+from ddiloco.virtual.ports import LearnerArrays, Observer, Payload, SyncerArrays
+from ddiloco.virtual.syncer import VirtualSyncer
+
+INCARNATIONS_EACH = 1000  # numbers apart, so that a process that rejoins by itself never takes a later one's
+
+
+class Fleet:
+    """Runs the protocol's cores under one simulated clock; the same inputs give the same run, always.
+
+    Each learner has a place, and on it one process at a time (more only where an old one lingers).
+    """
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        places: Mapping[int, Place],
+        learner_arrays: Callable[[int], LearnerArrays],
+        syncer_arrays: SyncerArrays,
+        *,
+        merge_time: Callable[[], float] = lambda: 0.0,
+        notice_seconds: float = 0.0,
+        recovery_seconds: float = 0.0,
+        observer: Observer | None = None,
+    ) -> None:
+        """`notice_seconds`: until the syncer hears of a death; `recovery_seconds`: from start to joining."""
+        self.calendar = Calendar()
+        self.policy = policy
+        self.places = places
+        self.processes: dict[int, VirtualLearner] = {}  # the newest of each learner
+        self._total_steps = total_steps
+        self._learner_arrays = learner_arrays
+        self._notice_seconds = notice_seconds
+        self._recovery_seconds = recovery_seconds
+        self._observer = observer or Observer()
+        self._starts: collections.Counter[int] = collections.Counter()
+        self._routes: dict[tuple[int, int], VirtualLearner] = {}
+        self.syncer = VirtualSyncer(
+            policy,
+            total_steps,
+            syncer_arrays,
+            self.calendar,
+            self._observer,
+            merge_time,
+            self._deliver,
+            self._pull,
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether the syncer has finished."""
+        return self.syncer.finished_at is not None
+
+    def run(self, stop: Callable[[], bool] = lambda: False, max_events: int | None = None) -> None:
+        """Lets time pass until the run is over, nothing is left to happen, or `stop` says so.
+
+        Raises:
+          TimeoutError: it was not over after `max_events`.
+        """
+        last = None if max_events is None else self.calendar.happened + max_events
+        while not self.over and not stop() and self.calendar.advance():
+            if last is not None and self.calendar.happened >= last:
+                raise TimeoutError(f"the run is not over after {max_events} events")
+
+    def live(self, changes: Iterable[Change]) -> None:
+        """Enters what befalls the learners; those that no change lets join are there from the start."""
+        changes = list(changes)
+        first = {change.learner: change.event for change in reversed(changes)}
+        for learner in self.places:
+            if first.get(learner) != "join":
+                self.calendar.at(0.0, self.join, learner)
+        for change in changes:
+            self.calendar.at(change.time, self._befall, change)
+
+    # What befalls learners.
+
+    def join(self, learner: int) -> VirtualLearner:
+        """Starts a process of the learner, under the next incarnation; an old one that lives lingers."""
+        incarnation = 1 + INCARNATIONS_EACH * self._starts[learner]
+        self._starts[learner] += 1
+        core = LearnerCore(learner, incarnation, self.policy, self._total_steps)
+        process = VirtualLearner(
+            core,
+            self.places[learner],
+            self._learner_arrays(learner),
+            self.calendar,
+            self._observer,
+            self._send,
+        )
+        self.processes[learner] = self._routes[learner, incarnation] = process
+        process.start()
+        return process
+
+    def fail(self, learner: int, notice_seconds: float | None = None) -> None:
+        """Kills the learner's process; the syncer hears of it later."""
+        process = self.processes.get(learner)
+        if process is not None and process.alive:
+            incarnation = process.core.incarnation
+            process.die()
+            wait = self._notice_seconds if notice_seconds is None else notice_seconds
+            lost = events.LearnerLost(learner, incarnation, "died")
+            self.calendar.after(wait, self.syncer.take, lost)
+
+    def recover(self, learner: int) -> None:
+        """Starts a dead learner's process anew; it joins when it has started up."""
+        process = self.processes.get(learner)
+        if process is not None and process.alive:
+            return
+        self._observer.entered(learner, State.RECONFIGURING, self.places[learner].chips, self.calendar.now)
+        self.calendar.after(self._recovery_seconds, self._join_if_absent, learner)
+
+    def leave(self, learner: int) -> None:
+        """The learner departs and says so; its chips are given back."""
+        process = self.processes.get(learner)
+        if process is not None and process.alive:
+            incarnation = process.core.incarnation
+            process.die(State.FINISHED)
+            self.calendar.after(0.0, self.syncer.take, events.LearnerLost(learner, incarnation, "left"))
+
+    def cut(self, learner: int, cut: bool = True) -> None:
+        """Partitions the learner from the syncer, or heals the partition."""
+        place = self.places[learner]
+        place.up.cut = place.down.cut = cut
+
+    def _befall(self, change: Change) -> None:
+        process = self.processes.get(change.learner)
+        match change.event:
+            case "join" | "recover":
+                self.recover(change.learner)
+            case "fail":
+                self.fail(change.learner)
+            case "leave":
+                self.leave(change.learner)
+            case "step" if process is not None:
+                chips = self.places[change.learner].chips
+                process.resume(max(1, round(change.share * chips)))
+            case pause if process is not None:
+                process.pause(PAUSES[pause])
+
+    def _join_if_absent(self, learner: int) -> None:
+        process = self.processes.get(learner)
+        if process is None or not process.alive:
+            self.join(learner)
+
+    # Messages.
+
+    def _send(self, process: VirtualLearner, event: events.SyncerEvent) -> None:
+        if isinstance(event, events.LearnerJoined):
+            self._routes[event.learner, event.incarnation] = process
+        for time in process.place.up.arrivals(self.calendar.now, 0):
+            self.calendar.at(time, self.syncer.take, event)
+
+    def _deliver(
+        self, learner: int, incarnation: int, event: events.LearnerEvent, payload: Payload, size: int
+    ) -> None:
+        process = self._routes.get((learner, incarnation))
+        if process is None:
+            return
+        for time in process.place.down.arrivals(self.calendar.now, size):
+            self.calendar.at(time, process.take, event, payload)
+        if size:
+            self._observer.transferred(learner, 0, size)
+
+    def _pull(self, pull: actions.PullFragment, size: int) -> None:
+        process = self._routes.get((pull.learner, pull.incarnation))
+        if process is None:
+            return
+        for time in process.place.down.arrivals(self.calendar.now, 0):
+            self.calendar.at(time, self._answer_pull, process, pull, size)
+
+    def _answer_pull(self, process: VirtualLearner, pull: actions.PullFragment, size: int) -> None:
+        if not process.answers:
+            return
+        found = process.pull(pull.round.fragment, pull.incarnation)
+        if found is None:
+            reply = events.PullFailed(pull.round, pull.learner, pull.incarnation, "nothing published")
+            size, payload = 0, None
+        else:
+            contribution, payload = found
+            reply = events.FragmentArrived(pull.round, contribution)
+        for time in process.place.up.arrivals(self.calendar.now, size):
+            self.calendar.at(time, self.syncer.take, reply, payload)
+        if size:
+            self._observer.transferred(pull.learner, size, 0)

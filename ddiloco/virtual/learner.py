@@ -1,0 +1,253 @@
+"""A learner's process in virtual time: steps that take time, pauses, hangs, death (drives a LearnerCore)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddiloco.goodput.accounting import State
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Contribution
+from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.links import Link
+from ddiloco.virtual.ports import LearnerArrays, Observer, Payload
+
+
+@dataclasses.dataclass
+class Place:
+    """Where a learner runs: its hardware and its link, which outlive its process."""
+
+    step_time: Callable[[], float]  # seconds of the next step on all chips
+    up: Link
+    down: Link
+    chips: int = 1
+
+
+@dataclasses.dataclass
+class _Step:
+    """The inner step under way."""
+
+    clock: int
+    tokens: int
+    metrics: Mapping[str, Any]
+    left: float  # seconds on all chips, as of the last change of pace
+    ends_at: float | None = None  # None while paused
+
+
+class VirtualLearner:
+    """One process of a learner, from its start to its death.
+
+    The arrays take a step when it starts; that it ends is told after its time. What arrives meanwhile
+    finds the state that the step leaves, just as on devices that work through a queue.
+    """
+
+    def __init__(
+        self,
+        core: LearnerCore,
+        place: Place,
+        arrays: LearnerArrays,
+        calendar: Calendar,
+        observer: Observer,
+        send: Callable[[VirtualLearner, events.SyncerEvent], None],
+    ) -> None:
+        self.core = core
+        self.place = place
+        self.alive = True
+        self._arrays = arrays
+        self._calendar = calendar
+        self._observer = observer
+        self._send = send
+        self._step: _Step | None = None
+        self._stepped = False
+        self._paused: State | None = None  # what the chips do instead of stepping
+        self._hung = 0  # a hang ends with the newest order to hang
+        self._deaf = False
+        self._chips = place.chips
+        self._inbox: list[tuple[events.LearnerEvent, Payload]] = []
+        self._snapshots: dict[tuple[int, int], Payload] = {}
+        self._shelf: dict[int, tuple[Contribution, Payload]] = {}
+        self._on_the_wire: set[int] = set()  # fragments pulled, of which no update has come since
+        self._beating = False
+        self._shown: tuple[State, int] | None = None
+
+    @property
+    def number(self) -> int:
+        """The learner whose process this is."""
+        return self.core.learner
+
+    @property
+    def stepping(self) -> bool:
+        """Whether an inner step is under way."""
+        return self._step is not None
+
+    def start(self) -> None:
+        """Asks the syncer to take part."""
+        self._send(self, events.LearnerJoined(self.number, self.core.incarnation))
+        self._go_on()
+
+    def take(self, event: events.LearnerEvent, payload: Payload = None) -> None:
+        """Something from the syncer has arrived; a paused or hung process finds it later."""
+        if not self.alive:
+            return
+        self._inbox.append((event, payload))
+        if self._paused is None:
+            self._empty_inbox()
+            self._go_on()
+
+    def pull(self, fragment: int, incarnation: int) -> tuple[Contribution, Payload] | None:
+        """The newest published snapshot, from the host's memory; None if there is none."""
+        if fragment not in self._shelf or incarnation != self.core.incarnation:
+            return None
+        contribution, payload = self._shelf[fragment]
+        self._on_the_wire.add(fragment)
+        self._show()
+        return dataclasses.replace(contribution, incarnation=incarnation), payload
+
+    @property
+    def answers(self) -> bool:
+        """Whether its host answers at all: a paused one does, a dead or hung one does not."""
+        return self.alive and not self._deaf
+
+    # What befalls it.
+
+    def pause(self, state: State) -> None:
+        """Takes no step until `resume`; `state` says what the chips do meanwhile. The process lives."""
+        if not self.alive:
+            return
+        if self._step is not None and self._step.ends_at is not None:
+            self._step.left = (self._step.ends_at - self._calendar.now) * self._share
+            self._step.ends_at = None
+        self._paused = state
+        self._show()
+
+    def resume(self, chips: int | None = None) -> None:
+        """Goes on where it was, on so many of its chips; None: as many as before."""
+        if not self.alive:
+            return
+        if chips is not None:
+            self.pause(State.RECONFIGURING)  # a step under way goes on at another pace
+            self._chips = chips
+        self._paused, self._deaf = None, False
+        if self._step is not None and self._step.ends_at is None:
+            self._schedule(self._step)
+        self._empty_inbox()
+        self._go_on()
+
+    def hang(self, seconds: float) -> None:
+        """Neither steps nor answers for so long, and nobody is told."""
+        if not self.alive:
+            return
+        self.pause(State.DETECTING)
+        self._deaf = True
+        self._hung += 1
+        self._calendar.after(seconds, self._unhang, self._hung)
+
+    def die(self, state: State = State.FAILED) -> None:
+        """The process is gone, with all that was in its memory. FINISHED: it left, its chips went back."""
+        if self.alive:
+            self.alive = False
+            self._step = None
+            self._arrays.lose()
+            self._observer.entered(self.number, state, self._chips, self._calendar.now)
+
+    def _unhang(self, order: int) -> None:
+        if self.alive and order == self._hung:
+            self.resume()
+
+    # Its own doing.
+
+    def _empty_inbox(self) -> None:
+        while self._inbox and self.alive:
+            event, payload = self._inbox.pop(0)
+            self._tell(event, payload)
+
+    def _go_on(self) -> None:
+        """Starts the next step if there may be one."""
+        if not self.alive or self._paused is not None:
+            return
+        if self._step is None and self.core.recovered and not self.core.done and not self.core.blocked:
+            self._start_step()
+        self._show()
+        if self._step is None and not self._beating:
+            self._beating = True
+            self._calendar.after(self.core.policy.heartbeat, self._beat)
+
+    def _start_step(self) -> None:
+        tokens, metrics = self._arrays.step(self.core.clock)
+        self._step = _Step(self.core.clock + 1, tokens, metrics, left=self.place.step_time())
+        self._stepped = True
+        self._tell(events.StepStarted(tokens))
+        self._schedule(self._step)
+
+    def _schedule(self, step: _Step) -> None:
+        step.ends_at = self._calendar.now + step.left / self._share
+        self._calendar.at(step.ends_at, self._finish_step, step)
+
+    def _finish_step(self, step: _Step) -> None:
+        if self._step is not step or step.ends_at != self._calendar.now:
+            return  # it was put off, or lost with the process
+        self._step = None
+        self._observer.stepped(self.number, step.clock, step.tokens, step.metrics, self._calendar.now)
+        self._tell(events.StepFinished())
+        self._go_on()
+
+    def _beat(self) -> None:
+        self._beating = False
+        if self.alive and self._paused is None:
+            if self._step is None:
+                self._tell(events.Heartbeat())
+            self._go_on()
+
+    def _tell(self, event: events.LearnerEvent, payload: Payload = None) -> None:
+        out = self.core.handle(event, self._calendar.now)
+        self._observer.learner_handled(self, event, out, self._calendar.now)
+        for action in out:
+            self._perform(action, payload)
+
+    def _perform(self, action: actions.LearnerAction, payload: Payload) -> None:
+        match action:
+            case actions.Join():
+                joined = events.LearnerJoined(self.number, action.incarnation, action.step, action.versions)
+                self._send(self, joined)
+            case actions.Leave():
+                self.die(State.FINISHED)
+            case actions.AdoptAll(step=step, versions=versions):
+                self._arrays.adopt(payload)
+                self._shelf.clear()
+                self._on_the_wire.clear()
+                self._send(self, events.LearnerReady(self.number, self.core.incarnation, step, versions))
+            case actions.TakeSnapshot(contribution=c):
+                self._snapshots[c.fragment, c.step] = self._arrays.snapshot(c.fragment)
+            case actions.Publish(contribution=c):
+                self._shelf[c.fragment] = (c, self._snapshots.pop((c.fragment, c.step)))
+            case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
+                self._arrays.apply(fragment, mixing, payload)
+                self._shelf.pop(fragment, None)
+                self._on_the_wire.discard(fragment)
+            case actions.SendReport(report=report):
+                self._send(self, events.StepReported(report))
+            case actions.Drop():
+                self._observer.dropped(action, self._calendar.now)
+
+    @property
+    def _share(self) -> float:
+        return self._chips / self.place.chips
+
+    def _state(self) -> State:
+        if self._paused is not None:
+            return self._paused
+        if self._step is not None:
+            return State.STEPPING
+        if not self.core.recovered:
+            return State.STARTING
+        if self.core.done:
+            return State.FINISHED
+        return State.WAITING_FOR_NETWORK if self._on_the_wire else State.WAITING_FOR_PEERS
+
+    def _show(self) -> None:
+        shown = (self._state(), self._chips)
+        if self.alive and shown != self._shown:
+            self._shown = shown
+            self._observer.entered(self.number, *shown, self._calendar.now)

@@ -1,0 +1,45 @@
+"""The way between a learner and the syncer: latency, bandwidth, jitter, losses, partitions."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkQuality:
+    """What one direction of a link does to messages."""
+
+    latency: float = 0.0  # seconds that every message takes
+    bandwidth: float | None = None  # bytes a second, one message after the other; None: no bound
+    jitter: float = 0.0  # mean seconds of a further, exponential delay; it can reorder messages
+    loss: float = 0.0  # share of messages that vanish
+    duplicates: float = 0.0  # share of messages that come twice
+
+
+class Link:
+    """One direction between a learner and the syncer."""
+
+    def __init__(self, quality: LinkQuality, rng: random.Random) -> None:
+        self.quality = quality
+        self.cut = False  # a partition: everything sent meanwhile vanishes
+        self._rng = rng
+        self._free_at = 0.0
+
+    def arrivals(self, now: float, size: int) -> list[float]:
+        """When a message of `size` bytes, sent now, arrives: once, not at all, or twice."""
+        quality = self.quality
+        if self.cut or (quality.loss and self._rng.random() < quality.loss):
+            return []
+        copies = 2 if quality.duplicates and self._rng.random() < quality.duplicates else 1
+        return [self._sent(now, size) + quality.latency + self._delay() for _ in range(copies)]
+
+    def _sent(self, now: float, size: int) -> float:
+        """When the last byte is on its way."""
+        if self.quality.bandwidth is None:
+            return now
+        self._free_at = max(now, self._free_at) + size / self.quality.bandwidth
+        return self._free_at
+
+    def _delay(self) -> float:
+        return self._rng.expovariate(1 / self.quality.jitter) if self.quality.jitter else 0.0

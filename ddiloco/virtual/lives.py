@@ -1,0 +1,133 @@
+"""What befalls learners and when: changes from a seeded model, or from a trace file, as CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddiloco.config import ConfigError
+from ddiloco.goodput.accounting import State
+
+PAUSES = {
+    "detect": State.DETECTING,
+    "reconfigure": State.RECONFIGURING,
+    "replay": State.REPLAYING,
+}
+EVENTS = ("join", "leave", "fail", "recover", "step", *PAUSES)
+FIELDS = ("time", "learner", "event", "share")
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One thing that befalls a learner.
+
+    join: comes, as a new process. leave: goes, and gives its chips back. fail: dies, with its memory.
+    recover: a dead one starts anew. detect, reconfigure, replay: takes no step for that reason, but lives.
+    step: steps on, on `share` of its chips.
+    """
+
+    time: float  # virtual seconds
+    learner: int
+    event: str  # one of EVENTS
+    share: float = 1.0  # of step alone, in (0, 1]
+
+
+def read_trace(path: pathlib.Path | str, num_learners: int) -> list[Change]:
+    """The changes in a trace file, in the order of their times; among equal times in the file's order.
+
+    A CSV file has a header with time, learner, event and, if wanted, share; a JSON file a list of objects
+    with these keys.
+
+    Raises:
+      ConfigError: the file cannot be read, or a line of it cannot be; the message names line and field.
+    """
+    path = pathlib.Path(path)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    rows = _json_rows(path, text) if path.suffix == ".json" else _csv_rows(path, text)
+    changes = [_change(f"{path}: {place}", row, num_learners) for place, row in rows]
+    changes.sort(key=lambda change: change.time)
+    check_lives(changes, num_learners, str(path))
+    return changes
+
+
+def write_trace(path: pathlib.Path | str, changes: Iterable[Change]) -> None:
+    """Writes a CSV file that `read_trace` reads back, to the bit."""
+    with pathlib.Path(path).open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(FIELDS)
+        writer.writerows((repr(c.time), c.learner, c.event, repr(c.share)) for c in changes)
+
+
+def check_lives(changes: Iterable[Change], num_learners: int, source: str) -> None:
+    """Sees that nobody comes who is there, dies who is dead, or steps who is gone.
+
+    Raises:
+      ConfigError: somebody does.
+    """
+    changes = list(changes)
+    first = {change.learner: change.event for change in reversed(changes)}
+    there = {m: first.get(m) != "join" for m in range(num_learners)}
+    for change in changes:
+        comes = change.event in ("join", "recover")
+        if comes is there[change.learner]:
+            state = "there" if comes else "not there"
+            raise ConfigError(
+                f"{source}: event: {change.event} of learner {change.learner} at {change.time:g} s, "
+                f"but it is {state} then"
+            )
+        if comes or change.event in ("fail", "leave"):
+            there[change.learner] = comes
+
+
+def _csv_rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, Any]]]:
+    reader = csv.DictReader(text.splitlines())
+    missing = [name for name in FIELDS[:3] if name not in (reader.fieldnames or ())]
+    if missing:
+        raise ConfigError(f"{path}: line 1: has no column {missing[0]}; it must name {', '.join(FIELDS[:3])}")
+    return [(f"line {reader.line_num}", row) for row in reader]
+
+
+def _json_rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, Any]]]:
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{path}: must be a list of objects with {', '.join(FIELDS[:3])}")
+    return [(f"entry {i}", row) for i, row in enumerate(rows)]
+
+
+def _change(place: str, row: Mapping[str, Any], num_learners: int) -> Change:
+    time = _number(place, row, "time")
+    learner = _number(place, row, "learner")
+    if time < 0:
+        raise ConfigError(f"{place}: time: is {time:g}, but must be at least 0")
+    if learner not in range(num_learners):
+        raise ConfigError(
+            f"{place}: learner: is {learner:g}, but must be a whole number from 0 to {num_learners - 1}"
+        )
+    event = row.get("event")
+    if event not in EVENTS:
+        raise ConfigError(f"{place}: event: is {event!r}, but must be one of {', '.join(EVENTS)}")
+    share = _number(place, row, "share") if row.get("share") not in (None, "") else 1.0
+    if not 0 < share <= 1:
+        raise ConfigError(f"{place}: share: is {share:g}, but must be above 0 and at most 1")
+    return Change(time, int(learner), event, share)
+
+
+def _number(place: str, row: Mapping[str, Any], name: str) -> float:
+    try:
+        value = float(row[name])
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{place}: {name}: is {row.get(name)!r}, but must be a number") from None
+    if not math.isfinite(value):
+        raise ConfigError(f"{place}: {name}: is {value}, but must be finite")
+    return value

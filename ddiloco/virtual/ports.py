@@ -1,0 +1,126 @@
+"""What a virtual fleet asks of arrays, and the answer of a fleet that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ddiloco.goodput.accounting import State
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Contribution
+
+Payload = Any  # arrays of a fragment, or of all fragments; None where there are no arrays
+
+
+class LearnerArrays(Protocol):
+    """The arrays of one learner's process."""
+
+    def adopt(self, fragments: Payload) -> None:
+        """Loads every fragment that came with a welcome."""
+
+    def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
+        """Takes an inner step; gives its tokens and metrics. `clock`: steps before this one."""
+
+    def snapshot(self, fragment: int) -> Payload:
+        """Copies a fragment as the last step left it."""
+
+    def apply(self, fragment: int, mixing: float, payload: Payload) -> None:
+        """theta_p <- (1 - mixing) Theta_p + mixing theta_p."""
+
+    def lose(self) -> None:
+        """The process has died: nothing in its memory is left."""
+
+
+class SyncerArrays(Protocol):
+    """The arrays of the syncer: the global fragments, which are durable once merged."""
+
+    def size(self, fragment: int) -> int:
+        """Bytes of a fragment on the wire."""
+
+    def fragments(self) -> Payload:
+        """All global fragments."""
+
+    def fragment(self, fragment: int) -> Payload:
+        """A global fragment."""
+
+    def problem(self, fragment: int, payload: Payload) -> str | None:
+        """Why a pulled fragment is unsound; None if it is sound."""
+
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
+        """Merges and commits; gives the metrics of the round."""
+
+
+class Observer:
+    """Is told what happens in a fleet; looks away unless a method says otherwise. Times are virtual."""
+
+    def syncer_handled(self, event: events.SyncerEvent, out: list[Any], now: float) -> None:
+        """The syncer's core took an event and answered with these actions."""
+
+    def learner_handled(self, learner: Any, event: events.LearnerEvent, out: list[Any], now: float) -> None:
+        """The core of a `VirtualLearner` took an event and answered with these actions."""
+
+    def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
+        """A learner has finished an inner step."""
+
+    def entered(self, learner: int, state: State, chips: int, now: float) -> None:
+        """A learner is in another state, or has another number of chips at work."""
+
+    def noted(self, name: str, values: Mapping[str, Any], now: float) -> None:
+        """A record of the protocol."""
+
+    def dropped(self, drop: actions.Drop, now: float) -> None:
+        """A core did not use something."""
+
+    def transferred(self, learner: int, sent: int, received: int) -> None:
+        """Bytes of fragments went over a learner's link, from its point of view."""
+
+    def merged(self, merge: actions.Merge, now: float) -> None:
+        """A merge is committed."""
+
+
+class CountingLearner:
+    """A learner without arrays: every step has as many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def adopt(self, fragments: Payload) -> None:
+        """Has nothing to load."""
+
+    def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
+        """Counts its tokens."""
+        return self._tokens, {}
+
+    def snapshot(self, fragment: int) -> Payload:
+        """Has nothing to copy."""
+
+    def apply(self, fragment: int, mixing: float, payload: Payload) -> None:
+        """Has nothing to change."""
+
+    def lose(self) -> None:
+        """Has nothing to lose."""
+
+
+class CountingSyncer:
+    """A syncer without arrays."""
+
+    def __init__(self, sizes: Sequence[int] | None = None) -> None:
+        """`sizes`: bytes of each fragment on the wire; None: they take no time."""
+        self._sizes = sizes
+
+    def size(self, fragment: int) -> int:
+        """Bytes of a fragment on the wire."""
+        return self._sizes[fragment] if self._sizes else 0
+
+    def fragments(self) -> Payload:
+        """There are none."""
+
+    def fragment(self, fragment: int) -> Payload:
+        """There is none."""
+
+    def problem(self, fragment: int, payload: Payload) -> str | None:
+        """Finds nothing wrong."""
+
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
+        """Has nothing to merge."""
+        return {}

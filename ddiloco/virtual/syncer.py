@@ -1,0 +1,133 @@
+"""The syncer in virtual time: pulls, merges that take their time, crashes (drives a SyncerCore)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ddiloco.outer.arrivals import Arrivals
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
+
+Deliver = Callable[[int, int, events.LearnerEvent, Payload, int], None]  # learner, incarnation, ..., bytes
+Pull = Callable[[actions.PullFragment, int], None]
+
+
+class VirtualSyncer:
+    """The syncer's process; what it has committed survives its crashes."""
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        arrays: SyncerArrays,
+        calendar: Calendar,
+        observer: Observer,
+        merge_time: Callable[[], float],
+        deliver: Deliver,
+        pull: Pull,
+    ) -> None:
+        self.finished_at: float | None = None
+        self.durable = SyncerState.initial(policy.num_fragments)
+        self._policy, self._total_steps = policy, total_steps
+        self._arrays = arrays
+        self._calendar = calendar
+        self._observer = observer
+        self._merge_time = merge_time
+        self._deliver = deliver
+        self._pull = pull
+        self._process = 0
+        self._timeout_at: float | None = None
+        self._arrivals: Arrivals[Payload] = Arrivals()
+        self.core: SyncerCore | None = SyncerCore(policy, total_steps)
+
+    def crash(self) -> None:
+        """The process is gone: membership, rounds in flight and merges under way with it."""
+        self.core = None
+        self._process += 1
+        self._timeout_at = None
+
+    def restart(self) -> None:
+        """A new process, from what was durable."""
+        if self.core is None:
+            self._arrivals = Arrivals()
+            self.core = SyncerCore(self._policy, self._total_steps, self.durable)
+
+    def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
+        """Handles an event; while the process is down it vanishes."""
+        if self.core is None:
+            return
+        if isinstance(event, events.FragmentArrived):
+            c = event.contribution
+            problem = self._arrays.problem(event.round.fragment, payload)
+            if problem is not None:
+                event = events.PullFailed(event.round, c.learner, c.incarnation, problem)
+        out = self.core.handle(event, self._calendar.now)
+        if isinstance(event, events.LearnerJoined):
+            self.durable = self.core.state()
+        if isinstance(event, events.FragmentArrived):
+            self._arrivals.keep(event, out, payload)
+        self._observer.syncer_handled(event, out, self._calendar.now)
+        for action in out:
+            self._perform(action, payload)
+        self._set_alarm()
+
+    def _perform(self, action: actions.SyncerAction, metrics: Any) -> None:
+        match action:
+            case actions.Welcome():
+                told = (action.incarnation, action.step, action.versions, action.merged_steps)
+                size = sum(self._arrays.size(p) for p in range(self._policy.num_fragments))
+                everything = self._arrays.fragments()
+                welcomed = events.Welcomed(*told)
+                self._deliver(action.learner, action.incarnation, welcomed, everything, size)
+            case actions.Reject():
+                rejected = events.Rejected(action.incarnation, action.reason)
+                self._deliver(action.learner, action.incarnation, rejected, None, 0)
+            case actions.NotMember():
+                unknown = events.NotMember(action.incarnation)
+                self._deliver(action.learner, action.incarnation, unknown, None, 0)
+            case actions.SetClock():
+                for receiver in action.receivers:
+                    self._deliver(*receiver, events.ClockSet(action.step), None, 0)
+            case actions.PullFragment():
+                self._pull(action, self._arrays.size(action.round.fragment))
+            case actions.Merge():
+                given = self._arrivals.take(action)
+                self._calendar.after(self._merge_time(), self._merge, self._process, action, given)
+            case actions.Broadcast():
+                update = events.UpdateArrived(action.fragment, action.version, action.step)
+                payload, size = self._arrays.fragment(action.fragment), self._arrays.size(action.fragment)
+                for receiver in action.receivers:
+                    self._deliver(*receiver, update, payload, size)
+            case actions.Drop():
+                self._observer.dropped(action, self._calendar.now)
+            case actions.Record():
+                self._arrivals.forget(action)
+                values = {**action.values, **(metrics or {})} if action.name == "round" else action.values
+                self._observer.noted(action.name, values, self._calendar.now)
+            case actions.Finish():
+                self.finished_at = self._calendar.now
+
+    def _merge(self, process: int, action: actions.Merge, given: list) -> None:
+        """Merges and commits, then tells the core: after a crash in between, the commit stands."""
+        if process != self._process:
+            return
+        metrics = self._arrays.merge(action.round.fragment, given)
+        self.durable = self.durable.after(action.round)
+        self._observer.merged(action, self._calendar.now)
+        self.take(events.MergeFinished(action.round), metrics)
+
+    def _set_alarm(self) -> None:
+        deadline = self.core.next_deadline()
+        if deadline is not None and (self._timeout_at is None or deadline < self._timeout_at):
+            self._timeout_at = max(deadline, self._calendar.now)
+            self._calendar.at(self._timeout_at, self._fire, self._process)
+
+    def _fire(self, process: int) -> None:
+        if process == self._process:
+            self._timeout_at = None
+            self.take(events.Timeout())

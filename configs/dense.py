@@ -13,6 +13,8 @@ ALGORITHM
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import virtual
+
 SIZES = ("tiny", "small", "2b", "5b", "9b")
 ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel", "lone_learner")
 
@@ -27,7 +29,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
     config = ConfigDict()
     config.algorithm = next((name for name in names if name in ALGORITHMS), "decoupled")
-    config.driver = "local"  # roles as threads of one process
+    config.driver = "local"  # roles as threads of one process; or virtual, under a simulated clock
     config.seed = 0  # initial parameters, data order, sample
 
     config.model = model(size)
@@ -50,6 +52,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
     config.train = ConfigDict()
     config.train.steps = {"tiny": 480, "small": 4800}.get(size, 48_000)  # T, global steps
+    config.train.tokens = config_dict.placeholder(int)  # budget of all learners that sets T; None: T as above
     config.train.batch_size = {"tiny": 8, "small": 16}.get(size, 128)  # rows of one learner and step
     config.train.batch_sizes = ()  # the same by learner, where they differ
     config.train.steps_in_flight = 2  # steps handed to the devices before the oldest is complete
@@ -76,6 +79,8 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.mesh.fsdp = -1 if size in ("2b", "5b", "9b") else 1
     config.mesh.tensor = 1
     config.mesh.expert = 1
+
+    config.virtual = virtual.section()  # what driver=virtual plays
 
     config.eval = ConfigDict()  # of the global model, on held-out text
     config.eval.every = {"tiny": 48, "small": 240}.get(size, 2400)  # global steps; 0: only at the end

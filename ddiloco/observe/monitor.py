@@ -164,6 +164,7 @@ class Monitor:
         match record.name:
             case "round":
                 self._metrics.round(record)
+                self._files.round(record)
             case "learner_lost" if not finished:
                 self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:

@@ -1,7 +1,8 @@
-"""What a run leaves about each learner: a line a step, and the tracebacks of its deaths.
+"""What a run leaves about its learners and rounds: a line a step, a line a merge, tracebacks of deaths.
 
 Tools rely on `learners/<id>/steps.jsonl`: {"time": seconds, "step": the learner's clock, "tokens": of
-that step}, at most a second behind. A run that is resumed in the same folder goes on below.
+that step}, at most a second behind. `rounds.jsonl` has a line a merge: {"time", "step", "fragment",
+"version", "learners" (in the merge), "tokens", ...}. A run that is resumed in the same folder goes on below.
 """
 
 from __future__ import annotations
@@ -11,20 +12,27 @@ import pathlib
 
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.growing_file import GrowingFiles
-from ddiloco.observe.records import LearnerDied, StepDone
+from ddiloco.observe.records import LearnerDied, Noted, StepDone
+from ddiloco.observe.scalars import as_json
 
 
 class LearnerFiles:
-    """The files under `<workdir>/learners/`."""
+    """The files under `<workdir>/learners/`, and `<workdir>/rounds.jsonl`."""
 
     def __init__(self, workdir: pathlib.Path, alarms: Alarms) -> None:
         self._steps = GrowingFiles(workdir / "learners", alarms, lines=True)
         self._deaths = GrowingFiles(workdir / "learners", alarms)
+        self._rounds = GrowingFiles(workdir, alarms, lines=True)
 
     def step(self, record: StepDone) -> None:
         """Adds a line to the learner's `steps.jsonl`."""
         line = {"time": float(record.time), "step": int(record.step), "tokens": int(record.tokens)}
         self._steps.append(f"{record.learner}/steps.jsonl", json.dumps(line).encode() + b"\n")
+
+    def round(self, record: Noted) -> None:
+        """Adds a line to `rounds.jsonl`."""
+        line = {"time": float(record.time), **as_json(record.values)}
+        self._rounds.append("rounds.jsonl", json.dumps(line).encode() + b"\n")
 
     def died(self, record: LearnerDied) -> None:
         """Adds the traceback to the learner's `traceback.txt`, after those of earlier deaths."""
@@ -35,8 +43,10 @@ class LearnerFiles:
         """Writes what is pending; what the disk refuses is tried again at the next flush."""
         self._steps.flush()
         self._deaths.flush()
+        self._rounds.flush()
 
     def close(self) -> None:
         """Flushes and closes all files."""
         self._steps.close()
         self._deaths.close()
+        self._rounds.close()

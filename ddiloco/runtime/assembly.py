@@ -94,7 +94,7 @@ class Assembly:
         if self.experiment.algorithm not in BASELINES:
             return [(mesh, (m,)) for m, mesh in enumerate(self.learner_meshes())]
         mesh = carve(jax.devices(), 1, self.experiment.mesh)[0]
-        return [(mesh, tuple(learners) if self.experiment.algorithm == "data_parallel" else (0,))]
+        return [(mesh, (0,) if self.experiment.algorithm == "lone_learner" else tuple(learners))]
 
     def check(self) -> None:
         """Finds what cannot work, before anything is compiled.

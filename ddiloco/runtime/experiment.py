@@ -11,11 +11,13 @@ from ddiloco.data.settings import DataConfig
 from ddiloco.models import MODELS, model_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.runtime.virtual_settings import VirtualConfig
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
 
 DECOUPLED_FAMILY = ("decoupled", "streaming", "diloco")
-BASELINES = ("data_parallel", "lone_learner")
+BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
+DRIVERS = ("local", "virtual")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,9 @@ class TrainConfig:
     """How long and on how much a learner trains."""
 
     steps: int = setting(480, "T: global steps; a learner is done when its clock is there", at_least=1)
+    tokens: int | None = setting(
+        None, "token budget of all learners, from which `steps` then follows; None: by steps", at_least=1
+    )
     batch_size: int = setting(8, "rows that one learner draws for one step", at_least=1)
     batch_sizes: tuple[int, ...] = setting(
         (), "the same by learner, where they differ; (): all alike", at_least=1
@@ -70,7 +75,7 @@ class Experiment:
 
     model: Any
     algorithm: str = setting("decoupled", "how learners cooperate", choices=DECOUPLED_FAMILY + BASELINES)
-    driver: str = setting("local", "what runs the roles", choices=("local",))
+    driver: str = setting("local", "what runs the roles", choices=DRIVERS)
     seed: int = setting(0, "of the initial parameters, the data order and the sample", at_least=0)
     data: DataConfig = section(DataConfig)
     train: TrainConfig = section(TrainConfig)
@@ -78,6 +83,7 @@ class Experiment:
     sync: SyncPolicy = section(SyncPolicy)
     outer: OuterConfig = section(OuterConfig)
     mesh: MeshConfig = section(MeshConfig)
+    virtual: VirtualConfig = section(VirtualConfig)
     eval: EvalConfig = section(EvalConfig)
     sample: SampleConfig = section(SampleConfig)
     log: LogConfig = section(LogConfig)
@@ -92,8 +98,17 @@ class Experiment:
                 raise ValueError(
                     f"train.{name}: has {len(values)} entries, but sync.num_learners is {learners}"
                 )
-        if self.algorithm == "data_parallel" and len({self.batch_size(m) for m in range(learners)}) > 1:
-            raise ValueError("train.batch_sizes: differ, but data_parallel draws as many rows of each shard")
+        alike = len({self.batch_size(m) for m in range(learners)}) == 1
+        if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
+            raise ValueError(
+                f"train.batch_sizes: differ, but {self.algorithm} draws as many rows of each shard"
+            )
+        if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
+            raise ValueError(f"driver: is {self.driver}, but elastic_data_parallel needs virtual")
+        try:
+            self.virtual.check(learners)
+        except ValueError as error:
+            raise ValueError(f"virtual.{error}") from None
         self._check_preset()
 
     def _check_preset(self) -> None:

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,16 +15,21 @@ from ddiloco.config import ConfigError
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.runtime import checkpoints
-from ddiloco.runtime.assembly import Assembly
+from ddiloco.runtime.assembly import Assembly, make_layout
 from ddiloco.runtime.baseline import run_baseline
 from ddiloco.runtime.experiment import BASELINES, Experiment, to_json
 from ddiloco.runtime.local import run_local
 from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.virtual import run_virtual
+from ddiloco.runtime.virtual_baseline import run_virtual_baseline
+from ddiloco.runtime.virtual_fleet import check_fleet, chips_by_learner, lives, with_steps
 from ddiloco.training.parameters import num_parameters
+from ddiloco.virtual.lives import write_trace
 
 Runner = Callable[[Assembly, Callable[[Any], None], threading.Event], Outcome]
 
-DRIVERS: dict[str, Runner] = {"local": run_local}
+DRIVERS: dict[str, Runner] = {"local": run_local, "virtual": run_virtual}
+BASELINE_DRIVERS: dict[str, Runner] = {"local": run_baseline, "virtual": run_virtual_baseline}
 
 
 class Result(NamedTuple):
@@ -40,24 +46,35 @@ def run_job(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event
     Raises:
       ConfigError, DataError: found before anything was trained.
     """
+    virtual = experiment.driver == "virtual"
+    if virtual:
+        check_fleet(experiment)
+    experiment = with_steps(experiment, lambda: list(make_layout(experiment).bytes))
     assembly = Assembly(experiment)
     assembly.check()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         set_aside(workdir)
         (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
+        if virtual and experiment.algorithm not in BASELINES:
+            write_trace(workdir / "lives.csv", lives(experiment))
     except OSError as error:
         raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
-    monitor = Monitor(workdir, _run_info(experiment, assembly), live=live, log_every=experiment.log.every)
+    clock = None if virtual else time.time
+    info = _run_info(experiment, assembly)
+    monitor = Monitor(workdir, info, live=live, log_every=experiment.log.every, clock=clock)
     monitor.start()
     extra: dict[str, Any] = {"finished": False}
+    begun = time.monotonic()
     try:
-        runner = run_baseline if experiment.algorithm in BASELINES else DRIVERS[experiment.driver]
-        outcome = runner(assembly, monitor.queue.put, stop)
+        drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
+        outcome = drivers[experiment.driver](assembly, monitor.queue.put, stop)
         extra = {
             "finished": outcome.finished,
             "interrupted": stop.is_set() and not outcome.finished,
             "params_sha256": parameters_sha256(outcome.params),
+            "driver": experiment.driver,
+            "real_seconds": time.monotonic() - begun,
         }
         folder = workdir / "checkpoints"
         checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
@@ -84,7 +101,10 @@ def set_aside(workdir: pathlib.Path) -> None:
 
 
 def _run_info(experiment: Experiment, assembly: Assembly) -> RunInfo:
-    chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}
+    if experiment.driver == "virtual":
+        chips = chips_by_learner(experiment)
+    else:
+        chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}
     return RunInfo(
         algorithm=experiment.algorithm,
         num_learners=len(chips),

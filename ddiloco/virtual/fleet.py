@@ -48,6 +48,7 @@ class Fleet:
         self._recovery_seconds = recovery_seconds
         self._observer = observer or Observer()
         self._starts: collections.Counter[int] = collections.Counter()
+        self._expected: collections.Counter[int] = collections.Counter()  # goes up when plans change
         self._routes: dict[tuple[int, int], VirtualLearner] = {}
         self.syncer = VirtualSyncer(
             policy,
@@ -108,6 +109,7 @@ class Fleet:
     def fail(self, learner: int, notice_seconds: float | None = None) -> None:
         """Kills the learner's process; the syncer hears of it later."""
         process = self.processes.get(learner)
+        self._expected[learner] += 1
         if process is not None and process.alive:
             incarnation = process.core.incarnation
             process.die()
@@ -116,16 +118,20 @@ class Fleet:
             self.calendar.after(wait, self.syncer.take, lost)
 
     def recover(self, learner: int) -> None:
-        """Starts a dead learner's process anew; it joins when it has started up."""
+        """Starts the process of a learner that has none; it joins when it has started up."""
         process = self.processes.get(learner)
         if process is not None and process.alive:
             return
+        self._expected[learner] += 1
         self._observer.entered(learner, State.RECONFIGURING, self.places[learner].chips, self.calendar.now)
-        self.calendar.after(self._recovery_seconds, self._join_if_absent, learner)
+        self.calendar.after(self._recovery_seconds, self._join_if_expected, learner, self._expected[learner])
 
     def leave(self, learner: int) -> None:
         """The learner departs and says so; its chips are given back."""
         process = self.processes.get(learner)
+        self._expected[learner] += 1
+        chips = self.places[learner].chips
+        self._observer.entered(learner, State.FINISHED, chips, self.calendar.now)
         if process is not None and process.alive:
             incarnation = process.core.incarnation
             process.die(State.FINISHED)
@@ -146,14 +152,12 @@ class Fleet:
             case "leave":
                 self.leave(change.learner)
             case "step" if process is not None:
-                chips = self.places[change.learner].chips
-                process.resume(max(1, round(change.share * chips)))
+                process.resume(change.share)
             case pause if process is not None:
                 process.pause(PAUSES[pause])
 
-    def _join_if_absent(self, learner: int) -> None:
-        process = self.processes.get(learner)
-        if process is None or not process.alive:
+    def _join_if_expected(self, learner: int, plan: int) -> None:
+        if plan == self._expected[learner]:
             self.join(learner)
 
     # Messages.

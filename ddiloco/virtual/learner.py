@@ -64,7 +64,7 @@ class VirtualLearner:
         self._paused: State | None = None  # what the chips do instead of stepping
         self._hung = 0  # a hang ends with the newest order to hang
         self._deaf = False
-        self._chips = place.chips
+        self._share = 1.0  # of its chips, and so of its pace
         self._inbox: list[tuple[events.LearnerEvent, Payload]] = []
         self._snapshots: dict[tuple[int, int], Payload] = {}
         self._shelf: dict[int, tuple[Contribution, Payload]] = {}
@@ -116,19 +116,17 @@ class VirtualLearner:
         """Takes no step until `resume`; `state` says what the chips do meanwhile. The process lives."""
         if not self.alive:
             return
-        if self._step is not None and self._step.ends_at is not None:
-            self._step.left = (self._step.ends_at - self._calendar.now) * self._share
-            self._step.ends_at = None
+        self._put_off_step()
         self._paused = state
         self._show()
 
-    def resume(self, chips: int | None = None) -> None:
-        """Goes on where it was, on so many of its chips; None: as many as before."""
+    def resume(self, share: float | None = None) -> None:
+        """Goes on where it was, on this share of its chips and so of its pace; None: as before."""
         if not self.alive:
             return
-        if chips is not None:
-            self.pause(State.RECONFIGURING)  # a step under way goes on at another pace
-            self._chips = chips
+        if share is not None:
+            self._put_off_step()  # what is left of it is done at another pace
+            self._share = share
         self._paused, self._deaf = None, False
         if self._step is not None and self._step.ends_at is None:
             self._schedule(self._step)
@@ -181,6 +179,12 @@ class VirtualLearner:
         self._tell(events.StepStarted(tokens))
         self._schedule(self._step)
 
+    def _put_off_step(self) -> None:
+        step = self._step
+        if step is not None and step.ends_at is not None:
+            step.left = (step.ends_at - self._calendar.now) * self._share
+            step.ends_at = None
+
     def _schedule(self, step: _Step) -> None:
         step.ends_at = self._calendar.now + step.left / self._share
         self._calendar.at(step.ends_at, self._finish_step, step)
@@ -232,8 +236,8 @@ class VirtualLearner:
                 self._observer.dropped(action, self._calendar.now)
 
     @property
-    def _share(self) -> float:
-        return self._chips / self.place.chips
+    def _chips(self) -> int:
+        return max(1, round(self._share * self.place.chips))
 
     def _state(self) -> State:
         if self._paused is not None:

@@ -125,9 +125,9 @@ class VirtualSyncer:
         deadline = self.core.next_deadline()
         if deadline is not None and (self._timeout_at is None or deadline < self._timeout_at):
             self._timeout_at = max(deadline, self._calendar.now)
-            self._calendar.at(self._timeout_at, self._fire, self._process)
+            self._calendar.at(self._timeout_at, self._fire, self._process, self._timeout_at)
 
-    def _fire(self, process: int) -> None:
-        if process == self._process:
+    def _fire(self, process: int, time: float) -> None:
+        if process == self._process and time == self._timeout_at:  # else an earlier one took its place
             self._timeout_at = None
             self.take(events.Timeout())

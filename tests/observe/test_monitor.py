@@ -126,7 +126,8 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     written = scalars(workdir / "metrics" / "global")
     assert written["eval/loss"] == [(0, 6.0), (4, 1.25)]
     assert written["run/goodput"] == [(4, 0.75)]
-    assert sorted(path.name for path in workdir.iterdir()) == ["learners", "metrics", "summary.json"]
+    left = ["learners", "metrics", "rounds.jsonl", "summary.json"]
+    assert sorted(path.name for path in workdir.iterdir()) == left
 
 
 def test_a_run_without_any_record_still_has_a_summary(make, tmp_path):
@@ -238,7 +239,7 @@ def test_a_workdir_that_cannot_be_written_ends_nothing(make, tmp_path, capsys):
     monitor.start()
     put(monitor, *scripted())
     summary = monitor.stop({"params_sha256": "abc"})
-    places = [f"{tmp_path / 'file' / name}" for name in ("learners", "metrics", "summary.json")]
+    places = [str(tmp_path / "file" / name) for name in ("learners", "", "metrics", "summary.json")]
     own = SUMMARY["alarms"]
     assert [alarm.split(": ")[0] for alarm in summary["alarms"][len(own) :]] == places
     assert {**summary, "alarms": own} == SUMMARY

@@ -1,0 +1,86 @@
+"""The failure model: how often chips are interrupted, and what an interruption costs a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from ddiloco.config import setting
+
+YEAR = 365.25 * 24 * 3600.0  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class FailureModel:
+    """Rates and times of interruptions (the paper's failure simulation; values: docs/results/goodput.md)."""
+
+    mtbi_years: float = setting(1.0, "years between two interruptions of one chip, on average", above=0.0)
+    weibull_shape: float = setting(
+        1.0,
+        "of the hazard, on a fleet that is new at time 0; 1: exponential times, below 1: early failures",
+        at_least=0.1,
+        at_most=10.0,
+    )
+    chips_per_slice: int = setting(256, "chips that an interruption of one of them takes away", at_least=1)
+    detection_seconds: float = setting(10.0, "until a job knows why it stands still", at_least=0.0)
+    downscale_seconds: float = setting(3.4, "to go on without the slices that were lost", at_least=0.0)
+    upscale_seconds: float = setting(14.1, "to take returned slices in", at_least=0.0)
+    upscale_wait_seconds: float = setting(
+        27.1, "from the first return that is not in yet until an upscale begins", at_least=0.0
+    )
+    return_seconds: float = setting(600.0, "until a slice that was lost is back, on average", at_least=0.0)
+    return_shape: float = setting(
+        1.0, "of the Weibull distribution of returns; 1: exponential", at_least=0.1, at_most=10.0
+    )
+    restart_seconds: float = setting(
+        58.7, "to start a whole job again: one without elasticity, or one that had lost all", at_least=0.0
+    )
+    spare_share: float = setting(
+        0.054, "share of its slices that a job without elasticity keeps as spares", at_least=0.0, below=1.0
+    )
+    step_seconds: float = setting(5.0, "of one step; what is lost of it is done again", at_least=0.0)
+    chip_speed_variation: float = setting(
+        0.0,
+        "standard deviation of a chip's step time, as a share of the step; a job goes at its slowest chip's",
+        at_least=0.0,
+    )
+
+    @property
+    def mtbi_seconds(self) -> float:
+        """Seconds between two interruptions of one chip, on average."""
+        return self.mtbi_years * YEAR
+
+    def hazard(self, time: np.ndarray | float) -> np.ndarray | float:
+        """Interruptions of one chip expected by `time` (seconds): (t / eta)^k, eta the scale, k the shape."""
+        scaled = time / self._mtbi_scale
+        return scaled if self.weibull_shape == 1.0 else scaled**self.weibull_shape
+
+    def time_of_hazard(self, hazard: np.ndarray | float) -> np.ndarray | float:
+        """The time (seconds) by which so many interruptions of one chip are expected."""
+        scaled = hazard if self.weibull_shape == 1.0 else hazard ** (1.0 / self.weibull_shape)
+        return self._mtbi_scale * scaled
+
+    def return_time(self, exponential: np.ndarray | float) -> np.ndarray | float:
+        """Seconds until a slice is back, from a draw of the unit exponential distribution."""
+        drawn = exponential if self.return_shape == 1.0 else exponential ** (1.0 / self.return_shape)
+        return self._return_scale * drawn
+
+    def num_slices(self, num_chips: int) -> int:
+        """Whole slices in so many chips; chips that fill no slice are not used."""
+        return num_chips // self.chips_per_slice
+
+    @functools.cached_property
+    def _mtbi_scale(self) -> float:
+        return _scale(self.mtbi_seconds, self.weibull_shape)
+
+    @functools.cached_property
+    def _return_scale(self) -> float:
+        return _scale(self.return_seconds, self.return_shape)
+
+
+def _scale(mean: float, shape: float) -> float:
+    """The scale of the Weibull distribution with this mean."""
+    return mean / math.gamma(1.0 + 1.0 / shape)

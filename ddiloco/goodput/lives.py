@@ -1,0 +1,121 @@
+"""One fleet's interruptions, and what jobs on it go through: the same list drives any division of the fleet.
+
+A data-parallel job of all slices and M learners of a share of them each meet the same interruptions, so that
+training runs can be compared under the same failures ("Failure simulation" of the paper).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddiloco.goodput.accounting import State
+from ddiloco.goodput.failures import FailureModel
+from ddiloco.goodput.fleet import Interruption, divide
+from ddiloco.goodput.interruptions import Draws, ListedInterruptions
+from ddiloco.goodput.jobs import Jobs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobChange:
+    """A job is in `state`, with `chips` of its chips in it, from `time` (seconds) on."""
+
+    time: float
+    job: int
+    state: State
+    chips: int
+
+
+def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: float) -> list[Interruption]:
+    """The interruptions of a fleet that is new at time 0, before `horizon` (seconds), sorted by time.
+
+    Each slice is struck at its chips' hazard while it is there. The same arguments give the same list.
+    """
+    rng = np.random.default_rng(seed)
+    slices, now = np.arange(model.num_slices(num_chips)), np.zeros(model.num_slices(num_chips))
+    found: list[Interruption] = []
+    while slices.size:
+        hazard = model.hazard(now) + rng.standard_exponential(slices.size) / model.chips_per_slice
+        struck = np.asarray(model.time_of_hazard(hazard))
+        back = struck + model.return_time(rng.standard_exponential(slices.size))
+        within = struck < horizon
+        slices, now = slices[within], back[within]
+        rows = zip(struck[within].tolist(), slices.tolist(), now.tolist(), strict=True)
+        found += [Interruption(*row) for row in rows]
+    return sorted(found, key=lambda one: (one.time, one.slice))
+
+
+def job_chips(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> dict[int, int]:
+    """The chips of each job of `job_changes`; where there are spares, they are the job `num_jobs`.
+
+    Raises:
+      ValueError: there are fewer slices than jobs.
+    """
+    fleet = divide(model, num_chips, num_jobs, elastic)
+    slices = [*fleet.slices_by_job, *([fleet.spares] if fleet.spares else [])]
+    return {job: count * model.chips_per_slice for job, count in enumerate(slices)}
+
+
+def job_changes(
+    model: FailureModel,
+    interruptions: Sequence[Interruption],
+    num_chips: int,
+    num_jobs: int,
+    seed: int,
+    horizon: float,
+    elastic: bool,
+) -> list[JobChange]:
+    """What jobs of contiguous slices go through from 0 (STEPPING) until `horizon` (seconds), sorted by time.
+
+    `seed` is of what the jobs draw themselves: the shares of steps that are done again. Spares are a job of
+    their own, see `job_chips`, always on STANDBY. Chips' speeds do not vary here: those who train have
+    speeds.
+
+    Raises:
+      ValueError: there are fewer slices than jobs.
+    """
+    fleet = divide(model, num_chips, num_jobs, elastic)
+    slices = np.array(fleet.slices_by_job)
+    story = _Story(model.chips_per_slice)
+    Jobs(
+        dataclasses.replace(model, chip_speed_variation=0.0),
+        slices,
+        np.full(num_jobs, elastic),
+        ListedInterruptions(fleet, interruptions),
+        Draws([(seed, job) for job in range(num_jobs)]),
+        story,
+        horizon,
+    ).run(horizon)
+    changes = story.changes(horizon)
+    if fleet.spares:
+        changes.append(JobChange(0.0, num_jobs, State.STANDBY, fleet.spares * model.chips_per_slice))
+    return sorted(changes, key=lambda change: (change.time, change.job))
+
+
+class _Story:
+    """A ledger that keeps every change of every job."""
+
+    def __init__(self, chips_per_slice: int) -> None:
+        self._chips_per_slice = chips_per_slice
+        self._by_job: dict[int, list[JobChange]] = {}
+
+    def add(
+        self,
+        lanes: np.ndarray,
+        state: State,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        slices: np.ndarray,
+        speed: np.ndarray | float,
+    ) -> None:
+        for lane, start, end, count in zip(lanes, starts, ends, slices, strict=True):
+            told = self._by_job.setdefault(int(lane), [])
+            change = JobChange(float(start), int(lane), state, int(count) * self._chips_per_slice)
+            news = not told or (told[-1].state, told[-1].chips) != (state, change.chips)
+            if end > start and news:
+                told.append(change)
+
+    def changes(self, horizon: float) -> list[JobChange]:
+        return [change for told in self._by_job.values() for change in told if change.time < horizon]

@@ -1,0 +1,152 @@
+"""The virtual driver: real training steps in the order of a simulated clock, in one thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import records
+from ddiloco.outer.fragments import assemble
+from ddiloco.outer.global_model import GlobalModel, InvalidContribution
+from ddiloco.protocol import actions
+from ddiloco.protocol.messages import Contribution
+from ddiloco.runtime.assembly import Assembly
+from ddiloco.runtime.delivery import Pieces
+from ddiloco.runtime.learner_arrays import TrainingArrays
+from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.syncer import host_pieces
+from ddiloco.runtime.virtual_fleet import chips_by_learner, horizon, make_fleet
+from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.ports import Observer, Payload
+
+Record = Callable[[Any], None]
+
+
+class GlobalArrays:
+    """The syncer's arrays: a GlobalModel in host memory."""
+
+    def __init__(self, model: GlobalModel) -> None:
+        self.model = model
+
+    def size(self, fragment: int) -> int:
+        """Bytes of a fragment on the wire."""
+        return self.model.layout.bytes[fragment]
+
+    def fragments(self) -> list[Pieces]:
+        """The pieces of all global fragments."""
+        return [self.fragment(p) for p in range(self.model.layout.num_fragments)]
+
+    def fragment(self, fragment: int) -> Pieces:
+        """The pieces of a global fragment; they stay as they are through later merges."""
+        return self.model.fragment(fragment)[1]
+
+    def problem(self, fragment: int, payload: Payload) -> str | None:
+        """Why a pulled fragment is unsound; None if it is sound."""
+        try:
+            self.model.validate(fragment, host_pieces(payload))
+        except InvalidContribution as error:
+            return str(error)
+        return None
+
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
+        """Merges, and gives the outer step's metrics."""
+        pieces = [host_pieces(payload) for _, payload in given]
+        return self.model.merge(fragment, pieces, [(c.steps, c.tokens) for c, _ in given])[1]
+
+
+class RecordingObserver(Observer):
+    """Turns what happens in a fleet into the records of a run, and has the global model scored."""
+
+    def __init__(self, record: Record, score_at: Callable[[int, int, float], None]) -> None:
+        """`score_at` is told of every merge: the global step, tokens of all learners so far, the time."""
+        self.tokens = 0
+        self._record = record
+        self._score_at = score_at
+
+    def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
+        """A step."""
+        self.tokens += tokens
+        self._record(records.StepDone(learner, clock, now, tokens, metrics))
+
+    def entered(self, learner: int, state: State, chips: int, now: float) -> None:
+        """A state."""
+        self._record(records.StateChanged(learner, state, now, chips))
+
+    def noted(self, name: str, values: Mapping[str, Any], now: float) -> None:
+        """A record of the protocol."""
+        self._record(records.Noted(name, values, now))
+        if name == "round":
+            self._score_at(values["step"], self.tokens, now)
+
+    def dropped(self, drop: actions.Drop, now: float) -> None:
+        """Something that was not used."""
+        self._record(records.Noted("drop", {"learner": drop.learner, "reason": drop.reason}, now))
+
+    def transferred(self, learner: int, sent: int, received: int) -> None:
+        """Bytes of fragments."""
+        self._record(records.Transferred(learner, sent, received))
+
+
+class VirtualRun:
+    """One run of the decoupled family in virtual time; the same experiment gives the same parameters."""
+
+    def __init__(self, assembly: Assembly, record: Record, stop: threading.Event) -> None:
+        e = self._experiment = assembly.experiment
+        self._record = record
+        self._stop = stop
+        initial = assembly.initial_parameters()
+        model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        model.compile()
+        self._arrays = GlobalArrays(model)
+        equipment = assembly.equipment()
+        self._score = assembly.scorer(equipment[0].program.mesh)
+        self._next_score = e.eval.every
+        self._observer = RecordingObserver(record, self._score_at)
+        # One process after another of a learner draws from the same batches: each row is trained on once.
+        self._fleet: Fleet = make_fleet(
+            e,
+            e.train.steps,
+            lambda learner: TrainingArrays(equipment[learner]),
+            self._arrays,
+            self._observer,
+        )
+        self._evaluate(0, 0, 0.0)
+
+    def run(self) -> Outcome:
+        """Trains to the last step, or until nothing more can happen or `stop` is set."""
+        fleet, until = self._fleet, horizon(self._experiment)
+        fleet.run(stop=lambda: self._stop.is_set() or fleet.calendar.now > until)
+        now = fleet.calendar.now
+        for learner, chips in chips_by_learner(self._experiment).items():
+            process = fleet.processes.get(learner)
+            if process is not None and process.alive:
+                self._observer.entered(learner, State.FINISHED, chips, now)
+        step = fleet.syncer.durable.step
+        loss = self._evaluate(step, self._observer.tokens, now)
+        return Outcome(self._arrays.model.parameters(), step, loss, fleet.over, self._failure())
+
+    def _failure(self) -> str | None:
+        if self._fleet.over or self._stop.is_set():
+            return None
+        if not any(process.alive for process in self._fleet.processes.values()):
+            return "every learner has died or left, and none returns"
+        return f"the run is not over after {self._fleet.calendar.now:g} virtual seconds"
+
+    def _score_at(self, step: int, tokens: int, now: float) -> None:
+        every, last = self._experiment.eval.every, self._experiment.train.steps
+        if every and self._next_score <= step < last:  # the last one is scored when all is over
+            self._next_score = (step // every + 1) * every
+            self._evaluate(step, tokens, now)
+
+    def _evaluate(self, step: int, tokens: int, now: float) -> float:
+        params = assemble(self._arrays.model.layout, self._arrays.fragments())
+        loss = self._score(params)
+        self._record(records.Evaluated(step, tokens, now, loss))
+        return loss
+
+
+def run_virtual(assembly: Assembly, record: Record, stop: threading.Event) -> Outcome:
+    """Makes and runs a VirtualRun."""
+    return VirtualRun(assembly, record, stop).run()

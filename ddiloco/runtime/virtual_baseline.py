@@ -1,0 +1,185 @@
+"""The baselines in virtual time: one synchronous job under the same speeds and failures as a fleet."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ddiloco.chaos.spare_capacity import draw_extra
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import records
+from ddiloco.runtime.assembly import Assembly
+from ddiloco.runtime.experiment import Experiment
+from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.virtual_fleet import chips_by_learner, fleet_changes, horizon, step_times
+from ddiloco.training.program import TrainProgram
+from ddiloco.training.step import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """What the job's chips do from `time` on, at what pace: 1 is that of all chips of a steady fleet."""
+
+    time: float  # virtual seconds
+    state: State
+    pace: float  # 0 where the job stands still
+    states: tuple[tuple[int, State, int], ...] = ()  # of every learner in the metrics: state and chips
+
+
+def phases(experiment: Experiment) -> list[Phase]:
+    """The phases of the job, from time 0 on; the same failures as a fleet of learners meets."""
+    v = experiment.virtual
+    chips = chips_by_learner(experiment)
+    if v.lives == "failures":
+        return list(_failing(experiment, chips))
+    if v.lives == "spare_capacity":
+        return list(_scavenging(experiment, chips))
+    return [Phase(0.0, State.STEPPING, 1.0, ((0, State.STEPPING, chips[0]),))]
+
+
+class JobClock:
+    """How long the job's steps take: each as long as its slowest learner's, at the pace of the phase."""
+
+    def __init__(self, experiment: Experiment, record: Callable[[Any], None]) -> None:
+        self.now = 0.0
+        self._phases = phases(experiment)
+        self._times = step_times(experiment)
+        self._record = record
+        self._at = -1
+        self._enter_phase()
+
+    def step(self) -> None:
+        """Lets the time of one step pass, with all that interrupts it.
+
+        Raises:
+          RuntimeError: the phases end before the step does.
+        """
+        draws = [draw() for draw in self._times]
+        # Chips whose learner's share is done wait for the slowest: on average for this part of the step.
+        useful, slowest = sum(draws) / len(draws), max(draws)
+        self._work(useful)
+        if slowest > useful:
+            self._show(State.WAITING_FOR_PEERS)
+            self._work(slowest - useful)
+            self._show(State.STEPPING)
+
+    def finish(self) -> None:
+        """All chips are given back."""
+        for learner, _, chips in self._phases[self._at].states:
+            self._record(records.StateChanged(learner, State.FINISHED, self.now, chips))
+
+    def _work(self, seconds: float) -> None:
+        while seconds > 0:
+            pace = self._phases[self._at].pace
+            if self._at + 1 == len(self._phases):
+                if not pace:
+                    raise RuntimeError(f"the job stands still from {self.now:g} virtual seconds on")
+                self.now += seconds / pace
+                return
+            left = self._phases[self._at + 1].time - self.now
+            if left * pace >= seconds:
+                self.now += seconds / pace
+                return
+            seconds -= left * pace
+            self._enter_phase()
+
+    def _enter_phase(self) -> None:
+        self._at += 1
+        phase = self._phases[self._at]
+        self.now = max(self.now, phase.time)
+        for learner, state, chips in phase.states:
+            self._record(records.StateChanged(learner, state, self.now, chips))
+
+    def _show(self, state: State) -> None:
+        for learner, usual, chips in self._phases[self._at].states:
+            if usual is State.STEPPING:
+                self._record(records.StateChanged(learner, state, self.now, chips))
+
+
+class VirtualBaselineRun:
+    """Trains one copy of the model; what an interruption loses of a step is time, not arrays."""
+
+    def __init__(self, assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> None:
+        e = assembly.experiment
+        [(mesh, shards)] = assembly.jobs()
+        rows = sum(e.batch_size(shard) for shard in shards)
+        self._experiment = e
+        self._record = record
+        self._stop = stop
+        self._tokens = 0
+        self._batches = assembly.batches(shards, rows)
+        self._program: TrainProgram = assembly.program(mesh, rows)
+        self._score: Callable[[Mapping[str, Any]], float] = assembly.scorer(mesh)
+        self._state: TrainState = self._program.state_from(assembly.initial_parameters())
+        self._clock = JobClock(e, record)
+        self._evaluate(0)
+
+    def run(self) -> Outcome:
+        """Trains to the last step, or until `stop` is set."""
+        e = self._experiment
+        step = 0
+        while step < e.train.steps and not self._stop.is_set():
+            self._step(step)
+            step += 1
+            if e.eval.every and step % e.eval.every == 0 and step < e.train.steps:
+                self._evaluate(step)
+        self._clock.finish()
+        loss = self._evaluate(step)
+        params = {name: np.asarray(value) for name, value in self._state.params.items()}
+        return Outcome(params, step, loss, finished=step == e.train.steps, failure=None)
+
+    def _step(self, step: int) -> None:
+        batch = next(self._batches)
+        tokens = int(batch["weights"].sum())
+        self._tokens += tokens
+        self._state, metrics = self._program.step(self._state, batch, step)
+        jax.block_until_ready(metrics)
+        self._clock.step()
+        self._record(records.StepDone(0, step + 1, self._clock.now, tokens, metrics))
+
+    def _evaluate(self, step: int) -> float:
+        loss = self._score(self._state.params)
+        self._record(records.Evaluated(step, self._tokens, self._clock.now, loss))
+        return loss
+
+
+def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> Outcome:
+    """Runs `data_parallel`, `elastic_data_parallel` or `lone_learner` in virtual time."""
+    return VirtualBaselineRun(assembly, record, stop).run()
+
+
+def _failing(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Phase]:
+    spares = tuple((job, State.STANDBY, chips[job]) for job in chips if job)
+    for change in fleet_changes(experiment):
+        if change.job:
+            continue
+        pace = change.chips / chips[0] if change.state is State.STEPPING else 0.0
+        states = ((0, change.state, change.chips), *spares)
+        yield Phase(change.time, change.state, pace, states)
+
+
+def _scavenging(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Phase]:
+    """Whenever chips come or go, all stand still for `resize_seconds`; further changes meanwhile wait."""
+    v, learners = experiment.virtual, experiment.sync.num_learners
+    drawn = draw_extra(v.spare_capacity, learners, experiment.seed, horizon(experiment))
+    extra = v.spare_capacity.extra_learners
+    free_at = 0.0
+    for i, (time, count) in enumerate(drawn):
+        begin = max(time, free_at)
+        if i + 1 < len(drawn) and drawn[i + 1][0] <= begin:
+            continue  # by the time that it could be taken in, it is no more
+        there = range(1, count + 1)
+
+        def states(state: State, there: range = there) -> tuple[tuple[int, State, int], ...]:
+            present = [(j, state if j in there else State.FINISHED, chips[j]) for j in range(1, extra + 1)]
+            return ((0, state, chips[0]), *present)
+
+        if i:
+            yield Phase(begin, State.RECONFIGURING, 0.0, states(State.RECONFIGURING))
+        free_at = begin + (v.resize_seconds if i else 0.0)
+        yield Phase(free_at, State.STEPPING, 1.0 + count / learners, states(State.STEPPING))

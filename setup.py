@@ -27,6 +27,7 @@ setup(
         "orbax-checkpoint>=0.11.30",
         "rich>=13.7",
         "sentencepiece>=0.2",
+        "scipy>=1.11",
         "tensorboardX>=2.6",
         "tensorflow-datasets>=4.9.9",
     ],

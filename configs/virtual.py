@@ -22,6 +22,7 @@ def section() -> ConfigDict:
     c.notice_seconds = 10.0  # until the syncer hears of a dead learner
     c.recovery_seconds = 30.0  # from the start of a learner that comes or returns until it asks to join
     c.resize_seconds = 30.0  # that elastic data-parallel stands still when chips come or go
+    c.arrays = True  # train; False: only the protocol, its times and its goodput
     c.num_chips = 8  # of the whole fleet, divided evenly among the learners
 
     c.lives = "steady"  # or failures, spare_capacity (both drawn from config.seed), trace

@@ -18,6 +18,9 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: run
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; allocates no parameters.")
 
 
+MADE = ("summary.json", "loss.png", "checkpoints")
+
+
 def main(_) -> int:
     from ddiloco.runtime import platform
     from ddiloco.runtime.dry_run import describe
@@ -54,8 +57,12 @@ def _tell(result, workdir: pathlib.Path) -> None:
         print(f"\nsample: {result.continuation.rstrip()}\n")
     loss, goodput, uptime = (s.get(name) for name in ("eval_loss", "goodput", "uptime"))
     shares = f"goodput {goodput or 0:.1%}, uptime {uptime or 0:.1%}"
-    print(f"held-out loss {'unknown' if loss is None else f'{loss:.4f}'} nats/token, {shares}")
-    print(f"{workdir}/summary.json  {workdir}/loss.png  {workdir}/checkpoints")
+    if loss is None:
+        shares = f"{s.get('step')} steps in {s.get('wall_seconds') or 0:.0f} s, {shares}"
+    else:
+        shares = f"held-out loss {loss:.4f} nats/token, {shares}"
+    print(shares)
+    print("  ".join(f"{workdir}/{name}" for name in MADE if (workdir / name).exists()))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ from ddiloco.runtime.baseline import run_baseline
 from ddiloco.runtime.experiment import BASELINES, Experiment, to_json
 from ddiloco.runtime.local import run_local
 from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.rehearsal import run_without_arrays, with_steps
 from ddiloco.runtime.virtual import run_virtual
 from ddiloco.runtime.virtual_baseline import run_virtual_baseline
-from ddiloco.runtime.virtual_fleet import check_fleet, chips_by_learner, lives, with_steps
+from ddiloco.runtime.virtual_fleet import check_fleet, chips_by_learner, lives
 from ddiloco.training.parameters import num_parameters
 from ddiloco.virtual.lives import write_trace
 
@@ -49,41 +50,69 @@ def run_job(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event
     virtual = experiment.driver == "virtual"
     if virtual:
         check_fleet(experiment)
-    experiment = with_steps(experiment, lambda: list(make_layout(experiment).bytes))
-    assembly = Assembly(experiment)
-    assembly.check()
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        set_aside(workdir)
-        (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
-        if virtual and experiment.algorithm not in BASELINES:
-            write_trace(workdir / "lives.csv", lives(experiment))
-    except OSError as error:
-        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
-    clock = None if virtual else time.time
-    info = _run_info(experiment, assembly)
-    monitor = Monitor(workdir, info, live=live, log_every=experiment.log.every, clock=clock)
+    experiment = with_steps(experiment, lambda: make_layout(experiment).bytes)
+    assembly = None if virtual and not experiment.virtual.arrays else Assembly(experiment)
+    if assembly is not None:
+        assembly.check()
+    _write_settings(workdir, experiment)
+    monitor = Monitor(
+        workdir,
+        _run_info(experiment, assembly),
+        live=live,
+        log_every=experiment.log.every,
+        clock=None if virtual else time.time,
+    )
     monitor.start()
     extra: dict[str, Any] = {"finished": False}
     begun = time.monotonic()
+    continuation = None
     try:
-        drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
-        outcome = drivers[experiment.driver](assembly, monitor.queue.put, stop)
+        outcome = _run(experiment, assembly, monitor.queue.put, stop)
         extra = {
             "finished": outcome.finished,
             "interrupted": stop.is_set() and not outcome.finished,
-            "params_sha256": parameters_sha256(outcome.params),
             "driver": experiment.driver,
             "real_seconds": time.monotonic() - begun,
         }
-        folder = workdir / "checkpoints"
-        checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
-        continuation = assembly.continuation(outcome.params) if experiment.sample.tokens else None
+        if assembly is not None:
+            extra["params_sha256"] = parameters_sha256(outcome.params)
+            folder = workdir / "checkpoints"
+            checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
+            continuation = assembly.continuation(outcome.params) if experiment.sample.tokens else None
     finally:
         summary = monitor.stop(extra)
     if continuation is not None:
         (workdir / "sample.txt").write_text(continuation + "\n")
     return Result(summary, continuation, outcome.failure)
+
+
+def _run(
+    experiment: Experiment,
+    assembly: Assembly | None,
+    record: Callable[[Any], None],
+    stop: threading.Event,
+) -> Outcome:
+    if assembly is None:
+        sizes = () if experiment.algorithm in BASELINES else make_layout(experiment).bytes
+        return run_without_arrays(experiment, sizes, record, stop)
+    drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
+    return drivers[experiment.driver](assembly, record, stop)
+
+
+def _write_settings(workdir: pathlib.Path, experiment: Experiment) -> None:
+    """What the run is: its config, and in virtual time what befalls its learners.
+
+    Raises:
+      ConfigError: the workdir cannot be written to.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        set_aside(workdir)
+        (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
+        if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
+            write_trace(workdir / "lives.csv", lives(experiment))
+    except OSError as error:
+        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
 
 
 def set_aside(workdir: pathlib.Path) -> None:
@@ -100,8 +129,8 @@ def set_aside(workdir: pathlib.Path) -> None:
     print(f"the earlier run in {workdir} is now in {target}", file=sys.stderr)
 
 
-def _run_info(experiment: Experiment, assembly: Assembly) -> RunInfo:
-    if experiment.driver == "virtual":
+def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
+    if assembly is None or experiment.driver == "virtual":
         chips = chips_by_learner(experiment)
     else:
         chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}

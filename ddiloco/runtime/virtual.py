@@ -14,6 +14,7 @@ from ddiloco.protocol import actions
 from ddiloco.protocol.messages import Contribution
 from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.delivery import Pieces
+from ddiloco.runtime.experiment import Experiment
 from ddiloco.runtime.learner_arrays import TrainingArrays
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.syncer import host_pieces
@@ -89,6 +90,24 @@ class RecordingObserver(Observer):
         self._record(records.Transferred(learner, sent, received))
 
 
+def play(
+    fleet: Fleet, experiment: Experiment, observer: RecordingObserver, stop: threading.Event
+) -> str | None:
+    """Lets a fleet run to its end, or until nothing more can happen or `stop` is set; why it failed, if so."""
+    until = horizon(experiment)
+    fleet.run(stop=lambda: stop.is_set() or fleet.calendar.now > until)
+    now = fleet.calendar.now
+    for learner, chips in chips_by_learner(experiment).items():
+        process = fleet.processes.get(learner)
+        if process is not None and process.alive:
+            observer.entered(learner, State.FINISHED, chips, now)
+    if fleet.over or stop.is_set():
+        return None
+    if not any(process.alive for process in fleet.processes.values()):
+        return "every learner has died or left, and none returns"
+    return f"the run is not over after {now:g} virtual seconds"
+
+
 class VirtualRun:
     """One run of the decoupled family in virtual time; the same experiment gives the same parameters."""
 
@@ -116,23 +135,10 @@ class VirtualRun:
 
     def run(self) -> Outcome:
         """Trains to the last step, or until nothing more can happen or `stop` is set."""
-        fleet, until = self._fleet, horizon(self._experiment)
-        fleet.run(stop=lambda: self._stop.is_set() or fleet.calendar.now > until)
-        now = fleet.calendar.now
-        for learner, chips in chips_by_learner(self._experiment).items():
-            process = fleet.processes.get(learner)
-            if process is not None and process.alive:
-                self._observer.entered(learner, State.FINISHED, chips, now)
-        step = fleet.syncer.durable.step
-        loss = self._evaluate(step, self._observer.tokens, now)
-        return Outcome(self._arrays.model.parameters(), step, loss, fleet.over, self._failure())
-
-    def _failure(self) -> str | None:
-        if self._fleet.over or self._stop.is_set():
-            return None
-        if not any(process.alive for process in self._fleet.processes.values()):
-            return "every learner has died or left, and none returns"
-        return f"the run is not over after {self._fleet.calendar.now:g} virtual seconds"
+        failure = play(self._fleet, self._experiment, self._observer, self._stop)
+        step = self._fleet.syncer.durable.step
+        loss = self._evaluate(step, self._observer.tokens, self._fleet.calendar.now)
+        return Outcome(self._arrays.model.parameters(), step, loss, self._fleet.over, failure)
 
     def _score_at(self, step: int, tokens: int, now: float) -> None:
         every, last = self._experiment.eval.every, self._experiment.train.steps

@@ -1,11 +1,9 @@
-"""The virtual fleet of an experiment: its places, its lives, and a rehearsal of it without arrays."""
+"""The virtual fleet of an experiment: its places and its lives, drawn from the seed or read from a trace."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ddiloco.chaos.spare_capacity import draw_extra
 from ddiloco.config import ConfigError
@@ -16,7 +14,7 @@ from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.learner import Place
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import PAUSES, Change, read_trace
-from ddiloco.virtual.ports import CountingLearner, CountingSyncer, LearnerArrays, Observer, SyncerArrays
+from ddiloco.virtual.ports import LearnerArrays, Observer, SyncerArrays
 
 _PATIENCE = 20  # times as long as a run without any trouble takes: nothing is drawn beyond
 _EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "step", State.FAILED: "fail"}
@@ -151,40 +149,6 @@ def make_fleet(
     return fleet
 
 
-def rehearse(experiment: Experiment, tokens: int, sizes: list[int]) -> int:
-    """The global steps at which the fleet's learners have trained on so many tokens, without training.
-
-    `sizes`: bytes of each fragment. Batches count as full, so that a run differs by what padding there is.
-
-    Raises:
-      ConfigError: the fleet dies before it comes there.
-    """
-    counted = _Counted()
-    length = experiment.data.sequence_length
-
-    def arrays(learner: int) -> CountingLearner:
-        return CountingLearner(experiment.batch_size(learner) * length)
-
-    fleet = make_fleet(experiment, None, arrays, CountingSyncer(sizes), counted)
-    until = horizon(experiment)
-    fleet.run(stop=lambda: counted.tokens >= tokens or fleet.calendar.now > until)
-    if counted.tokens < tokens:
-        raise ConfigError(
-            f"config.train.tokens: is {tokens}, but the fleet of config.virtual comes to {counted.tokens} "
-            f"in {until:g} virtual seconds"
-        )
-    return counted.clock
-
-
-class _Counted(Observer):
-    def __init__(self) -> None:
-        self.tokens = self.clock = 0
-
-    def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
-        self.tokens += tokens
-        self.clock = max(self.clock, clock)
-
-
 def _is_elastic(experiment: Experiment) -> bool:
     return experiment.algorithm != "data_parallel"
 
@@ -233,19 +197,3 @@ def _changes_of_extra(experiment: Experiment) -> list[Change]:
     absent = set(range(base, experiment.sync.num_learners)) - {c.learner for c in found}
     # One that never comes still has to be told not to be there from the start.
     return found + [Change(horizon(experiment), learner, "join") for learner in sorted(absent)]
-
-
-def with_steps(experiment: Experiment, sizes: Callable[[], list[int]]) -> Experiment:
-    """The experiment with `train.steps` set by its token budget, if it has one.
-
-    Under the virtual driver a rehearsal finds the steps; else all learners are taken to step alike.
-    """
-    tokens = experiment.train.tokens
-    if tokens is None:
-        return experiment
-    length = experiment.data.sequence_length
-    learners = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
-    steps = -(-tokens // (length * sum(experiment.batch_size(m) for m in learners)))
-    if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
-        steps = rehearse(experiment, tokens, sizes())
-    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))

@@ -40,6 +40,7 @@ class VirtualConfig:
     resize_seconds: float = setting(
         30.0, "that elastic data-parallel stands still when chips come or go", at_least=0.0
     )
+    arrays: bool = setting(True, "whether to train; False: only the protocol, its times and its goodput")
     num_chips: int = setting(8, "of the whole fleet, divided evenly among the learners", at_least=1)
     lives: str = setting("steady", "where what befalls the learners comes from", choices=LIVES)
     trace: str | None = setting(None, "CSV or JSON file of (time, learner, event), for lives=trace")

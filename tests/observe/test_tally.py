@@ -128,3 +128,11 @@ def test_a_round_that_cannot_be_read_is_not_half_counted(tally):
 def test_records_of_names_to_come_change_nothing(tally):
     note(tally, "something_new", learner=0)
     assert (tally.marks, tally.drops.total(), tally.rounds.count) == ([], 0, 0)
+
+
+def test_a_learner_that_lost_chips_is_charged_for_them(tally):
+    chips = tally.info.chips_by_learner[0]
+    assert chips > 1
+    tally.state_changed(StateChanged(0, State.STEPPING, 0.0))
+    tally.state_changed(StateChanged(0, State.STEPPING, 5.0, chips - 1))
+    assert tally.timelines.goodput(10.0) == 1 - 0.5 / chips

@@ -1,0 +1,44 @@
+"""Fits the failure model to the paper's table: `python -m experiments.calibrate`.
+
+Prints the fitted values, every cell of the table beside the closed forms and the event engine, and each
+column as predicted from the other two.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from experiments import cli
+
+_DAYS = flags.DEFINE_float("days", 30.0, "Simulated time of the check by the event engine; 0: no check.")
+
+
+def main(_) -> int:
+    from ddiloco.goodput import calibration
+    from ddiloco.goodput.failures import FailureModel
+
+    if not _DAYS.value >= 0.0:
+        raise cli.UsageError(f"days: is {_DAYS.value}, but must be at least 0")
+    committed = FailureModel()
+    model = calibration.calibrate(committed)
+    for name in calibration.FREE:
+        print(f"{name:22} {getattr(model, name):8.3f}   committed {getattr(committed, name):g}")
+    fitted, engine = calibration.fits(model), {}
+    if _DAYS.value:
+        engine = {(cell.system, cell.num_chips): cell for cell in calibration.checks(committed, _DAYS.value)}
+    predicted = {(cell.system, cell.num_chips): cell for cell in calibration.predictions(committed)}
+    print(f"\n{'system':22} {'chips':>9} {'paper':>6} {'fit':>6} {'engine':>7} {'predicted':>10}")
+    for cell in fitted:
+        key = cell.system, cell.num_chips
+        simulated = f"{engine[key].fitted:7.1f}" if engine else f"{'-':>7}"
+        figures = f"{cell.published:6.0f} {cell.fitted:6.1f} {simulated} {predicted[key].fitted:10.1f}"
+        print(f"{cell.system:22} {cell.num_chips:9,} {figures}")
+    print(f"\n{'points':22} {'rms':>9} {'largest':>8}")
+    for name, cells in (("fit", fitted), ("engine", engine.values()), ("predicted", predicted.values())):
+        if cells:
+            print(f"{name:22} {calibration.rms(cells):9.2f} {calibration.largest(cells):8.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,155 @@
+"""The goodput simulator and its calibration as programs: what they write, and what they refuse."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from ddiloco.config import build
+from ddiloco.goodput.failures import FailureModel
+from ddiloco.goodput.simulator import Simulation
+from experiments import cli
+from tests.integration.programs import ROOT
+
+SMALL = (
+    "--config.num_chips=(150000,600000)",
+    "--config.systems='data_parallel','elastic_data_parallel','decoupled:4'",
+    "--config.days=0.1",
+    "--config.seeds=2",
+)
+CAUSES = ["detecting", "failed", "reconfiguring", "replaying", "standby"]
+CAUSES += ["waiting_for_network", "waiting_for_peers"]
+
+
+def test_the_committed_config_is_the_failure_models_defaults():
+    simulation = build(Simulation, cli.load_config("configs/goodput.py"))
+    assert simulation.failures == FailureModel()
+    assert simulation.quorum is None
+    assert len(simulation.num_chips) * len(simulation.systems) == 30
+
+
+def test_a_grid_is_told_in_a_table_in_json_and_in_pictures(programs, tmp_path):
+    output = tmp_path / "new" / "goodput.json"
+    done = programs.run("simulate", *SMALL, "--config.quorum=3", f"--output={output}")
+    assert (done.returncode, done.stderr) == (0, "")
+    cells = json.loads(output.read_text())["cells"]
+    kinds = [("data_parallel", 1), ("elastic_data_parallel", 1), ("decoupled", 4)]
+    assert [(c["system"], c["num_learners"], c["num_chips"]) for c in cells] == [
+        (*kind, chips) for kind in kinds for chips in (150_000, 600_000)
+    ]
+    for cell in cells:
+        assert sorted(cell["lost"]) == CAUSES
+        assert cell["goodput"] + sum(cell["lost"].values()) == pytest.approx(1.0)
+        assert 0.0 < cell["goodput"] <= cell["uptime"] <= 1.0
+        assert 0.0 <= cell["ci95"] < 0.5
+        assert ("quorum_uptime" in cell) == (cell["system"] == "decoupled")
+        assert f"{cell['goodput']:.2%}" in done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1 + len(cells) + 1
+    assert lines[0].split()[:6] == ["system", "chips", "goodput", "+-", "uptime", "quorum"]
+    for name in ("goodput", "attribution", "uptime"):
+        assert (tmp_path / "new" / f"goodput_{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(output.parent.iterdir())) == 4
+
+
+def test_the_same_settings_give_the_same_bytes_and_other_failures_others(programs, tmp_path):
+    texts = []
+    for name, more in (("a", []), ("b", []), ("c", ["--config.failures.detection_seconds=11"])):
+        output = tmp_path / f"{name}.json"
+        assert programs.run("simulate", *SMALL, *more, f"--output={output}").returncode == 0
+        texts.append(output.read_bytes())
+    assert texts[0] == texts[1] != texts[2]
+    assert b"\r" not in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [("600000", [600_000]), ("600000,900000", [600_000, 900_000]), ("[600000,]", [600_000])],
+)
+def test_any_chip_counts_can_be_asked_for(given, counts, programs, tmp_path):
+    asked = [f"--config.num_chips={given}", "--config.systems=decoupled:3", "--config.days=0.01"]
+    output = tmp_path / "out.json"
+    done = programs.run("simulate", *asked, f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(output.read_text())["cells"]
+    assert [(cell["num_chips"], cell["num_learners"]) for cell in cells] == [(count, 3) for count in counts]
+
+
+def test_a_live_line_is_for_terminals_only(programs):
+    command = [sys.executable, "-m", "experiments.simulate", *SMALL]
+    ours, theirs = pty.openpty()
+    environment = {**programs.environment, "CI": ""}
+    assert subprocess.run(command, stdout=theirs, env=environment, cwd=ROOT, check=False).returncode == 0
+    assert b"\rsimulated 100%" in os.read(ours, 65536)
+    assert "simulated" not in programs.run("simulate", *SMALL).stdout
+
+
+BAD = {
+    "no chips": (["num_chips=0"], "config.num_chips: is 0, but must be at least 1"),
+    "negative chips": (["num_chips=(-5,)"], "config.num_chips: is -5, but must be at least 1"),
+    "half a chip": (["num_chips=(1.5,)"], "config.num_chips: is 1.5, but must be of type int"),
+    "no counts": (["num_chips=()"], "config.num_chips: is empty, but must have at least one entry"),
+    "fewer slices than learners": (
+        ["num_chips=512", "systems=decoupled:4"],
+        "config.num_chips: 512 chips are 2 slices of 256, but 4 learners need at least one each",
+    ),
+    "less than a slice": (
+        ["num_chips=255", "systems=data_parallel"],
+        "config.num_chips: 255 chips are 0 slices of 256, but 1 learner needs at least one each",
+    ),
+    "quorum above learners": (
+        ["quorum=3", "systems=decoupled:2"],
+        "config.quorum: is 3, but must be at most the learners of decoupled:2",
+    ),
+    "no learners": (["systems=decoupled:0"], "config.systems: is 'decoupled:0', but must be data_parallel, "),
+    "unknown system": (["systems=spmd"], "config.systems: is 'spmd', but must be data_parallel, elastic_"),
+    "no mtbi": (["failures.mtbi_years=0"], "config.failures.mtbi_years: is 0.0, but must be above 0.0"),
+    "no slice": (["failures.chips_per_slice=0"], "config.failures.chips_per_slice: is 0, but must be at"),
+    "all spares": (["failures.spare_share=1"], "config.failures.spare_share: is 1.0, but must be at least"),
+    "negative time": (["failures.detection_seconds=-1"], "config.failures.detection_seconds: is -1.0, but"),
+    "no time": (["days=0"], "config.days: is 0.0, but must be above 0.0"),
+    "no seeds": (["seeds=0"], "config.seeds: is 0, but must be at least 1"),
+    "unknown failure": (["failures.mtbf=1"], "config.failures.mtbf: no such setting; known: chip_speed_"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "told"), BAD.values(), ids=BAD)
+def test_an_impossible_fleet_is_told_in_one_line(overrides, told, programs, tmp_path):
+    output = tmp_path / "out.json"
+    done = programs.run("simulate", *[f"--config.{one}" for one in overrides], f"--output={output}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {told}")
+    assert done.stderr.count("\n") == 1
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [("file/out.json", "File exists"), ("d.json", "Is a directory")],
+)
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_simulated(
+    output, told, programs, tmp_path
+):
+    (tmp_path / "file").touch()
+    (tmp_path / "d.json").mkdir()
+    done = programs.run("simulate", *SMALL, f"--output={tmp_path / output}")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: output: {tmp_path / output}: {told}")
+
+
+def test_the_calibration_prints_values_cells_and_errors(programs):
+    done = programs.run("calibrate", "--days=0.2")
+    assert (done.returncode, done.stderr) == (0, "")
+    for told in ("downscale_seconds", "spare_share", "committed", "decoupled:16", "predicted", "largest"):
+        assert told in done.stdout
+    refused = programs.run("calibrate", "--days=-1")
+    assert (refused.returncode, refused.stderr) == (2, "error: days: is -1.0, but must be at least 0\n")
+
+
+def test_the_simulator_starts_without_jax():
+    program = "import experiments.simulate, ddiloco.goodput.simulator, ddiloco.goodput.plots, sys; "
+    program += "sys.exit('jax' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

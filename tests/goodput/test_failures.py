@@ -1,0 +1,99 @@
+"""The failure model: hazards, returns, and the interruptions that a fleet has of them."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddiloco.config import ConfigError, build
+from ddiloco.goodput.failures import YEAR, FailureModel
+from ddiloco.goodput.fleet import Interruption
+from ddiloco.goodput.interruptions import Draws, ListedInterruptions
+from ddiloco.goodput.lives import divide, draw_interruptions, job_chips
+
+FLEET = FailureModel(chips_per_slice=4, mtbi_years=1e-3, return_seconds=300.0)
+
+
+@given(st.floats(0.1, 10.0), st.floats(1.0, 1e8))
+def test_the_time_of_a_hazard_undoes_the_hazard_of_a_time(shape, time):
+    model = FailureModel(weibull_shape=shape)
+    assert model.time_of_hazard(model.hazard(time)) == pytest.approx(time, rel=1e-9)
+
+
+@pytest.mark.parametrize("shape", [0.5, 1.0, 2.0])
+def test_the_first_interruption_of_a_chip_comes_after_its_mean_time_on_average(shape):
+    model = FailureModel(weibull_shape=shape, return_shape=shape)
+    exponential = np.random.default_rng(0).standard_exponential(200_000)
+    for times, mean in (
+        (model.time_of_hazard(exponential), YEAR),
+        (model.return_time(exponential), model.return_seconds),
+    ):
+        assert times.mean() == pytest.approx(mean, abs=5 * times.std() / math.sqrt(200_000))
+
+
+@pytest.mark.parametrize("shape", [0.7, 1.0, 1.5])
+def test_a_fleet_has_as_many_interruptions_as_its_hazard_says(shape):
+    model = dataclasses.replace(FLEET, weibull_shape=shape, return_seconds=0.0)
+    found = draw_interruptions(model, 400, seed=1, horizon=50_000.0)
+    for horizon in (10_000.0, 50_000.0):
+        count, expected = sum(one.time < horizon for one in found), 400 * model.hazard(horizon)
+        assert count == pytest.approx(expected, abs=4 * math.sqrt(expected))
+
+
+def test_a_slice_is_struck_only_while_it_is_there():
+    found = draw_interruptions(FLEET, 40, seed=3, horizon=1e5)
+    assert len(found) > 50
+    assert found == sorted(found, key=lambda one: one.time)
+    assert {one.slice for one in found} == set(range(10))
+    assert all(one.time < 1e5 for one in found)
+    last = {}
+    for one in found:
+        assert one.back_at > one.time >= last.get(one.slice, 0.0)
+        last[one.slice] = one.back_at
+    gone = [one.back_at - one.time for one in found]
+    assert np.mean(gone) == pytest.approx(300.0, abs=4 * 300 / math.sqrt(len(gone)))
+
+
+def test_the_same_seed_gives_the_same_interruptions_and_another_seed_others():
+    lists = [draw_interruptions(FLEET, 40, seed, 1e5) for seed in (5, 5, 6)]
+    assert lists[0] == lists[1] != lists[2]
+
+
+def test_a_lanes_draws_do_not_depend_on_who_draws_beside_it():
+    alone, together = Draws([(7, 1)]), Draws([(7, 0), (7, 1)])
+    drawn = []
+    for turn in range(600):
+        drawn.append(alone.take(np.array([0]))[0])
+        lanes = np.array([0, 1]) if turn % 3 else np.array([1])
+        assert together.take(lanes)[-1] == drawn[-1]
+    assert len(set(drawn)) == 600
+    assert np.mean(drawn) == pytest.approx(1.0, abs=4 / math.sqrt(600))
+
+
+def test_a_listed_interruption_is_for_the_job_that_has_the_slice_and_a_spares_for_nobody():
+    model = dataclasses.replace(FLEET, spare_share=0.2)
+    fleet = divide(model, 40, 2, elastic=False)
+    assert (fleet.slices_by_job, fleet.spares) == ((4, 4), 2)
+    assert job_chips(model, 40, 2, elastic=False) == {0: 16, 1: 16, 2: 8}
+    assert job_chips(model, 43, 3, elastic=True) == {0: 16, 1: 12, 2: 12}
+    strikes = [Interruption(float(time), number, 99.0) for time, number in [(1, 8), (2, 4), (3, 3), (4, 9)]]
+    assert ListedInterruptions(fleet, strikes).next.tolist() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mtbi_years": 0}, "config.mtbi_years: is 0.0, but must be above 0.0"),
+        ({"chips_per_slice": 0}, "config.chips_per_slice: is 0, but must be at least 1"),
+        ({"spare_share": 1.0}, "config.spare_share: is 1.0, but must be at least 0.0 and below 1.0"),
+        ({"weibull_shape": 0.0}, "config.weibull_shape: is 0.0, but must be at least 0.1 and at most 10.0"),
+        ({"detection_seconds": math.nan}, "config.detection_seconds: is nan, but must be at least 0.0"),
+    ],
+)
+def test_an_impossible_model_is_told_in_one_line(change, message):
+    with pytest.raises(ConfigError) as caught:
+        build(FailureModel, change)
+    assert str(caught.value) == message

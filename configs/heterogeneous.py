@@ -8,10 +8,10 @@ PRESET
   all    K=8: every round waits for all learners, and learners for the rounds
   first  K=1 and no grace: whoever comes first is merged alone
 
-Four learners take a second for a step, four 18% longer; between learners of a kind there is 10% variance, drawn
-from the seed. The tiny dense model, a global batch as in configs/dense.py:tiny, 480 steps in virtual time: about
-3 minutes on 2 CPU cores.
-Paper: goodput 100% / 84% / 100%, text quality 55.3 / 54.4 / 51.4. Outcome: docs/results/heterogeneous.md.
+Four learners take a second for a step, four 18% longer; learners of a kind differ by a further 10%,
+drawn from the seed. The tiny dense model, a global batch as in configs/dense.py:tiny, 480 steps in
+virtual time: about 3 minutes on 2 CPU cores. Paper: goodput 100% / 84% / 100%, text quality 55.3 / 54.4
+/ 51.4. Outcome: docs/results/heterogeneous.md.
 """
 
 from ml_collections import ConfigDict, config_dict

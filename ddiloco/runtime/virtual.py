@@ -93,7 +93,7 @@ class RecordingObserver(Observer):
 def play(
     fleet: Fleet, experiment: Experiment, observer: RecordingObserver, stop: threading.Event
 ) -> str | None:
-    """Lets a fleet run to its end, or until nothing more can happen or `stop` is set; why it failed, if so."""
+    """Lets a fleet run until it is over, nothing can happen, or `stop` is set; why it failed, if so."""
     until = horizon(experiment)
     fleet.run(stop=lambda: stop.is_set() or fleet.calendar.now > until)
     now = fleet.calendar.now

@@ -29,6 +29,7 @@ def get_config(preset: str = "grace") -> ConfigDict:
     config = dense.get_config("tiny,streaming" if preset == "all" else "tiny")
     config.driver = "virtual"
     config.train.batch_size = 4  # of eight learners: as many rows in all as four with 8
+    config.train.tokens = 480 * 8 * 4 * config.data.sequence_length
     config.sync.num_learners = 8
     config.sync.quorum = config_dict.placeholder(int) if preset == "all" else 1  # None: all
     if preset == "first":

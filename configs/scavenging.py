@@ -42,6 +42,9 @@ def get_config(preset: str = "decoupled,4") -> ConfigDict:
     config.virtual.step_variation = 0.02
     config.virtual.lives = "spare_capacity"
     config.virtual.spare_capacity.extra_learners = extra
+    config.virtual.spare_capacity.dwell_seconds = 120.0  # 24 steps
+    config.virtual.recovery_seconds = 15.0  # of a learner that comes
+    config.virtual.resize_seconds = 50.0  # of elastic data-parallel, whenever chips come or go
     return config
 
 

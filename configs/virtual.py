@@ -34,7 +34,7 @@ def section() -> ConfigDict:
 
     c.spare_capacity = ConfigDict()  # that learners scavenge; base fleet: the learners that stay
     c.spare_capacity.extra_learners = 0  # the last of config.sync.num_learners; they come and go
-    c.spare_capacity.free_share = 0.52  # of the time there is any
+    c.spare_capacity.free_share = 0.58  # of the time there is any
     c.spare_capacity.mean_size = 1.5  # of what there then is, in base fleets
     c.spare_capacity.dwell_seconds = 600.0  # mean time until it is another
     return c

@@ -10,6 +10,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -44,6 +45,25 @@ def define_config(default: str) -> flags.FlagHolder:
     )
 
 
+def take_overrides() -> list[tuple[str, str]]:
+    """Takes every `--config.path=value` off the command line, for a program that hands them on.
+
+    Returns the (path, value) of each, in their order; a bare `--config.path` has the value `true`.
+    """
+    arguments, taken, kept = sys.argv[1:], [], []
+    while arguments:
+        argument = arguments.pop(0)
+        name, equals, value = argument.lstrip("-").partition("=")
+        if not (argument.startswith("-") and name.startswith("config.")):
+            kept.append(argument)
+            continue
+        if not equals:
+            value = arguments.pop(0) if arguments and not arguments[0].startswith("--") else "true"
+        taken.append((name.removeprefix("config."), value))
+    sys.argv[1:] = kept
+    return taken
+
+
 def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -> None:
     """Parses the flags and runs `main`; exits 0, or as `main` says, 2 on a usage error, 1 on any other."""
     nones: list[str] = []
@@ -61,7 +81,8 @@ def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
         try:
-            _set_nones(nones)
+            if nones:
+                _set_nones(flags.FLAGS.config, nones)
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
             sys.exit(main(argv) or 0)
@@ -99,6 +120,25 @@ def load_config(argument: str) -> ConfigDict:
         return module.get_config(preset) if preset else module.get_config()
     except ValueError as error:
         raise UsageError(f"config: {argument}: {error}") from None
+
+
+def resolve(argument: str, overrides: Sequence[tuple[str, Any]]) -> ConfigDict:
+    """The ConfigDict that a program given `--config=argument` and these (path, value) overrides has.
+
+    Raises:
+      UsageError: no such file, preset or field, or a value that the field cannot have.
+    """
+    _check_paths(load_config(argument), [path for path, _ in overrides])
+    argv = ["", f"--config={argument}", *(f"--config.{path}={value}" for path, value in overrides)]
+    kept, nones = _take_nones(argv)
+    values = flags.FlagValues()
+    try:
+        config_flags.DEFINE_config_file("config", argument, "", flag_values=values, sys_argv=kept)
+        values(kept)
+    except flags.Error as error:
+        raise UsageError(str(error).splitlines()[0].removeprefix("flag --")) from None
+    _set_nones(values.config, nones)
+    return values.config
 
 
 def _fail(message: str) -> None:
@@ -140,10 +180,12 @@ def _chosen_config(argv: Sequence[str]) -> str:
 
 
 def _check_overrides(argv: Sequence[str]) -> None:
-    if not _default:
-        return
-    config = load_config(_chosen_config(argv))
-    for path, _ in _overrides(argv):
+    if _default:
+        _check_paths(load_config(_chosen_config(argv)), [path for path, _ in _overrides(argv)])
+
+
+def _check_paths(config: ConfigDict, paths: Sequence[str]) -> None:
+    for path in paths:
         at = config
         for i, part in enumerate(path.split(".")):
             part = part.partition("[")[0]
@@ -176,10 +218,10 @@ def _take_nones(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return kept, nones
 
 
-def _set_nones(paths: Sequence[str]) -> None:
+def _set_nones(config: ConfigDict, paths: Sequence[str]) -> None:
     for path in paths:
         *groups, name = path.split(".")
-        at = flags.FLAGS.config
+        at = config
         for group in groups:
             at = at[group]
         with at.ignore_type():

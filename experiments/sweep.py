@@ -11,12 +11,11 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
-import subprocess
 import sys
 
 from absl import flags
 
-from experiments import cli
+from experiments import cli, runs
 
 _CONFIG = flags.DEFINE_string(
     "config", "configs/dense.py", "Config file of every point, and its preset after a colon."
@@ -38,7 +37,7 @@ def main(_) -> int:
     for i, point in enumerate(points):
         name = point_name(point)
         workdir = output / name
-        if not finished(workdir):
+        if not runs.finished(workdir):
             print(f"[{i + 1}/{len(points)}] {name}", file=sys.stderr, flush=True)
             run(point, workdir)
         rows.append({**point, **figures(workdir)})
@@ -67,16 +66,7 @@ def load_points(sweep: str) -> list[dict]:
 
 def point_name(point: dict) -> str:
     """A folder name that tells the point."""
-    text = ",".join(f"{name}={value}" for name, value in point.items())
-    return "".join(c if c.isalnum() or c in "=,._-" else "-" for c in text)
-
-
-def finished(workdir: pathlib.Path) -> bool:
-    """Whether the point's run has come to its end."""
-    try:
-        return bool(json.loads((workdir / "summary.json").read_text())["finished"])
-    except (OSError, ValueError, KeyError):
-        return False
+    return runs.folder_name(",".join(f"{name}={value}" for name, value in point.items()))
 
 
 def run(point: dict, workdir: pathlib.Path) -> None:
@@ -85,35 +75,27 @@ def run(point: dict, workdir: pathlib.Path) -> None:
     Raises:
       UsageError: the run failed; its own message stands above.
     """
-    config = point.get("config", _CONFIG.value)
-    overrides = [f"--config.{name}={value}" for name, value in point.items() if name != "config"]
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.train",
-        f"--config={config}",
-        f"--workdir={workdir}",
-        *overrides,
-    ]
-    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
-        raise cli.UsageError(f"sweep: the point {point_name(point)} failed")
+    overrides = tuple((name, value) for name, value in point.items() if name != "config")
+    one = runs.Run(point.get("config", _CONFIG.value), overrides, workdir)
+
+    def ended(_, status: int) -> None:
+        if status:
+            raise cli.UsageError(f"sweep: the point {point_name(point)} failed")
+
+    runs.run_all([one.command()], 1, lambda _: None, ended)
 
 
 def figures(workdir: pathlib.Path) -> dict:
     """The columns of a finished run."""
-    summary = json.loads((workdir / "summary.json").read_text())
-    summary["tokens_total"] = sum(summary["tokens"].values())
+    summary = runs.read_summary(workdir)
     return {name: summary[name] for name in COLUMNS}
 
 
 def table(rows: list[dict]) -> str:
     """The rows as a Markdown table, best held-out loss first."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    for row in sorted(rows, key=lambda row: row["eval_loss"]):
-        cells = [row.get(name, "") for name in names]
-        lines.append("| " + " | ".join(f"{c:.5g}" if isinstance(c, float) else str(c) for c in cells) + " |")
-    return "\n".join(lines)
+    ordered = sorted(rows, key=lambda row: row["eval_loss"])
+    return runs.markdown(names, [[_cell(row.get(name, "")) for name in names] for row in ordered])
 
 
 def write(output: pathlib.Path, rows: list[dict]) -> None:
@@ -133,6 +115,10 @@ def write(output: pathlib.Path, rows: list[dict]) -> None:
     axes.grid(alpha=0.3)
     figure.savefig(output / "sweep.png", dpi=120)
     pyplot.close(figure)
+
+
+def _cell(value) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

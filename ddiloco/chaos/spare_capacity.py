@@ -24,7 +24,7 @@ class SpareCapacity:
 
     extra_learners: int = setting(0, "learners that come and go, beside those that stay", at_least=0)
     free_share: float = setting(
-        0.52, "share of the time in which the cluster has anything to spare", at_least=0.0, at_most=1.0
+        0.58, "share of the time in which the cluster has anything to spare", at_least=0.0, at_most=1.0
     )
     mean_size: float = setting(1.5, "mean of what it then has, in base fleets", above=0.0)
     dwell_seconds: float = setting(600.0, "mean time until the spare capacity is another", above=0.0)

@@ -1,0 +1,119 @@
+"""Compares what a config file says: `python -m experiments.compare --config=FILE.py --output=DIR`.
+
+The file has `get_comparison()`, a list with a dict a row:
+
+  {"label": "decoupled, M=8", "preset": "decoupled", "paper": {"goodput": 0.84}, "any.field": value, ...}
+
+`label` names the row; `preset` is what stands after the colon of experiments.train's --config; `paper` has
+published figures, shown beside ours (which: `COLUMNS` in experiments/comparison.py); all else are settings.
+What stands after the colon of this program's --config is the function's argument. A setting given here,
+--config.any.field=value, holds for every run and goes before a row's own.
+
+Each row is trained with each seed of --seeds=0,1,..., in a process of its own, in DIR/<label>/seed=<seed>;
+--jobs=N at a time. A run that has finished with the same settings is not run again. Writes DIR/compare.json,
+compare.md and compare.png.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from experiments import cli, comparison, comparison_figure, runs
+
+_CONFIG = flags.DEFINE_string("config", None, "File with get_comparison(), and its argument after a colon.")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder of the comparison.")
+_SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds that each row is trained with.")
+_JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
+_GIVEN = cli.take_overrides()
+
+
+def main(_) -> int:
+    if not _CONFIG.value or not _OUTPUT.value:
+        raise cli.UsageError("compare: give both --config and --output")
+    output = pathlib.Path(_OUTPUT.value)
+    entries = comparison.load(_CONFIG.value)
+    rows = comparison.make_rows(_CONFIG.value, entries, parse_seeds(_SEEDS.value), _GIVEN, output)
+    settings = {run.workdir: comparison.settings_of(row, run) for row in rows for run in row.runs.values()}
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cli.UsageError(f"output: {output}: {error.strerror}") from None
+
+    def lacking(run: runs.Run) -> str | None:
+        return runs.lacking(run.workdir, settings[run.workdir])
+
+    def write() -> list[dict]:
+        results = comparison.digest(rows, lambda run: lacking(run) is None)
+        comparison.write(output, results)
+        return results
+
+    signal.signal(signal.SIGTERM, _leave)
+    failed = train(rows, lacking, _JOBS.value, write)
+    results = write()
+    comparison_figure.draw(output / "compare.png", results, comparison.clock_of(results))
+    print(comparison.table(results))
+    print(f"{output}/compare.json  {output}/compare.md  {output}/compare.png")
+    if failed:
+        print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def parse_seeds(texts: Sequence[str]) -> list[int]:
+    """The seeds of the flag.
+
+    Raises:
+      UsageError: none, one twice, or one that is no whole number from 0 on.
+    """
+    for text in texts:
+        if not (text.isascii() and text.isdigit()):
+            raise cli.UsageError(f"seeds: {text!r} is not a whole number from 0 on")
+    seeds = [int(text) for text in texts]
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise cli.UsageError(f"seeds: is {','.join(texts)!r}, but must name at least one seed, none twice")
+    return seeds
+
+
+def train(
+    rows: Sequence[comparison.Row],
+    lacking: Callable[[runs.Run], str | None],
+    jobs: int,
+    ended: Callable[[], object],
+) -> list[str]:
+    """Runs what lacks something, and calls `ended` after each; returns the names of the runs that failed.
+
+    Raises:
+      UsageError: a run had one; the others are ended too.
+    """
+    named = [(f"{row.label}, seed {seed}", run) for row in rows for seed, run in row.runs.items()]
+    left = [(i, name, run, why) for i, (name, run) in enumerate(named) if (why := lacking(run)) is not None]
+    failed = []
+
+    def tell(place: int) -> None:
+        i, name, run, why = left[place]
+        again = f", again: {why}" if runs.finished(run.workdir) else ""
+        print(f"[{i + 1}/{len(named)}] {name}{again}", file=sys.stderr, flush=True)
+
+    def note(place: int, status: int) -> None:
+        _, name, run, _ = left[place]
+        if status == cli.USAGE_ERROR:
+            raise cli.UsageError(f"{name}: cannot run; the reason stands above")
+        why = lacking(run)
+        if status or why:
+            failed.append(f"{name} ({why or f'exit status {status}'})")
+        ended()
+
+    runs.run_all([run.command() for _, _, run, _ in left], jobs, tell, note)
+    return failed
+
+
+def _leave(number: int, _) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    cli.run(main)

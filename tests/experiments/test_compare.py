@@ -1,0 +1,294 @@
+"""Comparisons: what is run, what is not run again, and what is told about it."""
+
+import json
+import math
+import os
+import sys
+
+import pytest
+
+from experiments import cli, comparison, comparison_figure, runs
+
+CONFIG = """
+from configs import dense
+
+
+def get_config(preset="decoupled"):
+    config = dense.get_config(f"tiny,{preset}")
+    config.driver = "virtual"
+    config.model.update(num_layers=1, model_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=32)
+    config.data.update(sequence_length=32, train_split="train[:60]")
+    config.train.update(steps=12, batch_size=2)
+    config.sync.update(num_learners=2, num_fragments=3, interval=4)
+    config.eval.update(every=3, num_batches=1, batch_size=4)
+    config.sample.tokens = 0
+    return config
+
+
+def get_comparison(which="both"):
+    if which == "dying":
+        counted = {"preset": "decoupled", "virtual.arrays": False}
+        dying = {"virtual.lives": "trace", "virtual.trace": TRACE}
+        return [{"label": "dying", **counted, **dying}, {"label": "living", **counted}]
+    if which != "both":
+        raise ValueError(f"no comparison {which!r}")
+    return [
+        {"label": "trained", "preset": "decoupled", "paper": {"goodput": 0.84}},
+        {
+            "label": "counted, one slower",
+            "preset": "decoupled",
+            "paper": {"time_ratio": 1.8},
+            "virtual.arrays": False,
+            "virtual.step_seconds": (1.0, 2.0),
+            "train.steps": 10,
+            "sync.quorum": None,
+        },
+    ]
+"""
+CSV = "time,learner,event\n2,0,fail\n2,1,fail\n"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / "trace.csv").write_text(CSV)
+    (folder / "small.py").write_text(CONFIG.replace("TRACE", repr(str(folder / "trace.csv"))))
+    return folder / "small.py"
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs") / "compared"
+
+
+@pytest.fixture(scope="module")
+def compared(programs, config, output):
+    done = programs.run(
+        "compare", "--config.train.steps", "8", f"--config={config}", f"--output={output}", "--jobs=2"
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_every_row_is_run_and_told_in_a_table_in_json_and_in_a_picture(compared, output):
+    assert "[1/2] trained, seed 0\n" in compared.stderr
+    assert "[2/2] counted, one slower, seed 0\n" in compared.stderr
+    head, _, trained, counted = (output / "compare.md").read_text().splitlines()
+    assert f"{head}\n" in compared.stdout and f"{counted}\n" in compared.stdout
+    titles = [title.strip() for title in head.split("|")[2:-1]]
+    assert titles[:4] == ["held-out loss", "tokens", "virtual seconds", "time ratio"]
+    assert titles[4:] == ["goodput", "uptime", "mean quorum", "GB sent"]
+    assert "100.0% (paper 84%)" in trained
+    assert "| - " in counted and "2.000 (paper 1.8)" in counted
+    first, second = json.loads((output / "compare.json").read_text())["rows"]
+    assert 4 < first["mean"]["eval_loss"] < 7 and second["mean"]["eval_loss"] is None
+    assert second["mean"]["wall_seconds"] == 2 * first["mean"]["wall_seconds"] == 16
+    assert "'--config.virtual.step_seconds=(1.0, 2.0)'" in second["runs"][0]["command"]
+    assert (output / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_overrides_reach_every_run_and_go_before_a_rows_own(compared, output):
+    for folder, arrays in (("trained", True), ("counted,-one-slower", False)):
+        settings = json.loads((output / folder / "seed=0" / "config.json").read_text())
+        assert (settings["train"]["steps"], settings["virtual"]["arrays"]) == (8, arrays)
+    assert settings["virtual"]["step_seconds"] == [1.0, 2.0]
+    assert settings["sync"]["quorum"] is None
+
+
+def test_a_second_call_starts_no_run_and_tells_the_same(compared, programs, config, output):
+    summary = output / "trained" / "seed=0" / "summary.json"
+    before = summary.stat().st_mtime_ns
+    again = programs.run("compare", f"--config={config}", f"--output={output}", "--config.train.steps=8")
+    assert (again.returncode, again.stderr, again.stdout) == (0, "", compared.stdout)
+    assert summary.stat().st_mtime_ns == before
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(programs, config, tmp_path):
+    done = programs.run("compare", f"--config={config}:dying", f"--output={tmp_path}", "--config.seed=3")
+    assert done.returncode == 2
+    assert done.stderr == "error: config.seed: is set for 'dying', but --seeds says which there are\n"
+    done = programs.run("compare", f"--config={config}:dying", f"--output={tmp_path}", "--seeds=3")
+    assert done.returncode == 1
+    assert done.stderr.endswith("error: 1 of the runs failed: dying, seed 3 (it has not finished)\n")
+    dying, living = json.loads((tmp_path / "compare.json").read_text())["rows"]
+    assert [row["runs"][0]["finished"] for row in (dying, living)] == [False, True]
+    assert living["runs"][0]["seed"] == 3 and living["mean"]["goodput"] == 1.0
+    assert "held-out loss" not in done.stdout
+
+
+WRONG = {
+    "nothing named": ([], "compare: give both --config and --output"),
+    "no comparison": (
+        ["--config=configs/dense.py"],
+        "config: configs/dense.py: has no get_comparison(), so ",
+    ),
+    "missing file": (["--config=configs/nothing.py"], "config: configs/nothing.py: no such file"),
+    "unknown argument": (["--config=SMALL:nine"], "config: SMALL:nine: no comparison 'nine'"),
+    "unknown field": (
+        ["--config=SMALL", "--config.train.step=3"],
+        "trained: config.train.step: no such setting; did you mean steps?",
+    ),
+    "impossible value": (
+        ["--config=SMALL", "--config.train.steps=0"],
+        "trained: config.train.steps: is 0, but must be at least 1",
+    ),
+    "no number": (["--config=SMALL", "--config.train.steps=many"], "trained: config.train.steps=many: "),
+    "no seed": (["--config=SMALL", "--seeds=0,one"], "seeds: 'one' is not a whole number from 0 on"),
+    "a seed twice": (["--config=SMALL", "--seeds=1,1"], "seeds: is '1,1', but must name at least one seed"),
+    "no job": (["--config=SMALL", "--jobs=0"], "jobs=0: "),
+}
+
+
+@pytest.mark.parametrize(("arguments", "told"), WRONG.values(), ids=WRONG)
+def test_a_usage_error_is_told_in_one_line_before_anything_runs(arguments, told, programs, config, tmp_path):
+    arguments = [argument.replace("SMALL", str(config)) for argument in arguments]
+    done = programs.run("compare", *arguments, f"--output={tmp_path / 'out'}" if arguments else "--jobs=1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: {told.replace('SMALL', str(config))}")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ([{"preset": "tiny"}], "a row's label is None, but must be a name"),
+        ([{"label": "../.."}], "a row's label is '../..', but must be a name"),
+        ([{"label": "M=8"}, {"label": "M=8"}], "'M=8' and 'M=8' are too alike"),
+        ([{"label": "a b"}, {"label": "a/b"}], "'a/b' and 'a b' are too alike"),
+        ([{"label": "a", "paper": {"loss": 1}}], "'a': paper: no figure 'loss'; known: eval_loss, "),
+        ([{"label": "a", "paper": {"goodput": "1"}}], "'a': paper: goodput is '1', but must be a number"),
+        ([{"label": "a", "seed": 1}], "config.seed: is set for 'a', but --seeds says which there are"),
+    ],
+)
+def test_rows_that_cannot_be_told_apart_or_understood_are_refused(entries, told, tmp_path):
+    with pytest.raises(cli.UsageError) as caught:
+        comparison.make_rows("c.py", entries, [0], [], tmp_path)
+    assert told in str(caught.value)
+
+
+def leave(run, **figures):
+    """What a finished run leaves."""
+    run.workdir.mkdir(parents=True)
+    summary = {
+        "finished": True,
+        "driver": "local",
+        "tokens": {"0": 600, "1": 400},
+        "goodput": None,
+        **figures,
+    }
+    (run.workdir / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two rows with three seeds, of which the second row's last has not finished."""
+    entries = [{"label": "first"}, {"label": "a|b", "paper": {"time_ratio": 0.62}}]
+    rows = comparison.make_rows("c.py", entries, [0, 1, 2], [], tmp_path)
+    scores = [{"tokens": n, "seconds": n / 10, "loss": 6 / (1 + n)} for n in (0, 500, 1000)]
+    for seed, seconds in enumerate((10.0, 20.0, 30.0)):
+        shares = {"goodput": 0.9, "lost": {"failed": 0.06, "detecting": 0.04}}
+        leave(rows[0].runs[seed], wall_seconds=seconds, eval_loss=2.0, eval_history=scores, **shares)
+    for seed, (seconds, goodput) in enumerate([(6.0, 0.8), (16.0, 0.6)]):
+        shares = {"goodput": goodput, "lost": {"failed": 1 - goodput, "detecting": 0.0}}
+        leave(rows[1].runs[seed], wall_seconds=seconds, eval_loss=1.0 + 2 * seed, **shares)
+    return comparison.digest(rows, lambda run: runs.finished(run.workdir))
+
+
+def test_figures_are_means_over_the_finished_seeds_with_their_standard_deviations(results):
+    first, second = results
+    assert first["mean"]["wall_seconds"] == 20.0 and first["std"]["wall_seconds"] == 10.0
+    assert first["mean"]["time_ratio"] == 1.0 and first["std"]["time_ratio"] == 0.0
+    assert second["mean"]["eval_loss"] == 2.0
+    assert second["std"]["eval_loss"] == pytest.approx(math.sqrt(2))
+    assert second["mean"]["time_ratio"] == pytest.approx((0.6 + 0.8) / 2)
+    assert second["lost"] == pytest.approx({"failed": 0.3, "detecting": 0.0})
+    assert second["mean"]["mean_quorum"] is None
+    assert [run["finished"] for run in second["runs"]] == [True, True, False]
+    assert first["mean"]["tokens_total"] == 1000
+
+
+def test_the_table_has_ours_beside_the_papers_and_no_empty_column(results):
+    head, _, first, second = comparison.table(results).splitlines()
+    titles = ["", "", "held-out loss", "tokens", "wall seconds", "time ratio", "goodput", ""]
+    assert [title.strip() for title in head.split("|")] == titles
+    assert "| 20.0 ± 10.0" in first and "| 90.0% ± 0.0%" in first and "| 1,000 ± 0 " in first
+    assert second.startswith("| a\\|b  | 2.0000 ± 1.4142 |")
+    assert "| 0.700 ± 0.141 (paper 0.62) |" in second and "| 70.0% ± 14.1% |" in second
+
+
+def test_a_row_of_its_own_has_no_time_ratio(results):
+    assert "time ratio" not in comparison.table(results[:1])
+
+
+def test_a_figure_is_drawn_of_whatever_there_is(results, tmp_path):
+    nothing = [{**results[0], "mean": dict.fromkeys(comparison.COLUMNS), "runs": []}]
+    for i, rows in enumerate((results, results[:1], results[1:], nothing)):
+        comparison_figure.draw(tmp_path / f"{i}.png", rows, "virtual seconds")
+        assert (tmp_path / f"{i}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_mean_of_curves_is_where_all_of_them_are():
+    mean = comparison_figure.mean_curve([[(0, 4.0), (10, 2.0)], [(5, 1.0), (20, 1.0)]])
+    assert mean == [(5, 2.0), (10, 1.5)]
+    assert comparison_figure.mean_curve([[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]]) == []
+
+
+def test_a_run_with_other_settings_does_not_stand_for_this_one(tmp_path):
+    (tmp_path / "config.json").write_text('{"seed": 0, "train": {"steps": 7, "tokens": null, "sizes": [1]}}')
+    asked = {"seed": 0, "train": {"steps": 7, "tokens": None, "sizes": (1,)}}
+    assert runs.lacking(tmp_path, asked) == "it has not finished"
+    (tmp_path / "summary.json").write_text('{"finished": true}')
+    assert runs.lacking(tmp_path, asked) is None
+    asked["train"]["steps"] = 8
+    assert runs.lacking(tmp_path, asked) == "train.steps was 7, but is 8 now"
+    asked["train"].update(steps=7, rows=1)
+    assert runs.lacking(tmp_path, asked) == "train.rows was unknown, but is 1 now"
+    (tmp_path / "config.json").write_text("{")
+    assert runs.lacking(tmp_path, asked) == "its config.json cannot be read"
+
+
+def test_steps_that_a_token_budget_set_are_not_compared(tmp_path):
+    (tmp_path / "config.json").write_text('{"train": {"steps": 99, "tokens": 500}}')
+    (tmp_path / "summary.json").write_text('{"finished": true}')
+    assert runs.lacking(tmp_path, {"train": {"steps": 7, "tokens": 500}}) is None
+    assert runs.lacking(tmp_path, {"train": {"steps": 7, "tokens": 600}}) is not None
+
+
+def test_runs_side_by_side_tell_their_exit_statuses():
+    started, ended = [], {}
+    commands = [["-c", f"raise SystemExit({status})"] for status in (0, 3, 2)]
+    runs.run_all(commands, 2, started.append, ended.__setitem__)
+    assert (started, ended) == ([0, 1, 2], {0: 0, 1: 3, 2: 2})
+
+
+def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other():
+    impatient = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT); signal.pause()"
+    started, ended = [], []
+    with pytest.raises(KeyboardInterrupt):
+        runs.run_all([["-c", impatient], ["-c", ""]], 1, started.append, lambda *_: ended.append(_))
+    assert (started, ended) == ([0], [])
+
+
+OVERRIDES = {
+    "--config.a.b=1": [("a.b", "1")],
+    "--config.a 1 -config.b=x=y": [("a", "1"), ("b", "x=y")],
+    "--config.a --jobs=2": [("a", "true")],
+    "--config.a -1 --config.b": [("a", "-1"), ("b", "true")],
+    "--config=c.py:x --seeds 1": [],
+}
+
+
+@pytest.mark.parametrize(("line", "found"), OVERRIDES.items())
+def test_overrides_are_taken_off_the_command_line(line, found, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare", *line.split()])
+    assert cli.take_overrides() == found
+    assert not any("config." in argument and ".py" not in argument for argument in sys.argv)
+
+
+def test_a_resolved_config_is_the_one_that_a_run_gets(config):
+    overrides = [("sync.quorum", None), ("virtual.step_seconds", (1.0, 2.0)), ("train.steps", 5)]
+    resolved = cli.resolve(f"{config}:streaming", overrides)
+    assert (resolved.algorithm, resolved.sync.quorum, resolved.train.steps) == ("streaming", None, 5)
+    assert resolved.virtual.step_seconds == (1.0, 2.0)
+    with pytest.raises(cli.UsageError, match="no preset 'huge'"):
+        cli.resolve(f"{config}:huge", [])

@@ -29,7 +29,7 @@ class Attendance:
         for learner, incarnation in state.incarnations:
             self._members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
 
-    def live(self) -> list[Member]:
+    def live(self) -> tuple[Member, ...]:
         """The members that count, by learner number."""
         return self._members.live()
 
@@ -57,17 +57,22 @@ class Attendance:
     # Coming and going.
 
     def joined(self, event: events.LearnerJoined, merged: SyncerState, now: float) -> Actions:
-        """Lets an incarnation in unless it has departed: with a welcome, or at once if it returns."""
+        """Lets an incarnation in unless it has departed: with a welcome, or at once if it returns.
+
+        One that counts already and asks as if for the first time is another process, started under a number
+        that is taken, or never got its welcome: either comes back under the next number.
+        """
         learner, incarnation = event.learner, event.incarnation
         old = self._members.newest(learner)
         out: Actions = []
         if old is not None and incarnation < old.incarnation:
             return [_replaced(learner, incarnation)]
         if old is not None and incarnation == old.incarnation:
-            if old.state is State.GONE:
-                return [actions.NotMember(learner, incarnation)]
-            if old.state is not State.JOINING:
+            counts = old.state in (State.LIVE, State.SILENT)
+            if counts and event.versions is not None:
                 return [actions.Drop(learner, "joined twice")]
+            if counts or old.state is State.GONE:
+                return [actions.NotMember(learner, incarnation)]
         elif old is not None and old.state is not State.GONE:
             out += self.lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
         returns = event.versions is not None and self._can_be(event.step, event.versions, merged)
@@ -93,7 +98,7 @@ class Attendance:
         m = self._members.current(event.learner, event.incarnation)
         if m is None:
             return []
-        m.move(State.GONE)
+        self._members.move(m, State.GONE)
         fields = {"learner": m.learner, "incarnation": m.incarnation, "reason": event.reason}
         return [actions.Record("learner_lost", fields)]
 
@@ -102,7 +107,7 @@ class Attendance:
         out: Actions = []
         for m in self.live():
             if now >= m.heard_at + self.policy.silence_timeout and not self.done(m):
-                m.move(State.SILENT)
+                self._members.move(m, State.SILENT)
                 m.reported_at = None  # the pause is no step time
                 out.append(actions.Record("learner_silent", {"learner": m.learner}))
         return out
@@ -143,7 +148,7 @@ class Attendance:
         self, m: Member, step: int, versions: Sequence[int], merged: SyncerState, now: float
     ) -> Actions:
         """Counts a member that holds these versions, and sends it what is newer."""
-        m.move(State.LIVE)
+        self._members.move(m, State.LIVE)
         m.heard_at = now
         m.step = step
         out: Actions = [actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})]
@@ -163,7 +168,7 @@ class Attendance:
         m.heard_at = now
         if m.state is not State.SILENT:
             return []
-        m.move(State.LIVE)
+        self._members.move(m, State.LIVE)
         return [actions.Record("learner_returned", {"learner": m.learner})]
 
     def _resend(self, m: Member, merged: SyncerState, now: float) -> Actions:

@@ -133,7 +133,8 @@ class LearnerCore:
     def _join(self) -> actions.Join:
         if not self.recovered:
             return actions.Join(self.learner, self.incarnation)
-        return actions.Join(self.learner, self.incarnation, self.clock, self.versions)
+        finished = max(self._reported_step, self._joined_step)  # not the step that is under way
+        return actions.Join(self.learner, self.incarnation, finished, self.versions)
 
     def _renumbered(self, step: _StartedStep) -> _StartedStep:
         own = {"incarnation": self.incarnation}

@@ -75,6 +75,7 @@ class Membership:
 
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}  # by learner number, in that order
+        self._live: tuple[Member, ...] | None = None  # asked for at every event; None: to be found anew
 
     def newest(self, learner: int) -> Member | None:
         """The learner's newest incarnation, gone or not."""
@@ -90,7 +91,13 @@ class Membership:
     def admit(self, member: Member) -> Member:
         """Puts a new incarnation in the place of the learner's older one; returns it."""
         self._members = dict(sorted({**self._members, member.learner: member}.items()))
+        self._live = None
         return member
+
+    def move(self, member: Member, state: State) -> None:
+        """Changes a member's state; raises AssertionError for a move that is not in TRANSITIONS."""
+        member.move(state)
+        self._live = None
 
     def incarnations(self) -> tuple[tuple[int, int], ...]:
         """(learner, newest incarnation) of every learner ever seen, by learner number."""
@@ -104,6 +111,8 @@ class Membership:
         """Every member that has not gone, by learner number."""
         return [m for m in self._members.values() if m.state is not State.GONE]
 
-    def live(self) -> list[Member]:
+    def live(self) -> tuple[Member, ...]:
         """The members that count, by learner number."""
-        return [m for m in self._members.values() if m.state is State.LIVE]
+        if self._live is None:
+            self._live = tuple(m for m in self._members.values() if m.state is State.LIVE)
+        return self._live

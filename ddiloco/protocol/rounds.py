@@ -30,6 +30,7 @@ class Round:
     grace_used: float = 0.0
     pulling_since: float = 0.0
     pulled: dict[int, int] = dataclasses.field(default_factory=dict)  # learner: incarnation, not yet arrived
+    asked: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # (learner, incarnation), ever
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
     passed_over: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from ddiloco.protocol.attendance import Attendance
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
 from ddiloco.protocol.membership import Member
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.rounds import Phase, Round
 from ddiloco.protocol.schedule import Schedule
@@ -171,6 +171,7 @@ class SyncerCore:
         r.pulling_since = now
         r.deadline = now + self.policy.pull_timeout
         r.pulled = {m.learner: m.incarnation for m in self._candidates(r)}
+        r.asked |= set(r.pulled.items())
         return [actions.PullFragment(r.id, learner, incarnation) for learner, incarnation in r.pulled.items()]
 
     def _give_up_pulls(self, r: Round) -> Actions:
@@ -221,7 +222,7 @@ class SyncerCore:
     def _fragment_arrived(self, event: events.FragmentArrived) -> Actions:
         c = event.contribution
         r = self._find(event.round)
-        if r is None or r.phase is not Phase.PULLING or r.pulled.get(c.learner) != c.incarnation:
+        if r is None or not self._welcomes(r, c):
             return [actions.Drop(c.learner, "unexpected fragment", event.round)]
         if (
             c.fragment != r.id.fragment
@@ -229,11 +230,19 @@ class SyncerCore:
             or c.steps < 1
             or c.tokens < 0
         ):
-            self._pass_over(r, c.learner)
+            r.asked.discard((c.learner, c.incarnation))
+            if c.learner in r.pulled:
+                self._pass_over(r, c.learner)
             return [actions.Drop(c.learner, "stale fragment", r.id)]
-        del r.pulled[c.learner]
+        r.pulled.pop(c.learner, None)
         r.arrived[c.learner] = c
         return []
+
+    def _welcomes(self, r: Round, c: Contribution) -> bool:
+        """Whether a fragment was asked for and can still be merged; it may be late, as over a slow link."""
+        who = (c.learner, c.incarnation)
+        asked = who in r.asked and self._attendance.is_live(*who)
+        return asked and r.phase is not Phase.MERGING and c.learner not in r.arrived
 
     def _pull_failed(self, event: events.PullFailed) -> Actions:
         r = self._find(event.round)

@@ -212,7 +212,7 @@ def test_a_learner_that_was_not_welcomed_asks_again_at_each_heartbeat():
 def test_a_learner_that_is_no_member_comes_back_with_what_it_holds_and_loses_no_step():
     core = welcomed(num_fragments=2, interval=2)
     start(core)
-    assert core.handle(events.NotMember(1), 0.0) == [actions.Join(0, 2, 1, (0, 0))]
+    assert core.handle(events.NotMember(1), 0.0) == [actions.Join(0, 2, 0, (0, 0))]
     publish, report = finish(core)
     assert (publish.contribution.incarnation, report.report.incarnation) == (2, 2)
     assert (report.report.step, report.report.counters[0].steps) == (1, 1)

@@ -1,14 +1,17 @@
 """What the paper (arXiv 2604.21428) claims of the protocol: one test a claim, told in its docstring."""
 
+import random
+
 import pytest
 
+from ddiloco.chaos.weather import Weather, WeatheredFleet
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import grace, slack
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
+from tests.chaos.witness import Witness, join_all
 from tests.protocol.desk import Desk, only, pulled, pulls
-from tests.protocol.fleet import Fleet, Weather
 
 
 def running_learner(**policy):
@@ -196,12 +199,12 @@ def test_rounds_are_paced_by_steps_not_by_the_speed_of_messages():
     """What others measured: a network a thousand times as fast must not make rounds more frequent."""
     rounds = []
     for delay in (1e-4, 1e-1):
-        policy = SyncPolicy(num_fragments=6, interval=12, quorum=1)
-        fleet = Fleet(policy, 48, seed=1, weather=Weather(delay=delay, merge_time=delay, speed_spread=0.0))
-        for number in range(3):
-            fleet.join(number)
-        fleet.run()
-        rounds.append([(merge.round.step, merge.round.fragment) for merge in fleet.merges])
+        policy = SyncPolicy(num_learners=3, num_fragments=6, interval=12, quorum=1)
+        weather, witness = Weather(delay=delay, merge_time=delay, speed_spread=0.0), Witness()
+        fleet = WeatheredFleet(policy, 48, random.Random(1), weather, observer=witness)
+        join_all(fleet, [0.0] * 3)
+        fleet.run(max_events=100_000)
+        rounds.append(witness.rounds())
     schedule = Schedule(6, 12)
     due = [(t, p) for t in range(1, 49) for p in schedule.due(t)]
     assert sorted(rounds[0]) == sorted(rounds[1]) == due
@@ -209,11 +212,13 @@ def test_rounds_are_paced_by_steps_not_by_the_speed_of_messages():
 
 def test_a_slow_learner_never_makes_a_fast_one_wait():
     """Setting: learners share nothing; with K=1 one that is ten times as slow costs the other no time."""
-    fleet = Fleet(SyncPolicy(num_fragments=4, interval=4, quorum=1), 80, seed=2, weather=Weather(jitter=0.0))
-    fleet.join(0, step_time=1.0)
-    fleet.join(1, step_time=10.0)
+    policy, witness = SyncPolicy(num_learners=2, num_fragments=4, interval=4, quorum=1), Witness()
+    fleet = WeatheredFleet(policy, 80, random.Random(2), Weather(jitter=0.0), observer=witness)
+    join_all(fleet, [0.0] * 2)
+    for learner, seconds in enumerate((1.0, 10.0)):
+        fleet.places[learner].step_time = lambda seconds=seconds: seconds
     clocks = []
-    fleet.after(80.0 + 5.0, lambda: clocks.append(fleet.learners[0, 1].core.clock))
-    fleet.run()
+    fleet.calendar.at(80.0 + 5.0, lambda: clocks.append(fleet.processes[0].core.clock))
+    fleet.run(max_events=100_000)
     assert clocks == [80], "80 steps of a second, and what it took to join"
-    assert all(learner.waited == 0 for learner in fleet.learners.values())
+    assert not witness.waited

@@ -365,3 +365,30 @@ def test_a_step_beyond_belief_does_not_move_the_schedule(total_steps):
     out = desk.report(0, 10**9)
     assert out == [actions.Drop(0, "impossible report"), actions.NotMember(0, 1)]
     assert [pull.round for pull in pulls(desk.report(1, 1))] == [RoundId(1, 1)]
+
+
+def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits():
+    """Otherwise a round over links slower than the timeout would never be complete."""
+    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0, pull_timeout=3.0)
+    desk.report(0, 2)
+    first, second = pulls(desk.report(1, 2))
+    desk.arrive(first)
+    assert only(actions.Drop, desk.tell(events.Timeout(), at=3.0)).reason == "pull timed out"
+    merge = only(actions.Merge, desk.arrive(second, at=3.5))
+    assert [c.learner for c in merge.contributions] == [0, 1]
+
+
+@pytest.mark.parametrize("end", ["lost", "replaced", "merging"])
+def test_a_late_fragment_is_not_taken_of_one_that_has_gone_or_once_the_merge_began(end):
+    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=None, pull_timeout=3.0)
+    desk.report(0, 2)
+    first, second = pulls(desk.report(1, 2))
+    if end == "lost":
+        desk.tell(events.LearnerLost(1, 1, "its host died"))
+    elif end == "replaced":
+        desk.tell(events.LearnerJoined(1, 2))
+    else:
+        desk.arrive(first)
+        desk.tell(events.Timeout(), at=3.0)
+    dropped = only(actions.Drop, desk.arrive(second))
+    assert dropped.reason == "unexpected fragment"

@@ -1,0 +1,70 @@
+"""Random words to a learner's core whose driver keeps several steps in flight: it counts truly even so."""
+
+import random
+
+import pytest
+
+from ddiloco.chaos.ledger import ProcessLedger
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.policy import SyncPolicy
+
+TOTAL = 60
+
+
+def draw_event(rng, core, in_flight):
+    """Something that may happen to the learner now; None where what was drawn may not."""
+    match rng.choice(["start", "start", "start", "finish", "finish", "update", "clock", "word", "welcome"]):
+        case "start":
+            may = core.recovered and not core.done and not core.blocked and in_flight < 3
+            return events.StepStarted(rng.randint(1, 100)) if may else None
+        case "finish":
+            return events.StepFinished() if in_flight else None
+        case "update":
+            fragment = rng.randrange(core.policy.num_fragments)
+            held = core.versions[fragment] if core.recovered else 0
+            step = min(TOTAL, max(1, core.clock + rng.randint(-3, 3)))
+            return events.UpdateArrived(fragment, held + rng.choice([0, 1, 1, 2]), step)
+        case "clock":
+            return events.ClockSet(min(TOTAL, core.clock + rng.randint(-1, 2)))
+        case "word":
+            incarnation = core.incarnation - rng.choice([0, 1])
+            return rng.choice([events.NotMember(incarnation), events.Heartbeat()])
+        case "welcome":
+            versions = (rng.randint(0, 5),) * core.policy.num_fragments
+            step = rng.randint(0, 10)
+            incarnation = core.incarnation - rng.choice([0, 0, 1])
+            return events.Welcomed(incarnation, step, versions, (step,) * len(versions))
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_counters_offers_and_reports_are_true_whatever_comes_between(chunk):
+    """The ledger counts apart from the core, and every word of the core is held against it."""
+    published = 0
+    for seed in range(chunk * 100, (chunk + 1) * 100):
+        rng = random.Random(seed)
+        bounded = rng.random() < 0.3
+        interval = rng.choice([1, 2, 5])
+        policy = SyncPolicy(
+            num_fragments=rng.choice([1, 2, 4]),
+            interval=interval,
+            overlap=rng.randint(0, 3),
+            quorum=None if bounded else 1,
+            max_run_ahead=rng.randrange(interval) if bounded else None,
+        )
+        core, ledger = LearnerCore(0, 1, policy, TOTAL), ProcessLedger()
+        started = 0
+        for _ in range(150):
+            event = draw_event(rng, core, started)
+            if event is None:
+                continue
+            out = core.handle(event, 0.0)
+            ledger.handled(core, event, out)
+            started += isinstance(event, events.StepStarted) - isinstance(event, events.StepFinished)
+            for action in out:
+                if isinstance(action, actions.Publish):
+                    published += 1
+                    first, last = ledger.span(action.contribution)
+                    assert last - first == action.contribution.steps
+                    assert started <= 3
+    assert published > 1000

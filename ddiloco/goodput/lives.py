@@ -31,15 +31,17 @@ class JobChange:
 def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: float) -> list[Interruption]:
     """The interruptions of a fleet that is new at time 0, before `horizon` (seconds), sorted by time.
 
-    Each slice is struck at its chips' hazard while it is there. The same arguments give the same list.
+    Each slice is struck at its chips' hazard while it is there. The same arguments give the same list, and a
+    longer horizon a longer list that begins with it.
     """
     rng = np.random.default_rng(seed)
-    slices, now = np.arange(model.num_slices(num_chips)), np.zeros(model.num_slices(num_chips))
+    count = model.num_slices(num_chips)
+    slices, now = np.arange(count), np.zeros(count)
     found: list[Interruption] = []
     while slices.size:
-        hazard = model.hazard(now) + rng.standard_exponential(slices.size) / model.chips_per_slice
+        hazard = model.hazard(now) + rng.standard_exponential(count)[slices] / model.chips_per_slice
         struck = np.asarray(model.time_of_hazard(hazard))
-        back = struck + model.return_time(rng.standard_exponential(slices.size))
+        back = struck + model.return_time(rng.standard_exponential(count)[slices])
         within = struck < horizon
         slices, now = slices[within], back[within]
         rows = zip(struck[within].tolist(), slices.tolist(), now.tolist(), strict=True)

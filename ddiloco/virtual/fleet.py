@@ -49,6 +49,7 @@ class Fleet:
         self._observer = observer or Observer()
         self._starts: collections.Counter[int] = collections.Counter()
         self._expected: collections.Counter[int] = collections.Counter()  # goes up when plans change
+        self._recovering: set[int] = set()
         self._routes: dict[tuple[int, int], VirtualLearner] = {}
         self.syncer = VirtualSyncer(
             policy,
@@ -116,6 +117,10 @@ class Fleet:
             wait = self._notice_seconds if notice_seconds is None else notice_seconds
             lost = events.LearnerLost(learner, incarnation, "died")
             self.calendar.after(wait, self.syncer.take, lost)
+        elif learner in self._recovering:
+            chips = self.places[learner].chips
+            self._observer.entered(learner, State.FAILED, chips, self.calendar.now)
+        self._recovering.discard(learner)
 
     def recover(self, learner: int) -> None:
         """Starts the process of a learner that has none; it joins when it has started up."""
@@ -123,13 +128,17 @@ class Fleet:
         if process is not None and process.alive:
             return
         self._expected[learner] += 1
-        self._observer.entered(learner, State.RECONFIGURING, self.places[learner].chips, self.calendar.now)
+        self._recovering.add(learner)
+        place = self.places[learner]
+        place.share, place.paused = 1.0, None
+        self._observer.entered(learner, State.RECONFIGURING, place.chips, self.calendar.now)
         self.calendar.after(self._recovery_seconds, self._join_if_expected, learner, self._expected[learner])
 
     def leave(self, learner: int) -> None:
         """The learner departs and says so; its chips are given back."""
         process = self.processes.get(learner)
         self._expected[learner] += 1
+        self._recovering.discard(learner)
         chips = self.places[learner].chips
         self._observer.entered(learner, State.FINISHED, chips, self.calendar.now)
         if process is not None and process.alive:
@@ -143,7 +152,7 @@ class Fleet:
         place.up.cut = place.down.cut = cut
 
     def _befall(self, change: Change) -> None:
-        process = self.processes.get(change.learner)
+        process, place = self.processes.get(change.learner), self.places[change.learner]
         match change.event:
             case "join" | "recover":
                 self.recover(change.learner)
@@ -151,13 +160,18 @@ class Fleet:
                 self.fail(change.learner)
             case "leave":
                 self.leave(change.learner)
-            case "step" if process is not None:
-                process.resume(change.share)
-            case pause if process is not None:
-                process.pause(PAUSES[pause])
+            case "step":
+                place.share, place.paused = change.share, None
+                if process is not None:
+                    process.resume(change.share)
+            case pause:
+                place.paused = PAUSES[pause]
+                if process is not None:
+                    process.pause(place.paused)
 
     def _join_if_expected(self, learner: int, plan: int) -> None:
         if plan == self._expected[learner]:
+            self._recovering.discard(learner)
             self.join(learner)
 
     # Messages.
@@ -174,10 +188,11 @@ class Fleet:
         process = self._routes.get((learner, incarnation))
         if process is None:
             return
-        for time in process.place.down.arrivals(self.calendar.now, size):
+        times = process.place.down.arrivals(self.calendar.now, size)
+        for time in times:
             self.calendar.at(time, process.take, event, payload)
-        if size:
-            self._observer.transferred(learner, 0, size)
+        if size and times:
+            self._observer.transferred(learner, 0, size * len(times))
 
     def _pull(self, pull: actions.PullFragment, size: int) -> None:
         process = self._routes.get((pull.learner, pull.incarnation))

@@ -17,12 +17,17 @@ from ddiloco.virtual.ports import LearnerArrays, Observer, Payload
 
 @dataclasses.dataclass
 class Place:
-    """Where a learner runs: its hardware and its link, which outlive its process."""
+    """Where a learner runs: its hardware and its link, which outlive its process.
+
+    A process starts on `share` of the chips, and `paused` until it is resumed if that is not None.
+    """
 
     step_time: Callable[[], float]  # seconds of the next step on all chips
     up: Link
     down: Link
     chips: int = 1
+    share: float = 1.0
+    paused: State | None = None
 
 
 @dataclasses.dataclass
@@ -61,10 +66,10 @@ class VirtualLearner:
         self._send = send
         self._step: _Step | None = None
         self._stepped = False
-        self._paused: State | None = None  # what the chips do instead of stepping
+        self._paused = place.paused  # what the chips do instead of stepping
         self._hung = 0  # a hang ends with the newest order to hang
         self._deaf = False
-        self._share = 1.0  # of its chips, and so of its pace
+        self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.LearnerEvent, Payload]] = []
         self._snapshots: dict[tuple[int, int], Payload] = {}
         self._shelf: dict[int, tuple[Contribution, Payload]] = {}
@@ -92,7 +97,7 @@ class VirtualLearner:
         if not self.alive:
             return
         self._inbox.append((event, payload))
-        if self._paused is None:
+        if not self._stands_still:
             self._empty_inbox()
             self._go_on()
 
@@ -101,6 +106,7 @@ class VirtualLearner:
         if fragment not in self._shelf or incarnation != self.core.incarnation:
             return None
         contribution, payload = self._shelf[fragment]
+        self._arrays.pulled(fragment, payload)
         self._on_the_wire.add(fragment)
         self._show()
         return dataclasses.replace(contribution, incarnation=incarnation), payload
@@ -127,19 +133,17 @@ class VirtualLearner:
         if share is not None:
             self._put_off_step()  # what is left of it is done at another pace
             self._share = share
-        self._paused, self._deaf = None, False
-        if self._step is not None and self._step.ends_at is None:
-            self._schedule(self._step)
-        self._empty_inbox()
-        self._go_on()
+        self._paused = None
+        self._continue()
 
     def hang(self, seconds: float) -> None:
-        """Neither steps nor answers for so long, and nobody is told."""
+        """Neither steps nor answers for so long, whatever else befalls it, and nobody is told."""
         if not self.alive:
             return
-        self.pause(State.DETECTING)
+        self._put_off_step()
         self._deaf = True
         self._hung += 1
+        self._show()
         self._calendar.after(seconds, self._unhang, self._hung)
 
     def die(self, state: State = State.FAILED) -> None:
@@ -152,9 +156,23 @@ class VirtualLearner:
 
     def _unhang(self, order: int) -> None:
         if self.alive and order == self._hung:
-            self.resume()
+            self._deaf = False
+            self._continue()
 
     # Its own doing.
+
+    @property
+    def _stands_still(self) -> bool:
+        return self._paused is not None or self._deaf
+
+    def _continue(self) -> None:
+        if self._stands_still:
+            self._show()
+            return
+        if self._step is not None and self._step.ends_at is None:
+            self._schedule(self._step)
+        self._empty_inbox()
+        self._go_on()
 
     def _empty_inbox(self) -> None:
         while self._inbox and self.alive:
@@ -163,7 +181,7 @@ class VirtualLearner:
 
     def _go_on(self) -> None:
         """Starts the next step if there may be one."""
-        if not self.alive or self._paused is not None:
+        if not self.alive or self._stands_still:
             return
         if self._step is None and self.core.recovered and not self.core.done and not self.core.blocked:
             self._start_step()
@@ -199,7 +217,7 @@ class VirtualLearner:
 
     def _beat(self) -> None:
         self._beating = False
-        if self.alive and self._paused is None:
+        if self.alive and not self._stands_still:
             if self._step is None:
                 self._tell(events.Heartbeat())
             self._go_on()
@@ -220,6 +238,7 @@ class VirtualLearner:
             case actions.AdoptAll(step=step, versions=versions):
                 self._arrays.adopt(payload)
                 self._shelf.clear()
+                self._snapshots.clear()
                 self._on_the_wire.clear()
                 self._send(self, events.LearnerReady(self.number, self.core.incarnation, step, versions))
             case actions.TakeSnapshot(contribution=c):
@@ -242,6 +261,8 @@ class VirtualLearner:
     def _state(self) -> State:
         if self._paused is not None:
             return self._paused
+        if self._deaf:
+            return State.DETECTING
         if self._step is not None:
             return State.STEPPING
         if not self.core.recovered:

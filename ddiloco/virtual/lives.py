@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.config import ConfigError
@@ -27,8 +27,9 @@ class Change:
     """One thing that befalls a learner.
 
     join: comes, as a new process. leave: goes, and gives its chips back. fail: dies, with its memory.
-    recover: a dead one starts anew. detect, reconfigure, replay: takes no step for that reason, but lives.
-    step: steps on, on `share` of its chips.
+    recover: a dead one starts anew, on all its chips. detect, reconfigure, replay: takes no step for that
+    reason, but lives. step: steps on, on `share` of its chips. What befalls it while it starts holds from
+    its first step on.
     """
 
     time: float  # virtual seconds
@@ -52,10 +53,10 @@ def read_trace(path: pathlib.Path | str, num_learners: int) -> list[Change]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     rows = _json_rows(path, text) if path.suffix == ".json" else _csv_rows(path, text)
-    changes = [_change(f"{path}: {place}", row, num_learners) for place, row in rows]
-    changes.sort(key=lambda change: change.time)
-    check_lives(changes, num_learners, str(path))
-    return changes
+    told = [(place, _change(place, row, num_learners)) for place, row in rows]
+    told.sort(key=lambda one: one[1].time)
+    check_lives(told, num_learners)
+    return [change for _, change in told]
 
 
 def write_trace(path: pathlib.Path | str, changes: Iterable[Change]) -> None:
@@ -66,21 +67,22 @@ def write_trace(path: pathlib.Path | str, changes: Iterable[Change]) -> None:
         writer.writerows((repr(c.time), c.learner, c.event, repr(c.share)) for c in changes)
 
 
-def check_lives(changes: Iterable[Change], num_learners: int, source: str) -> None:
+def check_lives(told: Sequence[tuple[str, Change]], num_learners: int) -> None:
     """Sees that nobody comes who is there, dies who is dead, or steps who is gone.
 
+    `told`: where each change is told, and the change, in the order of their times.
+
     Raises:
-      ConfigError: somebody does.
+      ConfigError: somebody does; the message names the place.
     """
-    changes = list(changes)
-    first = {change.learner: change.event for change in reversed(changes)}
+    first = {change.learner: change.event for _, change in reversed(told)}
     there = {m: first.get(m) != "join" for m in range(num_learners)}
-    for change in changes:
+    for place, change in told:
         comes = change.event in ("join", "recover")
         if comes is there[change.learner]:
             state = "there" if comes else "not there"
             raise ConfigError(
-                f"{source}: event: {change.event} of learner {change.learner} at {change.time:g} s, "
+                f"{place}: event: {change.event} of learner {change.learner} at {change.time:g} s, "
                 f"but it is {state} then"
             )
         if comes or change.event in ("fail", "leave"):
@@ -89,20 +91,25 @@ def check_lives(changes: Iterable[Change], num_learners: int, source: str) -> No
 
 def _csv_rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, Any]]]:
     reader = csv.DictReader(text.splitlines())
-    missing = [name for name in FIELDS[:3] if name not in (reader.fieldnames or ())]
-    if missing:
-        raise ConfigError(f"{path}: line 1: has no column {missing[0]}; it must name {', '.join(FIELDS[:3])}")
-    return [(f"line {reader.line_num}", row) for row in reader]
+    try:
+        missing = [name for name in FIELDS[:3] if name not in (reader.fieldnames or ())]
+        if missing:
+            raise ConfigError(
+                f"{path}: line 1: has no column {missing[0]}; it must name {', '.join(FIELDS[:3])}"
+            )
+        return [(f"{path}: line {reader.line_num}", row) for row in reader]
+    except csv.Error as error:
+        raise ConfigError(f"{path}: line {reader.line_num + 1}: is not CSV: {error}") from None
 
 
 def _json_rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, Any]]]:
     try:
         rows = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not JSON: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{path}: must be a list of objects with {', '.join(FIELDS[:3])}")
-    return [(f"entry {i}", row) for i, row in enumerate(rows)]
+    return [(f"{path}: entry {i}", row) for i, row in enumerate(rows)]
 
 
 def _change(place: str, row: Mapping[str, Any], num_learners: int) -> Change:
@@ -126,7 +133,7 @@ def _change(place: str, row: Mapping[str, Any], num_learners: int) -> Change:
 def _number(place: str, row: Mapping[str, Any], name: str) -> float:
     try:
         value = float(row[name])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(f"{place}: {name}: is {row.get(name)!r}, but must be a number") from None
     if not math.isfinite(value):
         raise ConfigError(f"{place}: {name}: is {value}, but must be finite")

@@ -24,6 +24,9 @@ class LearnerArrays(Protocol):
     def snapshot(self, fragment: int) -> Payload:
         """Copies a fragment as the last step left it."""
 
+    def pulled(self, fragment: int, payload: Payload) -> None:
+        """The syncer takes this snapshot; the next update of the fragment may contain it."""
+
     def apply(self, fragment: int, mixing: float, payload: Payload) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p."""
 
@@ -35,7 +38,10 @@ class SyncerArrays(Protocol):
     """The arrays of the syncer: the global fragments, which are durable once merged."""
 
     def size(self, fragment: int) -> int:
-        """Bytes of a fragment on the wire."""
+        """Bytes of a global fragment on the wire, to a learner."""
+
+    def encoded_size(self, fragment: int) -> int:
+        """Bytes of a learner's fragment on the wire, to the syncer."""
 
     def fragments(self) -> Payload:
         """All global fragments."""
@@ -94,6 +100,9 @@ class CountingLearner:
     def snapshot(self, fragment: int) -> Payload:
         """Has nothing to copy."""
 
+    def pulled(self, fragment: int, payload: Payload) -> None:
+        """Has nothing to remember."""
+
     def apply(self, fragment: int, mixing: float, payload: Payload) -> None:
         """Has nothing to change."""
 
@@ -104,13 +113,25 @@ class CountingLearner:
 class CountingSyncer:
     """A syncer without arrays."""
 
-    def __init__(self, sizes: Sequence[int] | None = None) -> None:
-        """`sizes`: bytes of each fragment on the wire; None: they take no time."""
+    def __init__(
+        self, sizes: Sequence[int] | None = None, encoded_sizes: Sequence[int] | None = None
+    ) -> None:
+        """Bytes of each fragment on the wire.
+
+        Args:
+          sizes: to a learner; None: they take no time.
+          encoded_sizes: to the syncer; None: the same.
+        """
         self._sizes = sizes
+        self._encoded_sizes = sizes if encoded_sizes is None else encoded_sizes
 
     def size(self, fragment: int) -> int:
-        """Bytes of a fragment on the wire."""
+        """Bytes of a global fragment on the wire, to a learner."""
         return self._sizes[fragment] if self._sizes else 0
+
+    def encoded_size(self, fragment: int) -> int:
+        """Bytes of a learner's fragment on the wire, to the syncer."""
+        return self._encoded_sizes[fragment] if self._encoded_sizes else 0
 
     def fragments(self) -> Payload:
         """There are none."""

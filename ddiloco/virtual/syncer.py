@@ -94,7 +94,7 @@ class VirtualSyncer:
                 for receiver in action.receivers:
                     self._deliver(*receiver, events.ClockSet(action.step), None, 0)
             case actions.PullFragment():
-                self._pull(action, self._arrays.size(action.round.fragment))
+                self._pull(action, self._arrays.encoded_size(action.round.fragment))
             case actions.Merge():
                 given = self._arrivals.take(action)
                 self._calendar.after(self._merge_time(), self._merge, self._process, action, given)

@@ -62,6 +62,12 @@ def test_the_same_seed_gives_the_same_interruptions_and_another_seed_others():
     assert lists[0] == lists[1] != lists[2]
 
 
+def test_a_longer_horizon_only_adds_to_the_list():
+    short, long = (draw_interruptions(FLEET, 40, seed=3, horizon=horizon) for horizon in (4e4, 1e5))
+    assert 0 < len(short) < len(long)
+    assert long[: len(short)] == short
+
+
 def test_a_lanes_draws_do_not_depend_on_who_draws_beside_it():
     alone, together = Draws([(7, 1)]), Draws([(7, 0), (7, 1)])
     drawn = []

@@ -1,0 +1,91 @@
+"""What can befall a fleet: each fault a function of the fleet, a learner and chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import FragmentCounters, Report
+from ddiloco.virtual.fleet import Fleet
+
+Fault = Callable[[Fleet, int, random.Random], None]
+
+LONGEST = 40.0  # seconds that a hang or a partition lasts at most
+
+
+def crash(fleet: Fleet, learner: int, rng: random.Random) -> None:
+    """A process dies and another one starts; sometimes that is known before the loss, or instead of it."""
+    fleet.fail(learner, notice_seconds=rng.choice([0.1, 5.0, 60.0, 1000.0]))
+    fleet.calendar.after(rng.uniform(0.1, 20.0), fleet.recover, learner)
+
+
+def leave(fleet: Fleet, learner: int, rng: random.Random) -> None:
+    """A learner departs and says so; a process of its number comes back much later."""
+    fleet.leave(learner)
+    fleet.calendar.after(rng.uniform(10.0, 40.0), fleet.recover, learner)
+
+
+def hang(fleet: Fleet, learner: int, rng: random.Random) -> None:
+    """A process neither steps nor answers for a while, and nobody is told."""
+    if (process := fleet.processes.get(learner)) is not None:
+        process.hang(rng.uniform(1.0, LONGEST))
+
+
+def false_alarm(fleet: Fleet, learner: int, rng: random.Random) -> None:
+    """The syncer takes a learner for lost that lives: it comes back with what it holds."""
+    if (process := fleet.processes.get(learner)) is not None:
+        lost = events.LearnerLost(learner, process.core.incarnation, "connection broken")
+        fleet.calendar.after(rng.uniform(0.0, 2.0), fleet.syncer.take, lost)
+
+
+def second_process(fleet: Fleet, learner: int, rng: random.Random) -> None:
+    """Another process of the same number starts while the old one lives."""
+    fleet.join(learner)
+
+
+def partition(fleet: Fleet, learner: int, rng: random.Random) -> None:
+    """One learner, or several, are cut off in one direction or in both, until it heals."""
+    several = [m for m in fleet.places if m == learner or rng.random() < 0.3]
+    for m in several:
+        place = fleet.places[m]
+        for link in rng.choice([(place.up,), (place.down,), (place.up, place.down)]):
+            link.cut = True
+        fleet.calendar.after(rng.uniform(1.0, LONGEST), fleet.cut, m, False)
+
+
+def syncer_crash(fleet: Fleet, learner: int, rng: random.Random) -> None:
+    """The syncer's process dies, and comes back from its durable state."""
+    fleet.syncer.crash()
+    fleet.calendar.after(rng.choice([0.0, 1.0, 20.0]), fleet.syncer.restart)
+
+
+def nonsense(fleet: Fleet, learner: int, rng: random.Random) -> None:
+    """A report that cannot be true arrives in a learner's name."""
+    incarnation = 1
+    if (process := fleet.processes.get(learner)) is not None:
+        incarnation = process.core.incarnation
+    fragments = fleet.policy.num_fragments + rng.choice([0, 0, 1])
+    counters = FragmentCounters(rng.choice([0, 10**6]), rng.choice([-1, 1]), rng.choice([-5, 5]))
+    step = rng.choice([-1, 10**9])
+    report = Report(learner, incarnation, step, (counters,) * fragments)
+    fleet.syncer.take(events.StepReported(report))
+
+
+def stray(fleet: Fleet, learner: int, rng: random.Random) -> None:
+    """A message of long ago comes late, in the name of an incarnation that the learner had, or never did."""
+    incarnation = rng.randint(1, 3)
+    event = rng.choice(
+        [
+            events.LearnerLost(learner, incarnation, "late news"),
+            events.LearnerReady(learner, incarnation, 0, (0,) * fleet.policy.num_fragments),
+            events.Timeout(),
+        ]
+    )
+    fleet.syncer.take(event)
+
+
+FAULTS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (crash, leave, hang, false_alarm, second_process, partition, syncer_crash, nonsense, stray)
+}

@@ -1,0 +1,231 @@
+"""What must hold after every event of a fleet, found from events and actions alone, not from the cores."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from ddiloco.chaos.ledger import ProcessLedger, require
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Contribution, Report, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
+
+Member = tuple[int, int]  # learner, incarnation
+
+
+class _Standing(enum.Enum):
+    JOINING = "joining"
+    PRESENT = "present"
+    GONE = "gone"
+
+
+class _Process:
+    """What is known of one life of the syncer; a crash ends it."""
+
+    def __init__(self, core: SyncerCore) -> None:
+        self.core = core
+        self.standing: dict[Member, _Standing] = {}
+        self.reports: dict[Member, Report] = {}  # the newest by clock
+        self.pulled: set[tuple[RoundId, Member]] = set()
+        self.arrived: dict[RoundId, set[Contribution]] = {}
+        self.merging: dict[RoundId, actions.Merge] = {}
+
+
+class Invariants:
+    """Holds a syncer and its learners to the rules of docs/protocol.md."""
+
+    def __init__(self, policy: SyncPolicy, total_steps: int | None) -> None:
+        self.policy, self.total_steps = policy, total_steps
+        self.committed = SyncerState.initial(policy.num_fragments)
+        self.merged: set[RoundId] = set()
+        self.passed: set[RoundId] = set()  # skipped or abandoned
+        self.checks = 0  # events after which all was well
+        self._schedule = Schedule(policy.num_fragments, policy.interval)
+        self._newest: dict[int, int] = {}  # by learner, in all lives of the syncer
+        self._syncer: _Process | None = None
+        self._ledgers: dict[object, ProcessLedger] = {}
+        self._ledger_of: dict[Member, ProcessLedger] = {}
+        self._claimed: dict[tuple[ProcessLedger, int], int] = {}  # by process and fragment: last step merged
+
+    # Learners.
+
+    def learner_handled(
+        self, process: object, core: LearnerCore, event: events.LearnerEvent, out: list[actions.LearnerAction]
+    ) -> None:
+        """A learner's core took an event.
+
+        Raises:
+          Violation: what followed breaks a rule.
+        """
+        ledger = self._ledgers.setdefault(process, ProcessLedger())
+        ledger.handled(core, event, out)
+        owner = self._ledger_of.setdefault((core.learner, core.incarnation), ledger)
+        require(owner is ledger, "two processes never go by one incarnation", core.learner, core.incarnation)
+        if self.total_steps is not None:
+            require(core.clock <= self.total_steps, "no clock passes the last step", core.learner, core.clock)
+        self.checks += 1
+
+    # The syncer.
+
+    def syncer_handled(
+        self, core: SyncerCore, event: events.SyncerEvent, out: list[actions.SyncerAction], now: float
+    ) -> None:
+        """The syncer's core took an event.
+
+        Raises:
+          Violation: what followed breaks a rule.
+        """
+        if self._syncer is None or self._syncer.core is not core:
+            self._syncer = _Process(core)
+        self._book(event)
+        for action in out:
+            self._check(action, event)
+        require(core.versions == self.committed.versions, "what is committed is known", core.versions)
+        require(core.merged_steps == self.committed.merged_steps, "merged steps are known", core.merged_steps)
+        deadline = core.next_deadline()
+        require(deadline is None or deadline > now, "a deadline that has come is acted on at once", deadline)
+        self.checks += 1
+
+    def commit(self, merge: actions.Merge) -> None:
+        """A merge became durable.
+
+        Raises:
+          Violation: it was not under way, or merges a step anew.
+        """
+        under_way = self._syncer.merging.pop(merge.round, None)
+        require(under_way == merge, "what is committed was being merged", merge.round)
+        for c in merge.contributions:
+            ledger = self._ledger_of[c.learner, c.incarnation]
+            first, last = ledger.span(c)
+            before = self._claimed.get((ledger, c.fragment), 0)
+            require(first >= before, f"no step is merged twice; those up to {before} were", c)
+            self._claimed[ledger, c.fragment] = last
+        self.committed = self.committed.after(merge.round)
+        self.merged.add(merge.round)
+
+    def _book(self, event: events.SyncerEvent) -> None:
+        """Who stands where by what the syncer was told, before it answers."""
+        process = self._syncer
+        match event:
+            case events.LearnerJoined(learner=learner, incarnation=incarnation):
+                newest = self._newest.get(learner, -1)
+                if incarnation > newest:
+                    process.standing[learner, newest] = _Standing.GONE
+                    process.standing[learner, incarnation] = _Standing.JOINING
+                    self._newest[learner] = incarnation
+            case events.LearnerLost(learner=learner, incarnation=incarnation):
+                process.standing[learner, incarnation] = _Standing.GONE
+            case events.StepReported(report=report) if self._within(report.step):
+                member = (report.learner, report.incarnation)
+                known = process.reports.get(member)
+                if known is None or report.step >= known.step:
+                    process.reports[member] = report
+            case events.FragmentArrived(round=which, contribution=c):
+                member = (c.learner, c.incarnation)
+                if (which, member) in process.pulled and self._stands(member, _Standing.PRESENT):
+                    process.arrived.setdefault(which, set()).add(c)
+
+    def _within(self, step: int) -> bool:
+        return step >= 0 and (self.total_steps is None or step <= self.total_steps)
+
+    def _stands(self, member: Member, where: _Standing) -> bool:
+        """An incarnation that the syncer met in an earlier life only has gone with that life."""
+        return self._syncer.standing.get(member, _Standing.GONE) is where
+
+    def _check(self, action: actions.SyncerAction, event: events.SyncerEvent) -> None:
+        match action:
+            case actions.Record(name="learner_ready", values=values):
+                member = (values["learner"], values["incarnation"])
+                require(self._newest.get(member[0]) == member[1], "the newest incarnation counts", action)
+                require(self._stands(member, _Standing.JOINING), "none that departed comes back", action)
+                self._syncer.standing[member] = _Standing.PRESENT
+            case actions.Record(name="round_skipped" | "round_abandoned", values=values):
+                which = RoundId(values["step"], values["fragment"])
+                self._check_due(which)
+                require(which not in self.merged, "what is merged is not given up", action)
+                self.passed.add(which)
+            case actions.Welcome():
+                member = (action.learner, action.incarnation)
+                require(self._stands(member, _Standing.JOINING), "those are welcomed that join", action)
+                told = (action.step, action.versions, action.merged_steps)
+                known = (self.committed.step, self.committed.versions, self.committed.merged_steps)
+                require(told == known, "a welcome tells what is committed", action)
+            case actions.Reject():
+                newest = self._newest.get(action.learner, -1)
+                require(action.incarnation < newest, "only the replaced are rejected", action)
+            case actions.SetClock(step=step, receivers=receivers):
+                front = max((r.step for r in self._syncer.reports.values()), default=0)
+                require(step <= front, "a clock is set to a step that was reported", action)
+                self._check_receivers(receivers, action)
+            case actions.Broadcast(fragment=p, version=version, step=step, receivers=receivers):
+                known = (self.committed.versions[p], self.committed.merged_steps[p])
+                require((version, step) == known, "what is committed is broadcast", action)
+                self._check_receivers(receivers, action)
+            case actions.PullFragment():
+                self._check_pull(action)
+            case actions.Merge():
+                self._check_merge(action)
+            case actions.Finish():
+                self._check_finish()
+
+    def _check_due(self, which: RoundId) -> None:
+        require(which.fragment in self._schedule.due(which.step), "a round is one of the schedule", which)
+        if self.total_steps is not None:
+            require(which.step <= self.total_steps, "no round is past the last step", which)
+
+    def _check_receivers(self, receivers: Iterable[Member], action: actions.SyncerAction) -> None:
+        for member in receivers:
+            require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", action)
+
+    def _check_pull(self, pull: actions.PullFragment) -> None:
+        member = (pull.learner, pull.incarnation)
+        self._check_due(pull.round)
+        require(self._stands(member, _Standing.PRESENT), "members alone are pulled from", pull)
+        report = self._syncer.reports.get(member)
+        come = report is not None and report.step >= pull.round.step
+        require(come, "those are pulled from that have come to the step", pull, report)
+        if self.policy.quorum is None:
+            for learner in self._syncer.core.live:
+                other = self._syncer.reports.get((learner, self._newest[learner]))
+                come = other is not None and other.step >= pull.round.step
+                # One that returned at that step has come to it, though it has not reported since.
+                require(come or other is None, "the quorum of all is of all that are live", pull, other)
+        self._syncer.pulled.add((pull.round, member))
+
+    def _check_merge(self, merge: actions.Merge) -> None:
+        which, given = merge.round, merge.contributions
+        p = which.fragment
+        self._check_due(which)
+        require(merge.version == self.committed.versions[p] + 1, "versions rise by one", merge)
+        require(which.step > self.committed.merged_steps[p], "rounds of a fragment come in order", merge)
+        require(which not in self.merged, "no round is merged twice", merge)
+        learners = {c.learner for c in given}
+        require(len(learners) == len(given), "a learner gives once to a merge", merge)
+        require(len(learners) >= (self.policy.quorum or 1), "a merge has its quorum", merge)
+        for c in given:
+            require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
+            arrived = self._syncer.arrived.get(which, ())
+            require(c in arrived, "what is merged arrived while its learner took part", c)
+            ledger = self._ledger_of[c.learner, c.incarnation]
+            first, _ = ledger.span(c)
+            before = self._claimed.get((ledger, p), 0)
+            require(first >= before, f"no step is merged twice; those up to {before} were", c)
+        require(
+            all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge
+        )
+        self._syncer.merging[which] = merge
+        most = max(1, self.policy.overlap)
+        require(len(self._syncer.merging) <= most, f"at most {most} rounds are in flight", merge)
+
+    def _check_finish(self) -> None:
+        require(self.total_steps is not None, "a run without an end does not finish")
+        for p in range(self.policy.num_fragments):
+            first = self._schedule.offset(p) or self.policy.interval
+            for step in range(first, self.total_steps + 1, self.policy.interval):
+                which = RoundId(step, p)
+                known = which in self.merged or which in self.passed
+                require(known, "every round is merged, skipped or abandoned at the end", which)

@@ -1,0 +1,106 @@
+"""What one learner's process has truly done, booked apart from its core: its steps, tokens and versions."""
+
+from __future__ import annotations
+
+import collections
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Contribution, Report
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen; the message says what."""
+
+
+def require(holds: bool, claim: str, *found: object) -> None:
+    """Raises a Violation unless the claim holds; `found` is what was found instead."""
+    if not holds:
+        raise Violation(f"{claim}: {', '.join(map(str, found))}" if found else claim)
+
+
+class ProcessLedger:
+    """Counts a process's own steps and tokens, and holds its core to them after every event.
+
+    Steps have numbers of their own here, from 1: clocks jump, these do not. Work on a version is the steps
+    past the one at which that version was applied.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._tokens = [0]  # of all steps up to each
+        self._applied: list[dict[int, int]] = []  # by fragment: version -> steps when it was applied
+        self._held: list[int] = []
+        self._spans: dict[tuple[int, int, int], tuple[int, int]] = {}  # fragment, version, clock: first, last
+        self._in_flight: collections.deque[int] = collections.deque()  # steps started, not yet finished
+        self._reported = -1
+        self._incarnation = 0
+
+    def handled(
+        self, core: LearnerCore, event: events.LearnerEvent, out: list[actions.LearnerAction]
+    ) -> None:
+        """Books an event and the actions that followed.
+
+        Raises:
+          Violation: the core's words are not what the ledger says.
+        """
+        done = self.steps  # the step that a report tells of: the one that finished, or else the newest
+        match event:
+            case events.StepStarted():
+                self.steps += 1
+                self._tokens.append(self._tokens[-1] + event.tokens)
+                self._in_flight.append(self.steps)
+            case events.StepFinished():
+                done = self._in_flight.popleft()
+        for action in out:
+            match action:
+                case actions.AdoptAll(versions=versions):
+                    self._held = list(versions)
+                    self._applied = [{version: self.steps} for version in versions]
+                    self._reported = -1
+                case actions.ApplyUpdate(fragment=p, version=version):
+                    require(version > self._held[p], "a learner's versions only rise", action)
+                    self._held[p] = version
+                    self._applied[p][version] = self.steps
+                case actions.TakeSnapshot(contribution=c):
+                    self._snapped(core, c)
+                case actions.SendReport(report=report):
+                    self._said(core, report, done)
+        require(core.incarnation >= self._incarnation, "a process's incarnation only rises", core.incarnation)
+        self._incarnation = core.incarnation
+        require(core.versions == tuple(self._held), "a learner holds what it applied", core.versions)
+        if core.policy.max_run_ahead is None:
+            require(not core.blocked, "a learner without a bound never waits", core.learner)
+
+    def span(self, c: Contribution) -> tuple[int, int]:
+        """The work that a contribution stands for: past the first of these steps, up to the last."""
+        key = (c.fragment, c.version, c.step)
+        require(key in self._spans, "what is merged was snapped by the learner", c)
+        first, last = self._spans[key]
+        require(last - first == c.steps, "a contribution's steps are those taken", c)
+        self._check_tokens(first, last, c.tokens, c)
+        return first, last
+
+    def _snapped(self, core: LearnerCore, c: Contribution) -> None:
+        first = self._applied[c.fragment][self._held[c.fragment]]
+        require(c.version == self._held[c.fragment], "a snapshot is anchored on the version held", c)
+        require(c.steps == self.steps - first > 0, "a snapshot's steps are those since its version", c)
+        require(c.step == core.clock, "a snapshot bears the learner's clock", c)
+        self._check_tokens(first, self.steps, c.tokens, c)
+        self._spans[c.fragment, c.version, c.step] = (first, self.steps)
+
+    def _said(self, core: LearnerCore, report: Report, done: int) -> None:
+        require(report.incarnation == core.incarnation, "a report bears the current incarnation", report)
+        require(report.step >= self._reported, "a learner's reported clock never falls", report)
+        self._reported = report.step
+        for p, counters in enumerate(report.counters):
+            applied = self._applied[p].get(counters.version)
+            require(applied is not None, "a report names versions that were applied", report)
+            last = applied + counters.steps
+            require(last == done, "a report counts the steps since each fragment's version", report)
+            self._check_tokens(applied, last, counters.tokens, report)
+
+    def _check_tokens(self, first: int, last: int, tokens: int, where: object) -> None:
+        taken = self._tokens[last] - self._tokens[first]
+        if tokens != taken:  # no `require`: it would put the words together every time
+            raise Violation(f"tokens are those of the steps counted, {taken}: {where}")

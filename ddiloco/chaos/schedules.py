@@ -1,0 +1,218 @@
+"""Random schedules: policy, weather and faults drawn from a seed, run until all is well and the end comes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from ddiloco.chaos.faults import FAULTS, LONGEST, syncer_crash
+from ddiloco.chaos.invariants import Invariants
+from ddiloco.chaos.ledger import Violation, require
+from ddiloco.chaos.timeline import Timeline
+from ddiloco.chaos.weather import Weather, WeatheredFleet
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.virtual.learner import VirtualLearner
+from ddiloco.virtual.ports import Observer
+
+MAX_EVENTS = 100_000
+SLOWEST = 10.0  # seconds of a step, at most
+RETURN = 5.0  # seconds within which the dead are back after the storm
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All that a seed decides before the first event."""
+
+    seed: int
+    policy: SyncPolicy
+    total_steps: int
+    weather: Weather
+    storm: float  # seconds until everything works again
+    joins: tuple[float, ...]  # by learner, when its first process starts
+    faults: tuple[tuple[float, str, int], ...]  # when, which of FAULTS, whom
+    crash_in_merge: float = 0.0  # share of merges, during the storm, that the syncer dies in
+    crash_at_commit: float = 0.0  # share of those after whose commit it dies, before it knows
+
+
+def draw_policy(rng: random.Random) -> SyncPolicy:
+    """All presets and the edges: intervals of a step, more fragments than steps, no overlap, K = M."""
+    learners = rng.randint(1, 5)
+    interval = rng.choice([1, 1, 2, 3, 4, 6, 10])
+    overlap = rng.choice([0, 1, 2, 3, interval + 2])
+    kind = rng.choice(["decoupled", "decoupled", "decoupled", "all live", "streaming", "diloco"])
+    return SyncPolicy(
+        num_learners=learners,
+        num_fragments=1 if kind == "diloco" else rng.choice([1, 2, 3, 5, 9]),
+        interval=interval,
+        overlap=overlap,
+        quorum=rng.choice([1, learners, rng.randint(1, learners)]) if kind == "decoupled" else None,
+        gamma=rng.choice([0.0, 0.5, 0.95, 0.95]),
+        max_grace=rng.choice([0.0, 1.0, 2.0, 2.0]),
+        max_run_ahead={"streaming": rng.randrange(interval), "diloco": 0}.get(kind),
+        pull_timeout=rng.uniform(3, 15),
+        silence_timeout=rng.uniform(5, 20),
+        resend_timeout=rng.uniform(3, 10),
+    )
+
+
+def draw_weather(rng: random.Random) -> Weather:
+    """From fair to foul."""
+    return Weather(
+        delay=rng.choice([0.01, 0.2, 1.0, 4.0]),
+        loss=rng.choice([0.0, 0.05, 0.3]),
+        duplicates=rng.choice([0.0, 0.0, 0.2]),
+        unsound=rng.choice([0.0, 0.0, 0.1]),
+        speed_spread=rng.choice([0.0, 0.3, 4.0]),
+        merge_time=rng.choice([0.01, 0.5, 5.0]),
+    )
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan of a seed; the same on every machine."""
+    rng = random.Random(seed)
+    policy = draw_policy(rng)
+    total = rng.randint(4, 50)
+    storm = rng.uniform(0.3, 1.0) * total
+    learners = range(policy.num_learners)
+    kinds = rng.sample(sorted(FAULTS), rng.randint(0, len(FAULTS)))  # some kinds only: rare mixtures come up
+    count = rng.choice([0, 2, 5, 10]) if kinds else 0
+    faults = sorted((rng.uniform(0, storm), rng.choice(kinds), rng.choice(learners)) for _ in range(count))
+    return Plan(
+        seed=seed,
+        policy=policy,
+        total_steps=total,
+        weather=draw_weather(rng),
+        storm=storm,
+        joins=tuple(rng.choice([0.0, rng.uniform(0, storm)]) for _ in learners),
+        faults=tuple(faults),
+        crash_in_merge=rng.choice([0.0, 0.0, 0.0, 0.2]),
+        crash_at_commit=rng.choice([0.0, 0.0, 0.0, 0.2]),
+    )
+
+
+class RandomSchedule(Observer):
+    """Runs a plan; after every event the invariants hold, or `run` raises.
+
+    Unless `checked` it runs just the same, but keeps no timeline, and finds only that a run does not end.
+    """
+
+    def __init__(self, plan: Plan, checked: bool = True) -> None:
+        self.plan = plan
+        self.checked = checked
+        self.timeline = Timeline()
+        self.invariants = Invariants(plan.policy, plan.total_steps)
+        self.commit_times: list[float] = []
+        self._rng = random.Random(plan.seed + 1)
+        self._calm_at: float | None = None
+        self.fleet = WeatheredFleet(plan.policy, plan.total_steps, self._rng, plan.weather, observer=self)
+
+    @property
+    def events(self) -> int:
+        """Calendar events that have happened."""
+        return self.fleet.calendar.happened
+
+    def run(self) -> None:
+        """Lets the storm come and pass, and the run come to its end.
+
+        Raises:
+          Violation: a rule was broken, or the run did not end.
+        """
+        calendar = self.fleet.calendar
+        for learner, at in enumerate(self.plan.joins):
+            calendar.at(at, self.fleet.recover, learner)
+        for at, name, learner in self.plan.faults:
+            calendar.at(at, FAULTS[name], self.fleet, learner, self._rng)
+        calendar.at(self.plan.storm, self._calm)
+        try:
+            self.fleet.run(max_events=MAX_EVENTS)
+        except TimeoutError:
+            raise Violation(f"the run has not ended after {MAX_EVENTS} events") from None
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation(f"a core raised {type(error).__name__}: {error}") from error
+        require(self.fleet.over, "the run has not ended, and nothing is left to happen")
+
+    def told(self) -> list[str]:
+        """The plan and the last events, in lines to read."""
+        plan = self.plan
+        faults = [f"{at:10.3f}  {name} of {learner}" for at, name, learner in plan.faults]
+        about = dataclasses.replace(plan, faults=())
+        return [str(about), *faults, f"{plan.storm:10.3f}  calm", "", *self.timeline.lines()]
+
+    # What an Observer hears.
+
+    def syncer_handled(self, event: events.SyncerEvent, out: list[actions.SyncerAction], now: float) -> None:
+        """Checks, and now and then kills the syncer in a merge."""
+        if self.checked:
+            self.timeline.add(now, "syncer", event, out)
+            self.invariants.syncer_handled(self.fleet.syncer.core, event, out, now)
+        if self._strikes(self.plan.crash_in_merge) and any(isinstance(a, actions.Merge) for a in out):
+            self.fleet.calendar.after(0.0, syncer_crash, self.fleet, 0, self._rng)
+
+    def learner_handled(
+        self,
+        learner: VirtualLearner,
+        event: events.LearnerEvent,
+        out: list[actions.LearnerAction],
+        now: float,
+    ) -> None:
+        """Checks."""
+        if not self.checked:
+            return
+        self.timeline.add(now, learner, event, out)
+        self.invariants.learner_handled(learner, learner.core, event, out)
+        if any(isinstance(action, actions.Leave) for action in out):
+            newest = self.fleet.processes[learner.number]
+            require(newest is not learner, "of two processes of a number the newer one stays", learner.number)
+
+    def merged(self, merge: actions.Merge, now: float) -> None:
+        """Checks, and now and then kills the syncer between the commit and the word of it."""
+        if self.checked:
+            self.timeline.add(now, "commit", merge, [])
+            self.invariants.commit(merge)
+            self.commit_times.append(now)
+            self._check_pace(now)
+        if self._strikes(self.plan.crash_at_commit):
+            syncer_crash(self.fleet, 0, self._rng)
+
+    # The storm.
+
+    def _strikes(self, share: float) -> bool:
+        return share > 0 and self._calm_at is None and self._rng.random() < share
+
+    def _calm(self) -> None:
+        """Everything works again: the dead come back within a while, and nothing else befalls."""
+        self._calm_at = self.fleet.calendar.now
+        self.fleet.calm()
+        self.fleet.syncer.restart()
+        for learner in self.fleet.places:
+            self.fleet.calendar.after(self._rng.uniform(0.0, RETURN), self.fleet.recover, learner)
+
+    def _check_pace(self, now: float) -> None:
+        """Timeouts and the schedule bound the time between merges; the slowest learners too where K > 1."""
+        policy = self.plan.policy
+        if policy.quorum not in (1, None) or self._calm_at is None or len(self.commit_times) < 2:
+            return
+        since = max(self._calm_at, self.commit_times[-2])
+        weather = self.plan.weather
+        aftermath = LONGEST + RETURN  # what befalls a learner may begin just before the calm
+        timeouts = policy.silence_timeout + 2 * (policy.pull_timeout + policy.resend_timeout)
+        turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)
+        bound = aftermath + timeouts + turn
+        require(now - since <= bound, f"merges are at most {bound:.0f} s apart", f"{now - since:.0f} s")
+
+
+def explore(seed: int) -> RandomSchedule:
+    """Runs the schedule of a seed.
+
+    Raises:
+      Violation: a rule was broken; its one line begins with the command that shows how.
+    """
+    schedule = RandomSchedule(draw_plan(seed))
+    try:
+        schedule.run()
+    except Violation as violation:
+        raise Violation(f"python -m experiments.bench schedules --seed={seed}: {violation}") from violation
+    return schedule

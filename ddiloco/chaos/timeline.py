@@ -1,0 +1,45 @@
+"""The last events of a schedule, kept cheaply and told readably."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from ddiloco.protocol import actions, events
+from ddiloco.virtual.learner import VirtualLearner
+
+KEPT = 60  # events
+
+
+class Timeline:
+    """Remembers the newest events with what followed."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._entries: collections.deque[tuple[float, Any, Any, list[Any]]] = collections.deque(maxlen=kept)
+
+    def add(self, now: float, who: str | VirtualLearner, event: Any, out: list[Any]) -> None:
+        """`who` was told of the event, and its core answered `out`."""
+        self._entries.append((now, who, event, out))
+
+    def lines(self) -> list[str]:
+        """An event a line, and below it, indented, each action."""
+        told: list[str] = []
+        for now, who, event, out in self._entries:
+            name = f"learner {who.number}" if isinstance(who, VirtualLearner) else who
+            told.append(f"{now:10.3f}  {name}: {_say(event)}")
+            told += [f"{'':14}-> {_say(action)}" for action in out]
+        return told
+
+
+def _say(of: Any) -> str:
+    match of:
+        case events.StepReported(report=report) | actions.SendReport(report=report):
+            counters = " ".join(f"v{c.version}+{c.steps}" for c in report.counters)
+            kind = type(of).__name__
+            return f"{kind} {report.learner}#{report.incarnation} step {report.step}: {counters}"
+        case actions.Merge(round=which, version=version, contributions=given):
+            who = ", ".join(f"{c.learner}#{c.incarnation} {c.steps} steps" for c in given)
+            return f"Merge {which.step}/{which.fragment} into version {version}: {who}"
+        case actions.Record(name=name, values=values):
+            return f"Record {name} {dict(values)}"
+    return str(of)

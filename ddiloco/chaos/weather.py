@@ -1,0 +1,99 @@
+"""How bad the world is: delays, losses, speeds; and a fleet without arrays that lives in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.learner import Place
+from ddiloco.virtual.links import Link, LinkQuality
+from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
+
+
+@dataclasses.dataclass(frozen=True)
+class Weather:
+    """Times are in virtual seconds; an inner step takes about one."""
+
+    delay: float = 0.2  # mean of a message's exponential delay; independent delays reorder messages
+    loss: float = 0.0  # share of messages that vanish
+    duplicates: float = 0.0  # share of messages that come twice
+    unsound: float = 0.0  # share of pulled fragments that prove unsound
+    speed_spread: float = 0.3  # learners' mean step times are 1 + U(0, spread)
+    jitter: float = 0.1  # a step takes up to this share longer than the mean
+    merge_time: float = 0.1  # mean, exponential
+
+    def link(self) -> LinkQuality:
+        """One direction of every link."""
+        return LinkQuality(jitter=self.delay, loss=self.loss, duplicates=self.duplicates)
+
+
+class _Counting(CountingLearner):
+    """Steps of 1 to 100 tokens."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(0)
+        self._rng = rng
+
+    def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
+        """Draws its tokens."""
+        return self._rng.randint(1, 100), {}
+
+
+class _Doubtful(CountingSyncer):
+    """Finds some fragments unsound."""
+
+    def __init__(self, rng: random.Random, unsound: float) -> None:
+        super().__init__()
+        self.unsound = unsound
+        self._rng = rng
+
+    def problem(self, fragment: int, payload: Payload) -> str | None:
+        """Casts lots."""
+        return "not finite" if self.unsound and self._rng.random() < self.unsound else None
+
+
+class WeatheredFleet(Fleet):
+    """A fleet of counting learners in a weather; nobody has joined yet."""
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        rng: random.Random,
+        weather: Weather | None = None,
+        *,
+        learners: int | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """`learners`: how many places there are; None: the policy's M."""
+        self.weather = weather = weather or Weather()
+        self._doubtful = _Doubtful(rng, weather.unsound)
+        self._rng = rng
+        places = {m: self._place() for m in range(learners or policy.num_learners)}
+        super().__init__(
+            policy,
+            total_steps,
+            places,
+            lambda learner: _Counting(rng),
+            self._doubtful,
+            merge_time=lambda: rng.expovariate(1 / weather.merge_time),
+            observer=observer,
+        )
+
+    def calm(self) -> None:
+        """From now on messages are delayed, but none is lost, doubled or unsound, and nobody is cut off."""
+        self._doubtful.unsound = 0.0
+        for place in self.places.values():
+            for link in (place.up, place.down):
+                link.cut = False
+                link.quality = dataclasses.replace(link.quality, loss=0.0, duplicates=0.0)
+
+    def _place(self) -> Place:
+        weather, rng = self.weather, self._rng
+        mean = 1 + rng.random() * weather.speed_spread
+        links = (Link(weather.link(), rng), Link(weather.link(), rng))
+        return Place(lambda: mean * (1 + weather.jitter * rng.random()), *links)

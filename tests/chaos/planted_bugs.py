@@ -1,0 +1,92 @@
+"""Mistakes to plant in the protocol's cores, one at a time, for the random schedules to find."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ddiloco.protocol import events
+from ddiloco.protocol.attendance import Attendance
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.membership import State
+from ddiloco.protocol.rounds import Phase
+from ddiloco.protocol.syncer import SyncerCore
+
+
+def double_merge(patch: pytest.MonkeyPatch) -> None:
+    """A fragment that comes late, or for the second time, goes into the next round, whatever its version."""
+
+    def careless(core, event):
+        c = event.contribution
+        r = next((r for r in core._rounds if r.id.fragment == c.fragment), None)
+        if r is None or r.phase is not Phase.PULLING or r.pulled.get(c.learner) != c.incarnation:
+            return []
+        del r.pulled[c.learner]
+        r.arrived[c.learner] = c
+        return []
+
+    patch.setattr(SyncerCore, "_fragment_arrived", careless)
+
+
+def lost_counter_reset(patch: pytest.MonkeyPatch) -> None:
+    """A learner that applies an update goes on counting from where it was."""
+    sound = LearnerCore._update_arrived
+
+    def careless(core, event):
+        before = list(core._fragments)
+        out = sound(core, event)
+        if core.recovered and core._fragments != before:
+            old, new = before[event.fragment], core._fragments[event.fragment]
+            new.steps, new.tokens = old.steps, old.tokens
+        return out
+
+    patch.setattr(LearnerCore, "_update_arrived", careless)
+
+
+def quorum_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """The syncer is content with K - 1 learners, where K is more than 1."""
+    sound = SyncerCore.__init__
+
+    def careless(core, policy, *rest):
+        fewer = max(1, policy.quorum - 1) if policy.quorum is not None else None
+        sound(core, dataclasses.replace(policy, quorum=fewer), *rest)
+
+    patch.setattr(SyncerCore, "__init__", careless)
+
+
+def departed_returns(patch: pytest.MonkeyPatch) -> None:
+    """After a crash the syncer has forgotten who had departed."""
+    sound = SyncerCore.__init__
+
+    def careless(core, policy, total_steps, state=None):
+        kept = None if state is None else dataclasses.replace(state, incarnations=())
+        sound(core, policy, total_steps, kept)
+
+    patch.setattr(SyncerCore, "__init__", careless)
+
+
+def lost_ready(patch: pytest.MonkeyPatch) -> None:
+    """The first report of a joining learner does not make up for a `ready` that was lost."""
+    sound = Attendance.reported
+
+    def careless(attendance, report, merged, now):
+        m = attendance.newest(report.learner)
+        joining = m is not None and m.incarnation == report.incarnation and m.state is State.JOINING
+        return [] if joining else sound(attendance, report, merged, now)
+
+    patch.setattr(Attendance, "reported", careless)
+
+
+def lost_join(patch: pytest.MonkeyPatch) -> None:
+    """A learner asks to join once only."""
+    sound = LearnerCore.handle
+
+    def careless(core, event, now):
+        asks = isinstance(event, events.Heartbeat) and not core.recovered
+        return [] if asks else sound(core, event, now)
+
+    patch.setattr(LearnerCore, "handle", careless)
+
+
+PLANTED = (double_merge, lost_counter_reset, quorum_off_by_one, departed_returns, lost_ready, lost_join)

@@ -1,0 +1,360 @@
+"""The checkers themselves: each rule, broken by hand, is a Violation that names it."""
+
+import dataclasses
+import types
+
+import pytest
+
+from ddiloco.chaos.invariants import Invariants
+from ddiloco.chaos.ledger import ProcessLedger, Violation
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+
+POLICY = SyncPolicy(num_learners=2, num_fragments=2, interval=2, overlap=1, quorum=2)
+TOTAL = 8
+
+
+class Run:
+    """Two real learners, and a syncer whose every word is made up."""
+
+    def __init__(self, policy=POLICY):
+        self.invariants = Invariants(policy, TOTAL)
+        self.learners = [LearnerCore(number, 1, policy, TOTAL) for number in range(2)]
+        self.contributions = {}
+        self.restart()
+
+    def restart(self):
+        known = self.invariants.committed
+        self.core = types.SimpleNamespace(
+            versions=known.versions,
+            merged_steps=known.merged_steps,
+            live=(0, 1),
+            next_deadline=lambda: None,
+        )
+
+    def syncer(self, event, *out):
+        self.core.versions = self.invariants.committed.versions
+        self.core.merged_steps = self.invariants.committed.merged_steps
+        self.invariants.syncer_handled(self.core, event, list(out), 0.0)
+
+    def learner(self, number, event):
+        core = self.learners[number]
+        out = core.handle(event, 0.0)
+        self.invariants.learner_handled(core, core, event, out)
+        for action in out:
+            if isinstance(action, actions.Publish):
+                self.contributions[number, action.contribution.fragment] = action.contribution
+        return out
+
+    def enter(self, number):
+        known = self.invariants.committed
+        told = (known.step, known.versions, known.merged_steps)
+        self.syncer(events.LearnerJoined(number, 1), actions.Welcome(number, 1, *told))
+        self.learner(number, events.Welcomed(1, *told))
+        self.syncer(events.LearnerReady(number, 1, known.step, known.versions), ready(number, 1))
+
+    def step(self, number):
+        self.learner(number, events.StepStarted(10))
+        for action in self.learner(number, events.StepFinished()):
+            if isinstance(action, actions.SendReport):
+                self.syncer(events.StepReported(action.report))
+
+    def gather(self):
+        """Both learners step, are pulled from and answer; returns the merge that would be right."""
+        for number in range(2):
+            self.step(number)
+        return self.pull(RoundId(1, 1))
+
+    def pull(self, which):
+        given = tuple(self.contributions[number, which.fragment] for number in range(2))
+        self.syncer(events.Timeout(), *(actions.PullFragment(which, number, 1) for number in range(2)))
+        for c in given:
+            self.syncer(events.FragmentArrived(which, c))
+        version = self.invariants.committed.versions[which.fragment] + 1
+        return actions.Merge(which, version, given)
+
+
+def ready(learner, incarnation):
+    return actions.Record("learner_ready", {"learner": learner, "incarnation": incarnation})
+
+
+@pytest.fixture
+def run():
+    run = Run()
+    for number in range(2):
+        run.enter(number)
+    return run
+
+
+def broken(claim):
+    return pytest.raises(Violation, match=claim)
+
+
+def test_a_sound_merge_breaks_no_rule(run):
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    run.invariants.commit(merge)
+    update = actions.Broadcast(1, 1, 1, ((0, 1), (1, 1)))
+    run.syncer(events.MergeFinished(merge.round), update)
+    assert run.invariants.committed == SyncerState((0, 1), (0, 1))
+    assert run.invariants.checks > 10
+
+
+@pytest.mark.parametrize(
+    ("change", "claim"),
+    [
+        (lambda m: dataclasses.replace(m, version=2), "versions rise by one"),
+        (lambda m: dataclasses.replace(m, contributions=m.contributions[:1]), "a merge has its quorum"),
+        (lambda m: dataclasses.replace(m, contributions=m.contributions[:1] * 2), "gives once"),
+        (lambda m: dataclasses.replace(m, round=RoundId(2, 1)), "one of the schedule"),
+        (lambda m: dataclasses.replace(m, round=RoundId(9, 1)), "past the last step"),
+        (lambda m: dataclasses.replace(m, round=RoundId(3, 1)), "arrived while its learner took part"),
+    ],
+)
+def test_an_unsound_merge_is_noticed(run, change, claim):
+    merge = run.gather()
+    with broken(claim):
+        run.syncer(events.Timeout(), change(merge))
+
+
+def test_a_contribution_on_another_version_is_noticed(run):
+    merge = run.gather()
+    first, second = merge.contributions
+    other = dataclasses.replace(merge, contributions=(first, dataclasses.replace(second, version=1)))
+    with broken("work is on the version replaced"):
+        run.syncer(events.Timeout(), other)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "claim"),
+    [
+        ("steps", 2, "steps are those taken"),
+        ("tokens", 11, "tokens are those of the steps"),
+        ("step", 7, "snapped"),
+    ],
+)
+def test_a_contribution_that_says_more_than_was_done_is_noticed(run, field, value, claim):
+    for number in range(2):
+        run.step(number)
+    lie = dataclasses.replace(run.contributions[0, 1], **{field: value})
+    run.contributions[0, 1] = lie
+    merge = run.pull(RoundId(1, 1))
+    with broken(claim):
+        run.syncer(events.Timeout(), merge)
+
+
+def test_work_that_is_merged_twice_is_noticed(run):
+    """The same steps, offered to the next round as if they were on its version."""
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    run.invariants.commit(merge)
+    ledger = run.invariants._ledgers[run.learners[0]]
+    ledger._spans[1, 1, 1] = ledger._spans[1, 0, 1]
+    for number in range(2):
+        run.step(number)
+        run.step(number)
+        run.contributions[number, 1] = dataclasses.replace(run.contributions[number, 1], version=1)
+    run.contributions[0, 1] = dataclasses.replace(merge.contributions[0], version=1)
+    again = run.pull(RoundId(3, 1))
+    with broken("no step is merged twice; those up to 1 were"):
+        run.syncer(events.Timeout(), again)
+
+
+def test_a_round_that_is_merged_again_after_a_crash_is_noticed(run):
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    run.invariants.commit(merge)
+    run.restart()
+    with broken("rounds of a fragment come in order"):
+        run.syncer(events.Timeout(), dataclasses.replace(merge, version=2))
+
+
+def test_what_was_committed_and_forgotten_is_noticed(run):
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    run.invariants.commit(merge)
+    forgetful = types.SimpleNamespace(versions=(0, 0), merged_steps=(0, 0), next_deadline=lambda: None)
+    with broken("what is committed is known"):
+        run.invariants.syncer_handled(forgetful, events.Timeout(), [], 0.0)
+
+
+def test_a_commit_that_no_merge_of_this_life_stands_for_is_noticed(run):
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    run.restart()
+    run.syncer(events.Timeout())
+    with broken("what is committed was being merged"):
+        run.invariants.commit(merge)
+
+
+def test_more_rounds_in_flight_than_the_overlap_are_noticed(run):
+    first = run.gather()
+    run.syncer(events.Timeout(), first)
+    for number in range(2):
+        run.step(number)
+    second = run.pull(RoundId(2, 0))
+    with broken("at most 1 rounds are in flight"):
+        run.syncer(events.Timeout(), second)
+
+
+def test_a_pull_from_one_that_has_not_come_to_the_step_is_noticed(run):
+    run.step(0)
+    with broken("those are pulled from that have come to the step"):
+        run.syncer(events.Timeout(), actions.PullFragment(RoundId(1, 1), 1, 1))
+
+
+def test_the_quorum_of_all_is_checked_over_all_that_are_live():
+    policy = dataclasses.replace(POLICY, quorum=None)
+    run = Run(policy)
+    for number in range(2):
+        run.enter(number)
+    run.step(0)
+    run.step(0)
+    run.step(1)
+    with broken("the quorum of all is of all that are live"):
+        run.syncer(events.Timeout(), actions.PullFragment(RoundId(2, 0), 0, 1))
+
+
+@pytest.mark.parametrize("end", ["lost", "replaced", "crashed"])
+def test_a_departed_incarnation_that_takes_part_is_noticed(run, end):
+    run.step(0)
+    if end == "lost":
+        run.syncer(events.LearnerLost(0, 1, "its host died"))
+    elif end == "replaced":
+        run.syncer(events.LearnerJoined(0, 2), actions.Welcome(0, 2, 0, (0, 0), (0, 0)))
+    else:
+        run.restart()
+    with broken("members alone are pulled from"):
+        run.syncer(events.Timeout(), actions.PullFragment(RoundId(1, 1), 0, 1))
+    with broken("members alone are spoken to"):
+        run.syncer(events.Timeout(), actions.Broadcast(0, 0, 0, ((0, 1),)))
+    with broken(r"none that departed comes back|the newest incarnation counts"):
+        run.syncer(events.LearnerReady(0, 1, 0, (0, 0)), ready(0, 1))
+    with broken("those are welcomed that join"):
+        run.syncer(events.LearnerJoined(0, 1), actions.Welcome(0, 1, 0, (0, 0), (0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("action", "claim"),
+    [
+        (actions.SetClock(5, ((0, 1),)), "a clock is set to a step that was reported"),
+        (actions.Broadcast(0, 1, 2, ((0, 1),)), "what is committed is broadcast"),
+        (actions.Reject(0, 1, "a newer incarnation is known"), "only the replaced are rejected"),
+        (actions.Finish(), "every round is merged, skipped or abandoned at the end"),
+        (actions.Record("round_skipped", {"step": 2, "fragment": 1}), "one of the schedule"),
+    ],
+)
+def test_an_unsound_word_of_the_syncer_is_noticed(run, action, claim):
+    run.step(0)
+    with broken(claim):
+        run.syncer(events.Timeout(), action)
+
+
+def test_a_merged_round_that_is_given_up_later_is_noticed(run):
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    run.invariants.commit(merge)
+    with broken("what is merged is not given up"):
+        run.syncer(events.Timeout(), actions.Record("round_skipped", {"step": 1, "fragment": 1}))
+
+
+def test_a_welcome_with_old_versions_is_noticed(run):
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    run.invariants.commit(merge)
+    with broken("a welcome tells what is committed"):
+        run.syncer(events.LearnerJoined(0, 2), actions.Welcome(0, 2, 0, (0, 0), (0, 0)))
+
+
+def test_a_deadline_that_has_passed_is_noticed(run):
+    run.core.next_deadline = lambda: 0.0
+    with broken("acted on at once"):
+        run.syncer(events.Timeout())
+
+
+def test_two_processes_of_one_incarnation_are_noticed(run):
+    double = LearnerCore(0, 1, POLICY, TOTAL)
+    event = events.Welcomed(1, 0, (0, 0), (0, 0))
+    with broken("two processes never go by one incarnation"):
+        run.invariants.learner_handled(double, double, event, double.handle(event, 0.0))
+
+
+# What a learner says, held against its ledger.
+
+
+@pytest.fixture
+def booked():
+    core, ledger = LearnerCore(0, 1, POLICY, TOTAL), ProcessLedger()
+    for event in (events.Welcomed(1, 0, (0, 0), (0, 0)), events.StepStarted(10), events.StepFinished()):
+        ledger.handled(core, event, core.handle(event, 0.0))
+    return core, ledger
+
+
+@pytest.mark.parametrize(
+    ("counters", "claim"),
+    [
+        ((FragmentCounters(0, 2, 20), FragmentCounters(0, 1, 10)), "a report counts the steps since"),
+        ((FragmentCounters(0, 1, 10), FragmentCounters(0, 0, 0)), "a report counts the steps since"),
+        (
+            (FragmentCounters(0, 1, 11), FragmentCounters(0, 1, 10)),
+            "tokens are those of the steps counted, 10",
+        ),
+        (
+            (FragmentCounters(1, 1, 10), FragmentCounters(0, 1, 10)),
+            "a report names versions that were applied",
+        ),
+    ],
+)
+def test_a_false_report_is_noticed(booked, counters, claim):
+    core, ledger = booked
+    with broken(claim):
+        ledger.handled(core, events.Heartbeat(), [actions.SendReport(Report(0, 1, 1, counters))])
+
+
+def test_a_report_of_another_incarnation_or_an_earlier_step_is_noticed(booked):
+    core, ledger = booked
+    sound = (FragmentCounters(0, 1, 10), FragmentCounters(0, 1, 10))
+    with broken("a report bears the current incarnation"):
+        ledger.handled(core, events.Heartbeat(), [actions.SendReport(Report(0, 2, 1, sound))])
+    with broken("a learner's reported clock never falls"):
+        ledger.handled(core, events.Heartbeat(), [actions.SendReport(Report(0, 1, 0, sound))])
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "claim"),
+    [
+        (Contribution(0, 1, 0, 0, 1, 2, 20), "a snapshot's steps are those since its version"),
+        (Contribution(0, 1, 0, 1, 1, 1, 10), "a snapshot is anchored on the version held"),
+        (Contribution(0, 1, 0, 0, 5, 1, 10), "a snapshot bears the learner's clock"),
+        (Contribution(0, 1, 0, 0, 1, 1, 12), "tokens are those of the steps counted, 10"),
+    ],
+)
+def test_a_false_snapshot_is_noticed(booked, snapshot, claim):
+    core, ledger = booked
+    with broken(claim):
+        ledger.handled(core, events.Heartbeat(), [actions.TakeSnapshot(snapshot)])
+
+
+def test_a_version_that_falls_is_noticed(booked):
+    core, ledger = booked
+    with broken("a learner's versions only rise"):
+        ledger.handled(core, events.Heartbeat(), [actions.ApplyUpdate(0, 0, 0.0)])
+
+
+def test_an_update_that_was_applied_and_not_said_is_noticed(booked):
+    core, ledger = booked
+    core.handle(events.UpdateArrived(0, 1, 2), 0.0)
+    with broken("a learner holds what it applied"):
+        ledger.handled(core, events.Heartbeat(), [])
+
+
+def test_an_unbounded_learner_that_waits_is_noticed(booked):
+    _, ledger = booked
+    waiting = types.SimpleNamespace(
+        policy=POLICY, blocked=True, versions=(0, 0), incarnation=1, learner=0, clock=1
+    )
+    with broken("a learner without a bound never waits"):
+        ledger.handled(waiting, events.Heartbeat(), [])

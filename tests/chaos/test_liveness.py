@@ -1,0 +1,118 @@
+"""What virtual fleets achieve: rounds complete whatever befalls some, and in fair weather all take part."""
+
+import itertools
+import random
+
+import pytest
+
+from ddiloco.chaos.faults import crash, false_alarm, hang, syncer_crash
+from ddiloco.chaos.weather import Weather, WeatheredFleet
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.schedule import Schedule
+from tests.chaos.witness import Witness, join_all
+
+
+def fleet_of(policy, total_steps, seed, weather, **more):
+    witness = Witness()
+    return WeatheredFleet(
+        policy, total_steps, random.Random(seed), weather, observer=witness, **more
+    ), witness
+
+
+@pytest.mark.parametrize("chunk", range(5))
+def test_with_any_learner_alive_rounds_keep_completing(chunk):
+    """K=1: while learner 0 steps, timeouts bound the time between merges, whatever befalls the others."""
+    policy = SyncPolicy(
+        num_learners=5,
+        num_fragments=6,
+        interval=6,
+        overlap=2,
+        quorum=1,
+        pull_timeout=5.0,
+        silence_timeout=10.0,
+        resend_timeout=5.0,
+    )
+    for seed in range(20 * chunk, 20 * (chunk + 1)):
+        fleet, witness = fleet_of(policy, 120, seed, Weather(delay=0.3))
+        rng = random.Random(seed)
+        join_all(fleet, [0.0, *(rng.choice([0.0, rng.uniform(0, 100)]) for _ in range(4))])
+        for _ in range(12):
+            fault, learner = rng.choice([crash, hang, false_alarm]), rng.randint(1, 4)
+            fleet.calendar.at(rng.uniform(0, 120), fault, fleet, learner, rng)
+        fleet.run(max_events=100_000)
+        times = witness.merge_times
+        gaps = [b - a for a, b in itertools.pairwise(times)]
+        assert max(gaps) < policy.pull_timeout + policy.resend_timeout + 2 * policy.interval, seed
+        assert len(times) >= 0.8 * 120, (seed, len(times))
+
+
+@pytest.mark.parametrize(
+    ("quorum", "bounded"), [(1, False), (3, False), (4, False), (None, False), (None, True)]
+)
+def test_without_faults_every_fragment_is_merged_as_often_as_it_is_due(quorum, bounded):
+    policy = SyncPolicy(num_fragments=6, interval=12, quorum=quorum, max_run_ahead=2 if bounded else None)
+    fleet, witness = fleet_of(policy, 96, 3, Weather(delay=0.05, speed_spread=0.1))
+    join_all(fleet, [0.0] * 4)
+    fleet.run(max_events=100_000)
+    schedule = Schedule(6, 12)
+    merged = [fragment for _, fragment in witness.rounds()]
+    assert [merged.count(p) for p in range(6)] == [schedule.times_due(p, 96) for p in range(6)]
+    assert not witness.drops
+
+
+def test_learners_of_like_speed_nearly_all_take_part_although_one_would_do():
+    """K=1, grace of up to a step: to lag a bit more than that must not shut a learner out for good."""
+    policy = SyncPolicy(num_learners=4, num_fragments=12, interval=24, overlap=2, quorum=1)
+    for seed in range(5):
+        weather = Weather(delay=0.03, speed_spread=0.05, jitter=0.2, merge_time=0.3)
+        fleet, witness = fleet_of(policy, 240, seed, weather)
+        join_all(fleet, [0.0, 0.7, 1.4, 2.1])
+        fleet.run(max_events=100_000)
+        given = [len(merge.contributions) for merge in witness.merges]
+        assert sum(given) / len(given) > 3.5, seed
+
+
+@pytest.mark.parametrize(("quorum", "bound"), [(1, None), (3, None), (None, 2)])
+def test_a_syncer_that_is_away_costs_no_committed_merge_and_unbounded_learners_no_step(quorum, bound):
+    policy = SyncPolicy(
+        num_learners=3,
+        num_fragments=4,
+        interval=8,
+        quorum=quorum,
+        max_run_ahead=bound,
+        pull_timeout=5.0,
+        silence_timeout=8.0,
+        resend_timeout=5.0,
+    )
+    fleet, witness = fleet_of(policy, 80, 5, Weather(delay=0.05, speed_spread=0.2))
+    join_all(fleet, [0.0] * 3)
+    states = []
+    for at in (20.3, 41.7):
+        fleet.calendar.at(at, lambda: states.append(fleet.syncer.durable))
+        fleet.calendar.at(at, fleet.syncer.crash)
+        fleet.calendar.at(at + 6.0, fleet.syncer.restart)
+        fleet.calendar.at(at + 6.0, lambda: states.append(fleet.syncer.core.state()))
+    fleet.run(max_events=100_000)
+    assert fleet.over
+    assert states[0] == states[1] and states[2] == states[3]
+    assert min(states[2].versions) >= 2
+    assert len(set(witness.rounds())) == len(witness.rounds()) == sum(fleet.syncer.durable.versions)
+    waited = {process.number for process in fleet.processes.values()} & witness.waited
+    stepped_through = fleet.calendar.now < 80 * 1.2 * 1.1 + 10.0
+    assert stepped_through if bound is None else waited
+
+
+def test_the_same_seed_gives_the_same_run():
+    def run(seed):
+        rng = random.Random(seed)
+        witness = Witness()
+        policy = SyncPolicy(num_fragments=5, interval=5, quorum=2)
+        fleet = WeatheredFleet(policy, 60, rng, Weather(loss=0.1), observer=witness)
+        join_all(fleet, [0.0] * 4)
+        for fault in (crash, hang, syncer_crash):
+            fleet.calendar.at(rng.uniform(0, 40), fault, fleet, 1, rng)
+        fleet.run(max_events=100_000)
+        return witness.merges, witness.merge_times
+
+    assert run(7) == run(7)
+    assert run(7) != run(8)

@@ -1,0 +1,78 @@
+"""Random schedules: every rule holds after every event, every run ends, and planted mistakes are found."""
+
+import pytest
+
+from ddiloco.chaos.ledger import Violation
+from ddiloco.chaos.schedules import RandomSchedule, draw_plan, explore
+from ddiloco.protocol.syncer import SyncerCore
+from tests.chaos.planted_bugs import PLANTED
+
+CHUNKS = 24
+PER_CHUNK = 90
+ENOUGH = 1000  # schedules within which a planted mistake must show
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_rule_holds_after_every_event(chunk):
+    """`python -m experiments.bench schedules --schedules=N` explores more of them."""
+    for seed in range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK):
+        explored = explore(seed)
+        assert explored.invariants.checks > 0
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_mistake_is_found(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(Violation, match=r"^python -m experiments.bench schedules --seed=\d+: "):
+        for seed in range(ENOUGH):
+            explore(seed)
+
+
+def test_a_core_that_raises_is_a_violation_with_its_command_too(monkeypatch):
+    monkeypatch.setattr(SyncerCore, "_pull", lambda core, r, now: 1 / 0)
+    told = (
+        r"^python -m experiments.bench schedules --seed=0: a core raised ZeroDivisionError: division by zero$"
+    )
+    with pytest.raises(Violation, match=told):
+        explore(0)
+
+
+def test_a_seed_is_one_schedule():
+    first, second = (RandomSchedule(draw_plan(11)) for _ in range(2))
+    first.run()
+    second.run()
+    assert first.told() == second.told()
+    assert first.events == second.events > 0
+    assert draw_plan(11) != draw_plan(12)
+
+
+def test_a_schedule_runs_the_same_without_checks():
+    for seed in range(20):
+        checked, unchecked = (RandomSchedule(draw_plan(seed), checked=checked) for checked in (True, False))
+        checked.run()
+        unchecked.run()
+        assert checked.events == unchecked.events
+        assert checked.fleet.syncer.durable == unchecked.fleet.syncer.durable
+        assert unchecked.invariants.checks == 0
+
+
+def test_the_first_seeds_meet_every_fault_and_every_preset():
+    plans = [draw_plan(seed) for seed in range(100)]
+    assert {name for plan in plans for _, name, _ in plan.faults} == {
+        "crash",
+        "false_alarm",
+        "hang",
+        "leave",
+        "nonsense",
+        "partition",
+        "second_process",
+        "stray",
+        "syncer_crash",
+    }
+    policies = [plan.policy for plan in plans]
+    assert {policy.max_run_ahead is None for policy in policies} == {True, False}
+    assert any(policy.quorum == policy.num_learners > 1 for policy in policies)
+    assert any(policy.overlap == 0 for policy in policies)
+    assert any(policy.interval == 1 for policy in policies)
+    assert any(policy.num_fragments > plan.total_steps for policy, plan in zip(policies, plans, strict=True))
+    assert any(plan.crash_at_commit and plan.crash_in_merge for plan in plans)

@@ -1,0 +1,43 @@
+"""Remembers what happened in a virtual fleet, for a test to ask about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddiloco.goodput.accounting import State
+from ddiloco.protocol import actions
+from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.ports import Observer
+
+WAITING = (State.WAITING_FOR_PEERS, State.WAITING_FOR_NETWORK)
+
+
+class Witness(Observer):
+    """Merges with their times, drops, and the learners that ever waited."""
+
+    def __init__(self) -> None:
+        self.merges: list[actions.Merge] = []
+        self.merge_times: list[float] = []
+        self.drops: list[actions.Drop] = []
+        self.waited: set[int] = set()
+
+    def merged(self, merge, now):
+        self.merges.append(merge)
+        self.merge_times.append(now)
+
+    def dropped(self, drop, now):
+        self.drops.append(drop)
+
+    def entered(self, learner, state, chips, now):
+        if state in WAITING:
+            self.waited.add(learner)
+
+    def rounds(self):
+        """(step, fragment) of each merge, in their order."""
+        return [(merge.round.step, merge.round.fragment) for merge in self.merges]
+
+
+def join_all(fleet: Fleet, at: Iterable[float]) -> None:
+    """Lets the learners 0, 1, 2 ... join at these times."""
+    for learner, time in enumerate(at):
+        fleet.calendar.at(time, fleet.join, learner)

@@ -1,0 +1,107 @@
+"""Fleets without arrays, small enough to reckon with by hand, and all that they tell."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+from ddiloco.goodput.accounting import State
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.learner import Place
+from ddiloco.virtual.links import Link, LinkQuality
+from ddiloco.virtual.lives import Change
+from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
+
+TOKENS = 10  # of a step
+CHIPS = 4  # of a learner
+ONE = SyncPolicy(num_learners=1, num_fragments=1, interval=4, quorum=1)
+TWO = SyncPolicy(num_learners=2, num_fragments=1, interval=4, quorum=1)
+BOTH = SyncPolicy(num_learners=2, num_fragments=1, interval=4, overlap=0, quorum=None, max_run_ahead=0)
+
+
+class Told(Observer):
+    """Keeps everything that a fleet tells, in order."""
+
+    def __init__(self):
+        self.all = []
+
+    def stepped(self, learner, clock, tokens, metrics, now):
+        self.all.append(("step", now, learner, clock, tokens))
+
+    def entered(self, learner, state, chips, now):
+        self.all.append(("state", now, learner, state, chips))
+
+    def noted(self, name, values, now):
+        self.all.append((name, now, dict(values)))
+
+    def dropped(self, drop, now):
+        self.all.append(("drop", now, drop.learner, drop.reason))
+
+    def transferred(self, learner, sent, received):
+        self.all.append(("bytes", learner, sent, received))
+
+    def merged(self, merge, now):
+        self.all.append(("merge", now, merge.round.step, merge.version))
+
+    def learner_handled(self, learner, event, out, now):
+        if isinstance(event, events.UpdateArrived):
+            self.all.append(("update", now, learner.number, event.version))
+        if any(isinstance(action, actions.Join) for action in out):
+            self.all.append(("return", now, learner.number, learner.core.incarnation))
+
+    def of(self, name: str) -> list[tuple]:
+        """What was told under a name, without it."""
+        return [told[1:] for told in self.all if told[0] == name]
+
+    def step_ends(self, learner: int) -> list[float]:
+        """When each step of the learner was complete."""
+        return [time for time, number, *_ in self.of("step") if number == learner]
+
+    def states(self, learner: int) -> list[tuple[float, State]]:
+        """When the learner came into which state."""
+        return [(time, state) for time, number, state, _ in self.of("state") if number == learner]
+
+
+def small_fleet(
+    policy: SyncPolicy = ONE,
+    total_steps: int | None = 12,
+    *,
+    seconds: Sequence[float] = (1.0,),
+    quality: LinkQuality = LinkQuality(),  # noqa: B008
+    changes: Iterable[Change] = (),
+    sizes: Sequence[int] | None = None,
+    merge_seconds: float = 0.0,
+    notice: float = 10.0,
+    recovery: float = 30.0,
+    seed: int = 0,
+    noise: Callable[[random.Random], float] = lambda rng: 1.0,
+    learner_arrays: Callable[[int], CountingLearner] = lambda learner: CountingLearner(TOKENS),
+) -> tuple[Fleet, Told]:
+    """A fleet with its lives entered, and who hears of it; `seconds` of a step, by learner or for all."""
+
+    def place(learner: int) -> Place:
+        rng = random.Random(f"{seed} {learner}")
+        mean = seconds[learner] if len(seconds) > 1 else seconds[0]
+        ways = [Link(quality, random.Random(f"{seed} {learner} {way}")) for way in ("up", "down")]
+        return Place(lambda: mean * noise(rng), *ways, CHIPS)
+
+    told = Told()
+    fleet = Fleet(
+        policy,
+        total_steps,
+        {learner: place(learner) for learner in range(policy.num_learners)},
+        learner_arrays,
+        CountingSyncer(sizes),
+        merge_time=lambda: merge_seconds,
+        notice_seconds=notice,
+        recovery_seconds=recovery,
+        observer=told,
+    )
+    fleet.live(changes)
+    return fleet, told
+
+
+def run(fleet: Fleet) -> None:
+    """Runs to the end, which must come."""
+    fleet.run(max_events=20_000)
+    assert fleet.over

@@ -1,0 +1,184 @@
+"""A whole fleet in virtual time: a syncer that crashes, partitions, bandwidth, and that all of it repeats."""
+
+import dataclasses
+
+import pytest
+
+from ddiloco.goodput.accounting import State
+from ddiloco.virtual.links import LinkQuality
+from ddiloco.virtual.lives import Change
+from tests.virtual.small_fleet import BOTH, ONE, TOKENS, TWO, run, small_fleet
+
+PAIR = dataclasses.replace(TWO, quorum=2)
+
+WILD = {
+    "seconds": (1.0, 1.3),
+    "quality": LinkQuality(latency=0.1, bandwidth=1e5, jitter=0.2, loss=0.1, duplicates=0.1),
+    "sizes": (1000, 2000),
+    "merge_seconds": 0.25,
+    "changes": [
+        Change(20.0, 1, "fail"),
+        Change(30.0, 1, "recover"),
+        Change(40.0, 0, "detect"),
+        Change(45.0, 0, "step", 0.5),
+    ],
+    "noise": lambda rng: rng.uniform(0.5, 1.5),
+}
+WILD_POLICY = dataclasses.replace(
+    TWO, num_fragments=2, silence_timeout=10.0, pull_timeout=4.0, resend_timeout=4.0
+)
+
+
+def wild(seed):
+    fleet, told = small_fleet(WILD_POLICY, 60, seed=seed, **WILD)
+    run(fleet)
+    return told.all
+
+
+def test_the_same_seed_tells_the_same_to_the_bit_and_another_one_another_story():
+    first = wild(7)
+    assert first == wild(7)
+    assert first != wild(8)
+    assert {"drop", "round", "learner_lost", "return", "bytes"} <= {told[0] for told in first}
+
+
+@pytest.mark.parametrize("when", [4.25, 6.5])
+def test_a_crash_of_the_syncer_in_a_merge_loses_that_merge_and_no_work_of_a_learner(when):
+    fleet, told = small_fleet(PAIR, 24, merge_seconds=3.0)
+    fleet.calendar.at(when, fleet.syncer.crash)
+    fleet.calendar.at(10.25, fleet.syncer.restart)
+    run(fleet)
+    # The round under way since 4.0 is merged anew: those who are back at 11.0 report at 12.0 all they hold.
+    assert told.of("merge")[0] == (15.0, 4, 1)
+    [first, *_] = told.of("round")
+    assert (first[1]["learners"], first[1]["tokens"]) == ([0, 1], 2 * 12 * TOKENS)
+    assert [version for *_, version in told.of("merge")] == list(range(1, 1 + len(told.of("merge"))))
+
+
+def test_what_is_committed_survives_a_crash_and_is_not_merged_again():
+    fleet, told = small_fleet(TWO, 24, merge_seconds=1.0)
+    fleet.calendar.at(6.5, fleet.syncer.crash)
+    fleet.calendar.at(7.25, fleet.syncer.restart)
+    run(fleet)
+    assert [step for _, step, _ in told.of("merge")] == [4, 8, 12, 16, 20, 24]
+
+
+def test_a_commit_stands_though_the_syncer_dies_before_it_knows_of_it():
+    fleet, told = small_fleet(TWO, 12, merge_seconds=1.0)
+
+    def die_once(merge, now):
+        told.all.append(("merge", now, merge.round.step, merge.version))
+        if merge.version == 1:
+            fleet.syncer.crash()
+            fleet.calendar.after(0.5, fleet.syncer.restart)
+
+    told.merged = die_once
+    run(fleet)
+    assert [(step, version) for _, step, version in told.of("merge")] == [(4, 1), (8, 2), (12, 3)]
+    assert [values["version"] for _, values in told.of("round")] == [2, 3]  # nobody was told of the first
+    first = [(time, learner) for time, learner, version in told.of("update") if version == 1]
+    assert first == [(6.0, 0), (6.0, 1)]  # with their return
+
+
+def test_while_the_syncer_is_away_learners_step_on_and_then_rejoin_by_themselves():
+    fleet, told = small_fleet(PAIR, 24, merge_seconds=3.0)
+    fleet.calendar.at(5.5, fleet.syncer.crash)
+    fleet.calendar.at(10.25, fleet.syncer.restart)
+    run(fleet)
+    assert told.step_ends(0)[:12] == told.step_ends(1)[:12] == [float(n) for n in range(1, 13)]
+    assert told.of("return") == [(11.0, 0, 2), (11.0, 1, 2)]
+    ready = [(time, values["incarnation"]) for time, values in told.of("learner_ready")]
+    assert ready == [(0.0, 1), (0.0, 1), (11.0, 2), (11.0, 2)]
+    assert told.of("round")[-1][1]["learners"] == [0, 1]
+
+
+def test_a_second_restart_changes_nothing_and_without_one_nobody_is_served():
+    fleet, told = small_fleet(TWO, 8)
+    fleet.syncer.restart()
+    fleet.calendar.at(1.5, fleet.syncer.crash)
+    fleet.run(stop=lambda: fleet.calendar.now > 100.0)
+    assert not fleet.over
+    assert told.step_ends(0)[-1] == 8.0
+    assert told.of("merge") == []
+
+
+def test_in_a_partition_the_others_go_on_and_once_it_is_healed_the_learner_takes_part_again():
+    policy = dataclasses.replace(BOTH, interval=2, silence_timeout=4.0, pull_timeout=2.0, resend_timeout=2.0)
+    fleet, told = small_fleet(policy, 40)
+    fleet.calendar.at(4.5, fleet.cut, 1)
+    fleet.calendar.at(20.5, fleet.cut, 1, False)
+    run(fleet)
+    in_merges = [(time, values["learners"]) for time, values in told.of("round")]
+    assert [learners for time, learners in in_merges if time < 4.5] == [[0, 1]] * 2
+    [(silent_at, _)] = told.of("learner_silent")
+    assert silent_at == 4.0 + policy.silence_timeout
+    assert {tuple(learners) for time, learners in in_merges if 4.5 < time < 20.5} == {(0,)}
+    [(back, _)] = told.of("learner_returned")
+    assert 20.5 < back <= 20.5 + policy.heartbeat + 1
+    assert in_merges[-1][1] == [0, 1]
+    assert not told.of("learner_lost")
+
+
+def test_the_syncer_hears_of_a_death_through_no_link():
+    fleet, told = small_fleet(TWO, 12, changes=[Change(2.5, 1, "fail")], notice=2.0)
+    fleet.calendar.at(1.5, fleet.cut, 1)
+    run(fleet)
+    assert told.of("learner_lost")[0][0] == 4.5
+
+
+def test_bandwidth_delays_welcome_pull_and_update_each_by_size_over_bandwidth():
+    sizes, bandwidth = (64, 192), 256.0
+    policy = dataclasses.replace(ONE, num_fragments=2)
+    fleet, told = small_fleet(policy, 4, quality=LinkQuality(bandwidth=bandwidth), sizes=sizes)
+    run(fleet)
+    # The welcome takes (64 + 192) / 256 s. Fragment 1 is due at step 2, fragment 0 at step 4.
+    assert told.step_ends(0) == [2.0, 3.0, 4.0, 5.0]
+    assert told.of("merge") == [(3.75, 2, 1), (5.25, 4, 1)]
+    assert told.of("update")[0] == (4.5, 0, 1)
+    pulled = [("bytes", 0, 192, 0), ("bytes", 0, 64, 0)]
+    assert [each for each in told.all if each in pulled] == pulled
+
+
+def test_latency_counts_once_each_way():
+    fleet, told = small_fleet(ONE, 8, quality=LinkQuality(latency=0.125))
+    run(fleet)
+    # Joined at 0.125, welcomed at 0.25. The report of step 4 arrives, a pull goes and comes, an update goes.
+    assert told.step_ends(0)[:4] == [1.25, 2.25, 3.25, 4.25]
+    assert told.of("merge")[0] == (4.25 + 3 * 0.125, 4, 1)
+    assert told.of("update")[0] == (4.25 + 4 * 0.125, 0, 1)
+
+
+def test_a_merge_takes_its_time_and_learners_that_need_not_wait_do_not():
+    fleet, told = small_fleet(TWO, 12, merge_seconds=2.5)
+    run(fleet)
+    assert [time for time, *_ in told.of("merge")] == [6.5, 10.5, 14.5]
+    assert told.step_ends(0) == [float(n) for n in range(1, 13)]
+
+
+def test_learners_that_wait_for_each_other_go_at_the_slowest_ones_pace():
+    fleet, told = small_fleet(BOTH, 8, seconds=(1.0, 2.5))
+    run(fleet)
+    assert told.step_ends(0) == [1.0, 2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0]
+    assert (4.0, State.WAITING_FOR_PEERS) in told.states(0)
+    assert [time for time, *_ in told.of("merge")] == [10.0, 20.0]
+
+
+def test_bytes_that_vanish_are_not_received():
+    fleet, told = small_fleet(TWO, 8, sizes=(100,))
+    fleet.calendar.at(4.5, lambda: setattr(fleet.places[1].down, "cut", True))
+    run(fleet)
+    received = [(learner, count) for learner, _, count in told.of("bytes") if count]
+    assert received == [(0, 100), (1, 100), (0, 100), (1, 100), (0, 100)]  # welcomes, version 1, version 2
+
+
+def test_a_run_that_does_not_end_is_told_after_so_many_events():
+    fleet, _ = small_fleet(TWO, None)
+    with pytest.raises(TimeoutError, match="not over after 500 events"):
+        fleet.run(max_events=500)
+
+
+def test_a_run_ends_when_nothing_is_left_to_happen():
+    fleet, told = small_fleet(ONE, 12, changes=[Change(2.5, 0, "fail")], notice=1.0)
+    fleet.run()
+    assert not fleet.over
+    assert told.of("learner_lost") == [(3.5, {"learner": 0, "incarnation": 1, "reason": "died"})]

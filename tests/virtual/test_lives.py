@@ -1,0 +1,167 @@
+"""Traces of what befalls learners: they read back to the bit, and a bad one is told in one line."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddiloco.config import ConfigError
+from ddiloco.virtual.lives import EVENTS, Change, read_trace, write_trace
+
+LEARNERS = 3
+TIMES = st.floats(0, 1e12) | st.integers(0, 9).map(float)
+SHARES = st.floats(0, 1, exclude_min=True)
+
+
+@st.composite
+def possible_lives(draw):
+    """Changes in the order of their times, none of which befalls somebody who is not there for it."""
+    there = draw(st.lists(st.booleans(), min_size=LEARNERS, max_size=LEARNERS))
+    seen, changes = set(), []
+    for time in sorted(draw(st.lists(TIMES, max_size=15))):
+        learner = draw(st.integers(0, LEARNERS - 1))
+        if there[learner]:
+            event = draw(st.sampled_from([e for e in EVENTS if e not in ("join", "recover")]))
+        else:
+            event = draw(st.sampled_from(["join", "recover"])) if learner in seen else "join"
+        if event in ("join", "recover", "fail", "leave"):
+            there[learner] = event in ("join", "recover")
+        seen.add(learner)
+        changes.append(Change(time, learner, event, draw(SHARES) if event == "step" else 1.0))
+    return changes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("traces")
+
+
+@settings(deadline=None)
+@given(changes=possible_lives())
+def test_a_written_trace_reads_back_to_the_bit(changes, folder):
+    write_trace(folder / "lives.csv", changes)
+    assert read_trace(folder / "lives.csv", LEARNERS) == changes
+
+
+@settings(deadline=None)
+@given(changes=possible_lives(), seed=st.randoms())
+def test_the_same_trace_as_json_reads_to_the_bit_too_in_the_order_of_times(changes, seed, folder):
+    # Those of one time stay in the file's order: only blocks of other times may change places.
+    blocks = [[c for c in changes if c.time == time] for time in sorted({c.time for c in changes})]
+    seed.shuffle(blocks)
+    rows = [dataclasses.asdict(change) for block in blocks for change in block]
+    (folder / "lives.json").write_text(json.dumps(rows))
+    assert read_trace(folder / "lives.json", LEARNERS) == changes
+
+
+def test_a_share_may_be_left_out_and_columns_may_stand_in_any_order(tmp_path):
+    path = tmp_path / "lives.csv"
+    path.write_text("event,time,learner\nfail,2,1\n\nrecover,3.5,1\n")
+    assert read_trace(path, 2) == [Change(2.0, 1, "fail"), Change(3.5, 1, "recover")]
+    path.write_text("time,learner,event,share\n2,1,detect,\n3,1,step,0.25\n")
+    assert [change.share for change in read_trace(path, 2)] == [1.0, 0.25]
+
+
+def test_a_learner_whose_first_change_is_a_join_is_not_there_before(tmp_path):
+    path = tmp_path / "lives.csv"
+    path.write_text("time,learner,event\n5,1,join\n7,1,leave\n9,1,join\n")
+    assert [change.event for change in read_trace(path, 2)] == ["join", "leave", "join"]
+
+
+def rows(*lines):
+    return "\n".join(["time,learner,event,share", *lines]) + "\n"
+
+
+BAD_CSV = {
+    "empty": ("", "line 1: has no column time"),
+    "missing column": ("time,event\n1,fail\n", "line 1: has no column learner"),
+    "short row": ("time,learner,event\n1,0\n", "line 2: event: is None, but must be one of join, leave, "),
+    "unknown event": (rows("1,0,dies,1"), "line 2: event: is 'dies', but must be one of join, leave, "),
+    "learner above": (rows("1,0,fail,1", "2,3,fail,1"), "line 3: learner: is 3, but must be a whole number "),
+    "learner below": (rows("1,-1,fail,1"), "line 2: learner: is -1, but must be a whole number from 0 to 2"),
+    "half a learner": (rows("1,0.5,fail,1"), "line 2: learner: is 0.5, but must be a whole number from 0"),
+    "learner by name": (rows("1,first,fail,1"), "line 2: learner: is 'first', but must be a number"),
+    "NaN time": (rows("nan,0,fail,1"), "line 2: time: is nan, but must be finite"),
+    "infinite time": (rows("inf,0,fail,1"), "line 2: time: is inf, but must be finite"),
+    "negative time": (rows("-0.5,0,fail,1"), "line 2: time: is -0.5, but must be at least 0"),
+    "no time": (rows(",0,fail,1"), "line 2: time: is '', but must be a number"),
+    "share 0": (rows("1,0,step,0"), "line 2: share: is 0, but must be above 0 and at most 1"),
+    "share above 1": (rows("1,0,step,1.5"), "line 2: share: is 1.5, but must be above 0 and at most 1"),
+    "share in words": (rows("1,0,step,half"), "line 2: share: is 'half', but must be a number"),
+    "recovers alive": (rows("1,0,recover,1"), "line 2: event: recover of learner 0 at 1 s, but it is there"),
+    "joins twice": (rows("1,2,join,1", "2,2,join,1"), "line 3: event: join of learner 2 at 2 s, but it is "),
+    "dies twice": (
+        rows("4,1,fail,1", "2,1,fail,1"),
+        "line 2: event: fail of learner 1 at 4 s, but it is not there",
+    ),
+    "steps dead": (
+        rows("1,1,fail,1", "2,1,step,1"),
+        "line 3: event: step of learner 1 at 2 s, but it is not there",
+    ),
+    "joins twice, told out of order": (
+        rows("5,1,join,1", "0,1,leave,1", "2,1,join,1"),
+        "line 2: event: join of learner 1 at 5 s, but it is there",
+    ),
+    "endless field": (rows("1,0," + "x" * 200_000), "line 2: is not CSV: field larger than field limit"),
+}
+BAD_JSON = {
+    "not JSON": ("time,learner,event\n", "is not JSON: Expecting value: line 1 column 1"),
+    "cut short": ('[{"time": 1', "is not JSON: "),
+    "too deep": ("[" * 100_000, "is not JSON: "),
+    "no list": ('{"time": 1}', "must be a list of objects with time, learner, event"),
+    "no objects": ("[1, 2]", "must be a list of objects with time, learner, event"),
+    "missing key": ('[{"time": 1, "event": "fail"}]', "entry 0: learner: is None, but must be a number"),
+    "null": ('[{"time": null, "learner": 0, "event": "fail"}]', "entry 0: time: is None, but must be"),
+    "list for an event": ('[{"time": 1, "learner": 0, "event": []}]', "entry 0: event: is [], but must be"),
+    "beyond floats": (
+        f'[{{"time": 1{"0" * 400}, "learner": 0, "event": "fail"}}]',
+        "entry 0: time: is 1000",
+    ),
+    "dies twice": (
+        '[{"time": 1, "learner": 0, "event": "fail"}, {"time": 2, "learner": 0, "event": "fail"}]',
+        "entry 1: event: fail of learner 0 at 2 s, but it is not there",
+    ),
+}
+CASES = {
+    **{f"csv, {name}": ("lives.csv", *case) for name, case in BAD_CSV.items()},
+    **{f"json, {name}": ("lives.json", *case) for name, case in BAD_JSON.items()},
+}
+
+
+def told(path):
+    with pytest.raises(ConfigError) as caught:
+        read_trace(path, LEARNERS)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{path}: ")
+    return message.removeprefix(f"{path}: ")
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), CASES.values(), ids=CASES)
+def test_a_bad_trace_is_told_in_one_line_with_file_place_and_field(name, text, expected, tmp_path):
+    (tmp_path / name).write_text(text)
+    assert told(tmp_path / name).startswith(expected)
+
+
+def test_a_trace_that_cannot_be_read_is_told_in_one_line(tmp_path):
+    assert told(tmp_path / "none.csv") == "cannot be read: No such file or directory"
+    assert told(tmp_path) == "cannot be read: Is a directory"
+    (tmp_path / "lives.csv").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
+    assert told(tmp_path / "lives.csv").startswith("cannot be read: 'utf-8' codec can't decode byte 0x89")
+
+
+@settings(deadline=None)
+@given(text=st.text() | st.from_regex(r"(time|learner|event|share|[0-9,.\-\n\"a-z])*", fullmatch=True))
+def test_no_text_whatever_ends_in_anything_but_changes_or_one_line(text, folder):
+    for name in ("any.csv", "any.json"):
+        (folder / name).write_text(text)
+        try:
+            changes = read_trace(folder / name, LEARNERS)
+        except ConfigError as error:
+            assert str(error).startswith(f"{folder / name}: ")
+            assert len(str(error).splitlines()) == 1
+        else:
+            assert all(math.isfinite(change.time) and change.event in EVENTS for change in changes)

@@ -11,14 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep
 from ddiloco.outer.weights import contribution_weight
-
-
-class InvalidContribution(ValueError):
-    """What a learner sent cannot be merged; the message says what is wrong with it."""
 
 
 class FragmentState(NamedTuple):
@@ -38,9 +35,13 @@ class FragmentState(NamedTuple):
 class GlobalModel:
     """P fragments of float32 host arrays; merging makes new arrays and never writes those handed out.
 
-    For one thread at a time; only `validate` may be called from any. Beside Theta and the optimizer's
-    state it keeps the memory of each fragment's version before, for the next merge to write into unless
-    somebody still reads it: getting new memory from the system takes as long as the merge.
+    For one thread at a time; only `decode` and `validate` may be called from any. Beside Theta and the
+    optimizer's state it keeps the memory of each fragment's version before, for the next merge to write into
+    unless somebody still reads it: getting new memory from the system takes as long as the merge.
+
+    Attributes:
+      layout: the fragments.
+      decode: reads what learners sent.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class GlobalModel:
         Args:
           layout: the fragments.
           parameters: every tensor of the layout, float32.
-          config: merge rule and outer optimizer.
+          config: merge rule, outer optimizer and the codec of what learners send.
           num_learners: M, the most contributions that a merge can have.
           device: CPU device to compute on; the first one by default.
 
@@ -69,6 +70,7 @@ class GlobalModel:
             wrong = sorted(set(given.items()) ^ set(layout.shapes))
             raise ValueError(f"parameters are not those of the layout; the first to differ is {wrong[0][0]}")
         self.layout = layout
+        self.decode = FragmentDecoder(layout, config.codec, device)
         self._step = OuterStep(layout, config, num_learners, device=device, donate=True)
         self._device = device or jax.local_devices(backend="cpu")[0]
         self._pieces = [self._owned(take(layout, p, parameters)) for p in range(layout.num_fragments)]
@@ -77,7 +79,8 @@ class GlobalModel:
         self._retired: list[tuple[jax.Array, ...] | None] = [None] * layout.num_fragments
 
     def compile(self) -> None:
-        """Compiles the merges of all fragments, so that no round has to wait for it."""
+        """Compiles decoders and merges of all fragments, so that no round has to wait for it."""
+        self.decode.compile()
         for p in range(self.layout.num_fragments):
             self._step.compile(p)
 

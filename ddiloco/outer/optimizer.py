@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ddiloco.config import setting
+from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.fragments import STRATEGIES
 from ddiloco.outer.merging import MERGE_RULES
 
@@ -49,9 +50,24 @@ class OuterConfig:
         0.8, "decay per round of the average of rho that `persistence` keeps", at_least=0.0, below=1.0
     )
 
+    codec: str = setting(
+        "f32",
+        "what learners send: parameters in f32, or outer gradients in fewer bytes",
+        choices=tuple(CODECS),
+    )
+    error_feedback: bool = setting(
+        False, "whether a learner adds what its last merged encoding left out to its next one"
+    )
+
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             _optax_optimizer(self.optimizer)
+        if self.error_feedback and CODECS[self.codec].of_parameters:
+            lossy = [name for name, codec in CODECS.items() if not codec.of_parameters]
+            raise ValueError(
+                f"error_feedback: is True, but codec {self.codec} leaves nothing out; "
+                f"it needs a codec of {', '.join(lossy)}"
+            )
 
 
 def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:

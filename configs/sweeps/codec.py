@@ -1,0 +1,21 @@
+"""What a codec costs in quality: the same virtual run with each, half the tiny preset's length.
+
+  python -m experiments.sweep --sweep=configs/sweeps/codec.py --output=runs/codec
+
+5 runs, about a minute each on 2 CPU cores. Under the virtual driver the codec is all that differs: links take
+no time, so that the same contributions meet in the same rounds. Its outcome: docs/results/codecs.md.
+"""
+
+CODECS = (
+    {"outer.codec": "f32"},
+    {"outer.codec": "bf16"},
+    {"outer.codec": "int8"},
+    {"outer.codec": "int4"},
+    {"outer.codec": "int4", "outer.error_feedback": True},
+)
+
+
+def get_sweep() -> list[dict]:
+    """One run of each codec, and of the coarsest with error feedback."""
+    run = {"train.steps": 240, "eval.every": 0, "sample.tokens": 0}
+    return [{"config": "configs/dense.py:tiny", "driver": "virtual", **codec, **run} for codec in CODECS]

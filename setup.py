@@ -12,6 +12,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments"]),
+    package_data={"ddiloco.runtime.remote": ["wire.proto"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
@@ -19,12 +20,14 @@ setup(
         "flax>=0.12",
         "importlib_resources>=6",
         "grain>=0.2.15",
+        "grpcio>=1.70",
         "jax>=0.9",
         "matplotlib>=3.8",
         "ml_collections>=1.0",
         "numpy>=2.0",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
+        "protobuf>=7.35.1",  # that wire_pb2.py was generated for
         "rich>=13.7",
         "sentencepiece>=0.2",
         "scipy>=1.11",
@@ -32,7 +35,14 @@ setup(
         "tensorflow-datasets>=4.9.9",
     ],
     extras_require={
-        "test": ["hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9"],
+        "test": [
+            "grpcio-tools>=1.70",
+            "hypothesis>=6.100",
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
+            "ruff>=0.9",
+        ],
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
     },

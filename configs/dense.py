@@ -13,7 +13,7 @@ ALGORITHM
 
 from ml_collections import ConfigDict, config_dict
 
-from configs import virtual
+from configs import remote, virtual
 
 SIZES = ("tiny", "small", "2b", "5b", "9b")
 ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel", "lone_learner")
@@ -29,7 +29,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
     config = ConfigDict()
     config.algorithm = next((name for name in names if name in ALGORITHMS), "decoupled")
-    config.driver = "local"  # roles as threads of one process; or virtual, under a simulated clock
+    config.driver = "local"  # roles as threads; remote: as processes; virtual: under a simulated clock
     config.seed = 0  # initial parameters, data order, sample
 
     config.model = model(size)
@@ -80,6 +80,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.mesh.tensor = 1
     config.mesh.expert = 1
 
+    config.remote = remote.section()  # the wire, of driver=remote
     config.virtual = virtual.section()  # what driver=virtual plays
 
     config.eval = ConfigDict()  # of the global model, on held-out text
@@ -159,4 +160,6 @@ def outer(algorithm: str) -> ConfigDict:
     c.momentum = 0.3
     c.target = 1.0  # of persistence: effective step, rate / (1 - momentum * rho)
     c.rho_decay = 0.8  # of persistence: weight of the past in rho, a round
+    c.codec = "f32"  # what learners send: parameters in f32, or outer gradients in bf16, int8, int4
+    c.error_feedback = False  # a learner's next encoding also brings what its last merged one left out
     return c

@@ -7,6 +7,9 @@ Times are virtual seconds. A tuple has an entry for each learner, or one for all
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import goodput
+from ddiloco.goodput.failures import FailureModel
+
 
 def section() -> ConfigDict:
     """A steady fleet: a second a step, links that take no time."""
@@ -18,6 +21,7 @@ def section() -> ConfigDict:
     c.bandwidth = ()  # bytes a second of a link, each way; (): no bound
     c.jitter = (0.0,)  # mean of a further, exponential delay; it can reorder messages
     c.loss = (0.0,)  # share of messages that vanish
+    c.seconds = config_dict.placeholder(float)  # time budget, which sets T; None: T by tokens or steps
     c.merge_seconds = 0.0  # that a merge takes
     c.notice_seconds = 10.0  # until the syncer hears of a dead learner
     c.recovery_seconds = 30.0  # from the start of a learner that comes or returns until it asks to join
@@ -28,9 +32,7 @@ def section() -> ConfigDict:
     c.lives = "steady"  # or failures, spare_capacity (both drawn from config.seed), trace
     c.trace = config_dict.placeholder(str)  # CSV or JSON: time, learner, event[, share]; for lives=trace
 
-    c.failures = ConfigDict()  # of chips; other fields: ddiloco/goodput/failures.py, configs/goodput.py
-    c.failures.mtbi_years = 1.0  # between two interruptions of one chip
-    c.failures.chips_per_slice = 256  # that one interruption takes away
+    c.failures = goodput.failures(FailureModel())  # of chips, and what they cost
 
     c.spare_capacity = ConfigDict()  # that learners scavenge; base fleet: the learners that stay
     c.spare_capacity.extra_learners = 0  # the last of config.sync.num_learners; they come and go

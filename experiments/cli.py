@@ -64,6 +64,15 @@ def take_overrides() -> list[tuple[str, str]]:
     return taken
 
 
+def config_arguments() -> list[str]:
+    """The config, with its overrides in their order, as the command line of a program like this one."""
+    overrides = []
+    for path, value in _overrides(sys.argv):
+        bare = value is None or value.startswith("--")  # of a bool that is set by its name alone
+        overrides.append(f"--config.{path}={'true' if bare else value}")
+    return [f"--config={_chosen_config(sys.argv)}", *overrides]
+
+
 def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -> None:
     """Parses the flags and runs `main`; exits 0, or as `main` says, 2 on a usage error, 1 on any other."""
     nones: list[str] = []

@@ -204,7 +204,10 @@ def test_every_setting_says_what_it_means():
         ({"data.tokenizer": "sentencepiece"}, "config.data.tokenizer_model: is missing, but"),
         ({"sample.prompt": ""}, "config.sample.prompt: is empty, but must have something to continue"),
         ({"seed": -1}, "config.seed: is -1, but must be at least 0"),
-        ({"driver": "remote"}, "config.driver: is 'remote', but must be one of local"),
+        (
+            {"driver": "remote", "algorithm": "lone_learner"},
+            "config.driver: is remote, but lone_learner is one job",
+        ),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

@@ -111,6 +111,22 @@ class Assembly:
             self.batches(shards, rows)
         _ = self.held_out
 
+    def check_learner(self, learner: int) -> None:
+        """Finds what cannot work in a process that is this one learner; raises as `check` does."""
+        _ = self.layout
+        rows = self.experiment.batch_size(learner)
+        check_rows(self.experiment, self.own_mesh(), rows)
+        self.batches((learner,), rows)
+
+    def check_syncer(self) -> None:
+        """Finds what cannot work in a process that is the syncer; raises as `check` does."""
+        _ = self.layout
+        _ = self.held_out
+
+    def own_mesh(self) -> Mesh:
+        """The mesh of the one learner of this process: all devices that the process sees."""
+        return carve(jax.devices(), 1, self.experiment.mesh)[0]
+
     def evaluation_mesh(self) -> Mesh:
         """One device to evaluate on while learners train: one that no learner uses, where there is one.
 
@@ -133,16 +149,12 @@ class Assembly:
             transfers = dict(
                 zip(dict.fromkeys(meshes), pool.map(self._transfer, dict.fromkeys(meshes)), strict=True)
             )
-        return [
-            Equipment(
-                program=programs[key],
-                transfer=transfers[key[0]],
-                batches=self.batches((m,), key[1]),
-                steps_in_flight=e.train.steps_in_flight,
-                min_step_seconds=e.min_step_seconds(m),
-            )
-            for m, key in enumerate(keys)
-        ]
+        return [self._equipment(m, programs[key], transfers[key[0]], key[1]) for m, key in enumerate(keys)]
+
+    def own_equipment(self, learner: int) -> Equipment:
+        """What the one learner of this process works with, compiled."""
+        mesh, rows = self.own_mesh(), self.experiment.batch_size(learner)
+        return self._equipment(learner, self._program((mesh, rows)), self._transfer(mesh), rows)
 
     def batches(self, shards: Sequence[int], batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """The training batches of these shards, out of one shard for each learner."""
@@ -193,6 +205,18 @@ class Assembly:
         )
         return e.sample.prompt + self.tokenizer.decode(tokens)
 
+    def _equipment(
+        self, learner: int, program: TrainProgram, transfer: FragmentTransfer, rows: int
+    ) -> Equipment:
+        e = self.experiment
+        return Equipment(
+            program=program,
+            transfer=transfer,
+            batches=self.batches((learner,), rows),
+            steps_in_flight=e.train.steps_in_flight,
+            min_step_seconds=e.min_step_seconds(learner),
+        )
+
     def _program(self, key: tuple[Mesh, int]) -> TrainProgram:
         e = self.experiment
         mesh, rows = key
@@ -201,7 +225,7 @@ class Assembly:
     def _transfer(self, mesh: Mesh) -> FragmentTransfer:
         e = self.experiment
         shardings = parameter_shardings(e.model, mesh)
-        transfer = FragmentTransfer(self.layout, shardings)
+        transfer = FragmentTransfer(self.layout, shardings, e.outer.codec, e.outer.error_feedback)
         # Zeros, since the initial parameters would compile their generators anew for every mesh.
         transfer.compile(
             {

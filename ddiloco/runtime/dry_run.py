@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from ddiloco.models import flops_per_token
-from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.outer.codecs import CODECS
+from ddiloco.outer.encoding import encoded_bytes
+from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
 from ddiloco.runtime.assembly import check_rows, make_layout
 from ddiloco.runtime.experiment import Experiment
-from ddiloco.training.mesh import carve
+from ddiloco.runtime.transfer import placement
+from ddiloco.training.mesh import carve, parameter_shardings
 from ddiloco.training.parameters import num_parameters
 from ddiloco.training.step import abstract_batch, abstract_state, make_train_step
 
@@ -21,25 +26,28 @@ _GRADIENT_BYTES = 2  # data-parallel training exchanges bfloat16 gradients
 
 @dataclasses.dataclass(frozen=True)
 class Bandwidth:
-    """What one learner moves, in bytes for each inner step; each way unless said otherwise."""
+    """What one learner moves one way, in bytes for each inner step, with one codec."""
 
     mean: float  # every fragment once in H steps
     peak: float  # the step at which most is due
     data_parallel: float  # ring all-reduce of the gradients between as many data centres as learners
 
 
-def bandwidth(experiment: Experiment, layout: FragmentLayout) -> Bandwidth:
-    """Expected bytes a step of one learner, f32 fragments out and in, against data-parallel training."""
-    sync = experiment.sync
+def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32") -> Bandwidth:
+    """Expected bytes a step of one learner, against data-parallel training.
+
+    `codec`: of what the learner sends; what it gets is f32 always.
+    """
+    sync, sizes = experiment.sync, encoded_bytes(layout, codec)
     offsets = [p * sync.interval // sync.num_fragments for p in range(sync.num_fragments)]
     due = [
-        sum(size for size, o in zip(layout.bytes, offsets, strict=True) if o == offset)
+        sum(size for size, o in zip(sizes, offsets, strict=True) if o == offset)
         for offset in dict.fromkeys(offsets)
     ]
     learners = sync.num_learners
     gradients = _GRADIENT_BYTES * num_parameters(experiment.model)
     return Bandwidth(
-        mean=sum(layout.bytes) / sync.interval,
+        mean=sum(sizes) / sync.interval,
         peak=float(max(due)),
         data_parallel=2 * (learners - 1) / learners * gradients,
     )
@@ -61,9 +69,10 @@ def describe(experiment: Experiment) -> str:
     clock = jax.ShapeDtypeStruct((), jnp.int32)
     jax.eval_shape(step, state, abstract_batch(meshes[0], rows, length), clock)
     shard_bytes = sum(
-        leaf.dtype.itemsize * _elements(leaf.sharding.shard_shape(leaf.shape))
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
         for leaf in jax.tree.leaves(state)
     )
+    anchors = _anchors(experiment, layout, meshes[0])
     params = num_parameters(experiment.model)
     tokens = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners)) * length
     flops = flops_per_token(experiment.model, length) * rows * length
@@ -72,10 +81,25 @@ def describe(experiment: Experiment) -> str:
         f"algorithm    {experiment.algorithm}, {experiment.sync.num_learners} learners",
         f"parameters   {params:,} ({_size(4 * params)} in float32)",
         f"mesh         {shape} for each learner, {len(jax.devices())} devices in all",
-        f"memory       {_size(shard_bytes)} of parameters and optimizer state on each device",
+        f"memory       {_size(shard_bytes)} of parameters and optimizer state on each device{anchors}",
         f"step         {rows} x {length} tokens and {flops:.3g} FLOP a learner, {tokens:,} tokens in all",
     ]
     return "\n".join([*head, *_fragments(layout), *_bandwidth(experiment, layout)])
+
+
+def _anchors(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> str:
+    """What the codec keeps there beside: the versions anchored on, and what encodings left out."""
+    outer = experiment.outer
+    if CODECS[outer.codec].of_parameters:
+        return ""
+    shardings = parameter_shardings(experiment.model, mesh)
+    elements = sum(
+        math.prod(sharding.shard_shape(shape))
+        for p in range(layout.num_fragments)
+        for sharding, shape in zip(placement(layout, p, shardings), layout.piece_shapes(p), strict=True)
+    )
+    kept = BYTES_PER_ELEMENT * elements * (2 if outer.error_feedback else 1)
+    return f", {_size(kept)} more for codec {outer.codec}"
 
 
 def _fragments(layout: FragmentLayout) -> list[str]:
@@ -90,23 +114,20 @@ def _fragments(layout: FragmentLayout) -> list[str]:
 
 
 def _bandwidth(experiment: Experiment, layout: FragmentLayout) -> list[str]:
-    b = bandwidth(experiment, layout)
+    moved = {codec: bandwidth(experiment, layout, codec) for codec in CODECS}
+    plain, used = moved["f32"], moved[experiment.outer.codec]
     lines = [
-        f"bandwidth    {_size(b.mean)} a step and learner each way on average, {_size(b.peak)} at the peak;",
-        f"             data-parallel over the same links {_size(b.data_parallel)} (bfloat16 ring all-reduce)",
-        "             step time      mean      peak   data-parallel   (Gbit/s)",
+        f"bandwidth    a step and learner: {_size(used.mean)} up in {experiment.outer.codec}, "
+        f"{_size(plain.mean)} down in f32, at the peak {plain.peak / plain.mean:.2f} times as much;",
+        f"             data-parallel over the same links {_size(plain.data_parallel)} each way "
+        "(bfloat16 ring all-reduce)",
+        "             Gbit/s one way, up by codec, down as f32:",
+        f"             step time {''.join(f'{codec:>9}' for codec in CODECS)}   data-parallel",
     ]
     for seconds in _STEP_SECONDS:
-        mean, peak, parallel = (8e-9 * v / seconds for v in (b.mean, b.peak, b.data_parallel))
-        lines.append(f"             {seconds:7.1f} s {mean:9.3f} {peak:9.3f} {parallel:15.3f}")
+        means = "".join(f"{8e-9 * b.mean / seconds:9.3f}" for b in moved.values())
+        lines.append(f"             {seconds:7.1f} s {means} {8e-9 * plain.data_parallel / seconds:15.3f}")
     return lines
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _size(num_bytes: float) -> str:

@@ -11,13 +11,14 @@ from ddiloco.data.settings import DataConfig
 from ddiloco.models import MODELS, model_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.runtime.remote.settings import RemoteConfig
 from ddiloco.runtime.virtual_settings import VirtualConfig
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
 
 DECOUPLED_FAMILY = ("decoupled", "streaming", "diloco")
 BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
-DRIVERS = ("local", "virtual")
+DRIVERS = ("local", "remote", "virtual")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Experiment:
     sync: SyncPolicy = section(SyncPolicy)
     outer: OuterConfig = section(OuterConfig)
     mesh: MeshConfig = section(MeshConfig)
+    remote: RemoteConfig = section(RemoteConfig)
     virtual: VirtualConfig = section(VirtualConfig)
     eval: EvalConfig = section(EvalConfig)
     sample: SampleConfig = section(SampleConfig)
@@ -105,6 +107,13 @@ class Experiment:
             )
         if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
             raise ValueError(f"driver: is {self.driver}, but elastic_data_parallel needs virtual")
+        if self.algorithm in BASELINES and self.driver == "remote":
+            raise ValueError(f"driver: is remote, but {self.algorithm} is one job, which needs local")
+        if self.virtual.seconds is not None and (self.train.tokens is not None or self.driver != "virtual"):
+            raise ValueError(
+                f"virtual.seconds: is {self.virtual.seconds:g}, but must be None where train.tokens is set "
+                "or driver is not virtual"
+            )
         try:
             self.virtual.check(learners)
         except ValueError as error:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ddiloco.config import ConfigError
 from ddiloco.observe.monitor import Monitor, RunInfo
+from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.runtime import checkpoints
 from ddiloco.runtime.assembly import Assembly, make_layout
@@ -41,8 +42,23 @@ class Result(NamedTuple):
     failure: str | None
 
 
-def run_job(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event, live: bool) -> Result:
+def run_job(
+    experiment: Experiment,
+    workdir: pathlib.Path,
+    stop: threading.Event,
+    live: bool,
+    runner: Runner | None = None,
+    resume: bool = False,
+) -> Result:
     """Runs an experiment; setting `stop` ends it early, with everything saved.
+
+    Args:
+      experiment: all settings.
+      workdir: where everything that it makes goes.
+      stop: ends it early.
+      live: draw a progress line.
+      runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
+      resume: whether this goes on with the run in the workdir, which otherwise is set aside.
 
     Raises:
       ConfigError, DataError: found before anything was trained.
@@ -50,11 +66,19 @@ def run_job(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event
     virtual = experiment.driver == "virtual"
     if virtual:
         check_fleet(experiment)
-    experiment = with_steps(experiment, lambda: make_layout(experiment).bytes)
+    experiment = with_steps(
+        experiment,
+        lambda: make_layout(experiment).bytes,
+        lambda: encoded_bytes(make_layout(experiment), experiment.outer.codec),
+    )
     assembly = None if virtual and not experiment.virtual.arrays else Assembly(experiment)
-    if assembly is not None:
+    if experiment.driver == "remote":
+        if runner is None:
+            raise ConfigError("config.driver: is remote, which only experiments.train can start")
+        assembly.check_syncer()
+    elif assembly is not None:
         assembly.check()
-    _write_settings(workdir, experiment)
+    _write_settings(workdir, experiment, resume)
     monitor = Monitor(
         workdir,
         _run_info(experiment, assembly),
@@ -67,7 +91,10 @@ def run_job(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event
     begun = time.monotonic()
     continuation = None
     try:
-        outcome = _run(experiment, assembly, monitor.queue.put, stop)
+        if runner is not None:
+            outcome = runner(assembly, monitor.queue.put, stop)
+        else:
+            outcome = _run(experiment, assembly, monitor.queue.put, stop)
         extra = {
             "finished": outcome.finished,
             "interrupted": stop.is_set() and not outcome.finished,
@@ -93,13 +120,16 @@ def _run(
     stop: threading.Event,
 ) -> Outcome:
     if assembly is None:
-        sizes = () if experiment.algorithm in BASELINES else make_layout(experiment).bytes
-        return run_without_arrays(experiment, sizes, record, stop)
+        if experiment.algorithm in BASELINES:
+            return run_without_arrays(experiment, (), record, stop)
+        layout = make_layout(experiment)
+        encoded = encoded_bytes(layout, experiment.outer.codec)
+        return run_without_arrays(experiment, layout.bytes, record, stop, encoded)
     drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
     return drivers[experiment.driver](assembly, record, stop)
 
 
-def _write_settings(workdir: pathlib.Path, experiment: Experiment) -> None:
+def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:
     """What the run is: its config, and in virtual time what befalls its learners.
 
     Raises:
@@ -107,7 +137,8 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment) -> None:
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        set_aside(workdir)
+        if not resume:
+            set_aside(workdir)
         (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
         if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
             write_trace(workdir / "lives.csv", lives(experiment))
@@ -132,6 +163,8 @@ def set_aside(workdir: pathlib.Path) -> None:
 def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
     if assembly is None or experiment.driver == "virtual":
         chips = chips_by_learner(experiment)
+    elif experiment.driver == "remote":  # their devices are not this process's: all count alike
+        chips = dict.fromkeys(range(experiment.sync.num_learners), 1)
     else:
         chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}
     return RunInfo(

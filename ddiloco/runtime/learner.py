@@ -19,6 +19,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.runtime.delivery import Delivery, Leave, Notice, UpdateDelivery, WelcomeDelivery
 from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
 from ddiloco.runtime.shelf import Shelf
+from ddiloco.runtime.transfer import Snapshot
 
 
 class LearnerWorker:
@@ -44,7 +45,7 @@ class LearnerWorker:
         self._to_syncer = to_syncer
         self._record = record
         self._arrays = TrainingArrays(equipment)
-        self._snapshots: dict[tuple[int, int], tuple[jax.Array, ...]] = {}  # (fragment, step)
+        self._snapshots: dict[tuple[int, int], Snapshot] = {}  # (fragment, step)
         self._in_flight: collections.deque[tuple[int, int, dict[str, jax.Array]]] = collections.deque()
         self._leaving = False
         self._timeline = State.STARTING
@@ -150,14 +151,17 @@ class LearnerWorker:
             case actions.AdoptAll(step=step, versions=versions):
                 self._arrays.adopt(fragments)
                 self.shelf.clear()
+                self._snapshots.clear()
                 self._to_syncer(events.LearnerReady(core.learner, core.incarnation, step, versions))
             case actions.TakeSnapshot(contribution=c):
                 self._snapshots[c.fragment, c.step] = self._arrays.snapshot(c.fragment)
             case actions.Publish(contribution=c):
                 self.shelf.put(c, self._snapshots.pop((c.fragment, c.step)))
             case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
+                pulled = self.shelf.take_down(fragment)
+                if pulled is not None:
+                    self._arrays.pulled(fragment, pulled)
                 self._arrays.apply(fragment, mixing, pieces)
-                self.shelf.clear(fragment)
             case actions.SendReport(report=report):
                 self._to_syncer(events.StepReported(report))
             case actions.Drop(reason=reason):

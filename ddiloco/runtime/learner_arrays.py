@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ddiloco.runtime.delivery import Pieces
-from ddiloco.runtime.transfer import FragmentTransfer
+from ddiloco.runtime.transfer import FragmentTransfer, Snapshot
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import Metrics, TrainState
 
@@ -28,16 +29,28 @@ class Equipment:
 
 
 class TrainingArrays:
-    """Owned by the thread that steps. Every call is ordered after the steps handed out before it."""
+    """Owned by the thread that steps. Every call is ordered after the steps handed out before it.
+
+    Where the codec is of outer gradients, the version of each fragment that the learner adopted stays on its
+    devices: 4 bytes a parameter, and with error feedback as much again for what encodings left out.
+    """
 
     def __init__(self, equipment: Equipment) -> None:
         self._equipment = equipment
         self._state: TrainState | None = None
+        self._anchors: dict[int, tuple[jax.Array, ...]] = {}
+        self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next snapshots
+        self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the snapshots that were pulled left out
 
     def adopt(self, fragments: Sequence[Pieces]) -> None:
-        """Loads every fragment of a welcome; the inner optimizer begins anew."""
-        whole = self._equipment.transfer.whole(fragments)
-        self._state = self._equipment.program.state_from(whole)
+        """Loads every fragment of a welcome; inner optimizer and error feedback begin anew."""
+        transfer = self._equipment.transfer
+        self._state = self._equipment.program.state_from(transfer.whole(fragments))
+        self._left.clear()
+        if transfer.keeps_anchors:
+            self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
+        if transfer.error_feedback:
+            self._residuals = {p: jax.tree.map(jnp.zeros_like, a) for p, a in self._anchors.items()}
 
     def step(self, clock: int) -> tuple[int, Metrics]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way.
@@ -48,18 +61,40 @@ class TrainingArrays:
         self._state, metrics = self._equipment.program.step(self._state, batch, clock)
         return int(batch["weights"].sum()), metrics
 
-    def snapshot(self, fragment: int) -> tuple[jax.Array, ...]:
-        """Copies of the fragment's pieces on the devices, with their copy to the host under way."""
-        return self._equipment.transfer.snapshot(fragment, self._state.params)
+    def snapshot(self, fragment: int) -> Snapshot:
+        """The fragment as it stands, encoded on the devices, with its copy to the host under way."""
+        anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
+        return self._equipment.transfer.snapshot(fragment, self._state.params, anchor, residual)
+
+    def pulled(self, fragment: int, snapshot: Snapshot) -> None:
+        """The syncer has this one of the snapshots since the last update; the newest word counts.
+
+        The next update is taken to contain it. Where it does not, because the pull came too late or the
+        syncer died, one encoding's error is lost and another is sent along in vain, and no more than that.
+        """
+        self._left[fragment] = snapshot.residual
 
     def apply(self, fragment: int, mixing: float, pieces: Pieces) -> None:
-        """theta_p <- (1 - mixing) Theta_p + mixing theta_p."""
-        params = self._equipment.transfer.apply(fragment, self._state.params, pieces, mixing)
+        """theta_p <- (1 - mixing) Theta_p + mixing theta_p.
+
+        The next snapshots are of the way from Theta_p, not from the mixture. They send along what the pulled
+        one left out, but for the share `mixing` of it, which stays in theta_p. If none was pulled, they send
+        along what was to be sent before.
+        """
+        placed = self._equipment.transfer.place(fragment, pieces)
+        params = self._equipment.transfer.apply(fragment, self._state.params, placed, mixing)
         self._state = dataclasses.replace(self._state, params=params)
+        if self._equipment.transfer.keeps_anchors:
+            self._anchors[fragment] = placed
+        left = self._left.pop(fragment, ())
+        if left:
+            self._residuals[fragment] = tuple((1 - mixing) * x for x in left) if mixing else left
 
     def lose(self) -> None:
         """Lets go of the state, as when a process dies. Batches already drawn stay drawn."""
         self._state = None
+        for held in (self._anchors, self._residuals, self._left):
+            held.clear()
 
     @property
     def params(self) -> Mapping[str, jax.Array]:

@@ -21,7 +21,7 @@ from ddiloco.runtime.evaluator import Evaluator
 from ddiloco.runtime.learner import LearnerWorker
 from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.outcome import Outcome
-from ddiloco.runtime.syncer import SyncerWorker, host_pieces
+from ddiloco.runtime.syncer import SyncerWorker, host_arrays
 
 _LEAVE_SECONDS = 60.0  # for threads to end after the word to leave; a hung device must not keep the rest
 
@@ -41,8 +41,8 @@ class LocalLink:
         published = self._worker.shelf.get(fragment)
         if published is None:
             return None
-        contribution, pieces = published
-        return contribution, host_pieces(pieces)
+        contribution, snapshot = published
+        return contribution, host_arrays(snapshot.arrays)
 
 
 class LocalRun:

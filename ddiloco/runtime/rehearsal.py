@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +14,7 @@ from ddiloco.observe import records
 from ddiloco.runtime.experiment import BASELINES, Experiment
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.virtual import RecordingObserver, play
-from ddiloco.runtime.virtual_baseline import JobClock
+from ddiloco.runtime.virtual_baseline import JobClock, StandsStill
 from ddiloco.runtime.virtual_fleet import horizon, make_fleet
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
@@ -21,42 +23,52 @@ Record = Callable[[Any], None]
 
 
 def run_without_arrays(
-    experiment: Experiment, sizes: Sequence[int], record: Record, stop: threading.Event
+    experiment: Experiment,
+    sizes: Sequence[int],
+    record: Record,
+    stop: threading.Event,
+    encoded_sizes: Sequence[int] | None = None,
 ) -> Outcome:
     """Plays the run; batches count as full.
 
     Args:
       experiment: of the virtual driver.
-      sizes: bytes of each fragment; of no use to a baseline.
+      sizes: bytes of each fragment, to a learner; of no use to a baseline.
       record: takes the records of the run.
       stop: ends it early.
+      encoded_sizes: the same to the syncer; None: as `sizes`.
     """
     if experiment.algorithm in BASELINES:
         return _play_job(experiment, record, stop)
     observer = RecordingObserver(record, lambda step, tokens, now: None)
-    fleet = _counting_fleet(experiment, experiment.train.steps, sizes, observer)
+    syncer = CountingSyncer(sizes, encoded_sizes)
+    fleet = _counting_fleet(experiment, experiment.train.steps, syncer, observer)
     failure = play(fleet, experiment, observer, stop)
     return Outcome(None, fleet.syncer.durable.step, None, fleet.over, failure)
 
 
-def rehearse(experiment: Experiment, tokens: int, sizes: Sequence[int]) -> int:
-    """The global steps at which the fleet's learners have trained on so many tokens, without training.
+def rehearse(
+    experiment: Experiment, sizes: Sequence[int], encoded_sizes: Sequence[int] | None = None
+) -> int:
+    """The global steps to which the fleet comes within its budget of tokens or of time, without training.
 
-    `sizes`: bytes of each fragment. Batches count as full, so that a run differs by what padding there is.
+    `sizes`: bytes of each fragment, to a learner; `encoded_sizes`: to the syncer, None: the same. Batches
+    count as full, so that a run differs by what padding there is.
 
     Raises:
-      ConfigError: the fleet dies before it comes there.
+      ConfigError: the fleet dies before it has spent its tokens.
     """
     counted = _Counted()
-    fleet = _counting_fleet(experiment, None, sizes, counted)
-    until = horizon(experiment)
-    fleet.run(stop=lambda: counted.tokens >= tokens or fleet.calendar.now > until)
-    if counted.tokens < tokens:
+    fleet = _counting_fleet(experiment, None, CountingSyncer(sizes, encoded_sizes), counted)
+    tokens, until = experiment.train.tokens, experiment.virtual.seconds or horizon(experiment)
+    spent = math.inf if tokens is None else tokens
+    fleet.run(stop=lambda: counted.tokens >= spent or fleet.calendar.now > until)
+    if tokens is not None and counted.tokens < tokens:
         raise ConfigError(
             f"config.train.tokens: is {tokens}, but the fleet of config.virtual comes to {counted.tokens} "
             f"in {until:g} virtual seconds"
         )
-    return counted.clock
+    return max(1, counted.clock)
 
 
 class _Counted(Observer):
@@ -68,41 +80,61 @@ class _Counted(Observer):
         self.clock = max(self.clock, clock)
 
 
-def with_steps(experiment: Experiment, sizes: Callable[[], Sequence[int]]) -> Experiment:
-    """The experiment with `train.steps` set by its token budget, if it has one.
+def with_steps(
+    experiment: Experiment,
+    sizes: Callable[[], Sequence[int]],
+    encoded_sizes: Callable[[], Sequence[int] | None] = lambda: None,
+) -> Experiment:
+    """The experiment with `train.steps` set by its budget of tokens or of time, if it has one.
 
     Under the virtual driver a rehearsal finds the steps; else all learners are taken to step alike.
     """
-    tokens = experiment.train.tokens
-    if tokens is None:
+    tokens, seconds = experiment.train.tokens, experiment.virtual.seconds
+    if tokens is None and seconds is None:
         return experiment
-    length = experiment.data.sequence_length
-    learners = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
-    steps = -(-tokens // (length * sum(experiment.batch_size(m) for m in learners)))
     if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
-        steps = rehearse(experiment, tokens, sizes())
+        steps = rehearse(experiment, sizes(), encoded_sizes())
+    elif tokens is not None:
+        length = experiment.data.sequence_length
+        learners = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
+        steps = -(-tokens // (length * sum(experiment.batch_size(m) for m in learners)))
+    else:
+        steps = _steps_of_job(experiment, seconds)
     return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
 
 
+def _steps_of_job(experiment: Experiment, seconds: float) -> int:
+    clock, steps = JobClock(experiment, lambda record: None), 0
+    with contextlib.suppress(StandsStill):
+        while clock.now < seconds:
+            clock.step()
+            steps += 1
+    return max(1, steps)
+
+
 def _counting_fleet(
-    experiment: Experiment, total_steps: int | None, sizes: Sequence[int], observer: Observer
+    experiment: Experiment, total_steps: int | None, syncer: CountingSyncer, observer: Observer
 ) -> Fleet:
     length = experiment.data.sequence_length
 
     def arrays(learner: int) -> CountingLearner:
         return CountingLearner(experiment.batch_size(learner) * length)
 
-    return make_fleet(experiment, total_steps, arrays, CountingSyncer(sizes), observer)
+    return make_fleet(experiment, total_steps, arrays, syncer, observer)
 
 
 def _play_job(experiment: Experiment, record: Record, stop: threading.Event) -> Outcome:
     clock = JobClock(experiment, record)
     shards = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
     tokens = experiment.data.sequence_length * sum(experiment.batch_size(m) for m in shards)
-    step = 0
+    step, failure = 0, None
     while step < experiment.train.steps and not stop.is_set():
+        try:
+            clock.step()
+        except StandsStill as error:
+            failure = str(error)
+            break
         step += 1
-        clock.step()
         record(records.StepDone(0, step, clock.now, tokens, {}))
     clock.finish()
-    return Outcome(None, step, None, finished=step == experiment.train.steps, failure=None)
+    return Outcome(None, step, None, finished=step == experiment.train.steps, failure=failure)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import jax
-
 from ddiloco.protocol.messages import Contribution
+from ddiloco.runtime.transfer import Snapshot
 
 
 class Shelf:
@@ -17,22 +16,30 @@ class Shelf:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._published: dict[int, tuple[Contribution, tuple[jax.Array, ...]]] = {}
+        self._published: dict[int, tuple[Contribution, Snapshot]] = {}
+        self._pulled: dict[int, Snapshot] = {}
 
-    def put(self, contribution: Contribution, pieces: tuple[jax.Array, ...]) -> None:
+    def put(self, contribution: Contribution, snapshot: Snapshot) -> None:
         """Publishes a fragment in place of what was published of it before."""
         with self._lock:
-            self._published[contribution.fragment] = (contribution, pieces)
+            self._published[contribution.fragment] = (contribution, snapshot)
 
-    def get(self, fragment: int) -> tuple[Contribution, tuple[jax.Array, ...]] | None:
-        """The newest published snapshot of the fragment, if there is one."""
+    def get(self, fragment: int) -> tuple[Contribution, Snapshot] | None:
+        """The newest published snapshot of the fragment, if there is one; it counts as pulled."""
         with self._lock:
-            return self._published.get(fragment)
+            published = self._published.get(fragment)
+            if published is not None:
+                self._pulled[fragment] = published[1]
+            return published
 
-    def clear(self, fragment: int | None = None) -> None:
-        """Takes a fragment down, since an update has overwritten it; None: all of them."""
+    def take_down(self, fragment: int) -> Snapshot | None:
+        """Takes a fragment down, since an update overwrites it; gives the last one pulled, if any was."""
         with self._lock:
-            if fragment is None:
-                self._published.clear()
-            else:
-                self._published.pop(fragment, None)
+            self._published.pop(fragment, None)
+            return self._pulled.pop(fragment, None)
+
+    def clear(self) -> None:
+        """Takes all fragments down."""
+        with self._lock:
+            self._published.clear()
+            self._pulled.clear()

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,8 +28,8 @@ class LearnerLink(Protocol):
     def deliver(self, delivery: Delivery) -> None:
         """Hands something over without waiting for the learner."""
 
-    def pull(self, fragment: int) -> tuple[Contribution, Pieces] | None:
-        """The newest published snapshot, on the host; None if there is none. May wait for the copy."""
+    def pull(self, fragment: int) -> tuple[Contribution, Sequence[np.ndarray]] | None:
+        """The newest published snapshot, encoded, on the host; None if there is none. May wait for it."""
 
 
 class SyncerWorker:
@@ -56,7 +56,9 @@ class SyncerWorker:
         self._links: dict[tuple[int, int], LearnerLink] = {}
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
         self._arrivals: Arrivals[Pieces] = Arrivals()
-        self._pullers = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="syncer-pull")
+        # As many as pulls may be under way: over a network each is a wait, and none may wait for another.
+        pulls = core.policy.num_learners * max(1, core.policy.overlap)
+        self._pullers = concurrent.futures.ThreadPoolExecutor(pulls, thread_name_prefix="syncer-pull")
         self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
@@ -126,7 +128,9 @@ class SyncerWorker:
             case actions.Reject():
                 self._answer(action, events.Rejected(action.incarnation, action.reason))
             case actions.PullFragment():
-                self._pullers.submit(self._pull, action, self._links[action.learner, action.incarnation])
+                link = self._links[action.learner, action.incarnation]
+                anchor = self._committed[action.round.fragment]
+                self._pullers.submit(self._pull, action, link, anchor)
             case actions.Merge():
                 self._merger.submit(self._merge, action, self._arrivals.take(action))
             case actions.Broadcast():
@@ -163,19 +167,21 @@ class SyncerWorker:
 
     # On other threads: nothing below touches this object's mutable state but the inbox.
 
-    def _pull(self, action: actions.PullFragment, link: LearnerLink) -> None:
+    def _pull(self, action: actions.PullFragment, link: LearnerLink, anchor: Pieces) -> None:
+        """Pulls and decodes against `anchor`, the version that the core accepts contributions on."""
         try:
             pulled = link.pull(action.round.fragment)
             if pulled is None:
                 raise InvalidContribution("nothing published")
-            contribution, pieces = pulled
+            contribution, arrays = pulled
             contribution = dataclasses.replace(contribution, incarnation=action.incarnation)
+            pieces = self._model.decode(action.round.fragment, arrays, anchor)
             self._model.validate(action.round.fragment, pieces)
         except Exception as error:
             failed = events.PullFailed(action.round, action.learner, action.incarnation, str(error))
             self._inbox.put((failed, None))
             return
-        size = sum(piece.nbytes for piece in pieces)
+        size = sum(array.nbytes for array in arrays)
         self._record(records.Transferred(action.learner, sent=size, received=0))
         self._inbox.put((events.FragmentArrived(action.round, contribution), pieces))
 
@@ -192,6 +198,6 @@ class SyncerWorker:
         self._inbox.put((events.MergeFinished(action.round), (pieces, metrics)))
 
 
-def host_pieces(pieces: Any) -> tuple[np.ndarray, ...]:
-    """The pieces in host memory; waits until their copy, started earlier, has arrived."""
-    return tuple(np.asarray(piece) for piece in pieces)
+def host_arrays(arrays: Any) -> tuple[np.ndarray, ...]:
+    """The arrays in host memory; waits until their copy, started earlier, has arrived."""
+    return tuple(np.asarray(array) for array in arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -10,25 +11,55 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ddiloco.outer.codecs import CODECS, Codec
+from ddiloco.outer.encoding import encode
 from ddiloco.outer.fragments import FragmentLayout, assemble, put, take
 
 Parameters = dict[str, jax.Array]
 
 
-class FragmentTransfer:
-    """Compiled once for all learners on the same mesh; works on the tensors of one fragment only."""
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A fragment as it stood at a step boundary, encoded, on the devices.
 
-    def __init__(self, layout: FragmentLayout, shardings: dict[str, NamedSharding]) -> None:
+    Attributes:
+      arrays: what the syncer gets, of `ddiloco.outer.encoding.wire_format`; on its way to the host.
+      residual: what the encoding left out, of the pieces' shapes; stays with the learner. (): not asked for.
+    """
+
+    arrays: tuple[jax.Array, ...]
+    residual: tuple[jax.Array, ...] = ()
+
+
+class FragmentTransfer:
+    """Compiled once for all learners on the same mesh; works on the tensors of one fragment only.
+
+    Attributes:
+      keeps_anchors: whether snapshots need the version that the learner adopted.
+      error_feedback: whether they need, and leave, a residual.
+    """
+
+    def __init__(
+        self,
+        layout: FragmentLayout,
+        shardings: dict[str, NamedSharding],
+        codec: str = "f32",
+        error_feedback: bool = False,
+    ) -> None:
+        self.keeps_anchors = not CODECS[codec].of_parameters
+        self.error_feedback = error_feedback
         self._layout = layout
         self._names = [layout.names(p) for p in range(layout.num_fragments)]
-        self._placement = [
-            tuple(
-                _piece_sharding(shardings[piece.name], shape)
-                for piece, shape in zip(layout.fragments[p], layout.piece_shapes(p), strict=True)
+        self._placement = [placement(layout, p, shardings) for p in range(layout.num_fragments)]
+        self._take = [
+            jax.jit(
+                functools.partial(_encode, layout, p, CODECS[codec]),
+                out_shardings=(None, self._placement[p] if error_feedback else ()),
             )
+            if self.keeps_anchors
+            else jax.jit(functools.partial(_copy, layout, p))
             for p in range(layout.num_fragments)
         ]
-        self._take = [jax.jit(functools.partial(_copy, layout, p)) for p in range(layout.num_fragments)]
         self._mix = [
             jax.jit(
                 functools.partial(_mix, layout, p),
@@ -38,20 +69,40 @@ class FragmentTransfer:
             for p in range(layout.num_fragments)
         ]
 
-    def snapshot(self, fragment: int, params: Parameters) -> tuple[jax.Array, ...]:
-        """Copies of the fragment's pieces on the devices, with their copy to the host under way."""
-        pieces = self._take[fragment]({name: params[name] for name in self._names[fragment]})
-        for piece in pieces:
-            piece.copy_to_host_async()
-        return pieces
+    def snapshot(
+        self,
+        fragment: int,
+        params: Parameters,
+        anchor: Sequence[jax.Array] = (),
+        residual: Sequence[jax.Array] = (),
+    ) -> Snapshot:
+        """The fragment as it stands, encoded on the devices, with its copy to the host under way.
+
+        `anchor`: the version adopted, as `place` gave it, where the codec needs one. `residual`: what is to
+        be sent along, with error feedback.
+        """
+        tensors = {name: params[name] for name in self._names[fragment]}
+        if self.keeps_anchors:
+            snapshot = Snapshot(*self._take[fragment](tensors, tuple(anchor), tuple(residual)))
+        else:
+            snapshot = Snapshot(self._take[fragment](tensors))
+        for array in snapshot.arrays:
+            array.copy_to_host_async()
+        return snapshot
+
+    def place(self, fragment: int, pieces: Sequence[np.ndarray]) -> tuple[jax.Array, ...]:
+        """A global fragment on the devices, each piece sharded as its tensor where it divides evenly."""
+        return jax.device_put(tuple(pieces), self._placement[fragment])
 
     def apply(
-        self, fragment: int, params: Parameters, pieces: Sequence[np.ndarray], mixing: float
+        self, fragment: int, params: Parameters, pieces: Sequence[np.ndarray | jax.Array], mixing: float
     ) -> Parameters:
-        """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated."""
+        """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated.
+
+        `pieces` of Theta_p: from the host, or as `place` gave them.
+        """
         tensors = {name: params[name] for name in self._names[fragment]}
-        placed = jax.device_put(tuple(pieces), self._placement[fragment])
-        mixed = self._mix[fragment](tensors, placed, np.float32(mixing))
+        mixed = self._mix[fragment](tensors, self.place(fragment, pieces), np.float32(mixing))
         return {**params, **mixed}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
@@ -61,9 +112,20 @@ class FragmentTransfer:
     def compile(self, params: Parameters) -> Parameters:
         """Compiles every snapshot and update now, so that no step waits for it; gives the parameters back."""
         for p in range(self._layout.num_fragments):
-            pieces = [np.asarray(piece) for piece in self.snapshot(p, params)]
-            params = self.apply(p, params, pieces, 0.0)
+            zeros = self.place(p, [np.zeros(shape, np.float32) for shape in self._layout.piece_shapes(p)])
+            self.snapshot(p, params, zeros, zeros if self.error_feedback else ())
+            params = self.apply(p, params, zeros, 1.0)
         return params
+
+
+def placement(
+    layout: FragmentLayout, fragment: int, shardings: dict[str, NamedSharding]
+) -> tuple[NamedSharding, ...]:
+    """Where the pieces of a global fragment lie on a learner's devices."""
+    return tuple(
+        _piece_sharding(shardings[piece.name], shape)
+        for piece, shape in zip(layout.fragments[fragment], layout.piece_shapes(fragment), strict=True)
+    )
 
 
 def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
@@ -77,6 +139,17 @@ def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedShard
 
 def _copy(layout: FragmentLayout, fragment: int, tensors: Parameters) -> tuple[jax.Array, ...]:
     return tuple(jnp.copy(piece) for piece in take(layout, fragment, tensors))
+
+
+def _encode(
+    layout: FragmentLayout,
+    fragment: int,
+    codec: Codec,
+    tensors: Parameters,
+    anchor: tuple[jax.Array, ...],
+    residual: tuple[jax.Array, ...],
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    return encode(codec, take(layout, fragment, tensors), anchor, residual)
 
 
 def _mix(

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
+from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel, InvalidContribution
 from ddiloco.protocol import actions
@@ -17,7 +18,8 @@ from ddiloco.runtime.delivery import Pieces
 from ddiloco.runtime.experiment import Experiment
 from ddiloco.runtime.learner_arrays import TrainingArrays
 from ddiloco.runtime.outcome import Outcome
-from ddiloco.runtime.syncer import host_pieces
+from ddiloco.runtime.syncer import host_arrays
+from ddiloco.runtime.transfer import Snapshot
 from ddiloco.runtime.virtual_fleet import chips_by_learner, horizon, make_fleet
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ports import Observer, Payload
@@ -28,12 +30,18 @@ Record = Callable[[Any], None]
 class GlobalArrays:
     """The syncer's arrays: a GlobalModel in host memory."""
 
-    def __init__(self, model: GlobalModel) -> None:
+    def __init__(self, model: GlobalModel, codec: str) -> None:
+        """`codec`: of what the learners send, as in the model's own settings."""
         self.model = model
+        self._encoded_sizes = encoded_bytes(model.layout, codec)
 
     def size(self, fragment: int) -> int:
-        """Bytes of a fragment on the wire."""
+        """Bytes of a global fragment on the wire."""
         return self.model.layout.bytes[fragment]
+
+    def encoded_size(self, fragment: int) -> int:
+        """Bytes of a learner's fragment on the wire."""
+        return self._encoded_sizes[fragment]
 
     def fragments(self) -> list[Pieces]:
         """The pieces of all global fragments."""
@@ -46,15 +54,19 @@ class GlobalArrays:
     def problem(self, fragment: int, payload: Payload) -> str | None:
         """Why a pulled fragment is unsound; None if it is sound."""
         try:
-            self.model.validate(fragment, host_pieces(payload))
+            self.model.validate(fragment, self._decoded(fragment, payload))
         except InvalidContribution as error:
             return str(error)
         return None
 
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
         """Merges, and gives the outer step's metrics."""
-        pieces = [host_pieces(payload) for _, payload in given]
+        pieces = [self._decoded(fragment, payload) for _, payload in given]
         return self.model.merge(fragment, pieces, [(c.steps, c.tokens) for c, _ in given])[1]
+
+    def _decoded(self, fragment: int, snapshot: Snapshot) -> Pieces:
+        # The version now is the one anchored on, or the core has dropped the contribution or will.
+        return self.model.decode(fragment, host_arrays(snapshot.arrays), self.fragment(fragment))
 
 
 class RecordingObserver(Observer):
@@ -118,7 +130,7 @@ class VirtualRun:
         initial = assembly.initial_parameters()
         model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
         model.compile()
-        self._arrays = GlobalArrays(model)
+        self._arrays = GlobalArrays(model, e.outer.codec)
         equipment = assembly.equipment()
         self._score = assembly.scorer(equipment[0].program.mesh)
         self._next_score = e.eval.every

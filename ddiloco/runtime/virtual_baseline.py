@@ -42,13 +42,18 @@ def phases(experiment: Experiment) -> list[Phase]:
     return [Phase(0.0, State.STEPPING, 1.0, ((0, State.STEPPING, chips[0]),))]
 
 
+class StandsStill(Exception):
+    """The job takes no further step; the message says from when on."""
+
+
 class JobClock:
     """How long the job's steps take: each as long as its slowest learner's, at the pace of the phase."""
 
     def __init__(self, experiment: Experiment, record: Callable[[Any], None]) -> None:
         self.now = 0.0
         self._phases = phases(experiment)
-        self._times = step_times(experiment)
+        times = step_times(experiment)
+        self._times = times[:1] if experiment.algorithm == "lone_learner" else times
         self._record = record
         self._at = -1
         self._enter_phase()
@@ -57,7 +62,7 @@ class JobClock:
         """Lets the time of one step pass, with all that interrupts it.
 
         Raises:
-          RuntimeError: the phases end before the step does.
+          StandsStill: the phases end before the step does.
         """
         draws = [draw() for draw in self._times]
         # Chips whose learner's share is done wait for the slowest: on average for this part of the step.
@@ -78,7 +83,7 @@ class JobClock:
             pace = self._phases[self._at].pace
             if self._at + 1 == len(self._phases):
                 if not pace:
-                    raise RuntimeError(f"the job stands still from {self.now:g} virtual seconds on")
+                    raise StandsStill(f"the job stands still from {self.now:g} virtual seconds on")
                 self.now += seconds / pace
                 return
             left = self._phases[self._at + 1].time - self.now
@@ -120,26 +125,30 @@ class VirtualBaselineRun:
         self._evaluate(0)
 
     def run(self) -> Outcome:
-        """Trains to the last step, or until `stop` is set."""
+        """Trains to the last step, or until the job stands still for good or `stop` is set."""
         e = self._experiment
-        step = 0
+        step, failure = 0, None
         while step < e.train.steps and not self._stop.is_set():
-            self._step(step)
+            try:
+                self._step(step)
+            except StandsStill as error:
+                failure = str(error)
+                break
             step += 1
             if e.eval.every and step % e.eval.every == 0 and step < e.train.steps:
                 self._evaluate(step)
         self._clock.finish()
         loss = self._evaluate(step)
         params = {name: np.asarray(value) for name, value in self._state.params.items()}
-        return Outcome(params, step, loss, finished=step == e.train.steps, failure=None)
+        return Outcome(params, step, loss, finished=step == e.train.steps, failure=failure)
 
     def _step(self, step: int) -> None:
+        self._clock.step()
         batch = next(self._batches)
         tokens = int(batch["weights"].sum())
         self._tokens += tokens
         self._state, metrics = self._program.step(self._state, batch, step)
         jax.block_until_ready(metrics)
-        self._clock.step()
         self._record(records.StepDone(0, step + 1, self._clock.now, tokens, metrics))
 
     def _evaluate(self, step: int) -> float:
@@ -168,11 +177,14 @@ def _scavenging(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Ph
     v, learners = experiment.virtual, experiment.sync.num_learners
     drawn = draw_extra(v.spare_capacity, learners, experiment.seed, horizon(experiment))
     extra = v.spare_capacity.extra_learners
-    free_at = 0.0
+    free_at, taken = 0.0, -1
     for i, (time, count) in enumerate(drawn):
         begin = max(time, free_at)
         if i + 1 < len(drawn) and drawn[i + 1][0] <= begin:
             continue  # by the time that it could be taken in, it is no more
+        if count == taken:
+            continue  # what came meanwhile has gone again, or the reverse
+        taken = count
         there = range(1, count + 1)
 
         def states(state: State, there: range = there) -> tuple[tuple[int, State, int], ...]:

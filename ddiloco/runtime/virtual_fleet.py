@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping
 
@@ -50,6 +51,8 @@ def horizon(experiment: Experiment) -> float:
     if experiment.train.tokens is not None:
         rows = sum(experiment.batch_size(m) for m in range(base_learners(experiment)))
         steps = 1 + experiment.train.tokens // (rows * experiment.data.sequence_length)
+    elif experiment.virtual.seconds is not None:
+        steps = math.ceil(experiment.virtual.seconds / min(experiment.virtual.step_seconds))
     return _PATIENCE * (steps + experiment.sync.interval) * max(experiment.virtual.step_seconds)
 
 
@@ -175,7 +178,7 @@ def _changes_of_jobs(changes: list[JobChange], chips: Mapping[int, int]) -> list
             continue
         if change.job in dead and event != "fail":
             dead.discard(change.job)
-            event = "recover"
+            found.append(Change(change.time, change.job, "recover"))
         elif event == "fail":
             if change.job in dead:
                 continue

@@ -32,6 +32,9 @@ class VirtualConfig:
         (0.0,), "mean seconds of a further, exponential delay; it can reorder messages", at_least=0.0
     )
     loss: tuple[float, ...] = setting((0.0,), "share of messages that vanish", at_least=0.0, below=1.0)
+    seconds: float | None = setting(
+        None, "time budget, from which train.steps then follows; None: by tokens or steps", above=0.0
+    )
     merge_seconds: float = setting(0.0, "that a merge takes", at_least=0.0)
     notice_seconds: float = setting(10.0, "until the syncer hears of a dead learner", at_least=0.0)
     recovery_seconds: float = setting(

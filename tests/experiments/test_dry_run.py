@@ -37,3 +37,17 @@ def test_a_decoupled_run_moves_every_fragment_once_an_interval():
     assert moved.mean == sum(layout.bytes) / 24
     assert moved.peak == max(layout.bytes)
     assert moved.data_parallel == 2 * 3 / 4 * 2 * sum(layout.bytes) / 4
+
+
+def test_a_codec_makes_what_goes_up_smaller_and_needs_an_anchor_on_the_devices():
+    config = cli.load_config("configs/dense.py:small")
+    config.mesh.update(data=-1, fsdp=1)
+    plain = parse(config)
+    config.outer.codec = "int4"
+    layout = make_layout(plain)
+    assert bandwidth(plain, layout, "bf16").mean == bandwidth(plain, layout).mean / 2
+    share = bandwidth(plain, layout, "int4").peak / bandwidth(plain, layout).peak
+    assert share == pytest.approx((4 + 32 / 128) / 32, rel=1e-3)
+    kept = re.search(r"each device, ([\d.]+) MiB more for codec int4$", describe(parse(config)), re.M)
+    assert float(kept[1]) == pytest.approx(sum(layout.bytes) / 2**20, abs=0.1)
+    assert "more for codec" not in describe(plain)

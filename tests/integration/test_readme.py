@@ -11,6 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHORT = "--config.train.steps=24 --config.eval.every=0 --config.eval.num_batches=1 --config.sample.tokens=4"
+BUDGET = "--config.virtual.seconds=None --config.train.tokens=100000"
 
 
 def commands() -> list[str]:
@@ -26,6 +27,12 @@ def shortened(command: str, runs: pathlib.Path) -> str:
         return command.replace('--sweep="', '--sweep="train.steps=24;eval.every=0;sample.tokens=4;')
     if "experiments.bench" in command:
         return f"{command} --quick"
+    if "experiments.simulate" in command:
+        return f"{command} --config.days=1 --config.seeds=2"
+    if "experiments.compare" in command:
+        return f"{command} --config.virtual.arrays=False {BUDGET}"
+    if "configs/chaos.py" in command:
+        return f"{command} {SHORT} {BUDGET} --workdir={runs}/chaos"
     if command.startswith("scripts/test.sh"):
         return f"{command} tests/protocol/test_estimates.py"
     if "--dry_run" in command or "experiments.evaluate" in command:

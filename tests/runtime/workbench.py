@@ -57,10 +57,10 @@ def experiment(data_dir: str, algorithm: str = "decoupled", **groups: Mapping[st
     values: dict[str, Any] = {name: dict(group) for name, group in SMALLEST.items()}
     values["data"]["data_dir"] = data_dir
     values["sync"].update(POLICIES.get(algorithm, {}))
-    seed = groups.pop("seed", 0)
+    seed, driver = groups.pop("seed", 0), groups.pop("driver", "local")
     for name, changes in groups.items():
         values.setdefault(name, {}).update(changes)
-    return parse({**values, "algorithm": algorithm, "seed": seed})
+    return parse({**values, "algorithm": algorithm, "driver": driver, "seed": seed})
 
 
 @contextlib.contextmanager

@@ -1,0 +1,20 @@
+"""The section `config.remote`: the wire and the processes on it, for learners and syncer as processes.
+
+Configs take it as
+
+  config.remote = remote.section()
+"""
+
+from ml_collections import ConfigDict
+
+
+def section() -> ConfigDict:
+    """A network that is well; times in seconds."""
+    c = ConfigDict()
+    c.keepalive = 20.0  # without a sign of the other end until it is asked for one, and again to answer
+    c.handshake = 20.0  # that joining may take
+    c.longest_backoff = 15.0  # between two tries to reach the syncer, or to restart a process
+    c.gather = 30.0  # from the first learner's join that the syncer waits for the others to begin
+    c.connections = 1  # of a learner for fragments each way; more on long fat networks
+    c.restarts = 20  # times that driver=remote restarts one process
+    return c

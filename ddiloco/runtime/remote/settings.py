@@ -1,0 +1,38 @@
+"""The settings of the wire and of the processes on it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddiloco.config import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteConfig:
+    """How learners and syncer as processes hold on to each other."""
+
+    keepalive: float = setting(
+        20.0,
+        "seconds without a sign of the other end until it is asked for one, and again to answer",
+        above=0.0,
+    )
+    handshake: float = setting(20.0, "seconds that joining may take", above=0.0)
+    longest_backoff: float = setting(
+        15.0, "seconds between two tries to reach the syncer, or to restart a process, at most", above=0.0
+    )
+    gather: float = setting(
+        30.0,
+        "seconds from the first learner's join that the syncer waits for the others to begin",
+        at_least=0.0,
+    )
+    connections: int = setting(
+        1, "of a learner for fragments each way; more on long fat networks", at_least=1, at_most=16
+    )
+    restarts: int = setting(
+        20, "times that driver=remote restarts one process before it gives it up", at_least=0
+    )
+
+
+def backoff(tries: int, longest: float) -> float:
+    """Seconds to wait after `tries` failures in a row: 0.25, 0.5, 1 and so on up to `longest`."""
+    return min(longest, 0.25 * 2 ** min(tries - 1, 20))

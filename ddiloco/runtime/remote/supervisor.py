@@ -1,0 +1,183 @@
+"""Starts the roles of a run as processes of this machine, restarts those that die, and leaves none behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ddiloco.runtime.remote.lifeline import Lifeline
+from ddiloco.runtime.remote.settings import RemoteConfig, backoff
+
+POLL = 0.1  # seconds
+LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop
+LATE_SECONDS = 15.0  # for learners to end after their syncer has
+STEADY_SECONDS = 60.0  # a process that has lived so long has its failures forgotten
+USAGE_ERROR = 2
+
+_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+
+
+@dataclasses.dataclass
+class Role:
+    """One process to be kept running: its command, and what is added to that after the first start."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    again: Sequence[str] = ()
+    process: subprocess.Popen | None = None
+    failures: int = 0  # in a row
+    started_at: float = 0.0
+    due_at: float | None = None  # when to start it; None: it runs, or never will again
+
+    @property
+    def over(self) -> bool:
+        """Whether it does not run and will not be started."""
+        return self.due_at is None and (self.process is None or self.process.poll() is not None)
+
+
+class Supervisor:
+    """Runs a syncer and its learners; a parent killed in whatever way takes them along."""
+
+    def __init__(
+        self,
+        syncer: Role,
+        learners: Sequence[Role],
+        config: RemoteConfig,
+        tell: Callable[[str], None],
+        late_seconds: float = LATE_SECONDS,
+    ) -> None:
+        """`tell` takes a line on each death; learners have `late_seconds` to follow the syncer."""
+        self._late_seconds = late_seconds
+        self._syncer, self._learners = syncer, learners
+        self._config, self._tell = config, tell
+        self._lifeline = Lifeline()
+
+    def run(self, stop: threading.Event) -> int:
+        """Until the syncer's process has ended, which `stop` asks it to; the exit code of the run."""
+        try:
+            return self._run(stop)
+        finally:
+            self._end_all()
+
+    def _run(self, stop: threading.Event) -> int:
+        for role in (self._syncer, *self._learners):
+            self._start(role)
+        while not stop.wait(POLL):
+            code = self._syncer.process.poll()
+            if code is not None and code >= 0:
+                break
+            for role in (self._syncer, *self._learners):
+                self._look_after(role)
+            refused = [r for r in self._learners if r.over and r.process.returncode == USAGE_ERROR]
+            if refused:
+                return USAGE_ERROR
+            if all(r.over and r.process.returncode for r in self._learners):
+                self._tell("every learner has died, and none is restarted any more")
+                self._stop_syncer()
+                return 1
+            if self._syncer.over:
+                return 1
+        else:
+            self._stop_syncer()
+        self._wait_for_learners()
+        return max(0, self._syncer.process.returncode or 0)
+
+    def _look_after(self, role: Role) -> None:
+        now = time.monotonic()
+        if role.due_at is not None:
+            if now >= role.due_at:
+                self._start(role)
+            return
+        code = role.process.poll()
+        if code is None:
+            if now - role.started_at > STEADY_SECONDS:
+                role.failures = 0
+            return
+        if code in (0, USAGE_ERROR) or role.failures > self._config.restarts:
+            return
+        role.failures += 1
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if role.failures > self._config.restarts:
+            self._tell(f"the process of {role.name} {how} and is given up")
+            return
+        wait = backoff(role.failures, self._config.longest_backoff)
+        role.due_at = now + wait
+        self._tell(f"the process of {role.name} {how}; another is started in {wait:g} s")
+
+    def _start(self, role: Role) -> None:
+        again = role.again if role.process is not None else ()
+        command = [*role.command, *again, f"--lifeline={self._lifeline.fd}"]
+        role.started_at, role.due_at = time.monotonic(), None
+        role.process = subprocess.Popen(
+            command,
+            env=dict(role.environment),
+            pass_fds=(self._lifeline.fd,),
+            start_new_session=True,  # a Ctrl-C is for the parent, which passes it on in order
+        )
+
+    def _stop_syncer(self) -> None:
+        """Has the syncer tell its learners that the run is over, and save everything."""
+        process = self._syncer.process
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(LEAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._tell(f"the syncer did not end within {LEAVE_SECONDS:.0f} s")
+
+    def _wait_for_learners(self) -> None:
+        deadline = time.monotonic() + self._late_seconds
+        for role in self._learners:
+            if role.process.poll() is None:
+                try:
+                    role.process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    continue
+
+    def _end_all(self) -> None:
+        for role in (self._syncer, *self._learners):
+            if role.process is not None and role.process.poll() is None:
+                role.process.kill()
+                role.process.wait()
+        self._lifeline.cut()
+        os.close(self._lifeline.fd)
+
+
+def learner_environment(learner: int, num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of one learner's process, in which it sees its share of the devices.
+
+    Simulated CPU devices are divided evenly, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists
+    likewise, with learners in turn where there are fewer GPUs. Otherwise all processes see the same devices.
+    """
+    given = dict(environment)
+    flags = given.get("XLA_FLAGS", "")
+    count = _DEVICE_COUNT.search(flags)
+    if count is not None:
+        share = max(1, int(count.group(1)) // num_learners)
+        told = f"--xla_force_host_platform_device_count={share}"
+        given["XLA_FLAGS"] = _DEVICE_COUNT.sub(told, flags)
+    gpus = [gpu for gpu in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    if gpus:
+        each = max(1, len(gpus) // num_learners)
+        own = [gpus[(learner * each + i) % len(gpus)] for i in range(each)]
+        given["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    return given
+
+
+def syncer_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the syncer's process, which computes on one CPU device."""
+    flags = _DEVICE_COUNT.sub("", environment.get("XLA_FLAGS", ""))
+    return {**environment, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def python(module: str) -> list[str]:
+    """The command that runs a module with this interpreter."""
+    return [sys.executable, "-m", module]

@@ -1,0 +1,120 @@
+"""The syncer as a process: a SyncerWorker whose learners come over the wire."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from ddiloco.observe import records
+from ddiloco.outer.fragments import assemble
+from ddiloco.outer.global_model import FragmentState, GlobalModel
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.runtime.assembly import Assembly
+from ddiloco.runtime.delivery import Pieces
+from ddiloco.runtime.evaluator import Evaluator
+from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.remote.security import Security
+from ddiloco.runtime.remote.server import SyncerServer
+from ddiloco.runtime.remote.terms import terms_of
+from ddiloco.runtime.syncer import SyncerWorker
+from ddiloco.training.mesh import MeshConfig, carve
+
+_LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
+
+
+class Start(NamedTuple):
+    """What an earlier syncer of the run left durable, from which another goes on."""
+
+    state: SyncerState
+    fragments: list[FragmentState]
+
+
+class SyncerRun:
+    """One run of the decoupled family, seen from its syncer; learners come and go as they please."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+        address: str,
+        security: Security,
+        start: Start | None = None,
+    ) -> None:
+        """Listens on `address`, HOST:PORT, from now on; `run` begins to answer.
+
+        Raises:
+          ConfigError: the address cannot be had.
+        """
+        e = assembly.experiment
+        self._assembly = assembly
+        self._record = record
+        self._stop = stop
+        initial = assembly.initial_parameters()
+        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        for p, fragment in enumerate(start.fragments if start is not None else ()):
+            self._model.restore(p, fragment)
+        core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
+        self._syncer = SyncerWorker(core, self._model, record, self._committed)
+        self._server = SyncerServer(
+            terms_of(e, assembly.layout),
+            security,
+            e.remote,
+            self._syncer.connect,
+            self._syncer.send,
+            record,
+        )
+        self._server.know(core.state().incarnations)
+        self._server.start(address)  # learners compile while this process does
+        self._model.compile()
+        self._score = assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
+        self._evaluator = Evaluator(self._score, e.eval.every, self._tokens_so_far, record)
+        self._evaluator.evaluate(core.step, self._model.parameters())
+
+    def run(self) -> Outcome:
+        """Merges to the last step, or until `stop` is set; without learners it waits for some."""
+        self._evaluator.start()
+        self._server.gather(self._assembly.experiment.remote.gather, self._stop)
+        self._syncer.start()
+        while not (self._syncer.ended.is_set() or self._stop.is_set()):
+            self._syncer.ended.wait(0.2)
+        self._server.stop(_LEAVE_SECONDS)
+        self._syncer.stop(_LEAVE_SECONDS)
+        self._evaluator.stop(_LEAVE_SECONDS)
+        params, step = self._model.parameters(), self._syncer.core.step
+        score = self._evaluator.evaluate(step, params)
+        return Outcome(params, step, score, self._syncer.core.finished, self._failure())
+
+    def _failure(self) -> str | None:
+        if self._syncer.failure is not None:
+            return f"the syncer failed: {self._syncer.failure}"
+        if self._evaluator.failure is not None:
+            return f"an evaluation failed {self._evaluator.failure}"
+        return None
+
+    def _committed(self, step: int, fragments: list[Pieces]) -> None:
+        if step < self._assembly.experiment.train.steps:  # the last one is scored when all is over
+            self._evaluator.offer(step, lambda: assemble(self._model.layout, fragments))
+
+    def _tokens_so_far(self) -> int:
+        return self._server.intake.tokens
+
+
+def run_syncer(
+    assembly: Assembly,
+    record: Callable[[Any], None],
+    stop: threading.Event,
+    address: str,
+    security: Security,
+    resumed: bool,
+) -> Outcome:
+    """Makes and runs a SyncerRun; what a durable state is to a resumed one, its `Start` is."""
+    if resumed:
+        told = "the syncer was restarted without a durable state: the global model began anew"
+        record(records.Alarm(told, time.time()))
+    return SyncerRun(assembly, record, stop, address, security).run()

@@ -1,0 +1,83 @@
+"""What both ends of the wire agree on: the version, bounds on sizes, gRPC's options, what is malformed."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+VERSION = 1  # of wire.proto; both ends must have the same
+CHUNK_BYTES = 1 << 20  # of a fragment in one message
+MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # what is longer is refused before it is held in memory
+MAX_TEXT = 32 << 10  # characters of a traceback; of a reason 500
+
+CONTROL = "/ddiloco.wire.Syncer/Control"
+UPDATES = "/ddiloco.wire.Syncer/Updates"
+PUSH = "/ddiloco.wire.Syncer/Push"
+SESSION_KEY = "ddiloco-session"  # metadata that ties a call to its learner's control stream
+
+M = TypeVar("M", bound=Message)
+
+
+class WireError(Exception):
+    """The other end sent what cannot be read.
+
+    Attributes:
+      reason: one of a few phrases, to be counted by.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """The protobuf message in `data`.
+
+    Raises:
+      WireError: there is none.
+    """
+    try:
+        return kind.FromString(data)
+    except (DecodeError, RecursionError) as error:
+        raise WireError("malformed message", type(error).__name__) from None
+
+
+def options(keepalive: float) -> list[tuple[str, int]]:
+    """gRPC's options for either end; `keepalive` is in seconds."""
+    milliseconds = int(1000 * keepalive)
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", 8 << 10),
+        # Frames of a chunk each: with the default of 16 KiB half the time goes into frames.
+        ("grpc.http2.max_frame_size", 2 * CHUNK_BYTES),
+        ("grpc.keepalive_time_ms", milliseconds),
+        ("grpc.keepalive_timeout_ms", milliseconds),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", max(1, milliseconds // 2)),
+        ("grpc.http2.max_ping_strikes", 0),
+        # Each channel has a connection of its own, and a port has one syncer.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.so_reuseport", 0),
+        ("grpc.enable_retries", 0),
+    ]
+
+
+def permanent(code: grpc.StatusCode) -> bool:
+    """Whether a call that ended with this code would end so again, however often it is tried."""
+    return code in (
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNIMPLEMENTED,
+    )
+
+
+def metadata_value(metadata: tuple | None, key: str) -> str:
+    """The text under `key`; empty if there is none."""
+    for name, value in metadata or ():
+        if name == key and isinstance(value, str):
+            return value
+    return ""

@@ -1,0 +1,55 @@
+"""How programs that train end: on a signal with everything saved, and with the figures of the run told."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pathlib
+import signal
+import sys
+import threading
+
+MADE = ("summary.json", "loss.png", "checkpoints")
+
+
+def stop_on_signals() -> tuple[threading.Event, list[int]]:
+    """An event that SIGINT and SIGTERM set, and a list that they are put in; a second one ends at once."""
+    stop, received = threading.Event(), []
+
+    def leave(number, _) -> None:
+        received.append(number)
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
+    return stop, received
+
+
+def is_live() -> bool:
+    """Whether a progress line may be drawn."""
+    return sys.stdout.isatty() and os.environ.get("CI", "") != "true"
+
+
+def new_workdir() -> str:
+    """The folder of a run that was given none."""
+    return f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+
+def tell(result, workdir: pathlib.Path, received: list[int]) -> int:
+    """Prints what a run of `run_job` came to; the exit code."""
+    s = result.summary
+    if result.continuation is not None:
+        print(f"\nsample: {result.continuation.rstrip()}\n")
+    loss, goodput, uptime = (s.get(name) for name in ("eval_loss", "goodput", "uptime"))
+    shares = f"goodput {goodput or 0:.1%}, uptime {uptime or 0:.1%}"
+    if loss is None:
+        shares = f"{s.get('step')} steps in {s.get('wall_seconds') or 0:.0f} s, {shares}"
+    else:
+        shares = f"held-out loss {loss:.4f} nats/token, {shares}"
+    print(shares)
+    print("  ".join(f"{workdir}/{name}" for name in MADE if (workdir / name).exists()))
+    if result.failure is not None:
+        print(f"error: {result.failure}", file=sys.stderr)
+        return 1
+    return 128 + received[0] if received else 0

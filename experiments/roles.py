@@ -1,0 +1,79 @@
+"""The flags that a run's processes share, and all of them started on this machine."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+
+from absl import flags
+
+
+def define_security() -> None:
+    """The flags --token_file, --tls and --lifeline."""
+    flags.DEFINE_string("token_file", None, "File with the join token, the same for syncer and learners.")
+    flags.DEFINE_string(
+        "tls", None, "Folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh), for mutual TLS."
+    )
+    flags.DEFINE_integer("lifeline", None, "File descriptor that closes when the parent dies.")
+
+
+def begin():
+    """Holds the lifeline, if there is one; the Security that the flags name."""
+    from ddiloco.runtime.remote import lifeline
+    from ddiloco.runtime.remote.security import load_security
+
+    if flags.FLAGS.lifeline is not None:
+        lifeline.hold(flags.FLAGS.lifeline)
+    return load_security(flags.FLAGS.token_file, flags.FLAGS.tls)
+
+
+def run_all(experiment, config: list[str], workdir: pathlib.Path, stop: threading.Event) -> int:
+    """The processes of a run, on the loopback of this machine, with a token of their own; the exit code."""
+    from ddiloco.runtime.remote import supervisor
+
+    learners = experiment.sync.num_learners
+    address = f"127.0.0.1:{_free_port()}"
+    with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder:
+        token = pathlib.Path(folder) / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(16))
+        shared = [*config, f"--token_file={token}"]
+        syncer = supervisor.Role(
+            "the syncer",
+            [
+                *supervisor.python("experiments.syncer"),
+                *shared,
+                f"--workdir={workdir}",
+                f"--listen={address}",
+            ],
+            supervisor.syncer_environment(os.environ),
+            again=["--resume"],
+        )
+        roles = [
+            supervisor.Role(
+                f"learner {m}",
+                [
+                    *supervisor.python("experiments.learner"),
+                    *shared,
+                    f"--syncer={address}",
+                    f"--learner_id={m}",
+                ],
+                supervisor.learner_environment(m, learners, os.environ),
+            )
+            for m in range(learners)
+        ]
+        return supervisor.Supervisor(syncer, roles, experiment.remote, _tell).run(stop)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,46 @@
+"""The syncer of a run: `python -m experiments.syncer --config=FILE --workdir=DIR --listen=HOST:PORT`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+
+from absl import flags
+
+from experiments import cli, ending, roles
+
+_CONFIG = cli.define_config("configs/dense.py")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
+_LISTEN = flags.DEFINE_string(
+    "listen",
+    "127.0.0.1:7070",
+    "HOST:PORT for learners. Other hosts than this one's loopback need --token_file or --tls.",
+)
+_RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in the workdir.")
+roles.define_security()
+
+
+def main(_) -> int:
+    security = roles.begin()
+    os.environ["JAX_PLATFORMS"] = "cpu"  # whatever accelerators there are, they are for learners
+    from ddiloco.runtime import platform
+    from ddiloco.runtime.experiment import parse
+    from ddiloco.runtime.job import run_job
+    from ddiloco.runtime.remote.security import check_address, check_reach
+    from ddiloco.runtime.remote.syncer_role import run_syncer
+
+    experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
+    address = check_address(_LISTEN.value, "listen")
+    check_reach(address, security)
+    platform.prepare()
+    workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
+    stop, received = ending.stop_on_signals()
+    runner = functools.partial(run_syncer, address=address, security=security, resumed=_RESUME.value)
+    result = run_job(experiment, workdir, stop, ending.is_live(), runner, _RESUME.value)
+    return ending.tell(result, workdir, received)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,44 @@
+"""Virtual time through the program: what it leaves, what a dead fleet ends with, how a bad trace is told."""
+
+import json
+
+VIRTUAL = ("--config.driver=virtual", "--config.sample.tokens=0", "--config.virtual.step_seconds=(1.0, 1.5)")
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_virtual_run_under_failures_leaves_files_that_agree_in_virtual_seconds(programs, tmp_path):
+    lives = ("--config.virtual.lives=failures", "--config.virtual.failures.chips_per_slice=2")
+    rates = ("--config.virtual.failures.mtbi_years=6e-6", "--config.seed=3")
+    done = programs.train(tmp_path, *VIRTUAL, *lives, *rates)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["driver"], summary["finished"]) == ("virtual", True)
+    assert summary["lost"]["detecting"] > 0
+    steps = [line for m in (0, 1) for line in lines(tmp_path / "learners" / str(m) / "steps.jsonl")]
+    assert sum(line["tokens"] for line in steps) == sum(summary["tokens"].values())
+    assert summary["wall_seconds"] >= max(line["time"] for line in steps) > 12.0
+    assert len(lines(tmp_path / "rounds.jsonl")) == summary["rounds"]
+
+
+def test_a_fleet_in_which_everybody_dies_ends_with_exit_code_1_and_one_line(programs, tmp_path):
+    (tmp_path / "lives.csv").write_text("time,learner,event\n2.5,0,fail\n4.0,1,fail\n")
+    trace = ("--config.virtual.lives=trace", f"--config.virtual.trace={tmp_path / 'lives.csv'}")
+    done = programs.train(tmp_path / "run", *VIRTUAL, *trace, "--config.virtual.arrays=False")
+    assert done.returncode == 1
+    assert done.stderr == "error: every learner has died or left, and none returns\n"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["finished"], summary["inner_steps"]) == (False, {"0": 2, "1": 2})
+
+
+def test_a_bad_trace_is_a_usage_error_of_one_line(programs, tmp_path):
+    path = tmp_path / "lives.csv"
+    path.write_text("time,learner,event\n1,9,fail\n")
+    trace = ("--config.virtual.lives=trace", f"--config.virtual.trace={path}")
+    done = programs.train(tmp_path / "run", *VIRTUAL, *trace)
+    assert (done.returncode, done.stdout) == (2, "")
+    told = "line 2: learner: is 9, but must be a whole number from 0 to 1"
+    assert done.stderr == f"error: config.virtual.trace: {path}: {told}\n"
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,74 @@
+"""`rounds.jsonl`: a line a merge, in order, with all that the protocol says of it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ddiloco.observe.records import Noted
+
+VALUES = {"step": 8, "fragment": 1, "version": 2, "quorum": 2, "learners": [0, 2], "tokens": 640}
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "rounds.jsonl").read_text().splitlines()]
+
+
+def note(monitor, name, time, **values):
+    monitor.queue.put(Noted(name, values, time))
+
+
+@pytest.fixture
+def workdir(tmp_path, no_figure):
+    return tmp_path / "run"
+
+
+def test_every_merge_has_a_line_in_order_with_time_and_values(make, workdir):
+    monitor = make(3)
+    note(monitor, "round", 4.5, **VALUES)
+    note(monitor, "round", 6.25, **{**VALUES, "version": 3, "learners": [1]}, cosine=0.5)
+    monitor.stop()
+    assert lines(workdir) == [
+        {"time": 4.5, **VALUES},
+        {"time": 6.25, **VALUES, "version": 3, "learners": [1], "cosine": 0.5},
+    ]
+
+
+def test_only_merges_have_lines(make, workdir):
+    monitor = make(3)
+    for name in ("round_skipped", "round_abandoned", "learner_lost", "drop"):
+        note(monitor, name, 1.0, step=4, fragment=0, learner=0, reason="died")
+    monitor.stop()
+    assert not (workdir / "rounds.jsonl").exists()
+
+
+def test_device_scalars_become_numbers_and_what_is_not_finite_becomes_null(make, workdir):
+    monitor = make(3)
+    values = {"cosine": np.float32(0.25), "outer_gradient_norm": float("nan"), "tokens": np.int64(7)}
+    note(monitor, "round", 1.0, **{**VALUES, **values})
+    monitor.stop()
+    [line] = lines(workdir)
+    assert (line["cosine"], line["outer_gradient_norm"], line["tokens"]) == (0.25, None, 7)
+
+
+def test_a_run_resumed_in_the_same_folder_goes_on_below_without_a_torn_line(make, workdir):
+    first = make(3)
+    note(first, "round", 1.0, **VALUES)
+    first.stop()
+    with (workdir / "rounds.jsonl").open("a") as file:
+        file.write('{"time": 2.0, "ste')
+    second = make(3)
+    note(second, "round", 3.0, **VALUES)
+    second.stop()
+    assert [line["time"] for line in lines(workdir)] == [1.0, 3.0]
+
+
+def test_a_folder_that_cannot_be_written_raises_an_alarm_and_stops_nothing(make, workdir):
+    workdir.mkdir()
+    (workdir / "rounds.jsonl").mkdir()
+    monitor = make(3)
+    note(monitor, "round", 1.0, **VALUES)
+    summary = monitor.stop()
+    assert summary["rounds"] == 1
+    [alarm] = summary["alarms"]
+    assert "rounds.jsonl" in alarm

@@ -116,6 +116,8 @@ class SyncerClient:
                     self._refused(error.details() or error.code().name)
                     return
                 reason = error.details() or error.code().name
+            except Exception as error:  # whatever it is, the learner must not stay alone for ever
+                reason = f"{type(error).__name__}: {error}"
             finally:
                 self.outbox.disconnected()
             if self._closing.is_set():
@@ -245,9 +247,9 @@ class _Connection:
                     self._client._worker.inbox.put(delivery)
         except (WireError, grpc.RpcError) as error:
             self._cause = self._cause or error
+            self._control.cancel()  # without updates the connection is of no use
         except ValueError:  # the channel is closed
             pass
-        self._control.cancel()  # without updates the connection is of no use
 
     def _push_pulled(self, channel: grpc.Channel) -> None:
         push = channel.stream_unary(wire.PUSH)

@@ -31,7 +31,8 @@ class Outbox:
 
     def __init__(self, learner: int, most_records: int = MOST_RECORDS) -> None:
         self.coalesced = 0  # reports that a newer one overtook
-        self.given_up = 0  # records
+        self.given_up = 0  # records beyond the bound
+        self.unreadable = 0  # records whose metrics could not be read
         self._learner = learner
         self._most_records = most_records
         self._change = threading.Condition()
@@ -150,7 +151,12 @@ class Outbox:
             if isinstance(record, threading.Event):
                 record.set()
                 continue
-            self._keep(record_message(record))
+            try:
+                message = record_message(record)
+            except Exception:  # of a device that has failed; the steps' own thread tells of it
+                self.unreadable += 1
+                continue
+            self._keep(message)
 
     def _keep(self, message: pb.Record) -> None:
         with self._change:
@@ -166,5 +172,5 @@ class Outbox:
                     sentence = "records of steps were given up: the syncer was away too long"
                     alarm = record_message(records.Alarm(sentence, time.time()))
                     self._records.append(alarm)
-            if len(self._records) == 1 or len(self._records) % BATCH == 0:
+            if (self._first + len(self._records) - self._sent) % BATCH == 1:  # the first of those that wait
                 self._change.notify_all()

@@ -51,6 +51,7 @@ class SyncerServer:
         self._connect, self._send, self._record = connect, send, record
         self._handshake = config.handshake
         self._lock = threading.Lock()
+        self._over = False
         self._sessions: dict[str, Session] = {}
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
@@ -102,6 +103,7 @@ class SyncerServer:
         """Tells all learners that the run is over, and ends once they have said goodbye; whether all did."""
         deadline = time.monotonic() + timeout
         with self._lock:
+            self._over = True
             for session in self._sessions.values():
                 session.deliver(Leave())
             while self._sessions and (left := deadline - time.monotonic()) > 0:
@@ -214,6 +216,8 @@ class SyncerServer:
             self._sessions[session.name] = session
         accepted = pb.Accepted(session=session.name, newest_incarnation=known)
         session.say(pb.ToLearner(accepted=accepted))
+        if self._over:  # it was away as the others were told
+            session.deliver(Leave())
         return session
 
     def _refusal(self, hello: pb.Hello) -> str | None:

@@ -68,11 +68,7 @@ def options(keepalive: float) -> list[tuple[str, int]]:
 
 def permanent(code: grpc.StatusCode) -> bool:
     """Whether a call that ended with this code would end so again, however often it is tried."""
-    return code in (
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.UNIMPLEMENTED,
-    )
+    return code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 def metadata_value(metadata: tuple | None, key: str) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import sys
 
 from absl import flags
 
@@ -26,6 +27,7 @@ def main(_) -> int:
     security = roles.begin()
     os.environ["JAX_PLATFORMS"] = "cpu"  # whatever accelerators there are, they are for learners
     from ddiloco.runtime import platform
+    from ddiloco.runtime.durable import DurableStateError
     from ddiloco.runtime.experiment import parse
     from ddiloco.runtime.job import run_job
     from ddiloco.runtime.remote.security import check_address, check_reach
@@ -37,8 +39,18 @@ def main(_) -> int:
     platform.prepare()
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
     stop, received = ending.stop_on_signals()
-    runner = functools.partial(run_syncer, address=address, security=security, resumed=_RESUME.value)
-    result = run_job(experiment, workdir, stop, ending.is_live(), runner, _RESUME.value)
+    runner = functools.partial(
+        run_syncer,
+        address=address,
+        security=security,
+        folder=workdir / "syncer",
+        resumed=_RESUME.value,
+    )
+    try:
+        result = run_job(experiment, workdir, stop, ending.is_live(), runner, _RESUME.value)
+    except DurableStateError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return ending.tell(result, workdir, received)
 
 

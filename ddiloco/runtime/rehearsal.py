@@ -47,9 +47,7 @@ def run_without_arrays(
     return Outcome(None, fleet.syncer.durable.step, None, fleet.over, failure)
 
 
-def rehearse(
-    experiment: Experiment, sizes: Sequence[int], encoded_sizes: Sequence[int] | None = None
-) -> int:
+def rehearse(experiment: Experiment, sizes: Sequence[int], encoded_sizes: Sequence[int] | None = None) -> int:
     """The global steps to which the fleet comes within its budget of tokens or of time, without training.
 
     `sizes`: bytes of each fragment, to a learner; `encoded_sizes`: to the syncer, None: the same. Batches

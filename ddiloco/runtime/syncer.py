@@ -17,7 +17,7 @@ from ddiloco.observe import records
 from ddiloco.outer.arrivals import Arrivals
 from ddiloco.outer.global_model import GlobalModel, InvalidContribution
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.runtime.delivery import Delivery, Notice, Pieces, UpdateDelivery, WelcomeDelivery
 
@@ -30,6 +30,16 @@ class LearnerLink(Protocol):
 
     def pull(self, fragment: int) -> tuple[Contribution, Sequence[np.ndarray]] | None:
         """The newest published snapshot, encoded, on the host; None if there is none. May wait for it."""
+
+
+class Durability(Protocol):
+    """Where committed state outlives the process."""
+
+    def commit(self, merged: RoundId, model: GlobalModel) -> bool:
+        """Makes a merged fragment durable; may wait. False: the run ends without it."""
+
+    def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
+        """Makes the newest incarnation of each learner durable."""
 
 
 class SyncerWorker:
@@ -45,13 +55,16 @@ class SyncerWorker:
         model: GlobalModel,
         record: Callable[[Any], None],
         on_commit: Callable[[int, list[Pieces]], None],
+        durable: Durability | None = None,
     ) -> None:
+        """`on_commit` gets step and fragments; `durable` is None where nothing is to outlive the process."""
         self.core = core
         self.ended = threading.Event()  # finished, stopped or failed
         self.failure: str | None = None
         self._model = model
         self._record = record
         self._on_commit = on_commit
+        self._durable = durable
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._links: dict[tuple[int, int], LearnerLink] = {}
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
@@ -109,6 +122,8 @@ class SyncerWorker:
         decided = self.core.handle(event, time.monotonic())
         if isinstance(event, events.FragmentArrived):
             self._arrivals.keep(event, decided, arrays)
+        if isinstance(event, events.LearnerJoined) and self._durable is not None:
+            self._durable.remember(self.core.state().incarnations)
         for action in decided:
             self._perform(action, arrays)
         if isinstance(event, events.MergeFinished):
@@ -192,10 +207,12 @@ class SyncerWorker:
                 [np_pieces for _, np_pieces in given],
                 [(c.steps, c.tokens) for c, _ in given],
             )
+            committed = self._durable is None or self._durable.commit(action.round, self._model)
         except Exception as error:
             self._inbox.put((error, None))
             return
-        self._inbox.put((events.MergeFinished(action.round), (pieces, metrics)))
+        if committed:  # else the run is over, and what was merged is as if it had never been
+            self._inbox.put((events.MergeFinished(action.round), (pieces, metrics)))
 
 
 def host_arrays(arrays: Any) -> tuple[np.ndarray, ...]:

@@ -104,6 +104,41 @@ def test_a_killed_learner_is_back_within_the_run_and_the_other_has_stepped_on(pr
     assert not processes_of(process)
 
 
+def test_a_killed_syncer_goes_on_from_what_it_had_committed_and_no_learner_waited(
+    programs, started, tmp_path
+):
+    process = started("train", *programs.training(tmp_path), "--config.driver=remote", *UNENDING)
+    rounds = tmp_path / "rounds.jsonl"
+
+    def wait_for(condition, told):
+        def look():
+            assert process.poll() is None, process.communicate()
+            return condition()
+
+        until(look, told, LIMIT)
+
+    wait_for(lambda: len(lines(rounds)) > 12, "twelve rounds")
+    before = processes_of(process)
+    os.kill(before["syncer"], signal.SIGKILL)
+    killed_at = time.time()
+    committed = {r["fragment"]: (r["version"], r["step"]) for r in lines(rounds)}
+    merged_anew = lambda: [r for r in lines(rounds) if r["time"] > killed_at]  # noqa: E731
+    wait_for(lambda: {r["fragment"] for r in merged_anew()} == {0, 1, 2}, "a merge of each fragment")
+    after = processes_of(process)
+    assert after["syncer"] != before["syncer"]
+    assert {after[m] == before[m] for m in "01"} == {True}
+    for fragment, (version, step) in committed.items():
+        first = next(r for r in merged_anew() if r["fragment"] == fragment)
+        assert first["version"] > version and first["step"] > step, "what was committed is not merged again"
+    versions = [r["version"] for r in lines(rounds) if r["fragment"] == 0]
+    assert len(versions) == len(set(versions)), "no version is made twice"
+    wait_for(lambda: any({0, 1} == set(r["learners"]) for r in merged_anew()), "both learners in a merge")
+    process.send_signal(signal.SIGTERM)
+    done = programs.finish(process)
+    assert done.returncode == 143
+    assert not processes_of(process)
+
+
 def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(programs, tmp_path):
     diloco = ["--config=configs/dense.py:diloco", "--config.sync.num_fragments=1", *STEADY]
     hashes = []

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import pathlib
 import threading
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
-from ddiloco.outer.global_model import FragmentState, GlobalModel
-from ddiloco.protocol.state import SyncerState
+from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.delivery import Pieces
+from ddiloco.runtime.durable import DurableState
 from ddiloco.runtime.evaluator import Evaluator
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.remote.security import Security
@@ -25,13 +24,6 @@ from ddiloco.runtime.syncer import SyncerWorker
 from ddiloco.training.mesh import MeshConfig, carve
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
-
-
-class Start(NamedTuple):
-    """What an earlier syncer of the run left durable, from which another goes on."""
-
-    state: SyncerState
-    fragments: list[FragmentState]
 
 
 class SyncerRun:
@@ -44,13 +36,16 @@ class SyncerRun:
         stop: threading.Event,
         address: str,
         security: Security,
-        start: Start | None = None,
+        durable: DurableState,
+        resumed: bool,
     ) -> None:
         """Listens on `address`, HOST:PORT, from now on; `run` begins to answer.
 
         Raises:
           ConfigError: the address cannot be had.
+          DurableStateError: what an earlier syncer left cannot be gone on with.
         """
+        start = durable.load() if resumed else None
         e = assembly.experiment
         self._assembly = assembly
         self._record = record
@@ -59,8 +54,10 @@ class SyncerRun:
         self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
         for p, fragment in enumerate(start.fragments if start is not None else ()):
             self._model.restore(p, fragment)
+        if start is None:
+            durable.begin(self._model)
         core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
-        self._syncer = SyncerWorker(core, self._model, record, self._committed)
+        self._syncer = SyncerWorker(core, self._model, record, self._committed, durable)
         self._server = SyncerServer(
             terms_of(e, assembly.layout),
             security,
@@ -111,10 +108,9 @@ def run_syncer(
     stop: threading.Event,
     address: str,
     security: Security,
+    folder: pathlib.Path,
     resumed: bool,
 ) -> Outcome:
-    """Makes and runs a SyncerRun; what a durable state is to a resumed one, its `Start` is."""
-    if resumed:
-        told = "the syncer was restarted without a durable state: the global model began anew"
-        record(records.Alarm(told, time.time()))
-    return SyncerRun(assembly, record, stop, address, security).run()
+    """Makes and runs a SyncerRun, whose durable state is in `folder`; a resumed one goes on from there."""
+    durable = DurableState(folder, assembly.layout, record, stop)
+    return SyncerRun(assembly, record, stop, address, security, durable, resumed).run()

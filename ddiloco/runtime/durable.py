@@ -1,0 +1,185 @@
+"""The syncer's state on disk: a file a fragment and one of incarnations, each replaced at once and synced.
+
+P fragment files are all of it: Theta_p, its outer optimizer's state, its version and the step that it was
+merged at. A fragment is written before its update is broadcast: a crash takes nothing back from a learner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddiloco.observe import records
+from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.outer.global_model import FragmentState, GlobalModel
+from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.state import SyncerState
+
+_MAGIC = b"ddiloco fragment 1\n"
+_LENGTH = struct.Struct("<Q")  # of the header that follows, in bytes
+_LONGEST_HEADER = 1 << 24
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_RETRY_SECONDS = 1.0
+
+
+class DurableStateError(Exception):
+    """What is on the disk cannot be gone on with; the message is one line and names the file."""
+
+
+class Start(NamedTuple):
+    """What an earlier syncer of the run left durable, from which another goes on."""
+
+    state: SyncerState
+    fragments: list[FragmentState]
+
+
+class DurableState:
+    """A folder of one run. `commit` is for the merging thread, `remember` for the syncer's."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        layout: FragmentLayout,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+    ) -> None:
+        """`stop` ends the wait for a disk that refuses."""
+        self._folder = folder
+        self._layout = layout
+        self._record = record
+        self._stop = stop
+
+    def begin(self, model: GlobalModel) -> None:
+        """Writes the fragments of a run that begins.
+
+        Raises:
+          OSError: the disk refuses.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for p in range(self._layout.num_fragments):
+            self._save(p, model.state(p), 0)
+        self._replace("incarnations.json", [b"[]"])
+
+    def commit(self, merged: RoundId, model: GlobalModel) -> bool:
+        """Makes a merged fragment durable; on a disk that refuses, waits and tries again, with an alarm.
+
+        Returns:
+          Whether it is durable; False only once the run is to end.
+        """
+        state = model.state(merged.fragment)
+        while True:
+            try:
+                self._save(merged.fragment, state, merged.step)
+                return True
+            except OSError as error:
+                told = f"{self._folder}: {error.strerror or error}: merges wait until it can be written"
+                self._record(records.Alarm(told, time.time()))
+            if self._stop.wait(_RETRY_SECONDS):
+                return False
+
+    def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
+        """Makes the newest incarnation of each learner durable; an alarm if the disk refuses."""
+        try:
+            self._replace("incarnations.json", [json.dumps(list(incarnations)).encode()])
+        except OSError as error:
+            told = f"{self._folder}: {error.strerror or error}: who joined is not durable"
+            self._record(records.Alarm(told, time.time()))
+
+    def load(self) -> Start:
+        """What an earlier syncer left.
+
+        Raises:
+          DurableStateError: a file is missing or damaged, or is of another model.
+        """
+        loaded = [self._load(p) for p in range(self._layout.num_fragments)]
+        state = SyncerState(
+            versions=tuple(fragment.version for fragment, _ in loaded),
+            merged_steps=tuple(step for _, step in loaded),
+            incarnations=self._load_incarnations(),
+        )
+        return Start(state, [fragment for fragment, _ in loaded])
+
+    def _save(self, p: int, state: FragmentState, merged_step: int) -> None:
+        arrays = [np.ascontiguousarray(a) for a in (*state.pieces, *state.optimizer)]
+        header = json.dumps(
+            {
+                "fragment": p,
+                "layout": self._layout.fingerprint,
+                "version": state.version,
+                "merged_step": merged_step,
+                "pieces": len(state.pieces),
+                "arrays": [[array.dtype.str, list(array.shape)] for array in arrays],
+            }
+        ).encode()
+        parts = [_MAGIC, _LENGTH.pack(len(header)), header]
+        parts += [array.reshape(-1).view(np.uint8).data for array in arrays]
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        self._replace(self._name(p), [*parts, digest.digest()])
+
+    def _replace(self, name: str, parts: Sequence[Any]) -> None:
+        """Writes a new file in the place of the old one: after a crash there is the one or the other."""
+        new = self._folder / f".{name}.new"
+        with new.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, self._folder / name)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _load(self, p: int) -> tuple[FragmentState, int]:
+        path = self._folder / self._name(p)
+        try:
+            return _read(path.read_bytes(), p, self._layout.fingerprint)
+        except FileNotFoundError:
+            raise DurableStateError(f"{path}: is missing; the run cannot go on without it") from None
+        except OSError as error:
+            raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise DurableStateError(f"{path}: {error}") from None
+
+    def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
+        path = self._folder / "incarnations.json"
+        try:
+            return tuple((int(learner), int(number)) for learner, number in json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise DurableStateError(f"{path}: cannot be used: {error}") from None
+
+    @staticmethod
+    def _name(p: int) -> str:
+        return f"fragment-{p:04d}"
+
+
+def _read(data: bytes, p: int, fingerprint: str) -> tuple[FragmentState, int]:
+    """The fragment's state and the step it was merged at; a ValueError where the bytes are damaged."""
+    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
+        raise ValueError("is damaged: its checksum does not fit")
+    file = io.BytesIO(body[len(_MAGIC) :])
+    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+    header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+    if (header["fragment"], header["layout"]) != (p, fingerprint):
+        raise ValueError("is of another fragment or another model")
+    arrays = []
+    for dtype, shape in header["arrays"]:
+        count = int(np.prod(shape, dtype=np.int64))
+        raw = file.read(count * np.dtype(dtype).itemsize)
+        arrays.append(np.frombuffer(raw, dtype).reshape(shape))
+    pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
+    return FragmentState(header["version"], tuple(pieces), tuple(optimizer)), header["merged_step"]

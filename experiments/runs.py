@@ -53,7 +53,7 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     except (OSError, ValueError):
         return "its config.json cannot be read"
     new = _flat(json.loads(json.dumps(settings)))
-    if new.get("train.tokens") is not None:  # then the run finds its steps itself
+    if any(new.get(budget) is not None for budget in ("train.tokens", "virtual.seconds")):  # they set the steps
         new["train.steps"] = old.get("train.steps")
     for name in (*old, *new):
         if old.get(name, "unknown") != new.get(name, "unknown"):

@@ -41,6 +41,9 @@ def finished(workdir: pathlib.Path) -> bool:
         return False
 
 
+_BUDGETS = ("train.tokens", "virtual.seconds")
+
+
 def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     """What the run in the folder lacks to stand for these settings; None if nothing.
 
@@ -53,7 +56,7 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     except (OSError, ValueError):
         return "its config.json cannot be read"
     new = _flat(json.loads(json.dumps(settings)))
-    if any(new.get(budget) is not None for budget in ("train.tokens", "virtual.seconds")):  # they set the steps
+    if any(new.get(budget) is not None for budget in _BUDGETS):  # then the run finds its steps itself
         new["train.steps"] = old.get("train.steps")
     for name in (*old, *new):
         if old.get(name, "unknown") != new.get(name, "unknown"):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import sys
 
 import pytest
@@ -247,6 +248,13 @@ def test_a_run_with_other_settings_does_not_stand_for_this_one(tmp_path):
     assert runs.lacking(tmp_path, asked) == "its config.json cannot be read"
 
 
+def test_steps_that_a_time_budget_set_are_not_compared(tmp_path):
+    (tmp_path / "config.json").write_text('{"train": {"steps": 99}, "virtual": {"seconds": 5.0}}')
+    (tmp_path / "summary.json").write_text('{"finished": true}')
+    assert runs.lacking(tmp_path, {"train": {"steps": 7}, "virtual": {"seconds": 5.0}}) is None
+    assert runs.lacking(tmp_path, {"train": {"steps": 7}, "virtual": {"seconds": 6.0}}) is not None
+
+
 def test_steps_that_a_token_budget_set_are_not_compared(tmp_path):
     (tmp_path / "config.json").write_text('{"train": {"steps": 99, "tokens": 500}}')
     (tmp_path / "summary.json").write_text('{"finished": true}')
@@ -261,8 +269,17 @@ def test_runs_side_by_side_tell_their_exit_statuses():
     assert (started, ended) == ([0, 1, 2], {0: 0, 1: 3, 2: 2})
 
 
-def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other():
-    impatient = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT); signal.pause()"
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises, also where the tests were started in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other(ctrl_c):
+    send = f"import os, signal; signal.alarm(60); os.kill({os.getpid()}, signal.SIGINT)"
+    impatient = f"{send}; signal.pause()"
     started, ended = [], []
     with pytest.raises(KeyboardInterrupt):
         runs.run_all([["-c", impatient], ["-c", ""]], 1, started.append, lambda *_: ended.append(_))

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ddiloco.goodput.division import Division, Interruption, first_slices
 from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.fleet import Fleet, Interruption, first_slices
 
 _BLOCK = 256  # draws of a lane at a time
 
@@ -82,7 +82,7 @@ class DrawnInterruptions:
 class ListedInterruptions:
     """The interruptions of a whole fleet, each for the job that has the slice; a spare's are nobody's."""
 
-    def __init__(self, fleet: Fleet, interruptions: Sequence[Interruption]) -> None:
+    def __init__(self, fleet: Division, interruptions: Sequence[Interruption]) -> None:
         """`interruptions`, sorted by time."""
         by_job: list[list[tuple[float, float, float]]] = [[] for _ in fleet.slices_by_job]
         firsts, back = first_slices(fleet), {}

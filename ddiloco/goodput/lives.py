@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddiloco.goodput.accounting import State
+from ddiloco.goodput.division import Interruption, divide
 from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.fleet import Interruption, divide
 from ddiloco.goodput.interruptions import Draws, ListedInterruptions
 from ddiloco.goodput.jobs import Jobs
 

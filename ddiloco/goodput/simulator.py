@@ -18,8 +18,8 @@ from scipy.special import stdtrit
 from ddiloco.config import section, setting
 from ddiloco.goodput.accounting import COUNTED, State, shares
 from ddiloco.goodput.coverage import covered
+from ddiloco.goodput.division import Division, divide
 from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.fleet import Fleet, divide
 from ddiloco.goodput.interruptions import DrawnInterruptions, Draws
 from ddiloco.goodput.jobs import Jobs
 from ddiloco.goodput.systems import System, system_of
@@ -108,7 +108,7 @@ def simulate(simulation: Simulation, progress: Callable[[float], None] = lambda 
 
 
 def _cell(
-    simulation: Simulation, system: System, chips: int, fleet: Fleet, ledger: _Ledger, runs: Sequence[int]
+    simulation: Simulation, system: System, chips: int, fleet: Division, ledger: _Ledger, runs: Sequence[int]
 ) -> Cell:
     """The figures of a cell from its runs, one for each seed."""
     horizon, seeds = simulation.days * DAY, len(runs)
@@ -142,7 +142,7 @@ class _Lanes:
     entropy: list[tuple[int, ...]]
 
     @classmethod
-    def of(cls, kinds: Sequence[tuple[System, int]], fleets: Sequence[Fleet], seeds: int) -> _Lanes:
+    def of(cls, kinds: Sequence[tuple[System, int]], fleets: Sequence[Division], seeds: int) -> _Lanes:
         slices, elastic, runs, entropy = [], [], [], []
         for cell, ((system, chips), fleet) in enumerate(zip(kinds, fleets, strict=True)):
             for seed in range(seeds):

@@ -19,22 +19,44 @@ from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import TrainState
 
 
+class JobArrays:
+    """The arrays of the one job: train state, batches, held-out score; of a baseline under any driver."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        e = assembly.experiment
+        [(mesh, shards)] = assembly.jobs()
+        rows = sum(e.batch_size(shard) for shard in shards)
+        self.tokens = 0  # trained on so far
+        self._batches = assembly.batches(shards, rows)
+        self._program: TrainProgram = assembly.program(mesh, rows)
+        self._score: Callable[[Mapping[str, Any]], float] = assembly.scorer(mesh)
+        self._state: TrainState = self._program.state_from(assembly.initial_parameters())
+
+    def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
+        """Hands the next inner step to the devices; its tokens, and metrics that may still be under way."""
+        batch = next(self._batches)
+        tokens = int(batch["weights"].sum())
+        self.tokens += tokens
+        self._state, metrics = self._program.step(self._state, batch, clock)
+        return tokens, metrics
+
+    def score(self) -> float:
+        """Held-out nats per token as the parameters are now."""
+        return self._score(self._state.params)
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The parameters, on the host."""
+        return {name: np.asarray(value) for name, value in self._state.params.items()}
+
+
 class BaselineRun:
     """Trains one copy of the model in the calling thread; it appears in the metrics as learner 0."""
 
     def __init__(self, assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> None:
-        e = assembly.experiment
-        [(mesh, shards)] = assembly.jobs()
-        rows = sum(e.batch_size(shard) for shard in shards)
-        self._experiment = e
+        self._experiment = assembly.experiment
         self._record = record
         self._stop = stop
-        self._tokens = 0
-        self._batches = assembly.batches(shards, rows)
-        self._program: TrainProgram = assembly.program(mesh, rows)
-        self._score: Callable[[Mapping[str, Any]], float] = assembly.scorer(mesh)
-        initial = assembly.initial_parameters()
-        self._state: TrainState = self._program.state_from(initial)
+        self._arrays = JobArrays(assembly)
         self._evaluate(0)
 
     def run(self) -> Outcome:
@@ -55,14 +77,11 @@ class BaselineRun:
             self._finish_step(*in_flight.popleft())
         self._enter(State.FINISHED)
         loss = self._evaluate(step)
-        params = {name: np.asarray(value) for name, value in self._state.params.items()}
+        params = self._arrays.parameters()
         return Outcome(params, step, loss, finished=step == e.train.steps, failure=None)
 
     def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array]]:
-        batch = next(self._batches)
-        tokens = int(batch["weights"].sum())
-        self._tokens += tokens
-        self._state, metrics = self._program.step(self._state, batch, step)
+        tokens, metrics = self._arrays.step(step)
         return step + 1, tokens, metrics
 
     def _finish_step(self, step: int, tokens: int, metrics: dict[str, jax.Array]) -> None:
@@ -70,8 +89,8 @@ class BaselineRun:
         self._record(records.StepDone(0, step, time.time(), tokens, metrics))
 
     def _evaluate(self, step: int) -> float:
-        loss = self._score(self._state.params)
-        self._record(records.Evaluated(step, self._tokens, time.time(), loss))
+        loss = self._arrays.score()
+        self._record(records.Evaluated(step, self._arrays.tokens, time.time(), loss))
         return loss
 
     def _enter(self, state: State) -> None:

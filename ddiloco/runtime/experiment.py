@@ -18,7 +18,6 @@ from ddiloco.training.mesh import MeshConfig
 
 DECOUPLED_FAMILY = ("decoupled", "streaming", "diloco")
 BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
-DRIVERS = ("local", "remote", "virtual")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Experiment:
 
     model: Any
     algorithm: str = setting("decoupled", "how learners cooperate", choices=DECOUPLED_FAMILY + BASELINES)
-    driver: str = setting("local", "what runs the roles", choices=DRIVERS)
+    driver: str = setting("local", "what runs the roles", choices=("local", "remote", "virtual"))
     seed: int = setting(0, "of the initial parameters, the data order and the sample", at_least=0)
     data: DataConfig = section(DataConfig)
     train: TrainConfig = section(TrainConfig)

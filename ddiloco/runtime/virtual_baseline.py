@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from ddiloco.chaos.spare_capacity import draw_extra
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.runtime.assembly import Assembly
+from ddiloco.runtime.baseline import JobArrays
 from ddiloco.runtime.experiment import Experiment
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.virtual_fleet import chips_by_learner, fleet_changes, horizon, step_times
-from ddiloco.training.program import TrainProgram
-from ddiloco.training.step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,18 +108,11 @@ class VirtualBaselineRun:
     """Trains one copy of the model; what an interruption loses of a step is time, not arrays."""
 
     def __init__(self, assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> None:
-        e = assembly.experiment
-        [(mesh, shards)] = assembly.jobs()
-        rows = sum(e.batch_size(shard) for shard in shards)
-        self._experiment = e
+        self._experiment = assembly.experiment
         self._record = record
         self._stop = stop
-        self._tokens = 0
-        self._batches = assembly.batches(shards, rows)
-        self._program: TrainProgram = assembly.program(mesh, rows)
-        self._score: Callable[[Mapping[str, Any]], float] = assembly.scorer(mesh)
-        self._state: TrainState = self._program.state_from(assembly.initial_parameters())
-        self._clock = JobClock(e, record)
+        self._arrays = JobArrays(assembly)
+        self._clock = JobClock(assembly.experiment, record)
         self._evaluate(0)
 
     def run(self) -> Outcome:
@@ -139,21 +130,18 @@ class VirtualBaselineRun:
                 self._evaluate(step)
         self._clock.finish()
         loss = self._evaluate(step)
-        params = {name: np.asarray(value) for name, value in self._state.params.items()}
+        params = self._arrays.parameters()
         return Outcome(params, step, loss, finished=step == e.train.steps, failure=failure)
 
     def _step(self, step: int) -> None:
         self._clock.step()
-        batch = next(self._batches)
-        tokens = int(batch["weights"].sum())
-        self._tokens += tokens
-        self._state, metrics = self._program.step(self._state, batch, step)
+        tokens, metrics = self._arrays.step(step)
         jax.block_until_ready(metrics)
         self._record(records.StepDone(0, step + 1, self._clock.now, tokens, metrics))
 
     def _evaluate(self, step: int) -> float:
-        loss = self._score(self._state.params)
-        self._record(records.Evaluated(step, self._tokens, self._clock.now, loss))
+        loss = self._arrays.score()
+        self._record(records.Evaluated(step, self._arrays.tokens, self._clock.now, loss))
         return loss
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, build
+from ddiloco.goodput.division import Interruption
 from ddiloco.goodput.failures import YEAR, FailureModel
-from ddiloco.goodput.fleet import Interruption
 from ddiloco.goodput.interruptions import Draws, ListedInterruptions
 from ddiloco.goodput.lives import divide, draw_interruptions, job_chips
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import State, Timelines
+from ddiloco.goodput.division import Interruption, divide
 from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.fleet import Interruption, divide
 from ddiloco.goodput.interruptions import Draws, ListedInterruptions
 from ddiloco.goodput.jobs import Jobs
 from ddiloco.goodput.lives import draw_interruptions, job_changes, job_chips

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.fleet import Interruption
+from ddiloco.goodput.division import Interruption
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.runtime import virtual_baseline, virtual_fleet

@@ -19,14 +19,14 @@ class Interruption:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fleet:
+class Division:
     """Slices of a fleet by job: job 0 has the first ones, and so on; spares come last."""
 
     slices_by_job: tuple[int, ...]
     spares: int  # slices on standby
 
 
-def divide(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> Fleet:
+def divide(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> Division:
     """Divides a fleet into jobs as even as can be; jobs without elasticity leave spares.
 
     Raises:
@@ -40,9 +40,9 @@ def divide(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) ->
         )
     spares = 0 if elastic else min(round(model.spare_share * slices), slices - num_jobs)
     each, more = divmod(slices - spares, num_jobs)
-    return Fleet(tuple(each + (job < more) for job in range(num_jobs)), spares)
+    return Division(tuple(each + (job < more) for job in range(num_jobs)), spares)
 
 
-def first_slices(fleet: Fleet) -> np.ndarray:
+def first_slices(fleet: Division) -> np.ndarray:
     """The first slice of each job, and at the end the first spare; int array [jobs + 1]."""
     return np.concatenate([[0], np.cumsum(fleet.slices_by_job)])

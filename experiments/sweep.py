@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import pathlib
 import sys
 
@@ -94,7 +95,7 @@ def figures(workdir: pathlib.Path) -> dict:
 def table(rows: list[dict]) -> str:
     """The rows as a Markdown table, best held-out loss first."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    ordered = sorted(rows, key=lambda row: row["eval_loss"])
+    ordered = sorted(rows, key=_loss)
     return runs.markdown(names, [[_cell(row.get(name, "")) for name in names] for row in ordered])
 
 
@@ -107,10 +108,10 @@ def write(output: pathlib.Path, rows: list[dict]) -> None:
 
     (output / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
     (output / "sweep.md").write_text(table(rows) + "\n")
-    ordered = sorted(rows, key=lambda row: row["eval_loss"], reverse=True)
+    ordered = sorted(rows, key=_loss, reverse=True)
     labels = [point_name({k: v for k, v in row.items() if k not in COLUMNS}) for row in ordered]
     figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.32 * len(rows)), layout="constrained")
-    axes.plot([row["eval_loss"] for row in ordered], labels, "o")
+    axes.plot([_loss(row) for row in ordered], labels, "o")
     axes.set_xlabel("held-out loss (nats/token)")
     axes.grid(alpha=0.3)
     figure.savefig(output / "sweep.png", dpi=120)
@@ -119,6 +120,11 @@ def write(output: pathlib.Path, rows: list[dict]) -> None:
 
 def _cell(value) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _loss(row: dict) -> float:
+    """A point's held-out loss; of a run without arrays, which has none, infinity."""
+    return math.inf if row["eval_loss"] is None else row["eval_loss"]
 
 
 if __name__ == "__main__":

@@ -113,6 +113,9 @@ def _json_rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, An
 
 
 def _change(place: str, row: Mapping[str, Any], num_learners: int) -> Change:
+    unknown = [name for name in row if name not in FIELDS]
+    if unknown:
+        raise ConfigError(f"{place}: {unknown[0]}: no such field; known: {', '.join(FIELDS)}")
     time = _number(place, row, "time")
     learner = _number(place, row, "learner")
     if time < 0:

@@ -42,3 +42,12 @@ def test_a_bad_trace_is_a_usage_error_of_one_line(programs, tmp_path):
     told = "line 2: learner: is 9, but must be a whole number from 0 to 1"
     assert done.stderr == f"error: config.virtual.trace: {path}: {told}\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_without_arrays_has_a_table_though_no_loss(programs, tmp_path):
+    grid = "driver=virtual;virtual.arrays=False;train.steps=12,24"
+    done = programs.run("sweep", f"--sweep={grid}", f"--output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "sweep.json").read_text())
+    assert [(row["train.steps"], row["eval_loss"]) for row in rows] == [("12", None), ("24", None)]
+    assert (tmp_path / "sweep.png").stat().st_size

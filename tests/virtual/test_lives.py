@@ -77,6 +77,10 @@ def rows(*lines):
 
 BAD_CSV = {
     "empty": ("", "line 1: has no column time"),
+    "misspelt column": (
+        "time,learner,event,shares\n1,0,step,0.5\n",
+        "line 2: shares: no such field; known: ",
+    ),
     "missing column": ("time,event\n1,fail\n", "line 1: has no column learner"),
     "short row": ("time,learner,event\n1,0\n", "line 2: event: is None, but must be one of join, leave, "),
     "unknown event": (rows("1,0,dies,1"), "line 2: event: is 'dies', but must be one of join, leave, "),

@@ -21,14 +21,10 @@ ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel", "lone_learner
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
-    names = preset.split(",")
-    unknown = [name for name in names if name not in SIZES + ALGORITHMS]
-    if unknown:
-        raise ValueError(f"no preset {unknown[0]!r}; there are {', '.join(SIZES + ALGORITHMS)}")
-    size = next((name for name in names if name in SIZES), "tiny")
+    size, algorithm = size_and_algorithm(preset, SIZES)
 
     config = ConfigDict()
-    config.algorithm = next((name for name in names if name in ALGORITHMS), "decoupled")
+    config.algorithm = algorithm
     config.driver = "local"  # roles as threads; remote: as processes; virtual: under a simulated clock
     config.seed = 0  # initial parameters, data order, sample
 
@@ -96,6 +92,16 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.log = ConfigDict()
     config.log.every = 4  # steps between two points of a learner in TensorBoard
     return config
+
+
+def size_and_algorithm(preset: str, sizes: tuple[str, ...]) -> tuple[str, str]:
+    """What `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM` says; without a word the first size, and decoupled."""
+    names = preset.split(",")
+    unknown = [name for name in names if name not in sizes + ALGORITHMS]
+    if unknown:
+        raise ValueError(f"no preset {unknown[0]!r}; there are {', '.join(sizes + ALGORITHMS)}")
+    size = next((name for name in names if name in sizes), sizes[0])
+    return size, next((name for name in names if name in ALGORITHMS), "decoupled")
 
 
 def model(size: str) -> ConfigDict:

@@ -16,5 +16,9 @@ def section() -> ConfigDict:
     c.longest_backoff = 15.0  # between two tries to reach the syncer, or to restart a process
     c.gather = 30.0  # from the first learner's join that the syncer waits for the others to begin
     c.connections = 1  # of a learner for fragments each way; more on long fat networks
+    c.donor_host = "127.0.0.1"  # at which learners give each other inner optimizer states; "": they do not
+    c.donation_timeout = 30.0  # that a joining learner waits for a peer's inner optimizer state
+    c.checkpoint_every = 60.0  # between a learner's own copies of its inner optimizer state; 0: none
+    c.spares = 0  # compiled processes that driver=remote keeps ready to take a dead learner's place
     c.restarts = 20  # times that driver=remote restarts one process
     return c

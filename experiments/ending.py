@@ -39,8 +39,8 @@ def new_workdir() -> str:
 def tell(result, workdir: pathlib.Path, received: list[int]) -> int:
     """Prints what a run of `run_job` came to; the exit code."""
     s = result.summary
-    if result.continuation is not None:
-        print(f"\nsample: {result.continuation.rstrip()}\n")
+    if result.sample is not None:
+        print(f"\nsample: {result.sample.rstrip()}\n")
     loss, goodput, uptime = (s.get(name) for name in ("eval_loss", "goodput", "uptime"))
     shares = f"goodput {goodput or 0:.1%}, uptime {uptime or 0:.1%}"
     if loss is None:

@@ -30,12 +30,18 @@ def main(_) -> int:
     except CheckpointError as error:
         raise cli.UsageError(str(error)) from error
     score = Assembly(checkpoint.experiment).scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
-    loss = score(checkpoint.params)
-    print(
-        f"step {checkpoint.step}: {loss:.6f} nats/token (at the end of training {checkpoint.eval_loss:.6f})"
-    )
+    found = score(checkpoint.params)
+    then = f"at the end of training {checkpoint.eval_loss:.6f}"
+    print(f"step {checkpoint.step}: {found.loss:.6f} nats/token ({then})")
+    for name, value in found.statistics.items():
+        print(f"  {name} {value:.6g}")
     if _OUTPUT.value:
-        result = {"step": checkpoint.step, "eval_loss": loss, "eval_loss_in_training": checkpoint.eval_loss}
+        result = {
+            "step": checkpoint.step,
+            "eval_loss": found.loss,
+            **{f"eval_{name}": value for name, value in found.statistics.items()},
+            "eval_loss_in_training": checkpoint.eval_loss,
+        }
         pathlib.Path(_OUTPUT.value).write_text(json.dumps(result, indent=2) + "\n")
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import sys
 
 from absl import flags
@@ -11,7 +12,13 @@ from experiments import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/dense.py")
 _SYNCER = flags.DEFINE_string("syncer", "127.0.0.1:7070", "HOST:PORT of the syncer.")
-_LEARNER_ID = flags.DEFINE_integer("learner_id", None, "Its number, from 0.", lower_bound=0, required=True)
+_LEARNER_ID = flags.DEFINE_integer("learner_id", None, "Its number, from 0.", lower_bound=0)
+_SPARE = flags.DEFINE_bool(
+    "spare", False, "Compile all, then wait to be told NUMBER HOST:PORT in a line on standard input."
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for copies of its inner optimizer state. Default: none are kept."
+)
 roles.define_security()
 
 
@@ -19,19 +26,28 @@ def main(_) -> int:
     security = roles.begin()
     from ddiloco.runtime import platform
     from ddiloco.runtime.experiment import parse
-    from ddiloco.runtime.remote.learner_role import run_learner
+    from ddiloco.runtime.remote.learner_role import LearnerProcess
     from ddiloco.runtime.remote.security import check_address
 
     experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
-    address = check_address(_SYNCER.value, "syncer")
+    learner, address = _LEARNER_ID.value, check_address(_SYNCER.value, "syncer")
+    if (learner is None) is not _SPARE.value:
+        raise cli.UsageError("learner_id: give --learner_id=N, or --spare in its place")
     platform.prepare()
     stop, received = ending.stop_on_signals()
-    learner = _LEARNER_ID.value
+    process = LearnerProcess(experiment, security)
+    if _SPARE.value:
+        process.compile()
+        words = sys.stdin.readline().split()
+        if not words:  # the run has ended without need of it
+            return 0
+        learner, address = int(words[0]), check_address(words[1], "syncer")
 
     def note(line) -> None:
         print(f"learner {learner}: {line}", file=sys.stderr, flush=True)
 
-    failure = run_learner(experiment, learner, address, security, stop, note)
+    folder = pathlib.Path(_WORKDIR.value, "learners", str(learner)) if _WORKDIR.value else None
+    failure = process.run(learner, address, stop, note, folder)
     if failure is not None:
         print(f"error: learner {learner}: {failure}", file=sys.stderr)
         return 1

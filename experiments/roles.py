@@ -32,8 +32,19 @@ def begin():
     return load_security(flags.FLAGS.token_file, flags.FLAGS.tls)
 
 
-def run_all(experiment, config: list[str], workdir: pathlib.Path, stop: threading.Event) -> int:
-    """The processes of a run, on the loopback of this machine, with a token of their own; the exit code."""
+def run_all(
+    experiment,
+    config: list[str],
+    workdir: pathlib.Path,
+    stop: threading.Event,
+    *,
+    observe=lambda name, pid, code: None,
+    route=lambda learner, address: address,
+) -> int:
+    """The processes of a run, on the loopback of this machine, with a token of their own; the exit code.
+
+    `observe` is the supervisor's. `route` gives the HOST:PORT under which a learner reaches the syncer's.
+    """
     from ddiloco.runtime.remote import supervisor
 
     learners = experiment.sync.num_learners
@@ -60,14 +71,27 @@ def run_all(experiment, config: list[str], workdir: pathlib.Path, stop: threadin
                 [
                     *supervisor.python("experiments.learner"),
                     *shared,
-                    f"--syncer={address}",
+                    f"--syncer={route(m, address)}",
                     f"--learner_id={m}",
+                    f"--workdir={workdir}",
                 ],
                 supervisor.learner_environment(m, learners, os.environ),
+                assignment=f"{m} {route(m, address)}",
             )
             for m in range(learners)
         ]
-        return supervisor.Supervisor(syncer, roles, experiment.remote, _tell).run(stop)
+        spares = [
+            supervisor.Role(
+                f"spare {n}",
+                [*supervisor.python("experiments.learner"), *shared, "--spare", f"--workdir={workdir}"],
+                supervisor.learner_environment(0, learners, os.environ),
+            )
+            for n in range(experiment.remote.spares)
+        ]
+        watched = supervisor.Supervisor(
+            syncer, roles, experiment.remote, _tell, observe=observe, spares=spares
+        )
+        return watched.run(stop)
 
 
 def _free_port() -> int:

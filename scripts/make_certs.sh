@@ -37,5 +37,5 @@ make() {
 }
 
 make syncer $'extendedKeyUsage=serverAuth\nsubjectAltName='"$subject_names"
-make learner "extendedKeyUsage=clientAuth"
+make learner $'extendedKeyUsage=clientAuth,serverAuth\nsubjectAltName=DNS:ddiloco-learner'  # they serve each other
 echo "$folder/syncer $folder/learner"

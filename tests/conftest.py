@@ -2,6 +2,12 @@
 
 import os
 
+import hypothesis
+
+# How long an example takes says more of what else the machine does than of the code.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 FLAGS = (
     "--xla_force_host_platform_device_count=8",

@@ -167,7 +167,9 @@ def test_every_setting_says_what_it_means():
                 assert len(field.metadata["meaning"]) > 3, field.name
 
     check(Experiment)
-    check(type(parse(dense.get_config()).model))
+    experiment = parse(dense.get_config())
+    for settings in (experiment.model, experiment.data, experiment.sample):
+        check(type(settings))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from ddiloco.chaos.ledger import ProcessLedger, require
+from ddiloco.chaos.ledger import Claims, ProcessLedger, require
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, Report, RoundId
@@ -49,7 +49,7 @@ class Invariants:
         self._syncer: _Process | None = None
         self._ledgers: dict[object, ProcessLedger] = {}
         self._ledger_of: dict[Member, ProcessLedger] = {}
-        self._claimed: dict[tuple[ProcessLedger, int], int] = {}  # by process and fragment: last step merged
+        self._claims = Claims()
 
     # Learners.
 
@@ -101,9 +101,9 @@ class Invariants:
         for c in merge.contributions:
             ledger = self._ledger_of[c.learner, c.incarnation]
             first, last = ledger.span(c)
-            before = self._claimed.get((ledger, c.fragment), 0)
+            before = self._claims.up_to(ledger, c.fragment)
             require(first >= before, f"no step is merged twice; those up to {before} were", c)
-            self._claimed[ledger, c.fragment] = last
+            self._claims.claim(ledger, c.fragment, last)
         self.committed = self.committed.after(merge.round)
         self.merged.add(merge.round)
 
@@ -212,7 +212,7 @@ class Invariants:
             require(c in arrived, "what is merged arrived while its learner took part", c)
             ledger = self._ledger_of[c.learner, c.incarnation]
             first, _ = ledger.span(c)
-            before = self._claimed.get((ledger, p), 0)
+            before = self._claims.up_to(ledger, p)
             require(first >= before, f"no step is merged twice; those up to {before} were", c)
         require(
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge

@@ -1,4 +1,4 @@
-"""Text for training: TFDS sources, tokenizers, and Grain pipelines whose state resumes exactly.
+"""Text and images for training: TFDS sources, tokenizers, and Grain pipelines whose state resumes exactly.
 
 What needs Grain or TFDS is imported on first use, so that settings can be read without either.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddiloco.data.errors import DataError
 from ddiloco.data.settings import DataConfig
-from ddiloco.data.sources import open_text
+from ddiloco.data.sources import open_images, open_text
 from ddiloco.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer, make_tokenizer
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = [
     "held_out_batches",
     "make_batches",
     "make_tokenizer",
+    "open_images",
     "open_text",
 ]
 

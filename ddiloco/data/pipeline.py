@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import grain
 import numpy as np
@@ -47,7 +47,7 @@ def make_batches(
       ConfigError: shards or batch_size do not fit.
       DataError: the data set cannot be opened, or has fewer documents than shards.
     """
-    _check_shards(shards, num_shards, batch_size)
+    check_shards(shards, num_shards, batch_size)
     source = open_text(config.name, config.train_split, config.data_dir, feature=config.text_feature)
     if len(source) < num_shards:
         raise DataError(
@@ -59,7 +59,7 @@ def make_batches(
         documents = grain.MapDataset.source(source)[shard::num_shards]
         epoch = len(documents)
         if config.shuffle:
-            documents = documents.shuffle(seed=_shard_seed(seed, shard))
+            documents = documents.shuffle(seed=shard_seed(seed, shard))
         documents = documents.repeat().map(_to_tokens(tokenizer))
         lanes = min(config.interleave, epoch)
         streams[shard] = InterleavedRows(documents.__getitem__, epoch, config.sequence_length, lanes)
@@ -76,14 +76,24 @@ def make_batches(
     return Batches(streams, batch_size // len(shards), identity, config.prefetch)
 
 
+class Stream(Protocol):
+    """The endless rows of one shard."""
+
+    position: Any
+    """Where the next row is, in JSON values; setting it goes there."""
+
+    def take(self, count: int) -> Batch:
+        """The next `count` rows, each array (count, ...)."""
+
+
 class Batches(Iterator[Batch]):
     """An endless iterator of batches whose state, a dict of JSON values, resumes it exactly.
 
-    Made by `make_batches`. The state holds a position per shard: another batch size or row length may follow.
+    The state holds a position per shard: another batch size, or of text another row length, may follow.
     """
 
     def __init__(
-        self, streams: dict[int, InterleavedRows], rows_each: int, identity: dict[str, Any], prefetch: int
+        self, streams: Mapping[int, Stream], rows_each: int, identity: dict[str, Any], prefetch: int
     ) -> None:
         self._identity = identity
         self._shards = sorted(streams)
@@ -130,7 +140,7 @@ class Batches(Iterator[Batch]):
         if shards != self._shards:
             changes.append(f"shards were {shards}, are {self._shards}")
         if changes:
-            raise DataError(f"the saved position is of another stream of text: {'; '.join(changes)}")
+            raise DataError(f"the saved position is of another stream: {'; '.join(changes)}")
         self._source.set_state(state["shards"])
         self._batches = state["batches"]
         self._tokens = state["tokens"]
@@ -144,7 +154,7 @@ class Batches(Iterator[Batch]):
 class _Drawing(Iterator[Batch]):
     """Draws rows from each shard's stream in turn; Grain's prefetching may run it ahead in a thread."""
 
-    def __init__(self, streams: dict[int, InterleavedRows], rows_each: int) -> None:
+    def __init__(self, streams: Mapping[int, Stream], rows_each: int) -> None:
         self._streams = streams
         self._rows_each = rows_each
 
@@ -154,10 +164,10 @@ class _Drawing(Iterator[Batch]):
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def get_state(self) -> dict[str, list]:
+    def get_state(self) -> dict[str, Any]:
         return {str(shard): stream.position for shard, stream in self._streams.items()}
 
-    def set_state(self, state: dict[str, list]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         for shard, stream in self._streams.items():
             stream.position = state[str(shard)]
 
@@ -211,12 +221,12 @@ def _to_tokens(tokenizer: Tokenizer) -> Callable[[dict[str, bytes]], np.ndarray]
     return to_tokens
 
 
-def _shard_seed(seed: int, shard: int) -> int:
+def shard_seed(seed: int, shard: int) -> int:
     """A seed far from its neighbours': Grain adds the epoch to it, so near seeds would repeat orders."""
     return int(np.random.SeedSequence([seed, shard]).generate_state(1)[0])
 
 
-def _check_shards(shards: Sequence[int], num_shards: int, batch_size: int) -> None:
+def check_shards(shards: Sequence[int], num_shards: int, batch_size: int) -> None:
     if not shards or len(set(shards)) != len(shards) or not all(0 <= shard < num_shards for shard in shards):
         raise ConfigError(f"shards: are {tuple(shards)}, but must be different numbers in [0, {num_shards})")
     if batch_size < 1 or batch_size % len(shards):

@@ -35,3 +35,56 @@ class DataConfig:
             raise ValueError("tokenizer_model: is missing, but tokenizer=sentencepiece needs a model file")
         if self.tokenizer != "sentencepiece" and self.tokenizer_model:
             raise ValueError("tokenizer_model: is set, but only tokenizer=sentencepiece takes one")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImagesConfig:
+    """Which labelled images are read, and how rows are drawn from them."""
+
+    name: str = setting(
+        "digits", "TFDS data set: digits (built here) or any name with labelled images, such as cifar10"
+    )
+    image_feature: str = setting("image", "feature of the data set that holds the image")
+    label_feature: str = setting("label", "feature that holds its class")
+    train_split: str = setting("train", "TFDS split to train on; slices such as train[:10%] work")
+    eval_split: str = setting("test", "TFDS split that held-out batches come from")
+    data_dir: str | None = setting(
+        None, "folder of prepared data sets; None: $TFDS_DATA_DIR or TFDS' default"
+    )
+    shuffle: bool = setting(True, "whether a shard's images are reshuffled each epoch")
+    keep: bool = setting(False, "whether an image, once decoded, stays in memory; for small data sets")
+    threads: int = setting(0, "that make the images of a batch; 0: only the one that asks", at_least=0)
+    prefetch: int = setting(0, "batches that a thread prepares ahead; 0: none, no thread", at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationConfig(ImagesConfig):
+    """Images to classify, and how they are augmented in training."""
+
+    crop: str = setting(
+        "padded",
+        "of a training image: padded (its size, within the border), resized (a random part), none",
+        choices=("padded", "resized", "none"),
+    )
+    padding: int = setting(1, "pixels of a black border on each side, before the crop", at_least=0)
+    smallest_area: float = setting(
+        0.08, "smallest share of the image that a part has; of crop=resized", above=0.0, at_most=1.0
+    )
+    flip: bool = setting(False, "whether every other training image is mirrored left to right")
+    central_share: float = setting(
+        1.0, "of the shorter side that is kept where an image is made square", above=0.0, at_most=1.0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CanvasConfig(ImagesConfig):
+    """Canvases of several images of digits side by side, and their captions."""
+
+    fewest_digits: int = setting(1, "on a canvas", at_least=1)
+    most_digits: int = setting(3, "on a canvas", at_least=1)
+
+    def __post_init__(self) -> None:
+        if self.fewest_digits > self.most_digits:
+            raise ValueError(
+                f"fewest_digits: is {self.fewest_digits}, but must be at most most_digits, {self.most_digits}"
+            )

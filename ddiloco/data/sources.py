@@ -1,44 +1,48 @@
-"""Text data sets as random-access sources, any TFDS name through one path."""
+"""Text and image data sets as random-access sources, any TFDS name through one path."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddiloco.data.errors import DataError
 
-STDLIB_TEXT = "stdlib_text"
+EMBEDDED = {"stdlib_text": "StdlibText", "digits": "Digits"}  # built here: module and class of the builder
 
-_STDLIB_WAIT_SECONDS = 300.0
+_EMBEDDED_WAIT_SECONDS = 300.0
 _DOWNLOAD_WAIT_SECONDS = 24 * 3600.0
 _NETWORK_SECONDS = 3.0
 _NETWORK_PROBE = "https://storage.googleapis.com"
 
-# Parts of TFDS that hold text but register their builders only when they are imported.
-_TEXT_GROUPS = ("text", "question_answering", "summarization", "text_simplification", "translate")
+# Parts of TFDS that register their builders only when they are imported.
+_GROUPS = (
+    "text",
+    "question_answering",
+    "summarization",
+    "text_simplification",
+    "translate",
+    "image_classification",
+)
 
 # TFDS keeps registries and a progress-bar switch for the whole process: one thread at a time.
 _opening = threading.Lock()
 
 
-class TextSource(Sequence[dict[str, bytes]]):
-    """The documents of one split: `source[i]` is `{"text": UTF-8 bytes}`. Picklable.
+class Source(Sequence[dict[str, Any]]):
+    """The records of one split. Picklable. `full_name` is TFDS' own: data set, config and version."""
 
-    `full_name` is TFDS' own: data set, config and version.
-    """
-
-    def __init__(self, records: Sequence[dict[str, Any]], feature: str, full_name: str, split: str) -> None:
+    def __init__(self, records: Sequence[dict[str, Any]], full_name: str, split: str) -> None:
         self._records = records
-        self._feature = feature
         self._split = split
         self.full_name = full_name
 
@@ -47,15 +51,29 @@ class TextSource(Sequence[dict[str, bytes]]):
 
     def __getitem__(self, index: Any) -> Any:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"document {index} of {len(self)} in {self}")
+            raise IndexError(f"record {index} of {len(self)} in {self}")
         try:
-            text = self._records[index % len(self)][self._feature]
-        except RuntimeError as error:  # ArrayRecord's, for missing and damaged files
-            raise DataError(f"document {index} of {self} cannot be read: {_one_line(error)}") from None
-        return {"text": text if isinstance(text, bytes) else str(text).encode()}
+            return self._record(self._records[index % len(self)])
+        except (RuntimeError, OSError) as error:  # of ArrayRecord or Pillow, for missing and damaged files
+            raise DataError(f"record {index} of {self} cannot be read: {_one_line(error)}") from None
 
     def __repr__(self) -> str:
-        return f"TextSource({self.full_name}, {self._split})"
+        return f"{type(self).__name__}({self.full_name}, {self._split})"
+
+    def _record(self, record: dict[str, Any]) -> dict[str, Any]:
+        return record
+
+
+class TextSource(Source):
+    """The documents of one split: `source[i]` is `{"text": UTF-8 bytes}`."""
+
+    def __init__(self, records: Sequence[dict[str, Any]], feature: str, full_name: str, split: str) -> None:
+        super().__init__(records, full_name, split)
+        self._feature = feature
+
+    def _record(self, record: dict[str, Any]) -> dict[str, bytes]:
+        text = record[self._feature]
+        return {"text": text if isinstance(text, bytes) else str(text).encode()}
 
 
 def data_root(data_dir: str | os.PathLike[str] | None) -> str:
@@ -78,26 +96,146 @@ def open_text(
     Raises:
       DataError: no such data set, split or text feature; not prepared and out of reach.
     """
-    root = data_root(data_dir)
-    with _opening:
-        builder = _find_builder(name, root)
-        having = sorted(key for key, spec in builder.info.features.items() if _holds_text(spec))
-        if feature not in having:  # told before anything is downloaded
+
+    def check(features: Any) -> None:
+        having = sorted(key for key, spec in features.items() if _holds_text(spec))
+        if feature not in having:
             raise DataError(
                 f"{name} has no text feature {feature!r}; its text features: {', '.join(having) or 'none'}"
             )
-        _ensure_prepared(builder, name, root)
-        records = _records(builder.data_dir, name, split)
-        source = TextSource(records, feature, builder.info.full_name, split)
+
+    opened = open_split(name, split, data_dir, check)
+    source = TextSource(opened.records, feature, opened.full_name, split)
     _ = source[0]  # files are opened on the first read: a missing one shall be told now
     return source
+
+
+class ImageSource(Source):
+    """The images of one split: `source[i]` is `{"image": (H, W, C) uint8, "label": int}`.
+
+    `num_classes` is how many labels there are. Images are decoded by Pillow, the same on every machine.
+    """
+
+    def __init__(
+        self, opened: Split, image_feature: str, label_feature: str, channels: int, keep: bool, split: str
+    ) -> None:
+        super().__init__(opened.records, opened.full_name, split)
+        self._image, self._label = image_feature, label_feature
+        self._mode = {1: "L", 3: "RGB"}[channels]
+        self._kept: dict[int, dict[str, Any]] | None = {} if keep else None
+        self.num_classes: int = opened.features[label_feature].num_classes
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._kept is None:
+            return super().__getitem__(index)
+        if index not in self._kept:
+            self._kept[index] = super().__getitem__(index)
+        return self._kept[index]
+
+    def _record(self, record: dict[str, Any]) -> dict[str, Any]:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(record[self._image])) as image:
+            pixels = np.asarray(image.convert(self._mode))
+        return {"image": pixels.reshape(*pixels.shape[:2], -1), "label": int(record[self._label])}
+
+
+def open_images(
+    name: str,
+    split: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    image_feature: str = "image",
+    label_feature: str = "label",
+    channels: int = 3,
+    keep: bool = False,
+) -> ImageSource:
+    """Opens a split of a TFDS data set of labelled images, prepared on first use.
+
+    Args:
+      name: `digits` (built here, without a network) or any TFDS name such as `cifar10` or `imagenet2012`.
+      split: a TFDS split such as `train` or `train[:10%]`.
+      data_dir: where prepared data sets are and go; None as in `data_root`.
+      image_feature: the feature that holds the image.
+      label_feature: the feature that holds its class.
+      channels: 1 for grey or 3 for red, green and blue, whatever the data set has.
+      keep: whether an image, once decoded, stays in memory.
+
+    Raises:
+      DataError: no such data set, split or features; not prepared and out of reach.
+    """
+
+    def check(features: Any) -> None:
+        for feature, kind, is_kind in (
+            (image_feature, "image", _is_image),
+            (label_feature, "label", lambda spec: hasattr(spec, "num_classes")),
+        ):
+            having = sorted(key for key, spec in features.items() if is_kind(spec))
+            if feature not in having:
+                raise DataError(
+                    f"{name} has no {kind} feature {feature!r}; "
+                    f"its {kind} features: {', '.join(having) or 'none'}"
+                )
+
+    def as_stored() -> dict[str, Any]:
+        from tensorflow_datasets import decode
+
+        return {image_feature: decode.SkipDecoding()}
+
+    opened = open_split(name, split, data_dir, check, as_stored)
+    source = ImageSource(opened, image_feature, label_feature, channels, keep, split)
+    _ = source[0]
+    return source
+
+
+class Split(NamedTuple):
+    """A split that is there to be read."""
+
+    records: Any
+    """A sequence of dicts, random-access."""
+    features: Any
+    """TFDS' description of the features, by name."""
+    full_name: str
+    """TFDS' own: data set, config and version."""
+
+
+def open_split(
+    name: str,
+    split: str,
+    data_dir: str | os.PathLike[str] | None,
+    check: Callable[[Any], None],
+    decoders: Callable[[], dict[str, Any] | None] = lambda: None,
+) -> Split:
+    """Opens a split of any TFDS data set, prepared on first use.
+
+    Args:
+      name: a data set built here, or any TFDS name.
+      split: a TFDS split such as `train` or `train[:10%]`.
+      data_dir: where prepared data sets are and go; None as in `data_root`.
+      check: is given the features, and may raise, before anything is downloaded.
+      decoders: TFDS' decoders, called when TFDS is there; None: its own.
+
+    Raises:
+      DataError: no such data set or split; not prepared and out of reach.
+    """
+    root = data_root(data_dir)
+    with _opening:
+        builder = _find_builder(name, root)
+        check(builder.info.features)
+        _ensure_prepared(builder, name, root)
+        records = _records(builder.data_dir, name, split, decoders())
+        return Split(records, builder.info.features, builder.info.full_name)
 
 
 def _holds_text(spec: Any) -> bool:
     return getattr(spec, "shape", None) == () and spec.np_dtype in (str, np.str_, np.object_)
 
 
-def _records(folder: str, name: str, split: str) -> Any:
+def _is_image(spec: Any) -> bool:
+    return hasattr(spec, "encoding_format")
+
+
+def _records(folder: str, name: str, split: str, decoders: dict[str, Any] | None) -> Any:
     import tensorflow_datasets as tfds
 
     try:  # from the files: the builder may have been made before another process made these
@@ -111,9 +249,9 @@ def _records(folder: str, name: str, split: str) -> Any:
         why = _one_line(error)
         raise DataError(f"{name} has no split {split!r} ({why}); its splits: {splits}") from None
     if not count:
-        raise DataError(f"{name} has no document in split {split!r}")
+        raise DataError(f"{name} has no record in split {split!r}")
     try:
-        return builder.as_data_source(split)
+        return builder.as_data_source(split, decoders=decoders)
     except NotImplementedError:
         raise DataError(
             f"{name} is prepared at {folder} as {builder.info.file_format.value}, which has no random "
@@ -130,11 +268,10 @@ def _unreadable(name: str, folder: str, error: Exception) -> str:
 def _find_builder(name: str, root: str) -> Any:
     import tensorflow_datasets as tfds
 
-    if name == STDLIB_TEXT:
-        from ddiloco.data import stdlib_text
-
+    if name in EMBEDDED:
+        builder = getattr(importlib.import_module(f"ddiloco.data.{name}"), EMBEDDED[name])
         try:
-            return stdlib_text.StdlibText(data_dir=root, file_format="array_record")
+            return builder(data_dir=root, file_format="array_record")
         except Exception as error:  # its own files are damaged, and TFDS reads them in its constructor
             raise DataError(
                 f"{name} under {root} is damaged ({_one_line(error)}); remove {root}/{name} to prepare it "
@@ -149,7 +286,7 @@ def _find_builder(name: str, root: str) -> Any:
 def _builder_from_code(name: str, root: str, from_files: Exception) -> Any:
     import tensorflow_datasets as tfds
 
-    for group in _TEXT_GROUPS:
+    for group in _GROUPS:
         try:
             importlib.import_module(f"tensorflow_datasets.{group}")
         except ImportError:
@@ -157,7 +294,7 @@ def _builder_from_code(name: str, root: str, from_files: Exception) -> Any:
     try:
         return tfds.builder(name, data_dir=root, file_format="array_record")
     except tfds.core.DatasetNotFoundError:
-        known = [*tfds.list_builders(with_community_datasets=False), STDLIB_TEXT]
+        known = [*tfds.list_builders(with_community_datasets=False), *EMBEDDED]
         close = difflib.get_close_matches(name.split("/")[0].split(":")[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise DataError(
@@ -172,14 +309,16 @@ def _ensure_prepared(builder: Any, name: str, root: str) -> None:
 
     if preparation.is_prepared(builder.data_dir):
         return
-    embedded = name == STDLIB_TEXT
+    embedded = name in EMBEDDED
     if not embedded and not _network_answers():
-        command = f"python -c \"from ddiloco.data import open_text; open_text('{name}', 'train', '{root}')\""
+        kind = "images" if any(map(_is_image, builder.info.features.values())) else "text"
+        call = f"from ddiloco.data import open_{kind}; open_{kind}('{name}', 'train', '{root}')"
         raise DataError(
-            f"{name} is not prepared under {root} and no network answers; where there is one run `{command}` "
+            f"{name} is not prepared under {root} and no network answers; where there is one run "
+            f'`python -c "{call}"` '
             f"and copy {builder.data_dir} to the same place here"
         )
-    wait = _STDLIB_WAIT_SECONDS if embedded else _DOWNLOAD_WAIT_SECONDS
+    wait = _EMBEDDED_WAIT_SECONDS if embedded else _DOWNLOAD_WAIT_SECONDS
     try:
         preparation.prepare(builder, wait_seconds=wait, progress=not embedded)
     except DataError:

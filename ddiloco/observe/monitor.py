@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddiloco.observe.alarms import Alarms
+from ddiloco.observe.earlier import recall
 from ddiloco.observe.plots import plot_loss
 from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, Status
 from ddiloco.observe.records import (
@@ -21,6 +22,7 @@ from ddiloco.observe.records import (
     LearnerDied,
     Noted,
     Record,
+    Resumed,
     RunInfo,
     StateChanged,
     StepDone,
@@ -54,8 +56,11 @@ class Monitor:
         log_every: int,
         *,
         clock: Callable[[], float] | None = time.time,
+        resume: bool = False,
     ) -> None:
         """`live`: draw a progress line if stdout is a terminal. `log_every`: steps between metrics.
+
+        `resume`: the counts go on from those that earlier processes of the run left in the workdir.
 
         `clock` must tell the time of the records (unix seconds). None where that is virtual: the
         latest record's time then counts as now.
@@ -71,6 +76,9 @@ class Monitor:
         self._progress = Progress(live)
         self._alarms = Alarms(self._warn)
         self._tally = Tally(run_info, clock() if clock else None)
+        if resume:
+            with self._alarms.guard("what earlier processes have left", Exception):
+                recall(self._workdir, self._tally)
         self._files = LearnerFiles(self._workdir, self._alarms)
         self._metrics = EventFiles(self._workdir, self._alarms, log_every)
         self._pace = Pace()
@@ -136,6 +144,7 @@ class Monitor:
                 self._step_done(record)
             case StateChanged():
                 self._tally.state_changed(record)
+                self._files.state(record)
             case Transferred():
                 self._tally.transferred(record)
             case Noted():
@@ -144,6 +153,8 @@ class Monitor:
                 self._evaluated(record)
             case LearnerDied():
                 self._died(record)
+            case Resumed():
+                self._tally.rounds.resumed(record.versions)
             case Alarm():
                 self._alarms.raise_once(record.sentence, record.sentence)
 
@@ -165,6 +176,8 @@ class Monitor:
             case "round":
                 self._metrics.round(record)
                 self._files.round(record)
+            case "recovered":
+                self._files.recovered(record)
             case "learner_lost" if not finished:
                 self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:
@@ -175,12 +188,12 @@ class Monitor:
                 self._say(f"learner {learner} is back", news=True)
 
     def _evaluated(self, record: Evaluated) -> None:
-        accuracy = None if record.accuracy is None else as_float(record.accuracy)
-        record = dataclasses.replace(record, loss=as_float(record.loss), accuracy=accuracy)
+        statistics = {name: as_float(value) for name, value in record.statistics.items()}
+        record = dataclasses.replace(record, loss=as_float(record.loss), statistics=statistics)
         self._tally.evaluations.append(record)
         self._metrics.evaluated(record)
         seconds = record.time - (self._tally.started or 0.0)
-        shown = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
+        shown = f"  accuracy {statistics['accuracy']:.1%}" if "accuracy" in statistics else ""
         self._say(f"step {record.step}: held-out loss {record.loss:.4f}{shown}  ({seconds:.0f} s)")
 
     def _died(self, record: LearnerDied) -> None:

@@ -21,7 +21,8 @@ class StepDone:
     step: int  # the learner's clock after the step
     time: float
     tokens: int  # that counted for the loss
-    metrics: Mapping[str, Any]  # "loss" (nats per token), "grad_norm", "learning_rate", "skipped" (0 or 1)
+    # "loss" (nats per token), "grad_norm", "learning_rate", "skipped" (0 or 1), and the model's statistics
+    metrics: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ class Evaluated:
     tokens: int  # that the global model has seen
     time: float
     loss: float  # nats per token
-    accuracy: float | None = None  # of a classifier or captioner, in [0, 1]
+    # The model's own metrics by name, such as "accuracy" (in [0, 1]) of a classifier or captioner.
+    statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,11 +83,19 @@ class Alarm:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Resumed:
+    """The syncer goes on from durable fragments, of which these versions were merged before."""
+
+    versions: tuple[int, ...]  # by fragment
+    time: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
     """Nothing follows: the monitor writes everything and ends."""
 
 
-Record = StepDone | StateChanged | Noted | Transferred | Evaluated | LearnerDied | Alarm | Stop
+Record = StepDone | StateChanged | Noted | Transferred | Evaluated | LearnerDied | Alarm | Resumed | Stop
 
 
 @dataclasses.dataclass(frozen=True)

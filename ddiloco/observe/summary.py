@@ -38,7 +38,7 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "wall_seconds": now - started,
         "train_loss": tally.train_loss(),
         "eval_loss": last.loss if last else None,
-        **({"eval_accuracy": last.accuracy} if last and last.accuracy is not None else {}),
+        **({f"eval_{name}": value for name, value in last.statistics.items()} if last else {}),
         "eval_history": [_evaluation(record, started) for record in tally.evaluations],
         "rounds": rounds.count,
         "rounds_skipped": rounds.skipped,
@@ -54,6 +54,7 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "learner_blocked_seconds": lines.blocked_seconds(now),
         "bytes_sent": tally.bytes_sent,
         "bytes_received": tally.bytes_received,
+        "inner_states": dict(sorted(tally.inner_states.items())),
         "drops": dict(sorted(tally.drops.items())),
         "failures": [
             {"learner": death.learner, "time": death.time, "traceback": death.traceback}
@@ -84,13 +85,13 @@ def write_summary(path: pathlib.Path, summary: Mapping[str, Any]) -> None:
 
 
 def _evaluation(record: Any, started: float) -> dict[str, Any]:
-    entry = {
+    return {
         "step": record.step,
         "tokens": record.tokens,
         "seconds": record.time - started,
         "loss": record.loss,
+        **record.statistics,
     }
-    return entry if record.accuracy is None else {**entry, "accuracy": record.accuracy}
 
 
 def _rate(amount: float, start: float, end: float) -> float | None:

@@ -42,9 +42,16 @@ class Rounds:
         self.grace_seconds += grace_seconds
         self.last_quorum, self.last_grace_seconds = quorum, grace_seconds
 
+    def resumed(self, versions: tuple[int, ...]) -> None:
+        """Corrects the counts: each version is a merge, whose line a crash may have taken."""
+        for fragment, version in enumerate(versions):
+            self.count += version - self.by_fragment[fragment]
+            self.by_fragment[fragment] = version
+
     def mean_quorum(self) -> float | None:
         """Learners in a merge on average; None before the first."""
-        return sum(size * n for size, n in self.quorums.items()) / self.count if self.count else None
+        known = self.quorums.total()
+        return sum(size * n for size, n in self.quorums.items()) / known if known else None
 
 
 class Tally:
@@ -65,6 +72,7 @@ class Tally:
         self.bytes_sent = self.bytes_received = 0
         self.evaluations: list[Evaluated] = []
         self.drops: collections.Counter[str] = collections.Counter()
+        self.inner_states: collections.Counter[str] = collections.Counter()  # by source
         self.failures: list[LearnerDied] = []
         self.marks: list[tuple[int, int, bool]] = []  # step, learner, whether it came back (else it left)
         self.finished: set[int] = set()
@@ -135,6 +143,8 @@ class Tally:
                 self.rounds.abandoned += 1
             case "drop":
                 self.drops[str(record.values.get("reason", "unknown"))] += 1
+            case "recovered":
+                self.inner_states[str(record.values.get("inner_state", "unknown"))] += 1
             case "learner_lost" | "learner_silent":
                 self._mark(record.values["learner"], came_back=False)
             case "learner_ready" | "learner_returned":

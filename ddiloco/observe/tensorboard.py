@@ -20,7 +20,7 @@ from ddiloco.observe.growing_file import GrowingFiles
 from ddiloco.observe.records import Evaluated, Noted, StepDone
 from ddiloco.observe.scalars import as_float, numbers
 
-_TRAIN = ("loss", "grad_norm", "learning_rate")
+_COUNTED = ("tokens", "skipped")  # metrics of a step that the summary adds up
 _ROUND = ("quorum", "quorum_seconds", "grace_seconds", "sync_seconds")
 _NOT_PLOTTED = ("step", "fragment", "version", "live", "tokens")
 
@@ -38,15 +38,15 @@ class EventFiles:
         self._since: dict[int, tuple[float, int]] = {}  # by learner: time of the last point, tokens since
 
     def step(self, record: StepDone) -> None:
-        """Loss, gradient norm, learning rate and tokens a second of a learner."""
+        """Loss, gradient norm, learning rate, the model's statistics and tokens a second of a learner."""
         count = self._counts[record.learner] = self._counts.get(record.learner, 0) + 1
         since, tokens = self._since.get(record.learner, (None, 0))
         tokens += record.tokens
         if count % self._log_every and count > 1:
             self._since[record.learner] = (since, tokens)
             return
-        known = [name for name in _TRAIN if name in record.metrics]
-        values = {f"train/{name}": as_float(record.metrics[name]) for name in known}
+        metrics = numbers(record.metrics)
+        values = {f"train/{name}": value for name, value in metrics.items() if name not in _COUNTED}
         if since is not None and record.time > since:
             values["train/tokens_per_second"] = tokens / (record.time - since)
         self._since[record.learner] = (record.time, 0)
@@ -65,10 +65,9 @@ class EventFiles:
 
     def evaluated(self, record: Evaluated) -> None:
         """The global model's score on held-out data."""
-        values = {"eval/loss": as_float(record.loss)}
-        if record.accuracy is not None:
-            values["eval/accuracy"] = as_float(record.accuracy)
-        self._write("global", record.step, record.time, values)
+        values = {"loss": record.loss, **record.statistics}
+        known = {f"eval/{name}": as_float(value) for name, value in values.items()}
+        self._write("global", record.step, record.time, known)
 
     def run(self, step: int, time: float, values: Mapping[str, float | None]) -> None:
         """Figures of the whole run, such as goodput."""

@@ -12,17 +12,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError
-from ddiloco.data.pipeline import held_out_batches, make_batches
-from ddiloco.data.tokenizers import Tokenizer, make_tokenizer
 from ddiloco.outer.fragments import FragmentLayout, fragment
-from ddiloco.runtime.experiment import BASELINES, Experiment
+from ddiloco.runtime.experiment import BASELINES, Experiment, task_of
 from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.transfer import FragmentTransfer
-from ddiloco.training.evaluation import evaluate, make_eval_step
+from ddiloco.tasks.task import Task
+from ddiloco.training.evaluation import Score, evaluate, make_eval_step
 from ddiloco.training.mesh import MeshConfig, carve, parameter_shardings, rows_divisor
 from ddiloco.training.parameters import abstract_parameters, init_parameters
 from ddiloco.training.program import TrainProgram
-from ddiloco.training.sampling import sample
 
 
 def make_layout(experiment: Experiment) -> FragmentLayout:
@@ -67,12 +65,7 @@ class Assembly:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        self.tokenizer: Tokenizer = make_tokenizer(experiment.data)
-        if self.tokenizer.vocab_size > experiment.model.vocab_size:
-            raise ConfigError(
-                f"config.model.vocab_size: is {experiment.model.vocab_size}, "
-                f"but the tokenizer has {self.tokenizer.vocab_size} ids"
-            )
+        self.task: Task = task_of(experiment)
 
     @functools.cached_property
     def layout(self) -> FragmentLayout:
@@ -154,19 +147,20 @@ class Assembly:
     def own_equipment(self, learner: int) -> Equipment:
         """What the one learner of this process works with, compiled."""
         mesh, rows = self.own_mesh(), self.experiment.batch_size(learner)
-        return self._equipment(learner, self._program((mesh, rows)), self._transfer(mesh), rows)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading what is in the cache holds no lock
+            program = pool.submit(self._program, (mesh, rows))
+            transfer = self._transfer(mesh)
+        return self._equipment(learner, program.result(), transfer, rows)
+
+    def reassigned(self, equipment: Equipment, learner: int) -> Equipment:
+        """The same programs for another learner, which draws as many rows."""
+        return self._equipment(
+            learner, equipment.program, equipment.transfer, self.experiment.batch_size(learner)
+        )
 
     def batches(self, shards: Sequence[int], batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """The training batches of these shards, out of one shard for each learner."""
-        e = self.experiment
-        return make_batches(
-            e.data,
-            self.tokenizer,
-            shards=shards,
-            num_shards=e.sync.num_learners,
-            batch_size=batch_size,
-            seed=e.seed,
-        )
+        return self.task.batches(shards, self.experiment.sync.num_learners, batch_size)
 
     def program(self, mesh: Mesh, rows: int) -> TrainProgram:
         """The compiled step for this mesh and number of rows."""
@@ -176,34 +170,19 @@ class Assembly:
     def held_out(self) -> list[dict[str, np.ndarray]]:
         """The held-out batches, the same for every run on this data."""
         e = self.experiment
-        return held_out_batches(e.data, self.tokenizer, e.eval.batch_size, e.eval.num_batches)
+        return self.task.held_out(e.eval.batch_size, e.eval.num_batches)
 
-    def scorer(self, mesh: Mesh) -> Callable[[Mapping[str, Any]], float]:
-        """A function from parameters (host or device arrays) to held-out nats per token."""
+    def scorer(self, mesh: Mesh) -> Callable[[Mapping[str, Any]], Score]:
+        """A function from parameters (host or device arrays) to their held-out score."""
         e, batches = self.experiment, self.held_out
-        step = make_eval_step(e.model, mesh)
+        step = make_eval_step(e.model, mesh, self.task.loss)
         shardings = parameter_shardings(e.model, mesh)
 
-        def score(params: Mapping[str, Any]) -> float:
+        def score(params: Mapping[str, Any]) -> Score:
             placed = {name: jax.device_put(value, shardings[name]) for name, value in params.items()}
-            return evaluate(step, placed, batches, mesh)
+            return evaluate(e.model, step, placed, batches, mesh)
 
         return score
-
-    def continuation(self, params: Mapping[str, Any]) -> str:
-        """A sampled continuation of the configured prompt, prompt included."""
-        e = self.experiment
-        prompt = self.tokenizer.encode(e.sample.prompt)
-        tokens = sample(
-            e.model,
-            dict(params),
-            prompt,
-            e.sample.tokens,
-            e.sample.temperature,
-            e.seed,
-            e.data.sequence_length,
-        )
-        return e.sample.prompt + self.tokenizer.decode(tokens)
 
     def _equipment(
         self, learner: int, program: TrainProgram, transfer: FragmentTransfer, rows: int
@@ -220,7 +199,8 @@ class Assembly:
     def _program(self, key: tuple[Mesh, int]) -> TrainProgram:
         e = self.experiment
         mesh, rows = key
-        return TrainProgram(e.model, e.inner, e.train.steps, mesh, rows, e.data.sequence_length)
+        task = self.task
+        return TrainProgram(e.model, e.inner, e.train.steps, mesh, rows, task.row, task.loss)
 
     def _transfer(self, mesh: Mesh) -> FragmentTransfer:
         e = self.experiment

@@ -15,6 +15,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.outcome import Outcome
+from ddiloco.training.evaluation import Score
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import TrainState
 
@@ -29,7 +30,7 @@ class JobArrays:
         self.tokens = 0  # trained on so far
         self._batches = assembly.batches(shards, rows)
         self._program: TrainProgram = assembly.program(mesh, rows)
-        self._score: Callable[[Mapping[str, Any]], float] = assembly.scorer(mesh)
+        self._score: Callable[[Mapping[str, Any]], Score] = assembly.scorer(mesh)
         self._state: TrainState = self._program.state_from(assembly.initial_parameters())
 
     def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
@@ -40,8 +41,8 @@ class JobArrays:
         self._state, metrics = self._program.step(self._state, batch, clock)
         return tokens, metrics
 
-    def score(self) -> float:
-        """Held-out nats per token as the parameters are now."""
+    def score(self) -> Score:
+        """The held-out score of the parameters as they are now."""
         return self._score(self._state.params)
 
     def parameters(self) -> dict[str, np.ndarray]:
@@ -89,9 +90,10 @@ class BaselineRun:
         self._record(records.StepDone(0, step, time.time(), tokens, metrics))
 
     def _evaluate(self, step: int) -> float:
-        loss = self._arrays.score()
-        self._record(records.Evaluated(step, self._arrays.tokens, time.time(), loss))
-        return loss
+        score = self._arrays.score()
+        now = time.time()
+        self._record(records.Evaluated(step, self._arrays.tokens, now, score.loss, score.statistics))
+        return score.loss
 
     def _enter(self, state: State) -> None:
         self._record(records.StateChanged(0, state, time.time()))

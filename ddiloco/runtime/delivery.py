@@ -1,10 +1,12 @@
-"""What the syncer hands to a learner: protocol events with their arrays, or the word to leave."""
+"""What is handed to a learner: protocol events with their arrays, a peer's wish, or the word to leave."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from ddiloco.protocol import events
@@ -36,8 +38,31 @@ class UpdateDelivery:
 
 
 @dataclasses.dataclass(frozen=True)
+class InnerState:
+    """A learner's inner optimizer state at one step boundary.
+
+    Attributes:
+      step: the learner's clock there.
+      versions: by fragment, those that it had applied.
+      arrays: one for each of `TrainProgram.inner_leaves`.
+    """
+
+    step: int
+    versions: tuple[int, ...]
+    arrays: Sequence[np.ndarray | jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerStateWanted:
+    """Somebody wants the learner's inner state at a boundary at which these versions at least are applied."""
+
+    versions: tuple[int, ...]  # by fragment; (): of any boundary
+    answer: concurrent.futures.Future[InnerState]  # cancelled once nobody waits
+
+
+@dataclasses.dataclass(frozen=True)
 class Leave:
     """The run is over."""
 
 
-Delivery = WelcomeDelivery | Notice | UpdateDelivery | Leave
+Delivery = WelcomeDelivery | Notice | UpdateDelivery | InnerStateWanted | Leave

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ddiloco.models import flops_per_token
+from ddiloco.models import flops_per_token, model_of
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
 from ddiloco.runtime.assembly import check_rows, make_layout
-from ddiloco.runtime.experiment import Experiment
+from ddiloco.runtime.experiment import Experiment, task_of
 from ddiloco.runtime.transfer import placement
 from ddiloco.training.mesh import carve, parameter_shardings
 from ddiloco.training.parameters import num_parameters
@@ -61,30 +61,37 @@ def describe(experiment: Experiment) -> str:
     """
     layout = make_layout(experiment)
     meshes = carve(jax.devices(), experiment.sync.num_learners, experiment.mesh)
-    rows, length = experiment.batch_size(0), experiment.data.sequence_length
+    task, rows = task_of(experiment), experiment.batch_size(0)
     for learner, mesh in enumerate(meshes):
         check_rows(experiment, mesh, experiment.batch_size(learner))
     state = abstract_state(experiment.model, experiment.inner, meshes[0])
-    step = make_train_step(experiment.model, experiment.inner, experiment.train.steps, meshes[0])
+    step = make_train_step(experiment.model, experiment.inner, experiment.train.steps, meshes[0], task.loss)
     clock = jax.ShapeDtypeStruct((), jnp.int32)
-    jax.eval_shape(step, state, abstract_batch(meshes[0], rows, length), clock)
+    jax.eval_shape(step, state, abstract_batch(meshes[0], rows, task.row), clock)
     shard_bytes = sum(
         leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
         for leaf in jax.tree.leaves(state)
     )
     anchors = _anchors(experiment, layout, meshes[0])
     params = num_parameters(experiment.model)
+    length = task.row_tokens
     tokens = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners)) * length
     flops = flops_per_token(experiment.model, length) * rows * length
     shape = " ".join(f"{axis}={size}" for axis, size in meshes[0].shape.items())
     head = [
         f"algorithm    {experiment.algorithm}, {experiment.sync.num_learners} learners",
-        f"parameters   {params:,} ({_size(4 * params)} in float32)",
+        f"parameters   {params:,} ({_size(4 * params)} in float32){_activated(experiment, params)}",
         f"mesh         {shape} for each learner, {len(jax.devices())} devices in all",
         f"memory       {_size(shard_bytes)} of parameters and optimizer state on each device{anchors}",
         f"step         {rows} x {length} tokens and {flops:.3g} FLOP a learner, {tokens:,} tokens in all",
     ]
     return "\n".join([*head, *_fragments(layout), *_bandwidth(experiment, layout)])
+
+
+def _activated(experiment: Experiment, params: int) -> str:
+    """How many parameters a token passes, where those are not all."""
+    idle = model_of(experiment.model).idle_parameters
+    return "" if idle is None else f", {params - idle(experiment.model):,} activated by a token"
 
 
 def _anchors(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> str:

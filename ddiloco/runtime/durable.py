@@ -6,29 +6,22 @@ merged at. A fragment is written before its update is broadcast: a crash takes n
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import os
 import pathlib
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
+from ddiloco.runtime import array_file
 
 _MAGIC = b"ddiloco fragment 1\n"
-_LENGTH = struct.Struct("<Q")  # of the header that follows, in bytes
-_LONGEST_HEADER = 1 << 24
-_DIGEST_BYTES = hashlib.sha256().digest_size
+_INCARNATIONS = "incarnations.json"
 _RETRY_SECONDS = 1.0
 
 
@@ -54,7 +47,7 @@ class DurableState:
         stop: threading.Event,
     ) -> None:
         """`stop` ends the wait for a disk that refuses."""
-        self._folder = folder
+        self.folder = folder
         self._layout = layout
         self._record = record
         self._stop = stop
@@ -65,10 +58,10 @@ class DurableState:
         Raises:
           OSError: the disk refuses.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         for p in range(self._layout.num_fragments):
             self._save(p, model.state(p), 0)
-        self._replace("incarnations.json", [b"[]"])
+        array_file.replace(self.folder / _INCARNATIONS, [b"[]"])
 
     def commit(self, merged: RoundId, model: GlobalModel) -> bool:
         """Makes a merged fragment durable; on a disk that refuses, waits and tries again, with an alarm.
@@ -82,7 +75,7 @@ class DurableState:
                 self._save(merged.fragment, state, merged.step)
                 return True
             except OSError as error:
-                told = f"{self._folder}: {error.strerror or error}: merges wait until it can be written"
+                told = f"{self.folder}: {error.strerror or error}: merges wait until it can be written"
                 self._record(records.Alarm(told, time.time()))
             if self._stop.wait(_RETRY_SECONDS):
                 return False
@@ -90,9 +83,10 @@ class DurableState:
     def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
         """Makes the newest incarnation of each learner durable; an alarm if the disk refuses."""
         try:
-            self._replace("incarnations.json", [json.dumps(list(incarnations)).encode()])
+            told = json.dumps(list(incarnations)).encode()
+            array_file.replace(self.folder / _INCARNATIONS, [told])
         except OSError as error:
-            told = f"{self._folder}: {error.strerror or error}: who joined is not durable"
+            told = f"{self.folder}: {error.strerror or error}: who joined is not durable"
             self._record(records.Alarm(told, time.time()))
 
     def load(self) -> Start:
@@ -110,52 +104,32 @@ class DurableState:
         return Start(state, [fragment for fragment, _ in loaded])
 
     def _save(self, p: int, state: FragmentState, merged_step: int) -> None:
-        arrays = [np.ascontiguousarray(a) for a in (*state.pieces, *state.optimizer)]
-        header = json.dumps(
-            {
-                "fragment": p,
-                "layout": self._layout.fingerprint,
-                "version": state.version,
-                "merged_step": merged_step,
-                "pieces": len(state.pieces),
-                "arrays": [[array.dtype.str, list(array.shape)] for array in arrays],
-            }
-        ).encode()
-        parts = [_MAGIC, _LENGTH.pack(len(header)), header]
-        parts += [array.reshape(-1).view(np.uint8).data for array in arrays]
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(part)
-        self._replace(self._name(p), [*parts, digest.digest()])
-
-    def _replace(self, name: str, parts: Sequence[Any]) -> None:
-        """Writes a new file in the place of the old one: after a crash there is the one or the other."""
-        new = self._folder / f".{name}.new"
-        with new.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self._folder / name)
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        header = {
+            "fragment": p,
+            "layout": self._layout.fingerprint,
+            "version": state.version,
+            "merged_step": merged_step,
+            "pieces": len(state.pieces),
+        }
+        array_file.save(self.folder / self._name(p), _MAGIC, header, [*state.pieces, *state.optimizer])
 
     def _load(self, p: int) -> tuple[FragmentState, int]:
-        path = self._folder / self._name(p)
+        path = self.folder / self._name(p)
         try:
-            return _read(path.read_bytes(), p, self._layout.fingerprint)
+            header, arrays = array_file.load(path, _MAGIC)
+            if (header["fragment"], header["layout"]) != (p, self._layout.fingerprint):
+                raise ValueError("is of another fragment or another model")
         except FileNotFoundError:
             raise DurableStateError(f"{path}: is missing; the run cannot go on without it") from None
         except OSError as error:
             raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise DurableStateError(f"{path}: {error}") from None
+        pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
+        return FragmentState(header["version"], tuple(pieces), tuple(optimizer)), header["merged_step"]
 
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
-        path = self._folder / "incarnations.json"
+        path = self.folder / _INCARNATIONS
         try:
             return tuple((int(learner), int(number)) for learner, number in json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
@@ -165,21 +139,3 @@ class DurableState:
     def _name(p: int) -> str:
         return f"fragment-{p:04d}"
 
-
-def _read(data: bytes, p: int, fingerprint: str) -> tuple[FragmentState, int]:
-    """The fragment's state and the step it was merged at; a ValueError where the bytes are damaged."""
-    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
-        raise ValueError("is damaged: its checksum does not fit")
-    file = io.BytesIO(body[len(_MAGIC) :])
-    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-    if (header["fragment"], header["layout"]) != (p, fingerprint):
-        raise ValueError("is of another fragment or another model")
-    arrays = []
-    for dtype, shape in header["arrays"]:
-        count = int(np.prod(shape, dtype=np.int64))
-        raw = file.read(count * np.dtype(dtype).itemsize)
-        arrays.append(np.frombuffer(raw, dtype).reshape(shape))
-    pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
-    return FragmentState(header["version"], tuple(pieces), tuple(optimizer)), header["merged_step"]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddiloco.observe import records
+from ddiloco.training.evaluation import Score
 
 
 class Evaluator:
@@ -19,7 +20,7 @@ class Evaluator:
 
     def __init__(
         self,
-        score: Callable[[Mapping[str, Any]], float],
+        score: Callable[[Mapping[str, Any]], Score],
         every: int,
         tokens_so_far: Callable[[], int],
         record: Callable[[Any], None],
@@ -57,18 +58,18 @@ class Evaluator:
         return not self._thread.is_alive()
 
     def evaluate(self, step: int, params: Mapping[str, Any]) -> float:
-        """Evaluates in the caller's thread and records the result."""
+        """Evaluates in the caller's thread and records the result; gives the loss."""
         tokens = self._tokens_so_far()
-        loss = self._score(params)
-        self._record(records.Evaluated(step, tokens, time.time(), loss))
-        return loss
+        score = self._score(params)
+        self._record(records.Evaluated(step, tokens, time.time(), score.loss, score.statistics))
+        return score.loss
 
     def _run(self) -> None:
         while (offer := self._offers.get()) is not None:
             step, tokens, params = offer
             try:
-                loss = self._score(params())
+                score = self._score(params())
             except Exception as error:  # training goes on, and tells of it at its end
                 self.failure = f"at step {step}: {type(error).__name__}: {error}"
                 continue
-            self._record(records.Evaluated(step, tokens, time.time(), loss))
+            self._record(records.Evaluated(step, tokens, time.time(), score.loss, score.statistics))

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.config import ConfigError, build, section, setting, to_dict
-from ddiloco.data.settings import DataConfig
 from ddiloco.models import MODELS, model_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.runtime.remote.settings import RemoteConfig
 from ddiloco.runtime.virtual_settings import VirtualConfig
+from ddiloco.tasks import TASKS
+from ddiloco.tasks.task import Task
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
 
@@ -50,19 +51,6 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class SampleConfig:
-    """The continuation written at the end."""
-
-    prompt: str = setting("def ", "text that it continues")
-    tokens: int = setting(160, "tokens to write; 0: none", at_least=0)
-    temperature: float = setting(0.7, "sampling temperature; 0: the likeliest token", at_least=0.0)
-
-    def __post_init__(self) -> None:
-        if self.tokens and not self.prompt:
-            raise ValueError("prompt: is empty, but must have something to continue, or tokens be 0")
-
-
-@dataclasses.dataclass(frozen=True)
 class LogConfig:
     """How much is written down while training."""
 
@@ -71,13 +59,13 @@ class LogConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All settings of one run."""
+    """All settings of one run; what `data` and `sample` hold depends on the task of the model."""
 
     model: Any
     algorithm: str = setting("decoupled", "how learners cooperate", choices=DECOUPLED_FAMILY + BASELINES)
     driver: str = setting("local", "what runs the roles", choices=("local", "remote", "virtual"))
     seed: int = setting(0, "of the initial parameters, the data order and the sample", at_least=0)
-    data: DataConfig = section(DataConfig)
+    data: Any = setting(None, "which data are read, and how they become rows")
     train: TrainConfig = section(TrainConfig)
     inner: InnerConfig = section(InnerConfig)
     sync: SyncPolicy = section(SyncPolicy)
@@ -86,7 +74,7 @@ class Experiment:
     remote: RemoteConfig = section(RemoteConfig)
     virtual: VirtualConfig = section(VirtualConfig)
     eval: EvalConfig = section(EvalConfig)
-    sample: SampleConfig = section(SampleConfig)
+    sample: Any = setting(None, "what is shown at the end; None where the task shows nothing")
     log: LogConfig = section(LogConfig)
 
     def __post_init__(self) -> None:
@@ -103,6 +91,10 @@ class Experiment:
         if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
             raise ValueError(
                 f"train.batch_sizes: differ, but {self.algorithm} draws as many rows of each shard"
+            )
+        if self.remote.spares and not alike:
+            raise ValueError(
+                f"remote.spares: is {self.remote.spares}, but must be 0 where train.batch_sizes differ"
             )
         if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
             raise ValueError(f"driver: is {self.driver}, but elastic_data_parallel needs virtual")
@@ -158,9 +150,24 @@ def parse(config: Mapping[str, Any]) -> Experiment:
     if name not in MODELS:
         raise ConfigError(f"config.model.name: is {name!r}, but must be one of {', '.join(MODELS)}")
     values["model"] = build(MODELS[name].config, model, "config.model")
+    task = MODELS[name].task
+    values["data"] = _group(TASKS[task].data_settings, values, "data")
+    if TASKS[task].sample_settings is not None:
+        values["sample"] = _group(TASKS[task].sample_settings, values, "sample")
+    elif values.get("sample") is not None:
+        raise ConfigError(f"config.sample: is there, but {task} (of the model {name}) shows nothing")
     experiment = build(Experiment, values)
-    _check_vocabulary(experiment)
+    try:
+        task_of(experiment).check()
+    except ValueError as error:
+        raise ConfigError(f"config.{error}") from None
     return experiment
+
+
+def task_of(experiment: Experiment) -> Task:
+    """What the run learns."""
+    e = experiment
+    return TASKS[model_of(e.model).task](e.model, e.data, e.sample, e.seed)
 
 
 def to_json(experiment: Experiment) -> dict[str, Any]:
@@ -170,8 +177,8 @@ def to_json(experiment: Experiment) -> dict[str, Any]:
     return {**settings, "model": {"name": name, **settings["model"]}}
 
 
-def _check_vocabulary(experiment: Experiment) -> None:
-    if experiment.data.tokenizer == "byte" and experiment.model.vocab_size < 259:
-        raise ConfigError(
-            f"config.model.vocab_size: is {experiment.model.vocab_size}, but bytes need at least 259"
-        )
+def _group(cls: type, values: Mapping[str, Any], name: str) -> Any:
+    group = values.get(name, {})
+    if not hasattr(group, "items"):
+        raise ConfigError(f"config.{name}: is {group!r}, but is a group of settings")
+    return build(cls, group, f"config.{name}")

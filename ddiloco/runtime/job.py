@@ -35,10 +35,10 @@ BASELINE_DRIVERS: dict[str, Runner] = {"local": run_baseline, "virtual": run_vir
 
 
 class Result(NamedTuple):
-    """The summary as written, the sampled continuation, and why the run failed (None if it did not)."""
+    """The summary as written, the sample shown at the end, and why the run failed (None if there is none)."""
 
     summary: dict[str, Any]
-    continuation: str | None
+    sample: str | None
     failure: str | None
 
 
@@ -85,11 +85,12 @@ def run_job(
         live=live,
         log_every=experiment.log.every,
         clock=None if virtual else time.time,
+        resume=resume,
     )
     monitor.start()
     extra: dict[str, Any] = {"finished": False}
     begun = time.monotonic()
-    continuation = None
+    sample = None
     try:
         if runner is not None:
             outcome = runner(assembly, monitor.queue.put, stop)
@@ -105,12 +106,12 @@ def run_job(
             extra["params_sha256"] = parameters_sha256(outcome.params)
             folder = workdir / "checkpoints"
             checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
-            continuation = assembly.continuation(outcome.params) if experiment.sample.tokens else None
+            sample = assembly.task.sample(outcome.params)
     finally:
         summary = monitor.stop(extra)
-    if continuation is not None:
-        (workdir / "sample.txt").write_text(continuation + "\n")
-    return Result(summary, continuation, outcome.failure)
+    if sample is not None:
+        (workdir / "sample.txt").write_text(sample + "\n")
+    return Result(summary, sample, outcome.failure)
 
 
 def _run(

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -16,10 +16,41 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.runtime.delivery import Delivery, Leave, Notice, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.delivery import (
+    Delivery,
+    InnerState,
+    InnerStateWanted,
+    Leave,
+    Notice,
+    UpdateDelivery,
+    WelcomeDelivery,
+)
 from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
 from ddiloco.runtime.shelf import Shelf
 from ddiloco.runtime.transfer import Snapshot
+
+
+class Recovery(Protocol):
+    """Where a learner's process finds what the syncer does not keep, and leaves it for the next one."""
+
+    def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
+        """What a learner welcomed with these versions goes on with; may wait. None: a fresh one."""
+
+    def finished(self, position: dict[str, Any]) -> None:
+        """Keeps where the batches go on after the last finished step; never waits."""
+
+
+class _Step(NamedTuple):
+    """A step that is with the devices."""
+
+    clock: int  # after it
+    tokens: int
+    metrics: dict[str, jax.Array]
+    position: dict[str, Any] | None  # of the batches after it
+
+    @property
+    def complete(self) -> bool:
+        return all(value.is_ready() for value in self.metrics.values())
 
 
 class LearnerWorker:
@@ -35,7 +66,9 @@ class LearnerWorker:
         equipment: Equipment,
         to_syncer: Callable[[events.SyncerEvent], None],
         record: Callable[[Any], None],
+        recovery: Recovery | None = None,
     ) -> None:
+        """`recovery` is None where no process of the learner follows another."""
         self.core = core
         self.shelf = Shelf()
         self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
@@ -46,7 +79,9 @@ class LearnerWorker:
         self._record = record
         self._arrays = TrainingArrays(equipment)
         self._snapshots: dict[tuple[int, int], Snapshot] = {}  # (fragment, step)
-        self._in_flight: collections.deque[tuple[int, int, dict[str, jax.Array]]] = collections.deque()
+        self._in_flight: collections.deque[_Step] = collections.deque()
+        self._recovery = recovery
+        self._wanted: list[InnerStateWanted] = []
         self._leaving = False
         self._timeline = State.STARTING
         self._thread = threading.Thread(target=self._run, name=f"learner-{core.learner}", daemon=True)
@@ -73,6 +108,9 @@ class LearnerWorker:
             self._enter(State.FAILED)
             self._record(records.LearnerDied(learner, time.time(), traceback.format_exc()))
             self._to_syncer(events.LearnerLost(learner, self.core.incarnation, self.failure))
+        finally:
+            for wish in self._wanted:
+                wish.answer.cancel()
 
     def _step_or_wait(self) -> None:
         """One pass: what has arrived, then a step if there may be one, else a wait for what arrives next."""
@@ -100,16 +138,20 @@ class LearnerWorker:
     def _start_step(self) -> None:
         tokens, metrics = self._arrays.step(self.core.clock)
         self.tokens += tokens
-        self._in_flight.append((self.core.clock + 1, tokens, metrics))
+        position = self._arrays.position() if self._recovery is not None else None
+        self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, position))
         self._tell(events.StepStarted(tokens))
 
     def _finish_steps(self, leave: int) -> None:
         """Waits until at most `leave` steps are with the devices, and reports those that are complete."""
-        while self._in_flight and (len(self._in_flight) > leave or _complete(self._in_flight[0])):
-            clock, tokens, metrics = self._in_flight.popleft()
-            jax.block_until_ready(metrics)
-            self._record(records.StepDone(self.core.learner, clock, time.time(), tokens, metrics))
+        while self._in_flight and (len(self._in_flight) > leave or self._in_flight[0].complete):
+            step = self._in_flight.popleft()
+            jax.block_until_ready(step.metrics)
+            done = records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, step.metrics)
+            self._record(done)
             self._tell(events.StepFinished())
+            if step.position is not None:
+                self._recovery.finished(step.position)
 
     def _idle(self, until: float) -> None:
         """Plays slower hardware: what arrives meanwhile is still taken at once."""
@@ -124,6 +166,7 @@ class LearnerWorker:
                 wait = timeout is not None and not arrived
                 delivery = self.inbox.get(timeout=timeout) if wait else self.inbox.get_nowait()
             except queue.Empty:
+                self._donate()
                 return arrived
             arrived = True
             match delivery:
@@ -133,8 +176,23 @@ class LearnerWorker:
                     self._tell(delivery.event)
                 case UpdateDelivery():
                     self._tell(delivery.event, pieces=delivery.pieces)
+                case InnerStateWanted():
+                    self._wanted.append(delivery)
                 case Leave():
                     self._leaving = True
+
+    def _donate(self) -> None:
+        """Hands out a copy of the inner state to all whose versions are applied; steps go on meanwhile."""
+        if not self._wanted or not self.core.recovered:
+            return
+        own = self.core.versions
+        ready = [w for w in self._wanted if all(a >= b for a, b in zip(own, w.versions, strict=False))]
+        self._wanted = [w for w in self._wanted if w not in ready and not w.answer.cancelled()]
+        state = None
+        for wish in ready:
+            if wish.answer.set_running_or_notify_cancel():
+                state = state or InnerState(self.core.clock, own, self._arrays.inner())
+                wish.answer.set_result(state)
 
     def _tell(self, event: events.LearnerEvent, **arrays: Any) -> None:
         for action in self.core.handle(event, time.monotonic()):
@@ -149,7 +207,8 @@ class LearnerWorker:
             case actions.Leave(reason=reason):
                 raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
             case actions.AdoptAll(step=step, versions=versions):
-                self._arrays.adopt(fragments)
+                inner = self._recovery.inner_state(versions) if self._recovery is not None else None
+                self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
                 self.shelf.clear()
                 self._snapshots.clear()
                 self._to_syncer(events.LearnerReady(core.learner, core.incarnation, step, versions))
@@ -173,6 +232,3 @@ class LearnerWorker:
             self._timeline = state
             self._record(records.StateChanged(self.core.learner, state, time.time()))
 
-
-def _complete(step: tuple[int, int, dict[str, jax.Array]]) -> bool:
-    return all(value.is_ready() for value in step[2].values())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,26 @@ from ddiloco.training.step import Metrics, TrainState
 Batch = dict[str, np.ndarray]
 
 
+class Batches(Protocol):
+    """An endless iterator of batches that can be taken up where another process of the learner left off."""
+
+    def __next__(self) -> Batch:
+        """The next batch."""
+
+    def get_state(self) -> dict[str, Any]:
+        """JSON values from which `set_state` goes on after the last batch handed out."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was taken; raises DataError if that was of another stream."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Equipment:
     """What a learner works with; programs may be shared by learners on the same mesh."""
 
     program: TrainProgram
     transfer: FragmentTransfer
-    batches: Iterator[Batch]
+    batches: Batches
     steps_in_flight: int
     min_step_seconds: float = 0.0
 
@@ -42,10 +56,10 @@ class TrainingArrays:
         self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next snapshots
         self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the snapshots that were pulled left out
 
-    def adopt(self, fragments: Sequence[Pieces]) -> None:
-        """Loads every fragment of a welcome; inner optimizer and error feedback begin anew."""
+    def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
+        """Loads all fragments of a welcome and the inner state, fresh if None; error feedback begins anew."""
         transfer = self._equipment.transfer
-        self._state = self._equipment.program.state_from(transfer.whole(fragments))
+        self._state = self._equipment.program.state_from(transfer.whole(fragments), inner)
         self._left.clear()
         if transfer.keeps_anchors:
             self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
@@ -89,6 +103,14 @@ class TrainingArrays:
         left = self._left.pop(fragment, ())
         if left:
             self._residuals[fragment] = tuple((1 - mixing) * x for x in left) if mixing else left
+
+    def inner(self) -> list[jax.Array]:
+        """A copy of the inner optimizer state as the last step leaves it, on its way to the host."""
+        return self._equipment.program.inner_state(self._state)
+
+    def position(self) -> dict[str, Any]:
+        """Where the batches go on after the last step handed out; JSON values."""
+        return self._equipment.batches.get_state()
 
     def lose(self) -> None:
         """Lets go of the state, as when a process dies. Batches already drawn stay drawn."""

@@ -85,9 +85,9 @@ class LocalRun:
         self._syncer.stop(_LEAVE_SECONDS)
         self._evaluator.stop(_LEAVE_SECONDS)
         params, step = self._model.parameters(), self._syncer.core.step
-        loss = self._final_score(params)
-        self._record(records.Evaluated(step, self._tokens_so_far(), time.time(), loss))
-        return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
+        score, tokens = self._final_score(params), self._tokens_so_far()
+        self._record(records.Evaluated(step, tokens, time.time(), score.loss, score.statistics))
+        return Outcome(params, step, score.loss, finished=self._syncer.core.finished, failure=self._failure())
 
     def _add_learner(self, learner: int, incarnation: int, equipment: Equipment) -> LearnerWorker:
         e = self._assembly.experiment

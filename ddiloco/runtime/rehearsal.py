@@ -11,7 +11,7 @@ from typing import Any
 
 from ddiloco.config import ConfigError
 from ddiloco.observe import records
-from ddiloco.runtime.experiment import BASELINES, Experiment
+from ddiloco.runtime.experiment import BASELINES, Experiment, task_of
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.virtual import RecordingObserver, play
 from ddiloco.runtime.virtual_baseline import JobClock, StandsStill
@@ -93,7 +93,7 @@ def with_steps(
     if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
         steps = rehearse(experiment, sizes(), encoded_sizes())
     elif tokens is not None:
-        length = experiment.data.sequence_length
+        length = task_of(experiment).row_tokens
         learners = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
         steps = -(-tokens // (length * sum(experiment.batch_size(m) for m in learners)))
     else:
@@ -113,7 +113,7 @@ def _steps_of_job(experiment: Experiment, seconds: float) -> int:
 def _counting_fleet(
     experiment: Experiment, total_steps: int | None, syncer: CountingSyncer, observer: Observer
 ) -> Fleet:
-    length = experiment.data.sequence_length
+    length = task_of(experiment).row_tokens
 
     def arrays(learner: int) -> CountingLearner:
         return CountingLearner(experiment.batch_size(learner) * length)
@@ -124,7 +124,7 @@ def _counting_fleet(
 def _play_job(experiment: Experiment, record: Record, stop: threading.Event) -> Outcome:
     clock = JobClock(experiment, record)
     shards = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
-    tokens = experiment.data.sequence_length * sum(experiment.batch_size(m) for m in shards)
+    tokens = task_of(experiment).row_tokens * sum(experiment.batch_size(m) for m in shards)
     step, failure = 0, None
     while step < experiment.train.steps and not stop.is_set():
         try:

@@ -212,7 +212,13 @@ class SyncerWorker:
             self._inbox.put((error, None))
             return
         if committed:  # else the run is over, and what was merged is as if it had never been
+            metrics = {**metrics, "contributions": [_brief(c) for c in action.contributions]}
             self._inbox.put((events.MergeFinished(action.round), (pieces, metrics)))
+
+
+def _brief(c: Contribution) -> list[int]:
+    """What `rounds.jsonl` tells of a contribution, in as few bytes."""
+    return [c.learner, c.incarnation, c.version, c.step, c.steps, c.tokens]
 
 
 def host_arrays(arrays: Any) -> tuple[np.ndarray, ...]:

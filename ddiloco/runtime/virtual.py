@@ -135,11 +135,17 @@ class VirtualRun:
         self._score = assembly.scorer(equipment[0].program.mesh)
         self._next_score = e.eval.every
         self._observer = RecordingObserver(record, self._score_at)
+        self.learners: dict[int, TrainingArrays] = {}  # of each learner's newest process
+
         # One process after another of a learner draws from the same batches: each row is trained on once.
+        def train(learner: int) -> TrainingArrays:
+            self.learners[learner] = TrainingArrays(equipment[learner])
+            return self.learners[learner]
+
         self._fleet: Fleet = make_fleet(
             e,
             e.train.steps,
-            lambda learner: TrainingArrays(equipment[learner]),
+            train,
             self._arrays,
             self._observer,
         )
@@ -160,9 +166,9 @@ class VirtualRun:
 
     def _evaluate(self, step: int, tokens: int, now: float) -> float:
         params = assemble(self._arrays.model.layout, self._arrays.fragments())
-        loss = self._score(params)
-        self._record(records.Evaluated(step, tokens, now, loss))
-        return loss
+        score = self._score(params)
+        self._record(records.Evaluated(step, tokens, now, score.loss, score.statistics))
+        return score.loss
 
 
 def run_virtual(assembly: Assembly, record: Record, stop: threading.Event) -> Outcome:

@@ -140,9 +140,9 @@ class VirtualBaselineRun:
         self._record(records.StepDone(0, step + 1, self._clock.now, tokens, metrics))
 
     def _evaluate(self, step: int) -> float:
-        loss = self._arrays.score()
-        self._record(records.Evaluated(step, self._arrays.tokens, self._clock.now, loss))
-        return loss
+        score, tokens = self._arrays.score(), self._arrays.tokens
+        self._record(records.Evaluated(step, tokens, self._clock.now, score.loss, score.statistics))
+        return score.loss
 
 
 def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> Outcome:

@@ -10,7 +10,7 @@ from ddiloco.chaos.spare_capacity import draw_extra
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.lives import JobChange, draw_interruptions, job_changes, job_chips
-from ddiloco.runtime.experiment import BASELINES, Experiment
+from ddiloco.runtime.experiment import BASELINES, Experiment, task_of
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.learner import Place
 from ddiloco.virtual.links import Link, LinkQuality
@@ -50,7 +50,7 @@ def horizon(experiment: Experiment) -> float:
     steps = experiment.train.steps
     if experiment.train.tokens is not None:
         rows = sum(experiment.batch_size(m) for m in range(base_learners(experiment)))
-        steps = 1 + experiment.train.tokens // (rows * experiment.data.sequence_length)
+        steps = 1 + experiment.train.tokens // (rows * task_of(experiment).row_tokens)
     elif experiment.virtual.seconds is not None:
         steps = math.ceil(experiment.virtual.seconds / min(experiment.virtual.step_seconds))
     return _PATIENCE * (steps + experiment.sync.interval) * max(experiment.virtual.step_seconds)

@@ -1,4 +1,4 @@
-"""The loss of next-token prediction, as sums that add over micro-batches, devices and batches."""
+"""Losses, as sums that add over micro-batches, devices and batches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ddiloco.models import model_of
+from ddiloco.models.output import Output
 from ddiloco.models.parameter import Constrain, unconstrained
-from ddiloco.training.parameters import forward
+from ddiloco.training.parameters import output
 
 Batch = Mapping[str, jax.Array]
 
 
 class LossSums(NamedTuple):
-    """Sums over the targets that count; all scalars."""
+    """Sums over the targets that count; scalars but for the model's own."""
 
     objective: jax.Array
     """What the gradient is of: the negative log-likelihood and what regularises it, float32."""
@@ -23,6 +25,20 @@ class LossSums(NamedTuple):
     """Negative log-likelihood, nats, float32."""
     tokens: jax.Array
     """Targets that count, int32."""
+    model: Mapping[str, jax.Array] = {}
+    """What the model or the loss counts beside, by name, float32 of any shapes."""
+
+
+def statistics(config: Any, sums: LossSums) -> Mapping[str, Any]:
+    """The model's own metrics, scalars by name, from the sums of any number of rows.
+
+    Also `accuracy`, of a loss that counts answers: the share of them that is correct, in [0, 1].
+    """
+    told = model_of(config).statistics(sums.model, sums.tokens)
+    if "answers" not in sums.model:
+        return told
+    answers = sums.model["answers"]
+    return {**told, "accuracy": sums.model["correct"] / (answers + (answers == 0))}
 
 
 Loss = Callable[[Any, Mapping[str, jax.Array], Batch, float, Constrain], LossSums]
@@ -37,15 +53,67 @@ def next_token_loss(
 ) -> LossSums:
     """Cross-entropy of `targets` where `weights` is 1, plus `z_loss` times the squared log-normaliser.
 
-    The z-loss is that of PaLM (arXiv 2204.02311, section 5).
+    The z-loss is that of PaLM (arXiv 2204.02311, section 5). The model's penalty is in the objective only.
     """
-    logits_BxLxV = forward(config, params, batch["inputs"], batch["positions"], batch["segments"], constrain)
-    normaliser_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1)
+    inputs = batch["inputs"], batch["positions"], batch["segments"]
+    found = output(config, params, *inputs, constrain=constrain)
+    return _cross_entropy(found, batch["targets"], batch["weights"], z_loss)
+
+
+def label_loss(
+    config: Any,
+    params: Mapping[str, jax.Array],
+    batch: Batch,
+    z_loss: float = 0.0,
+    constrain: Constrain = unconstrained,
+) -> LossSums:
+    """Cross-entropy of `label` (B,) given `image` (B, H, W, C); correct is an image whose label is likeliest.
+
+    A token is an image. z-loss and penalty as in `next_token_loss`.
+    """
+    found = output(config, params, batch["image"], constrain=constrain)
+    sums = _cross_entropy(found, batch["label"], batch["weights"], z_loss)
+    correct_B = jnp.argmax(found.logits, axis=-1) == batch["label"]
+    return _answered(sums, correct_B, batch["weights"] > 0)
+
+
+def caption_loss(
+    config: Any,
+    params: Mapping[str, jax.Array],
+    batch: Batch,
+    z_loss: float = 0.0,
+    constrain: Constrain = unconstrained,
+) -> LossSums:
+    """Cross-entropy of `targets` (B, L) given `image` and `inputs`; correct is what is right throughout.
+
+    Those are the rows whose every target that counts is the likeliest token, given the targets before it:
+    by induction just those that greedy decoding writes without a fault. z-loss and penalty as in
+    `next_token_loss`.
+    """
+    found = output(config, params, batch["image"], batch["inputs"], constrain=constrain)
+    sums = _cross_entropy(found, batch["targets"], batch["weights"], z_loss)
+    counts_BxL = batch["weights"] > 0
+    right_BxL = jnp.argmax(found.logits, axis=-1) == batch["targets"]
+    return _answered(sums, jnp.all(right_BxL | ~counts_BxL, axis=-1), jnp.any(counts_BxL, axis=-1))
+
+
+def _cross_entropy(found: Output, targets: jax.Array, weights: jax.Array, z_loss: float) -> LossSums:
+    """Sums over targets (...) of logits (..., V); `weights` is 1 for a target that counts, else 0."""
+    logits = found.logits
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
     # A masked sum, not a gather: it stays local where the vocabulary is sharded, and needs no scatter.
-    vocabulary_V = jnp.arange(logits_BxLxV.shape[-1])
-    is_target_BxLxV = batch["targets"][..., None] == vocabulary_V
-    target_BxL = jnp.sum(jnp.where(is_target_BxLxV, logits_BxLxV, 0.0), axis=-1)
-    weights_BxL = batch["weights"].astype(jnp.float32)
-    nll = jnp.sum((normaliser_BxL - target_BxL) * weights_BxL)
-    objective = nll + z_loss * jnp.sum(normaliser_BxL**2 * weights_BxL) if z_loss else nll
-    return LossSums(objective, nll, jnp.sum(batch["weights"]))
+    vocabulary_V = jnp.arange(logits.shape[-1])
+    is_target = targets[..., None] == vocabulary_V
+    of_target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+    counted = weights.astype(jnp.float32)
+    nll = jnp.sum((normaliser - of_target) * counted)
+    objective = nll + z_loss * jnp.sum(normaliser**2 * counted) if z_loss else nll
+    return LossSums(objective + found.penalty, nll, jnp.sum(weights), dict(found.sums))
+
+
+def _answered(sums: LossSums, correct_B: jax.Array, counts_B: jax.Array) -> LossSums:
+    answers = {
+        "correct": jnp.sum(correct_B & counts_B, dtype=jnp.float32),
+        "answers": jnp.sum(counts_B, dtype=jnp.float32),
+    }
+    return sums._replace(model={**sums.model, **answers})

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from ddiloco.models import model_of
+from ddiloco.models.output import Output
 from ddiloco.models.parameter import Axes, Constrain, Initializer, unconstrained
 
 Parameters = dict[str, jax.Array]
@@ -71,15 +72,15 @@ def _drawing(
     return jax.jit(draw, out_shardings=sharding)
 
 
-def forward(
+def output(
     config: Any,
     params: Mapping[str, jax.Array],
-    inputs_BxL: jax.Array,
-    positions_BxL: jax.Array,
-    segments_BxL: jax.Array,
+    *inputs: jax.Array,
     constrain: Constrain = unconstrained,
-) -> jax.Array:
-    """Logits (B, L, V) float32 of the model with these parameters: a pure function, for callers to jit.
+) -> Output:
+    """Logits, penalty and sums of the model with these parameters: a pure function, for callers to jit.
+
+    `inputs` are what its module is called with: (B, ...) arrays.
 
     Raises:
       ValueError: the parameters are not those of this model.
@@ -89,4 +90,10 @@ def forward(
         odd = sorted(params.keys() ^ slots.keys())
         raise ValueError(f"the parameters differ from the model's in {len(odd)} names, the first {odd[0]}")
     state = nnx.from_flat_state([(path, slot.replace(params[name])) for name, (path, slot) in slots.items()])
-    return nnx.merge(graph, state)(inputs_BxL, positions_BxL, segments_BxL, constrain)
+    returned = nnx.merge(graph, state)(*inputs, constrain=constrain)
+    return returned if isinstance(returned, Output) else Output(returned)
+
+
+def forward(config: Any, params: Mapping[str, jax.Array], *inputs: jax.Array) -> jax.Array:
+    """Only the logits, float32, of `output`, of the same arguments."""
+    return output(config, params, *inputs).logits

@@ -1,9 +1,9 @@
-"""A learner's compiled programs on one mesh: the inner step and a fresh optimizer state."""
+"""A learner's compiled programs on one mesh: the inner step, and its state made, copied and taken over."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
+from ddiloco.training.loss import Loss
 from ddiloco.training.step import (
     Metrics,
     TrainState,
@@ -28,18 +29,29 @@ class TrainProgram:
     """Compiled when made, so that no learner compiles in the run; learners on one mesh share it."""
 
     def __init__(
-        self, model_config: Any, inner: InnerConfig, total_steps: int, mesh: Mesh, rows: int, seq_len: int
+        self,
+        model_config: Any,
+        inner: InnerConfig,
+        total_steps: int,
+        mesh: Mesh,
+        rows: int,
+        row: Mapping[str, jax.ShapeDtypeStruct],
+        loss: Loss,
     ) -> None:
+        """Compiles for batches of `rows` rows, each of the shapes and dtypes of `row`."""
         self.mesh = mesh
         self.shardings = state_shardings(model_config, inner, mesh)
         state = abstract_state(model_config, inner, mesh)
-        step = make_train_step(model_config, inner, total_steps, mesh)
-        self._step = compile_train_step(step, state, abstract_batch(mesh, rows, seq_len))
+        step = make_train_step(model_config, inner, total_steps, mesh, loss)
+        self._step = compile_train_step(step, state, abstract_batch(mesh, rows, row))
         optimizer = make_inner_optimizer(inner, total_steps)
         init = jax.jit(optimizer.init, out_shardings=self.shardings.opt_state)
         self._init_optimizer = init.lower(state.params).compile()
         copy = functools.partial(jax.tree.map, jnp.copy)
         self._copy = jax.jit(copy, out_shardings=self.shardings.params).lower(state.params).compile()
+        copy_inner = jax.jit(copy, out_shardings=self.shardings.opt_state)
+        self._copy_inner = copy_inner.lower(state.opt_state).compile()
+        self.inner_leaves: list[jax.ShapeDtypeStruct] = jax.tree.leaves(state.opt_state)
 
     def step(
         self, state: TrainState, batch: Mapping[str, np.ndarray], clock: int
@@ -50,11 +62,27 @@ class TrainProgram:
         """
         return self._step(state, shard_batch(batch, self.mesh), np.int32(clock))
 
-    def state_from(self, params: Mapping[str, np.ndarray]) -> TrainState:
-        """A state with a copy of these host parameters and a fresh inner optimizer."""
+    def state_from(
+        self, params: Mapping[str, np.ndarray], inner: Sequence[np.ndarray] | None = None
+    ) -> TrainState:
+        """A state with a copy of these host parameters and of this inner optimizer state; None: a fresh one.
+
+        `inner` has an array for each of `inner_leaves`, as `inner_state` gave them.
+        """
         placed = {
             name: jax.device_put(params[name], self.shardings.params[name]) for name in self.shardings.params
         }
         # On CPU devices `placed` may be the host's own memory, which a donating step would write into.
         own = self._copy(placed)
-        return TrainState(own, self._init_optimizer(own))
+        if inner is None:
+            return TrainState(own, self._init_optimizer(own))
+        shardings, structure = jax.tree.flatten(self.shardings.opt_state)
+        leaves = [jax.device_put(leaf, sharding) for leaf, sharding in zip(inner, shardings, strict=True)]
+        return TrainState(own, self._copy_inner(jax.tree.unflatten(structure, leaves)))
+
+    def inner_state(self, state: TrainState) -> list[jax.Array]:
+        """A copy of the inner optimizer state as the last step leaves it, on its way to the host."""
+        leaves = jax.tree.leaves(self._copy_inner(state.opt_state))
+        for leaf in leaves:
+            leaf.copy_to_host_async()
+        return leaves

@@ -1,4 +1,4 @@
-"""Sampling: a continuation of a prompt, one token at a time, through a sliding window."""
+"""Sampling, one token at a time: a continuation of a prompt through a sliding window; captions of images."""
 
 from __future__ import annotations
 
@@ -67,3 +67,39 @@ def _continue(
 
     _, drawn = jax.lax.scan(extend, (tokens_W, length), jax.random.split(key, num_tokens))
     return drawn
+
+
+def write_captions(
+    config: Any,
+    params: Mapping[str, jax.Array],
+    image_BxHxWxC: np.ndarray,
+    length: int,
+    bos: int,
+    eos: int,
+) -> np.ndarray:
+    """The likeliest tokens (B, length) int32 after `bos`, one at a time given the image; all `eos` after one.
+
+    The whole row is run again for each token, as by `sample`. Compiled once for each (config, length, shape).
+    """
+    return np.asarray(_write(config, length, params, image_BxHxWxC, bos, eos))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _write(
+    config: Any,
+    length: int,
+    params: Mapping[str, jax.Array],
+    image_BxHxWxC: jax.Array,
+    bos: jax.Array,
+    eos: jax.Array,
+) -> jax.Array:
+    def extend(tokens_BxL: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits_BxLxV = forward(config, params, image_BxHxWxC, tokens_BxL)
+        likeliest_B = jnp.argmax(logits_BxLxV[:, place], axis=-1)
+        token_B = jnp.where(tokens_BxL[:, place] == eos, eos, likeliest_B).astype(jnp.int32)
+        # The last token has no place among the inputs, and is dropped here.
+        return tokens_BxL.at[:, place + 1].set(token_B, mode="drop"), token_B
+
+    begun_BxL = jnp.full((len(image_BxHxWxC), length), eos, jnp.int32).at[:, 0].set(bos)
+    _, written_LxB = jax.lax.scan(extend, begun_BxL, jnp.arange(length))
+    return written_LxB.T

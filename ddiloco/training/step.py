@@ -15,12 +15,11 @@ from jax.sharding import Mesh
 
 from ddiloco.models.parameter import Constrain
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
-from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss
+from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
 from ddiloco.training.mesh import batch_sharding, constrainer, parameter_shardings, replicated, rows_divisor
 from ddiloco.training.parameters import Parameters, abstract_parameters, init_parameters
 
 Metrics = dict[str, jax.Array]
-BATCH_KEYS = ("inputs", "targets", "segments", "positions", "weights")
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
@@ -88,10 +87,11 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """The jitted step `(state, batch, clock) -> (state, metrics)`; `state` is donated, and gone afterwards.
 
-    `batch` holds arrays (B, L) int32 as `shard_batch` lays them; `clock` is an int32 scalar, the steps before
-    this one. Metrics are device scalars: `loss` (nats a token, over the step's tokens), `grad_norm` (before
-    clipping), `learning_rate`, `tokens`, and `skipped` (1 where the loss or the gradient was not finite, and
-    the state is as it was). The step is the same for every `accumulation`, up to rounding.
+    `batch` holds arrays (B, ...) as `shard_batch` lays them, among them `weights`, int32: 1 for each target
+    that counts, else 0. `clock` is an int32 scalar, the steps before this one. Metrics are device scalars:
+    `loss` (nats a token, over the step's tokens), `grad_norm` (before clipping), `learning_rate`, `tokens`,
+    `skipped` (1 where the loss or the gradient was not finite, and the state is as it was), and the model's
+    statistics. The step is the same for every `accumulation`, up to rounding.
 
     Raises:
       ValueError: on tracing, where the rows of the batch are not a multiple of `accumulation`.
@@ -117,6 +117,7 @@ def make_train_step(
             "learning_rate": learning_rate_at(inner, total_steps, clock),
             "tokens": sums.tokens,
             "skipped": (~sound).astype(jnp.int32),
+            **statistics(model_config, sums),
         }
         return kept, metrics
 
@@ -164,11 +165,16 @@ def _accumulated(
     return total
 
 
-def abstract_batch(mesh: Mesh, rows: int, seq_len: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape, dtype and sharding of the arrays of a batch."""
+def abstract_batch(
+    mesh: Mesh, rows: int, row: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape, dtype and sharding of the arrays of a batch of so many rows; `row` has those of one."""
     _check_rows(rows, mesh)
-    leaf = jax.ShapeDtypeStruct((rows, seq_len), jnp.int32, sharding=batch_sharding(mesh))
-    return dict.fromkeys(BATCH_KEYS, leaf)
+    sharding = batch_sharding(mesh)
+    return {
+        name: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype, sharding=sharding)
+        for name, leaf in row.items()
+    }
 
 
 def compile_train_step(

@@ -1,8 +1,8 @@
-"""One prepared copy of the embedded data set for all tests of the data package."""
+"""One prepared copy of each embedded data set for all tests of the data package."""
 
 import pytest
 
-from ddiloco.data import DataConfig, open_text
+from ddiloco.data import DataConfig, open_images, open_text
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +21,10 @@ def train_texts(data_dir):
 @pytest.fixture
 def config(data_dir):
     return DataConfig(data_dir=data_dir, sequence_length=64)
+
+
+@pytest.fixture(scope="session")
+def digits_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    open_images("digits", "train", folder, channels=1)
+    return str(folder)

@@ -10,7 +10,7 @@ import pytest
 
 from ddiloco.config import ConfigError, build, to_dict
 from ddiloco.data import ByteTokenizer, DataConfig, DataError, held_out_batches, make_batches
-from ddiloco.data.pipeline import _shard_seed
+from ddiloco.data.pipeline import shard_seed
 
 TOKENIZER = ByteTokenizer()
 
@@ -132,7 +132,7 @@ def test_a_seed_gives_one_order_and_another_seed_another(few):
 
 
 def test_shard_seeds_fit_grain_and_differ():
-    seeds = {_shard_seed(seed, shard) for seed in range(20) for shard in range(20)}
+    seeds = {shard_seed(seed, shard) for seed in range(20) for shard in range(20)}
     assert len(seeds) == 400
     assert all(0 <= seed < 2**32 for seed in seeds)
 
@@ -281,7 +281,7 @@ def test_a_large_held_out_split_is_read_only_up_to_the_pool(config):
 
 
 def test_an_empty_held_out_split_is_an_error(config):
-    with pytest.raises(DataError, match="no document in split"):
+    with pytest.raises(DataError, match="no record in split"):
         held_out_batches(dataclasses.replace(config, eval_split="validation[:0]"), TOKENIZER, 4, 1)
 
 

@@ -5,9 +5,11 @@ import re
 import jax
 import pytest
 
+from ddiloco.models import model_of
 from ddiloco.runtime.assembly import make_layout
 from ddiloco.runtime.dry_run import bandwidth, describe
 from ddiloco.runtime.experiment import parse
+from ddiloco.training.parameters import num_parameters
 from experiments import cli
 
 SIZES = {"tiny": 0.8e6, "small": 24e6, "2b": 2e9, "5b": 5e9, "9b": 9e9}
@@ -28,6 +30,22 @@ def test_a_preset_has_the_parameters_of_its_name_in_balanced_fragments(size, nam
     balance = float(re.search(rf"fragments    {fragments} by strategy balanced; balance ([\d.]+)", text)[1])
     assert 1 <= balance <= 4 / 3
     assert len(re.findall(r"^ +\d+ +\S+ [KMG]iB +\d+ pieces +#+$", text, re.M)) == fragments
+
+
+@pytest.mark.parametrize(
+    ("size", "activated"), {"tiny": 0.8e6, "small": 24e6, "2.8b": 2.8e9, "3.8b": 3.8e9}.items()
+)
+def test_a_mixture_of_experts_activates_the_parameters_of_its_name(size, activated):
+    model = parse(cli.load_config(f"configs/moe.py:{size}")).model
+    count = num_parameters(model)
+    assert count > 2.9 * activated
+    assert count - model_of(model).idle_parameters(model) == pytest.approx(activated, rel=0.02)
+
+
+def test_a_dry_run_tells_the_activated_parameters():
+    config = cli.load_config("configs/moe.py:tiny,streaming")
+    config.mesh.update(data=-1, fsdp=1)
+    assert "2,431,104 (9.3 MiB in float32), 809,088 activated by a token\n" in describe(parse(config))
 
 
 def test_a_decoupled_run_moves_every_fragment_once_an_interval():

@@ -43,6 +43,16 @@ def processes_of(parent):
     return found
 
 
+def answers(address):
+    """Whether something listens at HOST:PORT."""
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture
 def started(programs):
     """Starts programs, and ends those that are left."""
@@ -101,6 +111,14 @@ def test_a_killed_learner_is_back_within_the_run_and_the_other_has_stepped_on(pr
     ]
     assert longest[1] < longest[0]
     assert 0 < summary["lost"]["failed"] < 1
+    assert summary["inner_states"] == {"fresh": 2, "peer": 1}
+    assert [(r["learner"], r["inner_state"]) for r in lines(tmp_path / "recoveries.jsonl")[2:]] == [
+        (0, "peer")
+    ]
+    positions = json.loads((tmp_path / "syncer" / "positions.json").read_text())
+    drawn = {learner: json.loads(position)["batches"] for learner, position in positions.items()}
+    for learner in (0, 1):  # steps under way as the process was killed are taken again, and no others
+        assert 0 <= summary["inner_steps"][str(learner)] - drawn[str(learner)] <= 64
     assert not processes_of(process)
 
 
@@ -137,6 +155,12 @@ def test_a_killed_syncer_goes_on_from_what_it_had_committed_and_no_learner_waite
     done = programs.finish(process)
     assert done.returncode == 143
     assert not processes_of(process)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    last = {str(p): max(r["version"] for r in lines(rounds) if r["fragment"] == p) for p in range(3)}
+    assert summary["outer_steps"] == last, "the counts are those of the whole run"
+    for learner in (0, 1):
+        assert summary["inner_steps"][str(learner)] == len(steps_of(tmp_path, learner))
+    assert summary["uptime"] == 1.0
 
 
 def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(programs, tmp_path):
@@ -161,6 +185,7 @@ def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, sta
     ours = f"--token_file={tmp_path / 'ours'}"
     where = [f"--workdir={tmp_path / 'run'}", f"--listen={address}"]
     syncer = started("syncer", *settings, ours, *where)
+    until(lambda: answers(address), "the syncer to listen", LIMIT)
     asked = [*settings, f"--syncer={address}", "--learner_id=1"]
     wrong = {
         "asks for another join token": started("learner", *asked, f"--token_file={tmp_path / 'other'}"),

@@ -32,12 +32,13 @@ def step(learner, number, time, tokens=10, **metrics):
 
 def test_a_learners_scalars_stand_under_the_same_tags_in_a_run_of_its_own(write):
     folder = write(
-        step(0, 1, 5.0, loss=jnp.float32(2.5), grad_norm=0.5, learning_rate=0.25, skipped=0),
+        step(0, 1, 5.0, loss=jnp.float32(2.5), grad_norm=0.5, learning_rate=0.25, skipped=0, max_load=1.5),
         step(1, 1, 5.0, loss=3.5),
     )
     assert sorted(path.name for path in folder.iterdir()) == ["learner_0", "learner_1"]
     assert scalars(folder / "learner_0") == {
         "train/loss": [(1, 2.5)],
+        "train/max_load": [(1, 1.5)],
         "train/grad_norm": [(1, 0.5)],
         "train/learning_rate": [(1, 0.25)],
     }
@@ -86,7 +87,7 @@ def test_a_round_is_written_against_its_step_and_names_are_left_out(write):
 def test_the_run_and_its_evaluations_are_written_where_known(write):
     folder = write(
         ("evaluated", Evaluated(4, 100, 1.0, math.nan)),
-        ("evaluated", Evaluated(8, 200, 2.0, 0.5, accuracy=0.75)),
+        ("evaluated", Evaluated(8, 200, 2.0, 0.5, {"accuracy": 0.75})),
         ("run", 8, 3.0, {"goodput": 0.5, "uptime": None}),
         ("run", 9, 4.0, {"uptime": None}),
     )

@@ -6,6 +6,7 @@ import pytest
 
 from ddiloco.observe.records import Evaluated
 from ddiloco.runtime.evaluator import Evaluator
+from ddiloco.training.evaluation import Score
 
 
 class Scoring:
@@ -23,7 +24,7 @@ class Scoring:
         self.scored.append(params["step"])
         if params["step"] in self.failing:
             raise ValueError("no device")
-        return float(params["step"])
+        return Score(float(params["step"]), {"accuracy": 0.5})
 
 
 @pytest.fixture
@@ -98,5 +99,5 @@ def test_the_callers_own_thread_may_evaluate(made):
     score.go_on.set()
     evaluator, taken = made(score)
     assert evaluator.evaluate(3, {"step": 3}) == 3.0
-    assert [type(record) for record in taken] == [Evaluated]
+    assert [(type(record), record.statistics) for record in taken] == [(Evaluated, {"accuracy": 0.5})]
     assert evaluator.stop(30)

@@ -88,7 +88,7 @@ def test_held_out_loss_falls_and_belongs_to_the_final_parameters(data_dir, one_d
     assert evaluations[0].step == 0
     assert [e.step for e in evaluations] == sorted(e.step for e in evaluations)
     assert evaluations[-1].loss == run.outcome.eval_loss < evaluations[0].loss - 0.3
-    assert assembly.scorer(assembly.evaluation_mesh())(run.outcome.params) == pytest.approx(
+    assert assembly.scorer(assembly.evaluation_mesh())(run.outcome.params).loss == pytest.approx(
         run.outcome.eval_loss, rel=1e-6
     )
 

@@ -163,7 +163,7 @@ def test_evaluations_carry_virtual_seconds_and_the_last_belongs_to_the_final_par
     with workshop.open():
         assembly = workshop.assembly(done.experiment)
         score = assembly.scorer(assembly.evaluation_mesh())
-        assert score(done.outcome.params) == last.loss == done.outcome.eval_loss
+        assert score(done.outcome.params).loss == last.loss == done.outcome.eval_loss
 
 
 def test_at_its_end_every_learner_that_lives_has_finished(run):

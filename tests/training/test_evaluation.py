@@ -23,10 +23,11 @@ def test_every_token_weighs_the_same_whatever_batch_it_is_in(scored):
     batches = [packed_batch(seed, 2, 12, 32) for seed in range(3)]
     batches[1]["weights"][:, 4:] = 0
     sums = [eval_step(params, batch) for batch in batches]
-    nll = sum(np.float64(nll) for nll, _ in sums)
+    nll = sum(np.float64(found.nll) for found in sums)
     tokens = sum(batch["weights"].sum() for batch in batches)
-    assert evaluate(eval_step, params, iter(batches), mesh) == pytest.approx(nll / tokens, rel=1e-12)
-    by_batch = np.mean([float(nll) / int(count) for nll, count in sums])
+    score = evaluate(ONE_LAYER, eval_step, params, iter(batches), mesh)
+    assert score == (pytest.approx(nll / tokens, rel=1e-12), {})
+    by_batch = np.mean([float(found.nll) / int(found.tokens) for found in sums])
     assert abs(by_batch - nll / tokens) > 1e-6
 
 
@@ -35,4 +36,4 @@ def test_an_evaluation_without_tokens_is_refused(scored):
     padding = {name: np.zeros_like(rows) for name, rows in packed_batch(0, 2, 12, 32).items()}
     for batches in ([], [padding]):
         with pytest.raises(ValueError, match="the evaluation has no tokens"):
-            evaluate(eval_step, params, batches, mesh)
+            evaluate(ONE_LAYER, eval_step, params, batches, mesh)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ddiloco.tasks.language_modelling import text_row
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at
 from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import forward, init_parameters
@@ -96,7 +97,9 @@ def test_rows_that_do_not_split_evenly_are_refused(mesh):
     inner = dataclasses.replace(INNER, accumulation=3)
     uneven = make_train_step(ONE_LAYER, inner, 40, mesh)
     with pytest.raises(ValueError, match="a batch has 8 rows, but accumulation needs a multiple of 3"):
-        uneven.lower(abstract_state(ONE_LAYER, inner, mesh), abstract_batch(mesh, 8, 12), np.int32(0))
+        uneven.lower(
+            abstract_state(ONE_LAYER, inner, mesh), abstract_batch(mesh, 8, text_row(12)), np.int32(0)
+        )
     with pytest.raises(ValueError, match="a batch has 6 rows, but must have a multiple of 4 on this mesh"):
         shard_batch(packed_batch(0, 6, 8, 32), mesh_of(4))
 
@@ -138,7 +141,9 @@ def test_a_step_of_padding_alone_has_no_loss_and_is_finite(mesh, step):
 
 def test_a_step_compiled_ahead_from_shapes_equals_the_jitted_one(mesh, step):
     batch = packed_batch(6, 2, 12, 32)
-    compiled = compile_train_step(step, abstract_state(ONE_LAYER, INNER, mesh), abstract_batch(mesh, 2, 12))
+    compiled = compile_train_step(
+        step, abstract_state(ONE_LAYER, INNER, mesh), abstract_batch(mesh, 2, text_row(12))
+    )
     early, early_metrics = compiled(
         init_state(ONE_LAYER, INNER, mesh, 0), shard_batch(batch, mesh), np.int32(3)
     )

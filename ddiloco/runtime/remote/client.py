@@ -61,16 +61,23 @@ class SyncerClient:
         security: Security,
         config: RemoteConfig,
         note: Callable[[str], None] = lambda line: None,
+        donor_port: int = 0,
     ) -> None:
-        """`process`: unix microseconds of the process's start. `note` takes a line on a lost connection."""
+        """`process`: unix microseconds of the process's start. `note` takes a line on a lost connection.
+
+        `donor_port`: where peers may ask for the inner state; 0: nowhere.
+        """
         self.outbox = Outbox(learner)
         self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
         self.newest_incarnation = 0  # of this learner, of those that the syncer had heard of
+        self.position = ""  # JSON: where an earlier process's batches go on; empty: none is known
         self.refusal: str | None = None  # why the syncer will never let it in, in a line
         self.connections = self.malformed = 0
         self._address, self._learner, self._process = address, learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
         self._options = wire.options(config.keepalive)
+        self._donor_port = donor_port
+        self._connection: _Connection | None = None
         self._worker: Learner | None = None
         self._over = False  # the syncer has told so
         self._closing = threading.Event()
@@ -88,6 +95,11 @@ class SyncerClient:
             self._worker = worker
             if self._over:
                 worker.inbox.put(Leave())
+
+    def peers(self, timeout: float) -> list[str]:
+        """Addresses of learners that may have an inner state to give; none while there is no connection."""
+        connection = self._connection
+        return connection.peers(timeout) if connection is not None else []
 
     def finish(self, timeout: float) -> bool:
         """Says what is left to say and goodbye, where there is a connection; whether all was heard."""
@@ -158,6 +170,7 @@ class SyncerClient:
                 rules=self._terms.rules,
                 learner=self._learner,
                 process=self._process,
+                donor_port=self._donor_port,
             )
             control = channels[0].stream_stream(wire.CONTROL)(
                 self._say(hello, number), metadata=self._security.metadata
@@ -172,8 +185,10 @@ class SyncerClient:
                 timer.cancel()
                 if first.WhichOneof("kind") != "accepted":
                     raise WireError("unexpected message", "a connection begins by being accepted")
-                _Connection(self, channels, control, first.accepted).serve()
+                self._connection = _Connection(self, channels, control, first.accepted)
+                self._connection.serve()
             finally:
+                self._connection = None
                 timer.cancel()
                 control.cancel()
 
@@ -195,6 +210,8 @@ class _Connection:
         self._cause: Exception | None = None  # why the updates ended, if they were the first to
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
+        if client.connections == 1:
+            client.position = accepted.position
         client.outbox.accepted()
         client.accepted.set()
 
@@ -217,6 +234,14 @@ class _Connection:
             for channel in self._channels:
                 self._pulls.put(None)
                 channel.close()
+
+    def peers(self, timeout: float) -> list[str]:
+        """As SyncerClient's."""
+        ask = self._channels[0].unary_unary(wire.PEERS)
+        try:
+            return list(parse(pb.Peers, ask(b"", metadata=self._metadata, timeout=timeout)).addresses)
+        except (grpc.RpcError, WireError, ValueError):  # the last: the channel is closed
+            return []
 
     def _take(self, message: pb.ToLearner) -> None:
         client = self._client

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +15,10 @@ from ddiloco.runtime.assembly import Assembly, make_layout
 from ddiloco.runtime.delivery import Leave
 from ddiloco.runtime.experiment import Experiment
 from ddiloco.runtime.learner import LearnerWorker
-from ddiloco.runtime.rehearsal import with_steps
+from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.remote.client import SyncerClient
+from ddiloco.runtime.remote.donor import Donor, InnerFormat
+from ddiloco.runtime.remote.recovery import Checkpointer, ProcessRecovery
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.terms import terms_of
 
@@ -22,63 +26,114 @@ _TOLD_SECONDS = 30.0  # for the last records to be heard, when the syncer is the
 _ABANDONED_SECONDS = 2.0  # the same after the word to stop, when it may not be
 
 
-def run_learner(
-    experiment: Experiment,
-    learner: int,
-    address: str,
-    security: Security,
-    stop: threading.Event,
-    note: Callable[[str], None],
-) -> str | None:
-    """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
+class LearnerProcess:
+    """This process as a learner. Which one may be said late: until then it is a spare, with all compiled."""
 
-    Args:
-      experiment: that of the syncer, in all that both decide by.
-      learner: its number, from 0; the number of its data shard too.
-      address: the syncer's, HOST:PORT.
-      security: what the syncer asks for.
-      stop: ends it early.
-      note: takes a line on what happens to the connection.
+    def __init__(self, experiment: Experiment, security: Security) -> None:
+        """`experiment` is that of the syncer, in all that both decide by; `security` what the syncer asks for.
 
-    Returns:
-      Why the learner failed; None if it did not.
+        Raises:
+          ConfigError, DataError: what is asked for cannot be.
+        """
+        if experiment.train.tokens is not None:
+            from ddiloco.runtime.rehearsal import with_steps  # costs a restarted learner 0.2 s; few need it
 
-    Raises:
-      ConfigError, DataError: what is asked for cannot be, or the syncer refuses the learner.
-    """
-    experiment = with_steps(
-        experiment,
-        lambda: make_layout(experiment).bytes,
-        lambda: encoded_bytes(make_layout(experiment), experiment.outer.codec),
-    )
-    if learner >= experiment.sync.num_learners:
-        raise ConfigError(
-            f"learner_id: is {learner}, but must be below config.sync.num_learners, "
-            f"{experiment.sync.num_learners}"
+            experiment = with_steps(
+                experiment,
+                lambda: make_layout(experiment).bytes,
+                lambda: encoded_bytes(make_layout(experiment), experiment.outer.codec),
+            )
+        self._experiment, self._security = experiment, security
+        self._assembly = Assembly(experiment)
+        self._equipment: Equipment | None = None
+
+    def compile(self) -> None:
+        """Gets all ready but for the learner's number; for learners that draw as many rows each."""
+        self._assembly.check_learner(0)
+        self._equipment = self._assembly.own_equipment(0)
+
+    def run(
+        self,
+        learner: int,
+        address: str,
+        stop: threading.Event,
+        note: Callable[[str], None],
+        folder: pathlib.Path | None = None,
+    ) -> str | None:
+        """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
+
+        Args:
+          learner: its number, from 0; the number of its data shard too.
+          address: the syncer's, HOST:PORT.
+          stop: ends it early.
+          note: takes a line on what happens to the connection.
+          folder: where it keeps copies of its inner optimizer state; None: nowhere.
+
+        Returns:
+          Why the learner failed; None if it did not.
+
+        Raises:
+          ConfigError, DataError: what is asked for cannot be, or the syncer refuses the learner.
+        """
+        e, config = self._experiment, self._experiment.remote
+        if learner >= e.sync.num_learners:
+            told = f"is {learner}, but must be below config.sync.num_learners, {e.sync.num_learners}"
+            raise ConfigError(f"learner_id: {told}")
+        # A number above all that earlier processes of the learner came to: each took one more at a return,
+        # and none returned more than once a microsecond.
+        process = time.time_ns() // 1000
+        self._assembly.check_learner(learner)
+        terms = terms_of(e, self._assembly.layout)
+        donor = Donor(self._security, config.keepalive)
+        port = donor.start(config.donor_host) if config.donor_host else 0
+        client = SyncerClient(address, learner, process, terms, self._security, config, note, port)
+        client.start()  # it connects while this thread compiles
+        equipment = self._equipped(learner)
+        while not client.accepted.wait(0.2):
+            if stop.is_set():
+                return None
+        failure = None
+        if client.refusal is None:
+            incarnation = max(process, client.newest_incarnation + 1)
+            core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
+            failure = self._train(core, equipment, client, donor, stop, folder)
+            client.finish(_ABANDONED_SECONDS if stop.is_set() else _TOLD_SECONDS)
+        if client.refusal is not None:
+            raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
+        return failure
+
+    def _equipped(self, learner: int) -> Equipment:
+        if self._equipment is None:
+            return self._assembly.own_equipment(learner)
+        return self._assembly.reassigned(self._equipment, learner)
+
+    def _train(
+        self,
+        core: LearnerCore,
+        equipment: Equipment,
+        client: SyncerClient,
+        donor: Donor,
+        stop: threading.Event,
+        folder: pathlib.Path | None,
+    ) -> str | None:
+        config, record = self._experiment.remote, client.outbox.record
+        inner = InnerFormat(equipment.program.inner_leaves)
+        # Only who steps has something to give: learners that begin together shall not wait for each other.
+        recovery = ProcessRecovery(
+            client, inner, self._security, config, folder, lambda: donor.attach(worker.inbox, inner)
         )
-    # A number above all that earlier processes of the learner came to: each took one more at a return, and
-    # none returned more than once a microsecond.
-    process = time.time_ns() // 1000
-    assembly = Assembly(experiment)
-    assembly.check_learner(learner)
-    terms = terms_of(experiment, assembly.layout)
-    client = SyncerClient(address, learner, process, terms, security, experiment.remote, note)
-    client.start()
-    equipment = assembly.own_equipment(learner)
-    while not client.accepted.wait(0.2):
-        if stop.is_set():
-            return None
-    if client.refusal is None:
-        incarnation = max(process, client.newest_incarnation + 1)
-        core = LearnerCore(learner, incarnation, experiment.sync, experiment.train.steps)
-        worker = LearnerWorker(core, equipment, client.outbox.send, client.outbox.record)
+        recovery.resume_data(equipment.batches)
+        worker = LearnerWorker(core, equipment, client.outbox.send, record, recovery)
         client.attach(worker)
-        worker.start()
-        _wait(worker, stop)
-        client.finish(_ABANDONED_SECONDS if stop.is_set() else _TOLD_SECONDS)
-    if client.refusal is not None:
-        raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
-    return worker.failure
+        with contextlib.ExitStack() as stack:
+            stack.callback(donor.stop)
+            if folder is not None and config.checkpoint_every:
+                copies = Checkpointer(worker.inbox, inner, folder, config.checkpoint_every, record)
+                copies.start()
+                stack.callback(copies.stop, _ABANDONED_SECONDS)
+            worker.start()
+            _wait(worker, stop)
+        return worker.failure
 
 
 def _wait(worker: LearnerWorker, stop: threading.Event) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import json
 import queue
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from ddiloco.observe import records
 from ddiloco.protocol import events
@@ -40,6 +42,7 @@ class Outbox:
         self._presence: pb.FromLearner | None = None  # the last join or report
         self._state: str | None = None  # of the learner's timeline
         self._records: collections.deque[pb.Record] = collections.deque()
+        self._position: dict[str, Any] | None = None  # of the batches; goes with every batch of records
         self._first = self._sent = 0  # numbers of the oldest record kept, and of the next one to send
         self._waiting_since: float | None = None  # the oldest record that is not sent
         self._connection = 0
@@ -69,6 +72,11 @@ class Outbox:
     def record(self, record: LearnerRecord) -> None:
         """Puts a record in; its metrics may still be on the devices."""
         self._raw.put(record)
+
+    def position(self, position: dict[str, Any]) -> None:
+        """Keeps where the batches go on, in place of what was kept before."""
+        with self._change:
+            self._position = position
 
     def taken(self, following: int) -> None:
         """The syncer has all records before this number."""
@@ -139,7 +147,8 @@ class Outbox:
     def _batch(self) -> pb.FromLearner:
         start = self._sent - self._first
         chosen = [self._records[i] for i in range(start, min(start + BATCH, len(self._records)))]
-        batch = pb.Records(first=self._sent, records=chosen)
+        position = "" if self._position is None else json.dumps(self._position)
+        batch = pb.Records(first=self._sent, records=chosen, position=position)
         self._sent += len(chosen)
         self._waiting_since = None
         return pb.FromLearner(records=batch)

@@ -13,7 +13,11 @@ from ddiloco.runtime.remote.event_messages import LARGEST, LONGEST_REASON
 from ddiloco.runtime.remote.wire import MAX_TEXT, WireError
 
 LONGEST_NOTE = 8 << 10  # bytes of JSON
-MOST_METRICS = 64
+MOST_METRICS = 1024  # some models have one for each layer
+_NOTES: dict[str, dict[str, type]] = {  # what a learner may note, by name: the values and their kinds
+    "drop": {"reason": str},
+    "recovered": {"inner_state": str, "donor_step": float, "bytes": float, "seconds": float},
+}
 
 LearnerRecord = records.StepDone | records.StateChanged | records.Noted | records.LearnerDied | records.Alarm
 
@@ -63,10 +67,11 @@ def learner_record(message: pb.Record, learner: int) -> LearnerRecord:
                 raise WireError("malformed record", f"no state is called {m.state[:40]!r}") from None
         case "noted":
             m = message.noted
-            if m.name != "drop":  # all that a learner notes; the rest is for the syncer to say
+            if m.name not in _NOTES:  # all that a learner notes; the rest is for the syncer to say
                 raise WireError("malformed record", f"a note of {m.name[:40]!r}")
-            reason = str(_values(m.json).get("reason", "unknown"))[:LONGEST_REASON]
-            return records.Noted("drop", {"learner": learner, "reason": reason}, _time(m.time))
+            given = _values(m.json)
+            values = {name: _value(given.get(name), kind) for name, kind in _NOTES[m.name].items()}
+            return records.Noted(m.name, {"learner": learner, **values}, _time(m.time))
         case "learner_died":
             m = message.learner_died
             return records.LearnerDied(learner, _time(m.time), m.traceback[-MAX_TEXT:])
@@ -80,6 +85,14 @@ def _time(seconds: float) -> float:
     if not (math.isfinite(seconds) and 0 <= seconds < 1e11):
         raise WireError("malformed record", f"at time {seconds}")
     return seconds
+
+
+def _value(value: object, kind: type) -> str | float | None:
+    """The value if it is of the kind, a finite number or a short text; else None, or "unknown" for a text."""
+    if kind is str:
+        return value[:LONGEST_REASON] if isinstance(value, str) else "unknown"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number and math.isfinite(value) else None
 
 
 def _values(text: str) -> dict:

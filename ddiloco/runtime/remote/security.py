@@ -13,6 +13,7 @@ from ddiloco.config import ConfigError
 from ddiloco.runtime.remote.wire import metadata_value
 
 TOKEN_KEY = "authorization"
+PEER_NAME = "ddiloco-learner"  # in every learner's certificate, whatever its host
 FILES = ("ca.pem", "cert.pem", "key.pem")
 LEAST_TOKEN = 16  # characters
 
@@ -69,6 +70,11 @@ class Security:
         authority, certificate, key = self.tls
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
         return grpc.secure_channel(address, credentials, options)
+
+    def peer_channel(self, address: str, options: list[tuple[str, int]]) -> grpc.Channel:
+        """A channel to another learner: its certificate must be a learner's, its host may be any."""
+        named = [] if self.tls is None else [("grpc.ssl_target_name_override", PEER_NAME)]
+        return self.channel(address, [*options, *named])
 
 
 def load_security(token_file: str | None, tls: str | None) -> Security:

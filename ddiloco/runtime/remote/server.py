@@ -7,6 +7,7 @@ import itertools
 import secrets
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
@@ -20,6 +21,7 @@ from ddiloco.runtime.remote.downlink import NewestFragments
 from ddiloco.runtime.remote.event_messages import contribution_of, learner_event
 from ddiloco.runtime.remote.intake import RecordIntake
 from ddiloco.runtime.remote.payload import receive
+from ddiloco.runtime.remote.positions import Positions
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.session import Session
 from ddiloco.runtime.remote.settings import RemoteConfig
@@ -44,14 +46,17 @@ class SyncerServer:
         connect: Callable[[int, int, LearnerLink], None],
         send: Callable[[events.SyncerEvent], None],
         record: Callable[[object], None],
+        positions: Positions | None = None,
     ) -> None:
         """`connect` and `send` are those of a SyncerWorker, or do the same."""
         self.intake = RecordIntake(record)
+        self.positions = positions or Positions(None)
         self._terms, self._security = terms, security
         self._connect, self._send, self._record = connect, send, record
         self._handshake = config.handshake
         self._lock = threading.Lock()
         self._over = False
+        self._open = threading.Event()  # until then what learners say stays in their outboxes
         self._sessions: dict[str, Session] = {}
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
@@ -67,6 +72,7 @@ class SyncerServer:
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Updates": grpc.unary_stream_rpc_method_handler(self._updates),
             "Push": grpc.stream_unary_rpc_method_handler(self._push),
+            "Peers": grpc.unary_unary_rpc_method_handler(self._peers),
         }
         service = wire.CONTROL.split("/")[1]
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
@@ -80,6 +86,10 @@ class SyncerServer:
         port = self._security.listen(self._server, address)
         self._server.start()
         return port
+
+    def open(self) -> None:
+        """Begins to hear what learners say; who connected before was let in, and has waited with it."""
+        self._open.set()
 
     def know(self, incarnations: Sequence[tuple[int, int]]) -> None:
         """Tells of (learner, newest incarnation) of an earlier syncer, above which new processes begin."""
@@ -104,6 +114,7 @@ class SyncerServer:
         deadline = time.monotonic() + timeout
         with self._lock:
             self._over = True
+            self._open.set()
             for session in self._sessions.values():
                 session.deliver(Leave())
             while self._sessions and (left := deadline - time.monotonic()) > 0:
@@ -113,6 +124,7 @@ class SyncerServer:
             self._end(session, "it did not leave in time")
         self._server.stop(grace=1.0).wait(5.0)
         self.intake.end()
+        self.positions.flush()
         return not late
 
     # One thread of gRPC for each call.
@@ -166,6 +178,15 @@ class SyncerServer:
         answer.set_result((contribution, arrays))
         return b""
 
+    def _peers(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Who may have an inner state to give, beginning with the learner after the one that asks."""
+        del request
+        own = self._session(context).learner
+        with self._lock:
+            others = [s for s in self._sessions.values() if s.learner != own and s.incarnation and s.donor]
+        others.sort(key=lambda s: ((s.learner - own) % self._terms.num_learners, -s.process))
+        return pb.Peers(addresses=[s.donor for s in others]).SerializeToString()
+
     # Sessions.
 
     def _admit(self, context: grpc.ServicerContext) -> None:
@@ -203,6 +224,7 @@ class SyncerServer:
             self._newest,
             self._terms.pull_timeout,
             self._pull_numbers,
+            donor_address(context.peer(), hello.donor_port),
         )
         with self._lock:
             stale = [
@@ -214,7 +236,11 @@ class SyncerServer:
         with self._lock:
             known = self._newest_incarnation.get(hello.learner, 0)
             self._sessions[session.name] = session
-        accepted = pb.Accepted(session=session.name, newest_incarnation=known)
+        accepted = pb.Accepted(
+            session=session.name,
+            newest_incarnation=known,
+            position=self.positions.get(hello.learner),
+        )
         session.say(pb.ToLearner(accepted=accepted))
         if self._over:  # it was away as the others were told
             session.deliver(Leave())
@@ -235,6 +261,7 @@ class SyncerServer:
     def _read(self, session: Session, requests: Iterator[bytes]) -> None:
         reason = "connection lost"
         try:
+            self._open.wait()
             for data in requests:
                 if self._hear_message(session, parse(pb.FromLearner, data)):
                     reason = "it left"
@@ -254,6 +281,8 @@ class SyncerServer:
                 return True
             case "records":
                 taken = self.intake.take(session.learner, session.process, message.records)
+                if message.records.position:
+                    self.positions.put(session.learner, message.records.position)
                 session.say(pb.ToLearner(records_taken=pb.RecordsTaken(next=taken)), replaces=True)
             case "pull_failed":
                 asked = session.answer_of(message.pull_failed.pull)
@@ -292,6 +321,13 @@ class SyncerServer:
 
     def _count(self, learner: int | None, error: WireError) -> None:
         self._record(_drop(learner, f"wire: {error.reason}"))
+
+
+def donor_address(peer: str, port: int) -> str | None:
+    """HOST:PORT of the donor at `port` of the host that gRPC calls `peer`; None if there is none."""
+    kind, _, rest = peer.partition(":")
+    host = urllib.parse.unquote(rest).rpartition(":")[0]
+    return f"{host}:{port}" if kind in ("ipv4", "ipv6") and host and 0 < port < 65536 else None
 
 
 def _drop(learner: int | None, reason: str) -> records.Noted:

@@ -32,12 +32,14 @@ class Session:
         newest: NewestFragments,
         pull_timeout: float,
         numbers: Iterator[int],
+        donor: str | None = None,
     ) -> None:
         """`name` is known to this learner alone; `pull_timeout` is in seconds; `numbers` are those of pulls.
 
         No two sessions may have a pull of the same number: an answer to an old one may come late.
         """
         self.name, self.learner, self.process = name, learner, process
+        self.donor = donor  # HOST:PORT at which the learner answers its peers
         self.incarnation = 0  # the newest that has joined or reported over this connection
         self.reason = "connection lost"  # why it ended
         self.down = Downlink(newest)

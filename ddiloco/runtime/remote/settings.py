@@ -28,6 +28,18 @@ class RemoteConfig:
     connections: int = setting(
         1, "of a learner for fragments each way; more on long fat networks", at_least=1, at_most=16
     )
+    donor_host: str = setting(
+        "127.0.0.1", "address at which learners give each other inner optimizer states; empty: they do not"
+    )
+    donation_timeout: float = setting(
+        30.0, "seconds that a joining learner waits for a peer's inner optimizer state", above=0.0
+    )
+    checkpoint_every: float = setting(
+        60.0, "seconds between a learner's own copies of its inner optimizer state; 0: none", at_least=0.0
+    )
+    spares: int = setting(
+        0, "compiled processes that driver=remote keeps ready to take a dead learner's place", at_least=0
+    )
     restarts: int = setting(
         20, "times that driver=remote restarts one process before it gives it up", at_least=0
     )

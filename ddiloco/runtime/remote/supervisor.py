@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -18,10 +19,16 @@ from ddiloco.runtime.remote.settings import RemoteConfig, backoff
 POLL = 0.1  # seconds
 LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
+SPARE_SECONDS = 5.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # a process that has lived so long has its failures forgotten
 USAGE_ERROR = 2
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+
+
+# Hears of each start of a process, with its role's name, its number and None, and of its end, before it is
+# started again, with its exit code (minus the signal that killed it). Called in the supervisor's thread.
+Observe = Callable[[str, int, int | None], None]
 
 
 @dataclasses.dataclass
@@ -36,6 +43,8 @@ class Role:
     failures: int = 0  # in a row
     started_at: float = 0.0
     due_at: float | None = None  # when to start it; None: it runs, or never will again
+    assignment: str = ""  # what makes a spare this one, a line on its standard input; empty: nothing does
+    observed: bool = True  # whether its end, if it has ended, has been told
 
     @property
     def over(self) -> bool:
@@ -53,9 +62,15 @@ class Supervisor:
         config: RemoteConfig,
         tell: Callable[[str], None],
         late_seconds: float = LATE_SECONDS,
+        observe: Observe = lambda name, pid, code: None,
+        spares: Sequence[Role] = (),
     ) -> None:
-        """`tell` takes a line on each death; learners have `late_seconds` to follow the syncer."""
-        self._late_seconds = late_seconds
+        """`tell` takes a line on each death; learners have `late_seconds` to follow the syncer.
+
+        `spares` wait to take the place of a learner that dies.
+        """
+        self._spares = list(spares)
+        self._late_seconds, self._observe = late_seconds, observe
         self._syncer, self._learners = syncer, learners
         self._config, self._tell = config, tell
         self._lifeline = Lifeline()
@@ -68,13 +83,16 @@ class Supervisor:
             self._end_all()
 
     def _run(self, stop: threading.Event) -> int:
-        for role in (self._syncer, *self._learners):
+        for role in (self._syncer, *self._learners, *self._spares):
             self._start(role)
         while not stop.wait(POLL):
             code = self._syncer.process.poll()
             if code is not None and code >= 0:
                 break
             for role in (self._syncer, *self._learners):
+                self._tell_end(role)
+                self._look_after(role)
+            for role in self._spares:
                 self._look_after(role)
             refused = [r for r in self._learners if r.over and r.process.returncode == USAGE_ERROR]
             if refused:
@@ -108,11 +126,33 @@ class Supervisor:
         if role.failures > self._config.restarts:
             self._tell(f"the process of {role.name} {how} and is given up")
             return
+        spare = self._spare_for(role)
+        if spare is not None:
+            self._put_in(spare, role)
+            self._tell(f"the process of {role.name} {how}; a spare takes its place")
+            return
         wait = backoff(role.failures, self._config.longest_backoff)
         role.due_at = now + wait
         self._tell(f"the process of {role.name} {how}; another is started in {wait:g} s")
 
+    def _spare_for(self, role: Role) -> Role | None:
+        """One that runs and can be told to be this role."""
+        ready = [s for s in self._spares if s.process is not None and s.process.poll() is None]
+        return ready[0] if ready and role.assignment else None
+
+    def _put_in(self, spare: Role, role: Role) -> None:
+        """Has the spare's process be the role's; another spare is made once the role has had time to begin."""
+        self._tell_end(role)
+        role.process, spare.process = spare.process, None
+        role.started_at, role.observed, spare.observed = time.monotonic(), False, True
+        spare.due_at = time.monotonic() + SPARE_SECONDS
+        with contextlib.suppress(OSError):  # it died this moment; its end is seen with the next look
+            role.process.stdin.write(f"{role.assignment}\n".encode())
+            role.process.stdin.close()
+        self._observe(role.name, role.process.pid, None)
+
     def _start(self, role: Role) -> None:
+        self._tell_end(role)
         again = role.again if role.process is not None else ()
         command = [*role.command, *again, f"--lifeline={self._lifeline.fd}"]
         role.started_at, role.due_at = time.monotonic(), None
@@ -120,8 +160,16 @@ class Supervisor:
             command,
             env=dict(role.environment),
             pass_fds=(self._lifeline.fd,),
+            stdin=subprocess.PIPE if role in self._spares else subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for the parent, which passes it on in order
         )
+        role.observed = False
+        self._observe(role.name, role.process.pid, None)
+
+    def _tell_end(self, role: Role) -> None:
+        if not role.observed and role.process.poll() is not None:
+            role.observed = True
+            self._observe(role.name, role.process.pid, role.process.returncode)
 
     def _stop_syncer(self) -> None:
         """Has the syncer tell its learners that the run is over, and save everything."""
@@ -143,10 +191,11 @@ class Supervisor:
                     continue
 
     def _end_all(self) -> None:
-        for role in (self._syncer, *self._learners):
+        for role in (self._syncer, *self._learners, *self._spares):
             if role.process is not None and role.process.poll() is None:
                 role.process.kill()
                 role.process.wait()
+            self._tell_end(role)
         self._lifeline.cut()
         os.close(self._lifeline.fd)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pathlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.syncer import SyncerCore
@@ -17,6 +19,7 @@ from ddiloco.runtime.delivery import Pieces
 from ddiloco.runtime.durable import DurableState
 from ddiloco.runtime.evaluator import Evaluator
 from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.remote.positions import Positions
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.server import SyncerServer
 from ddiloco.runtime.remote.terms import terms_of
@@ -56,8 +59,13 @@ class SyncerRun:
             self._model.restore(p, fragment)
         if start is None:
             durable.begin(self._model)
+        else:
+            record(records.Resumed(start.state.versions, time.time()))
         core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
         self._syncer = SyncerWorker(core, self._model, record, self._committed, durable)
+        positions = Positions(durable.folder)
+        if start is not None:
+            positions.load()
         self._server = SyncerServer(
             terms_of(e, assembly.layout),
             security,
@@ -65,6 +73,7 @@ class SyncerRun:
             self._syncer.connect,
             self._syncer.send,
             record,
+            positions,
         )
         self._server.know(core.state().incarnations)
         self._server.start(address)  # learners compile while this process does
@@ -76,6 +85,7 @@ class SyncerRun:
     def run(self) -> Outcome:
         """Merges to the last step, or until `stop` is set; without learners it waits for some."""
         self._evaluator.start()
+        self._server.open()
         self._server.gather(self._assembly.experiment.remote.gather, self._stop)
         self._syncer.start()
         while not (self._syncer.ended.is_set() or self._stop.is_set()):
@@ -84,8 +94,8 @@ class SyncerRun:
         self._syncer.stop(_LEAVE_SECONDS)
         self._evaluator.stop(_LEAVE_SECONDS)
         params, step = self._model.parameters(), self._syncer.core.step
-        score = self._evaluator.evaluate(step, params)
-        return Outcome(params, step, score, self._syncer.core.finished, self._failure())
+        loss = self._evaluator.evaluate(step, params)
+        return Outcome(params, step, loss, self._syncer.core.finished, self._failure())
 
     def _failure(self) -> str | None:
         if self._syncer.failure is not None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 1  # of wire.proto; both ends must have the same
+VERSION = 2  # of wire.proto; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # what is longer is refused before it is held in memory
 MAX_TEXT = 32 << 10  # characters of a traceback; of a reason 500
@@ -15,6 +15,8 @@ MAX_TEXT = 32 << 10  # characters of a traceback; of a reason 500
 CONTROL = "/ddiloco.wire.Syncer/Control"
 UPDATES = "/ddiloco.wire.Syncer/Updates"
 PUSH = "/ddiloco.wire.Syncer/Push"
+PEERS = "/ddiloco.wire.Syncer/Peers"
+DONATE = "/ddiloco.wire.Learner/Donate"
 SESSION_KEY = "ddiloco-session"  # metadata that ties a call to its learner's control stream
 
 M = TypeVar("M", bound=Message)

@@ -71,13 +71,15 @@ def report(learner, incarnation, step):
 class SyncerEnd:
     """A SyncerServer, what it hears, and the links that it makes."""
 
-    def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0"):
+    def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True):
         self.heard, self.records = queue.SimpleQueue(), []
         self.links = {}
         self.server = SyncerServer(
             terms, security or Security(), config, self._connect, self.heard.put, self.records.append
         )
         self.port = self.server.start(address)
+        if opened:
+            self.server.open()
         self.address = f"localhost:{self.port}"
 
     def _connect(self, learner, incarnation, link):

@@ -38,12 +38,17 @@ with open({path!r}, "a") as file:
 class Run:
     """A supervisor of small programs, in a thread."""
 
-    def __init__(self, folder, syncer, *learners):
+    def __init__(self, folder, syncer, *learners, spare=None):
         self.folder, self.told = folder, []
         self.stop, self.codes = threading.Event(), []
         roles = [self._role("syncer", syncer)]
         roles += [self._role(f"learner {m}", then) for m, then in enumerate(learners)]
-        self.supervisor = Supervisor(roles[0], roles[1:], CONFIG, self.told.append, late_seconds=2.0)
+        for number, role in enumerate(roles[1:]):
+            role.assignment = f"{number} somewhere:1"
+        spares = [] if spare is None else [self._role("spare", spare)]
+        self.supervisor = Supervisor(
+            roles[0], roles[1:], CONFIG, self.told.append, late_seconds=2.0, spares=spares
+        )
         self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
         self._thread.start()
 
@@ -170,3 +175,39 @@ def test_processes_see_their_share_of_the_devices():
     assert seen == ["0,1", "2,3"]
     seen = [learner_environment(m, 8, gpus)["CUDA_VISIBLE_DEVICES"] for m in range(8)]
     assert seen == ["0", "1", "2", "3"] * 2
+
+
+BECOMES = """
+line = sys.stdin.readline().split()
+with open({folder!r} + "/learner " + line[0], "a") as file:
+    file.write(" ".join([str(os.getpid()), *line]) + chr(10))
+signal.pause()
+"""
+
+
+def test_a_spare_takes_a_dead_learner_s_place_and_another_spare_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddiloco.runtime.remote.supervisor.SPARE_SECONDS", 0.0)
+    run = Run(tmp_path, ENDS_AT_THE_WORD, STANDS, STANDS, spare=BECOMES.format(folder=str(tmp_path)))
+    until(lambda: all(run.starts(name) for name in ("learner 0", "learner 1", "spare")), "all to start")
+    run.kill("learner 1")
+    until(lambda: len(run.starts("learner 1")) == 2, "the spare in its place")
+    assert run.starts("learner 1")[1] == [run.starts("spare")[0][0], "1", "somewhere:1"]
+    until(lambda: len(run.starts("spare")) == 2, "another spare")
+    run.kill("learner 1")  # who was a spare is replaced as any other
+    until(lambda: len(run.starts("learner 1")) == 3, "the other spare in its place")
+    assert run.told == ["the process of learner 1 was killed by SIGKILL; a spare takes its place"] * 2
+    run.stop.set()
+    assert run.end() == 143
+
+
+def test_without_a_spare_at_hand_a_learner_is_started_anew(tmp_path):
+    run = Run(tmp_path, ENDS_AT_THE_WORD, STANDS, STANDS, spare=BECOMES.format(folder=str(tmp_path)))
+    until(lambda: all(run.starts(name) for name in ("learner 0", "learner 1", "spare")), "all to start")
+    run.kill("learner 0")
+    until(lambda: len(run.starts("learner 0")) == 2, "the spare")
+    run.kill("learner 1")
+    until(lambda: len(run.starts("learner 1")) == 2, "another process")
+    assert len(run.starts("learner 1")[1]) == 1
+    assert "another is started in 0.25 s" in run.told[1]
+    run.stop.set()
+    assert run.end() == 143

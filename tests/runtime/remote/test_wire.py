@@ -205,13 +205,26 @@ def test_who_does_not_fit_is_refused_in_one_line_and_tries_no_more(changes, told
         assert len(syncer.drops()) == 1
 
 
+def test_what_is_said_before_the_syncer_hears_waits_with_the_learner_and_only_the_newest_report():
+    syncer = SyncerEnd(opened=False)
+    with ended(syncer, learner := LearnerEnd(syncer.address)):
+        assert learner.client.accepted.wait(PATIENCE)
+        for step in range(1, 2001):
+            learner.send(report(0, 100, step))
+        assert syncer.heard.empty()
+        syncer.server.open()
+        until(lambda: syncer.next(events.StepReported).report.step == 2000, "the newest report")
+        assert syncer.heard.empty()
+        assert learner.client.outbox.coalesced > 1000
+
+
 def test_another_version_of_the_wire_is_refused(ends):
     syncer, _ = ends
-    hello = pb.Hello(version=2, fingerprint="layout", rules="rules")
+    hello = pb.Hello(version=wire.VERSION + 1, fingerprint="layout", rules="rules")
     with pytest.raises(grpc.RpcError) as raised:
         next(control(syncer, said(hello=hello)))
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert raised.value.details() == "the syncer speaks version 1 of the wire, the learner 2"
+    assert raised.value.details() == "the syncer speaks version 2 of the wire, the learner 3"
 
 
 def control(syncer, *messages):

@@ -1,0 +1,59 @@
+"""Real processes that really die: four learners and a syncer, and a seeded killer beside them.
+
+  python -m experiments.chaos --config=configs/chaos_processes.py[:PRESET] --workdir=DIR [--undisturbed]
+
+PRESET
+  default    10 minutes, about 200 kills, and some hangs and partitions
+  short      2 minutes
+  quick      about 45 s, a few faults; what the tests run
+
+`--config.any.field=value` overrides what the processes are given, `--chaos.field=value` what befalls them.
+Steps are slowed down, so that on 2 cores there is time left for the processes that start anew.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import dense
+
+SECONDS = {"default": 570.0, "short": 100.0, "quick": 16.0}  # for which faults come
+CALM = {"default": 20.0, "short": 20.0, "quick": 14.0}  # after the last fault, for the dead to come back
+STEP_SECONDS = 0.2
+CLOCK_RATE = 1.5  # clock ticks a step: learners out of phase set each other's clocks forward
+
+
+def get_config(preset: str = "default") -> ConfigDict:
+    """The settings of the run: a tiny model, 0.13M parameters, and as many steps as the faults need."""
+    chaos = get_chaos(preset)
+    config = dense.get_config("tiny")
+    config.driver = "remote"
+    config.model.num_layers, config.model.model_dim, config.model.mlp_dim = 2, 64, 176
+    config.train.batch_size = 4
+    seconds = chaos.steady_seconds + chaos.seconds + CALM[preset]
+    config.train.steps = round(CLOCK_RATE * seconds / STEP_SECONDS)  # T
+    config.train.min_step_seconds = (STEP_SECONDS,) * config.sync.num_learners
+    config.sync.pull_timeout, config.sync.silence_timeout, config.sync.resend_timeout = 2.0, 3.0, 2.0
+    config.remote.restarts = 100_000  # times that one process is started again
+    config.remote.longest_backoff = 0.5  # seconds until it is, and between two tries to connect
+    config.remote.keepalive = 2.0  # seconds without a sign, until a partition is noticed
+    config.eval.every = 0
+    config.sample.tokens = 0
+    return config
+
+
+def get_chaos(preset: str = "default") -> ConfigDict:
+    """What befalls the processes."""
+    if preset not in SECONDS:
+        raise ValueError(f"no preset {preset!r}; there are {', '.join(SECONDS)}")
+    quick, default = preset == "quick", preset == "default"
+    c = ConfigDict()
+    c.seed = {"default": 0, "short": 2, "quick": 40}[preset]  # the short ones have every kind of fault
+    c.steady_seconds = 5.0 if quick else 10.0  # that all learners have stepped before the first fault
+    c.seconds = SECONDS[preset]
+    c.learner_every = {"default": 10.0, "short": 20.0, "quick": 12.0}[preset]  # seconds between its faults
+    c.syncer_every = {"default": 28.0, "short": 40.0, "quick": 14.0}[preset]  # the same of the syncer
+    c.spared_seconds = 4.0  # after a fault of the syncer, in which learners have none: they could not return
+    c.hang_share = 0.04 if default else 0.2  # share of the faults that stop a process for a while
+    c.partition_share = 0.04 if default else 0.2  # share that cut a learner off for a while
+    c.hang_seconds = 2.0 if quick else 5.0  # mean; drawn between a half and one and a half of it
+    c.partition_seconds = 2.0 if quick else 5.0  # the same
+    return c

@@ -1,0 +1,53 @@
+"""Mixture-of-experts language models: configs/dense.py with a choice of experts by token in place of the MLP.
+
+  python -m experiments.train --config=configs/moe.py[:SIZE][,ALGORITHM] [--config.any.field=value]
+
+SIZE         parameters, activated by a token (--dry_run prints both)
+  tiny       2.4M, 0.8M; on the Python standard library's sources, minutes on 2 CPU cores (default)
+  small      130M, 24M; one accelerator
+  2.8b       12.7B, 2.8B; shapes in the class of the paper's models
+  3.8b       17.9B, 3.8B
+ALGORITHM    as in configs/dense.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import dense
+
+SIZES = ("tiny", "small", "2.8b", "3.8b")
+
+
+def get_config(preset: str = "tiny") -> ConfigDict:
+    """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
+    size, algorithm = dense.size_and_algorithm(preset, SIZES)
+    config = dense.get_config(f"{_dense(size)},{algorithm}")
+    config.model = model(size)
+    if size in ("2.8b", "3.8b"):  # experts and rows over all devices of a learner
+        config.mesh.fsdp, config.mesh.expert = 1, -1
+    return config
+
+
+def model(size: str) -> ConfigDict:
+    """The decoder's shape: attention of the dense decoder, and experts."""
+    c = dense.model(_dense(size))
+    c.name = "moe"
+    if size == "3.8b":
+        c.num_layers, c.model_dim, c.num_heads, c.num_kv_heads, c.mlp_dim = 33, 2560, 10, 2, 10240
+    #                                                experts chosen width shared
+    c.num_experts, c.experts_per_token, c.expert_dim, c.shared_expert_dim = {
+        "tiny": (8, 2, 176, 0),
+        "small": (16, 2, 704, 0),
+        "2.8b": (64, 8, 1024, 2048),
+        "3.8b": (64, 8, 1024, 2048),
+    }[size]
+    c.dense_layers = 0 if size == "tiny" else 1  # first layers, with an MLP of mlp_dim instead of experts
+    # Places of an expert for a row's tokens over its fair share; later tokens are dropped. None: no token is.
+    c.capacity_factor = 1.5 if size == "tiny" else 1.25
+    c.normalize_gates = True  # the gates of a token's experts add up to 1
+    c.balance_weight = 0.01  # of a layer's load-balancing loss
+    c.router_z_weight = 0.001  # of a layer's router z-loss
+    return c
+
+
+def _dense(size: str) -> str:
+    return "2b" if size in ("2.8b", "3.8b") else size

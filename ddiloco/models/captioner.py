@@ -1,0 +1,116 @@
+"""Text and vision in one decoder: patches of an image, then text, in one sequence; logits of the next tokens.
+
+The layers are those of the dense decoder. What differs stands here: how an image becomes the first part of
+the sequence, and who sees whom. Suffixes as in `ddiloco.models.dense`, and: I patches, L tokens, S = I + L.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ddiloco.config import setting
+from ddiloco.models import dense
+from ddiloco.models.parameter import Constant, Constrain, Normal, parameter, unconstrained
+from ddiloco.models.vit import normalised, patches
+
+
+@dataclasses.dataclass(frozen=True)
+class CaptionerConfig(dense.DenseConfig):
+    """The shape of a dense decoder, and of the images that it reads."""
+
+    image_height: int = setting(12, "of an image, pixels", at_least=1)
+    image_width: int = setting(32, "of an image, pixels", at_least=1)
+    channels: int = setting(1, "1: grey, 3: red, green and blue", choices=(1, 3))
+    patch_size: int = setting(4, "height and width of a patch, pixels; divides height and width", at_least=1)
+    pixel_mean: tuple[float, ...] = setting((0.5,), "of pixels in [0, 1], for all channels or by channel")
+    pixel_std: tuple[float, ...] = setting((0.5,), "the same, standard deviation", above=0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for side in ("image_height", "image_width"):
+            if getattr(self, side) % self.patch_size:
+                raise ValueError(
+                    f"patch_size: is {self.patch_size}, but must be a divisor of {side} {getattr(self, side)}"
+                )
+        for name in ("pixel_mean", "pixel_std"):
+            if len(getattr(self, name)) not in (1, self.channels):
+                count = len(getattr(self, name))
+                raise ValueError(f"{name}: has {count} entries, but must have 1 or one a channel")
+
+    @property
+    def num_patches(self) -> int:
+        """I, patches of an image."""
+        return (self.image_height // self.patch_size) * (self.image_width // self.patch_size)
+
+
+class ImageEmbedding(nnx.Module):
+    """A linear map of each patch, and a learned embedding of its place on the image."""
+
+    def __init__(self, config: CaptionerConfig, rngs: nnx.Rngs) -> None:
+        c, pixels = config, config.patch_size**2 * config.channels
+        self.kernel = parameter(rngs, (pixels, c.model_dim), (None, "embed"), Normal(pixels**-0.5))
+        self.bias = parameter(rngs, (c.model_dim,), ("embed",), Constant(0.0))
+        self.places = parameter(rngs, (c.num_patches, c.model_dim), (None, "embed"), Normal(0.5))
+        self.config = config
+
+    def __call__(self, image_BxHxWxC: jax.Array) -> jax.Array:
+        c = self.config
+        pixels = patches(normalised(image_BxHxWxC, c.pixel_mean, c.pixel_std), c.patch_size)
+        kernel = self.kernel[...].astype(c.compute_dtype)
+        mapped_BxIxD = jnp.einsum("bip,pd->bid", pixels.astype(c.compute_dtype), kernel)
+        return mapped_BxIxD + (self.bias[...] + self.places[...]).astype(c.compute_dtype)
+
+
+def prefix_mask(num_patches: int, length: int) -> jax.Array:
+    """True (1, 1, S, S) where a query (third axis) may see a key: any patch; of tokens, those not later."""
+    place_S = jnp.arange(num_patches + length)
+    is_patch, not_later = place_S[None] < num_patches, place_S[None] <= place_S[:, None]
+    return (is_patch | not_later)[None, None]
+
+
+class Captioner(dense.Decoder):
+    """The whole model: images (B, H, W, C) uint8 and token ids in, float32 logits of the next token out."""
+
+    def __init__(self, config: CaptionerConfig, rngs: nnx.Rngs) -> None:
+        super().__init__(config, rngs)
+        self.embed_image = ImageEmbedding(config, rngs)
+
+    def __call__(
+        self, image_BxHxWxC: jax.Array, inputs_BxL: jax.Array, constrain: Constrain = unconstrained
+    ) -> jax.Array:
+        """Logits (B, L, V) float32; `constrain` pins activations to the layout of their logical axes."""
+        config, (rows, length) = self.config, inputs_BxL.shape
+        sequence = config.num_patches + length
+        positions_BxS = jnp.broadcast_to(jnp.arange(sequence), (rows, sequence))
+        angles = dense.rotary_angles(positions_BxS, config.head_dim, config.rope_theta)
+        mask_1x1xSxS = prefix_mask(config.num_patches, length)
+        run_layer = nnx.remat(dense.Layer.__call__) if config.remat else dense.Layer.__call__
+        parts = [self.embed_image(image_BxHxWxC), self.embed(inputs_BxL)]
+        x_BxSxD = constrain(jnp.concatenate(parts, axis=1), ("batch", None, None))
+        for layer in self.layers:
+            x_BxSxD = constrain(run_layer(layer, x_BxSxD, angles, mask_1x1xSxS), ("batch", None, None))
+        x_BxLxD = self.final_norm(x_BxSxD[:, config.num_patches :])
+        if config.tie_embeddings:
+            logits_BxLxV = self.embed.attend(x_BxLxD)
+        else:
+            logits_BxLxV = self.head(x_BxLxD, output_dtype="float32")
+        if config.logit_softcap is not None:
+            logits_BxLxV = config.logit_softcap * jnp.tanh(logits_BxLxV / config.logit_softcap)
+        return constrain(logits_BxLxV, ("batch", None, "vocab"))
+
+
+def flops_per_token(config: CaptionerConfig, seq_len: int) -> float:
+    """Floating-point operations of one training step for each of the `seq_len` tokens beside an image.
+
+    What patches and tokens cost together, as `dense.flops_per_token` counts it, shared out over the tokens;
+    patches have no logits.
+    """
+    c, sequence = config, config.num_patches + seq_len
+    of_patch = dense.flops_per_token(c, sequence) + 6.0 * c.model_dim * (
+        c.patch_size**2 * c.channels - c.vocab_size
+    )
+    return dense.flops_per_token(c, sequence) + of_patch * c.num_patches / seq_len

@@ -1,0 +1,359 @@
+"""The mixture-of-experts decoder: the dense decoder with a choice of experts by token in place of the MLP.
+
+Suffixes as in `ddiloco.models.dense`, and: A experts of one token, S = L A choices of a row, E experts,
+C places of an expert for one row's tokens, F width of an expert, N = B L tokens.
+
+The tokens of a row compete for places, and the balance loss is of a row too. So a row's logits, penalty and
+counts are its own: they depend on no other row, nor on micro-batches, meshes or the number of devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ddiloco.config import setting
+from ddiloco.models import dense
+from ddiloco.models.output import Output
+from ddiloco.models.parameter import Constrain, Normal, parameter, unconstrained
+
+Counts = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class MoEConfig(dense.DenseConfig):
+    """The shape of a mixture-of-experts decoder; `mlp_dim` is the width of the MLP in the dense layers."""
+
+    num_experts: int = setting(8, "experts in a layer", at_least=2)
+    experts_per_token: int = setting(2, "experts that each token chooses", at_least=1)
+    expert_dim: int = setting(256, "width of one expert's gated MLP", at_least=1)
+    capacity_factor: float | None = setting(
+        None,
+        "places of each expert for a row's tokens over its fair share, the later tokens are dropped; "
+        "None: no token is dropped",
+        above=0.0,
+    )
+    shared_expert_dim: int = setting(0, "width of an expert that all tokens pass beside; 0: none", at_least=0)
+    dense_layers: int = setting(0, "first layers that have an MLP instead of experts", at_least=0)
+    normalize_gates: bool = setting(True, "the gates of a token's experts add up to 1")
+    balance_weight: float = setting(0.01, "weight of a layer's load-balancing loss", at_least=0.0)
+    router_z_weight: float = setting(0.001, "weight of a layer's router z-loss", at_least=0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"experts_per_token: is {self.experts_per_token}, but must be at most "
+                f"num_experts {self.num_experts}"
+            )
+        if self.experts_per_token == 1 and self.normalize_gates:
+            raise ValueError(
+                "normalize_gates: is True, but with experts_per_token 1 every gate would be 1 "
+                "and the router learn nothing from the loss"
+            )
+        if self.dense_layers >= self.num_layers:
+            raise ValueError(
+                f"dense_layers: is {self.dense_layers}, but must be below num_layers {self.num_layers}"
+            )
+
+    def places(self, length: int) -> int:
+        """C: tokens that an expert takes of a row of this length; all of them, where none is dropped."""
+        if self.capacity_factor is None:
+            return length
+        share = self.capacity_factor * self.experts_per_token * length / self.num_experts
+        return min(length, math.ceil(share))
+
+
+class Routing(NamedTuple):
+    """Which experts the tokens chose, best first, and with what weight."""
+
+    experts_BxLxA: jax.Array  # int32
+    gates_BxLxA: jax.Array  # float32; of padding 0
+    logits_BxLxE: jax.Array  # float32
+
+
+class Router(nnx.Module):
+    """Each token's top experts by a linear map, in float32 always (Switch transformer, arXiv 2101.03961)."""
+
+    def __init__(self, config: MoEConfig, rngs: nnx.Rngs) -> None:
+        c = config
+        # Near-even at first: a tenth of the usual deviation, as the Switch transformer has it.
+        stddev = 0.1 * c.model_dim**-0.5
+        self.kernel = parameter(rngs, (c.model_dim, c.num_experts), ("embed", None), Normal(stddev))
+        self.experts_per_token = c.experts_per_token
+        self.normalize_gates = c.normalize_gates
+
+    def __call__(self, x_BxLxD: jax.Array, counted_BxL: jax.Array) -> Routing:
+        wide, highest = x_BxLxD.astype(jnp.float32), jax.lax.Precision.HIGHEST
+        logits_BxLxE = jnp.einsum("bld,de->ble", wide, self.kernel[...], precision=highest)
+        best_BxLxA, experts_BxLxA = jax.lax.top_k(jax.nn.softmax(logits_BxLxE), self.experts_per_token)
+        if self.normalize_gates:
+            best_BxLxA = best_BxLxA / jnp.sum(best_BxLxA, axis=-1, keepdims=True)
+        return Routing(experts_BxLxA, best_BxLxA * counted_BxL[..., None], logits_BxLxE)
+
+
+def place_of_choices(experts_BxS: jax.Array, counted_BxS: jax.Array, num_experts: int) -> jax.Array:
+    """The number (B, S) int32 of earlier choices of the same row for the same expert, of those that count.
+
+    Later tokens change no place, so that the model stays causal.
+    """
+    chosen_BxSxE = jax.nn.one_hot(experts_BxS, num_experts, dtype=jnp.int32) * counted_BxS[..., None]
+    earlier_BxSxE = jnp.cumsum(chosen_BxSxE, axis=1) - chosen_BxSxE
+    return jnp.sum(earlier_BxSxE * chosen_BxSxE, axis=-1)
+
+
+class Experts(nnx.Module):
+    """Gated MLPs side by side, of which each token passes those that its routing names."""
+
+    def __init__(self, config: MoEConfig, rngs: nnx.Rngs) -> None:
+        c = config
+        stddev, down_stddev = c.model_dim**-0.5, c.expert_dim**-0.5 / math.sqrt(2 * c.num_layers)
+        shape, axes = (c.num_experts, c.model_dim, c.expert_dim), ("expert", "embed", "mlp")
+        self.gate = parameter(rngs, shape, axes, Normal(stddev))
+        self.up = parameter(rngs, shape, axes, Normal(stddev))
+        self.down = parameter(
+            rngs, (c.num_experts, c.expert_dim, c.model_dim), ("expert", "mlp", "embed"), Normal(down_stddev)
+        )
+        self.config = c
+        self.activation = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}[c.activation]
+
+    def __call__(
+        self, x_BxLxD: jax.Array, routing: Routing, counted_BxL: jax.Array, constrain: Constrain
+    ) -> tuple[jax.Array, jax.Array]:
+        """The experts' gated sum (B, L, D), and how many choices were dropped, a float32 scalar."""
+        if self.config.capacity_factor is None:
+            return self._dropless(x_BxLxD, routing), jnp.zeros((), jnp.float32)
+        return self._with_capacity(x_BxLxD, routing, counted_BxL, constrain)
+
+    def _with_capacity(
+        self, x_BxLxD: jax.Array, routing: Routing, counted_BxL: jax.Array, constrain: Constrain
+    ) -> tuple[jax.Array, jax.Array]:
+        """Each expert's places are filled from every row, in the order of the tokens."""
+        (rows, length, width), c = x_BxLxD.shape, self.config
+        places = c.places(length)
+        experts_BxS = routing.experts_BxLxA.reshape(rows, -1)
+        counted_BxS = jnp.repeat(counted_BxL, c.experts_per_token, axis=1)
+        place_BxS = place_of_choices(experts_BxS, counted_BxS, c.num_experts)
+        nowhere = c.num_experts * places
+        taken_BxS = counted_BxS & (place_BxS < places)
+        slot_BxS = jnp.where(taken_BxS, experts_BxS * places + place_BxS, nowhere)
+        token_S = jnp.arange(length * c.experts_per_token) // c.experts_per_token
+
+        def gather(x_LxD: jax.Array, slot_S: jax.Array) -> jax.Array:
+            # A place that stays empty repeats token 0; nobody reads what becomes of it.
+            token_EC = jnp.zeros(nowhere, jnp.int32).at[slot_S].set(token_S, mode="drop")
+            return x_LxD[token_EC]
+
+        def scatter(y_ECxD: jax.Array, slot_S: jax.Array) -> jax.Array:
+            return y_ECxD.at[slot_S].get(mode="fill", fill_value=0)
+
+        x_BxExCxD = jax.vmap(gather)(x_BxLxD, slot_BxS).reshape(rows, c.num_experts, places, width)
+        layout = ("expert", "batch", None, None)  # where rows lie over `expert`, this is the all-to-all
+        x_ExBxCxD = constrain(jnp.swapaxes(x_BxExCxD, 0, 1), layout)
+        gate, up, down = self._kernels()
+        inner = self.activation(jnp.einsum("ebcd,edf->ebcf", x_ExBxCxD, gate))
+        inner = inner * jnp.einsum("ebcd,edf->ebcf", x_ExBxCxD, up)
+        y_ExBxCxD = constrain(jnp.einsum("ebcf,efd->ebcd", inner, down), layout)
+        y_BxECxD = jnp.swapaxes(y_ExBxCxD, 0, 1).reshape(rows, nowhere, width)
+        y_BxSxD = jax.vmap(scatter)(constrain(y_BxECxD, ("batch", None, None)), slot_BxS)
+        dropped = jnp.sum(counted_BxS & ~taken_BxS, dtype=jnp.float32)
+        return self._gated_sum(y_BxSxD, routing), dropped
+
+    def _dropless(self, x_BxLxD: jax.Array, routing: Routing) -> jax.Array:
+        """All choices of the batch, sorted by expert, through a matmul of ragged groups.
+
+        On CPU, XLA computes every expert for every choice: right, but E times the work.
+        """
+        width, c = x_BxLxD.shape[-1], self.config
+        experts_M = routing.experts_BxLxA.reshape(-1)
+        order_M = jnp.argsort(experts_M, stable=True)
+        sizes_E = jnp.bincount(experts_M, length=c.num_experts)
+        x_MxD = x_BxLxD.reshape(-1, width)[order_M // c.experts_per_token]
+        gate, up, down = self._kernels()
+        inner = self.activation(jax.lax.ragged_dot(x_MxD, gate, sizes_E))
+        inner = inner * jax.lax.ragged_dot(x_MxD, up, sizes_E)
+        y_MxD = jax.lax.ragged_dot(inner, down, sizes_E)[jnp.argsort(order_M)]
+        return self._gated_sum(y_MxD.reshape(x_BxLxD.shape[0], -1, width), routing)
+
+    def _kernels(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        dtype = self.config.compute_dtype
+        return (
+            self.gate[...].astype(dtype),
+            self.up[...].astype(dtype),
+            self.down[...].astype(dtype),
+        )
+
+    def _gated_sum(self, y_BxSxD: jax.Array, routing: Routing) -> jax.Array:
+        y_BxLxAxD = y_BxSxD.reshape(*routing.gates_BxLxA.shape, y_BxSxD.shape[-1])
+        summed = jnp.einsum("blad,bla->bld", y_BxLxAxD.astype(jnp.float32), routing.gates_BxLxA)
+        return summed.astype(self.config.compute_dtype)
+
+
+def router_counts(routing: Routing, counted_BxL: jax.Array) -> Counts:
+    """What a layer's router did with the tokens that count, as float32 sums over them.
+
+    `load` (E): choices of each expert, before any is dropped. `entropy`: of the router's distribution, nats.
+    `router_z`: squared log-normaliser (ST-MoE, arXiv 2202.08906, section 3). `balance`: of each row, its tokens
+    times E sum_e f_e P_e, with f_e the share of expert e in the row's choices and P_e its mean probability
+    (Switch transformer, arXiv 2101.03961, section 2.2): 1 a token where all is even, E where one expert of one
+    choice gets everything. Only P_e has a gradient.
+    """
+    num_experts, weights_BxL = routing.logits_BxLxE.shape[-1], counted_BxL.astype(jnp.float32)
+    normaliser_BxL = jax.nn.logsumexp(routing.logits_BxLxE, axis=-1)
+    log_probability_BxLxE = routing.logits_BxLxE - normaliser_BxL[..., None]
+    probability_BxLxE = jnp.exp(log_probability_BxLxE)
+    chosen_BxLxE = jnp.sum(jax.nn.one_hot(routing.experts_BxLxA, num_experts), axis=2)
+    load_BxE = jnp.einsum("ble,bl->be", chosen_BxLxE, weights_BxL)
+    mass_BxE = jnp.einsum("ble,bl->be", probability_BxLxE, weights_BxL)
+    choices_B = jnp.maximum(jnp.sum(load_BxE, axis=-1), 1)
+    entropy_BxL = -jnp.sum(probability_BxLxE * log_probability_BxLxE, axis=-1)
+    return {
+        "load": jnp.sum(load_BxE, axis=0),
+        "entropy": jnp.sum(entropy_BxL * weights_BxL),
+        "router_z": jnp.sum(normaliser_BxL**2 * weights_BxL),
+        "balance": num_experts * jnp.sum(jnp.sum(load_BxE * mass_BxE, axis=-1) / choices_B),
+        "routed": jnp.sum(weights_BxL),
+    }
+
+
+class MoE(nnx.Module):
+    """Router, experts, and the shared expert where there is one."""
+
+    def __init__(self, config: MoEConfig, rngs: nnx.Rngs) -> None:
+        self.router = Router(config, rngs)
+        self.experts = Experts(config, rngs)
+        self.has_shared = config.shared_expert_dim > 0
+        if self.has_shared:
+            shape = dataclasses.replace(config, mlp_dim=config.shared_expert_dim)
+            self.shared = dense.GatedMLP(shape, rngs)
+
+    def __call__(
+        self, x_BxLxD: jax.Array, counted_BxL: jax.Array, constrain: Constrain
+    ) -> tuple[jax.Array, Counts]:
+        routing = self.router(x_BxLxD, counted_BxL)
+        y_BxLxD, dropped = self.experts(x_BxLxD, routing, counted_BxL, constrain)
+        if self.has_shared:
+            y_BxLxD = y_BxLxD + self.shared(x_BxLxD)
+        return y_BxLxD, {**router_counts(routing, counted_BxL), "dropped": dropped}
+
+
+class Layer(nnx.Module):
+    """Attention, then the MLP or the experts, each added to the residual stream after a norm of its input."""
+
+    def __init__(self, config: MoEConfig, number: int, rngs: nnx.Rngs) -> None:
+        self.attention_norm = dense.RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
+        self.attention = dense.Attention(config, rngs)
+        self.mlp_norm = dense.RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
+        self.is_dense = number < config.dense_layers
+        self.mlp = dense.GatedMLP(config, rngs) if self.is_dense else MoE(config, rngs)
+
+    def __call__(
+        self,
+        x_BxLxD: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+        mask_Bx1xLxL: jax.Array,
+        counted_BxL: jax.Array,
+        constrain: Constrain,
+    ) -> tuple[jax.Array, Counts]:
+        x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD), angles, mask_Bx1xLxL)
+        normed_BxLxD = self.mlp_norm(x_BxLxD)
+        if self.is_dense:
+            return x_BxLxD + self.mlp(normed_BxLxD), {}
+        y_BxLxD, counts = self.mlp(normed_BxLxD, counted_BxL, constrain)
+        return x_BxLxD + y_BxLxD, counts
+
+
+class Decoder(nnx.Module):
+    """The whole model: token ids in, float32 logits of the next token, penalty and router counts out."""
+
+    def __init__(self, config: MoEConfig, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.embed = dense.Embedding(config, rngs)
+        self.layers = nnx.List([Layer(config, number, rngs) for number in range(config.num_layers)])
+        self.final_norm = dense.RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
+        if not config.tie_embeddings:
+            shape, stddev = (config.model_dim, config.vocab_size), config.model_dim**-0.5
+            axes = ("embed", "vocab")
+            self.head = dense.Projection(rngs, "rd,dv->rv", shape, axes, stddev, config.compute_dtype)
+
+    def __call__(
+        self,
+        inputs_BxL: jax.Array,
+        positions_BxL: jax.Array,
+        segments_BxL: jax.Array,
+        constrain: Constrain = unconstrained,
+    ) -> Output:
+        """Logits (B, L, V), the routers' weighted losses, and their counts over the layers with experts.
+
+        Padding, of segment 0, is routed nowhere: it takes no places and is not counted.
+        """
+        config = self.config
+        angles = dense.rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
+        mask_Bx1xLxL, counted_BxL = dense.attention_mask(segments_BxL), segments_BxL > 0
+        run_layer = nnx.remat(Layer.__call__, static_argnums=(5,)) if config.remat else Layer.__call__
+        x_BxLxD, counts = constrain(self.embed(inputs_BxL), ("batch", None, None)), []
+        for layer in self.layers:
+            x_BxLxD, counted = run_layer(layer, x_BxLxD, angles, mask_Bx1xLxL, counted_BxL, constrain)
+            x_BxLxD = constrain(x_BxLxD, ("batch", None, None))
+            counts += [counted] if counted else []
+        x_BxLxD = self.final_norm(x_BxLxD)
+        if config.tie_embeddings:
+            logits_BxLxV = self.embed.attend(x_BxLxD)
+        else:
+            logits_BxLxV = self.head(x_BxLxD, output_dtype="float32")
+        if config.logit_softcap is not None:
+            logits_BxLxV = config.logit_softcap * jnp.tanh(logits_BxLxV / config.logit_softcap)
+        sums = jax.tree.map(lambda *layers: jnp.stack(layers), *counts)
+        penalty = config.balance_weight * jnp.sum(sums["balance"])
+        penalty = penalty + config.router_z_weight * jnp.sum(sums["router_z"])
+        logits_BxLxV = constrain(logits_BxLxV, ("batch", None, "vocab"))
+        return Output(logits_BxLxV, penalty, {**sums, "penalty": penalty})
+
+
+def statistics(sums: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
+    """How the routers divide the tokens, from `router_counts` stacked over the layers with experts.
+
+    `penalty`: nats per target that counts. `balance`, `router_z`, `router_entropy` (nats, ln E at most): means
+    over layers and tokens. `dropped_share`: of all choices. `max_load`, `min_load`: choices of the most and
+    the least chosen expert of any layer over the even share; `max_load/0` and so on by layer, counted from the
+    first that has experts.
+    """
+    routed, load = sums["routed"].sum(), sums["load"]
+    routed = routed + (routed == 0)
+    choices = load.sum(axis=-1, keepdims=True)
+    relative = load * load.shape[-1] / (choices + (choices == 0))
+    return {
+        "penalty": sums["penalty"] / (tokens + (tokens == 0)),
+        "balance": sums["balance"].sum() / routed,
+        "router_z": sums["router_z"].sum() / routed,
+        "router_entropy": sums["entropy"].sum() / routed,
+        "dropped_share": sums["dropped"].sum() / (choices.sum() + (choices.sum() == 0)),
+        "max_load": relative.max(),
+        "min_load": relative.min(),
+        **{f"max_load/{m}": relative[m].max() for m in range(len(relative))},
+    }
+
+
+def idle_parameters(config: MoEConfig) -> int:
+    """Numbers in the experts that a token does not pass."""
+    c = config
+    idle = (c.num_experts - c.experts_per_token) * 3 * c.model_dim * c.expert_dim
+    return (c.num_layers - c.dense_layers) * idle
+
+
+def flops_per_token(config: MoEConfig, seq_len: int) -> float:
+    """Floating-point operations of one training step for each token, as `dense.flops_per_token` counts them.
+
+    Of the experts those that a token chooses; empty and dropped places are not counted.
+    """
+    c = config
+    dense_flops = dense.flops_per_token(c, seq_len)  # with an MLP in every layer
+    mlps = c.num_layers - c.dense_layers
+    width = c.experts_per_token * c.expert_dim + c.shared_expert_dim - c.mlp_dim
+    return dense_flops + 6.0 * mlps * c.model_dim * (3 * width + c.num_experts)

@@ -1,0 +1,256 @@
+"""The vision transformer (arXiv 2010.11929), whole in this file: an image in, logits of its class out.
+
+Suffixes give the shapes of arrays: B images, L patches (and the class token, where there is one), D
+model_dim, N heads, H head_dim, F mlp_dim, P pixels of a patch times channels, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ddiloco.config import setting
+from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, parameter, unconstrained
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig:
+    """The shape of a vision transformer and the arithmetic it computes in; parameters are always float32."""
+
+    image_size: int = setting(8, "height and width of an image, pixels", at_least=1)
+    channels: int = setting(1, "1: grey, 3: red, green and blue", choices=(1, 3))
+    num_classes: int = setting(10, "classes", at_least=2)
+    patch_size: int = setting(2, "height and width of a patch, pixels; a divisor of image_size", at_least=1)
+    num_layers: int = setting(4, "transformer layers", at_least=1)
+    model_dim: int = setting(64, "width of the residual stream", at_least=1)
+    num_heads: int = setting(4, "attention heads; a divisor of model_dim", at_least=1)
+    mlp_dim: int = setting(128, "width of the MLP", at_least=1)
+    positions: str = setting(
+        "learned", "what is added to a patch for its place", choices=("learned", "sincos")
+    )
+    pooling: str = setting(
+        "mean", "what the head reads: the mean of the patches, or a class token", choices=("mean", "token")
+    )
+    pixel_mean: tuple[float, ...] = setting((0.5,), "of pixels in [0, 1], for all channels or by channel")
+    pixel_std: tuple[float, ...] = setting((0.5,), "the same, standard deviation", above=0.0)
+    norm_epsilon: float = setting(1e-6, "added to the variance in LayerNorm", above=0.0)
+    remat: bool = setting(False, "recompute each layer in the backward pass, to save memory")
+    compute_dtype: str = setting("bfloat16", "type of activations", choices=("bfloat16", "float32"))
+    attention: str = setting("xla", "implementation of attention", choices=("xla", "cudnn"))
+
+    def __post_init__(self) -> None:
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"patch_size: is {self.patch_size}, but must be a divisor of image_size {self.image_size}"
+            )
+        if self.model_dim % self.num_heads:
+            raise ValueError(
+                f"num_heads: is {self.num_heads}, but must be a divisor of model_dim {self.model_dim}"
+            )
+        if self.positions == "sincos" and self.model_dim % 4:
+            raise ValueError(f"model_dim: is {self.model_dim}, but positions sincos need a multiple of 4")
+        for name in ("pixel_mean", "pixel_std"):
+            if len(getattr(self, name)) not in (1, self.channels):
+                raise ValueError(
+                    f"{name}: has {len(getattr(self, name))} entries, but must have 1 or one a channel"
+                )
+        if self.attention == "cudnn" and self.compute_dtype != "bfloat16":
+            raise ValueError("attention: is cudnn, but that needs compute_dtype bfloat16")
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of an image."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+class Linear(nnx.Module):
+    """A linear map, with bias unless told otherwise; `equation` is its einsum."""
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        equation: str,
+        shape: tuple[int, ...],
+        axes: Axes,
+        outputs: int,
+        stddev: float,
+        dtype: str,
+        bias: bool = True,
+    ) -> None:
+        """`outputs` is how many of the last axes of the kernel come out."""
+        self.kernel = parameter(rngs, shape, axes, Normal(stddev))
+        if bias:
+            self.bias = parameter(rngs, shape[-outputs:], axes[-outputs:], Constant(0.0))
+        self.biased = bias
+        self.equation = equation
+        self.dtype = dtype
+
+    def __call__(self, x: jax.Array, output_dtype: str | None = None) -> jax.Array:
+        dtype = output_dtype or self.dtype
+        kernel = self.kernel[...].astype(self.dtype)
+        y = jnp.einsum(self.equation, x, kernel, preferred_element_type=dtype)
+        return y + self.bias[...].astype(dtype) if self.biased else y
+
+
+class LayerNorm(nnx.Module):
+    """Centres and scales the last axis to unit variance, in float32, then scales and shifts it."""
+
+    def __init__(self, rngs: nnx.Rngs, dim: int, epsilon: float) -> None:
+        self.scale = parameter(rngs, (dim,), ("embed",), Constant(1.0))
+        self.bias = parameter(rngs, (dim,), ("embed",), Constant(0.0))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+        scaled = centred * jax.lax.rsqrt(variance + self.epsilon)
+        return (scaled * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Multi-head attention of every patch to every patch."""
+
+    def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
+        c, head_dim = config, config.model_dim // config.num_heads
+        stddev = c.model_dim**-0.5
+        shape, axes = (c.model_dim, c.num_heads, head_dim), ("embed", "heads", "head_dim")
+        self.query = Linear(rngs, "bld,dnh->blnh", shape, axes, 2, stddev, c.compute_dtype)
+        # A bias of the keys would add the same to all scores of a query: it has no gradient but rounding.
+        self.key = Linear(rngs, "bld,dnh->blnh", shape, axes, 2, stddev, c.compute_dtype, bias=False)
+        self.value = Linear(rngs, "bld,dnh->blnh", shape, axes, 2, stddev, c.compute_dtype)
+        out_shape, out_axes = (c.num_heads, head_dim, c.model_dim), ("heads", "head_dim", "embed")
+        out_stddev = stddev / math.sqrt(2 * c.num_layers)
+        self.out = Linear(rngs, "blnh,nhd->bld", out_shape, out_axes, 1, out_stddev, c.compute_dtype)
+        self.implementation = c.attention
+
+    def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+        seen_BxLxNxH = jax.nn.dot_product_attention(
+            self.query(x_BxLxD), self.key(x_BxLxD), self.value(x_BxLxD), implementation=self.implementation
+        )
+        return self.out(seen_BxLxNxH)
+
+
+class MLP(nnx.Module):
+    """down(gelu(up(x)))."""
+
+    def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
+        c = config
+        up_shape, up_axes = (c.model_dim, c.mlp_dim), ("embed", "mlp")
+        self.up = Linear(rngs, "bld,df->blf", up_shape, up_axes, 1, c.model_dim**-0.5, c.compute_dtype)
+        down_stddev = c.mlp_dim**-0.5 / math.sqrt(2 * c.num_layers)
+        self.down = Linear(
+            rngs, "blf,fd->bld", up_shape[::-1], up_axes[::-1], 1, down_stddev, c.compute_dtype
+        )
+
+    def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+        return self.down(jax.nn.gelu(self.up(x_BxLxD)))
+
+
+class Layer(nnx.Module):
+    """Attention, then the MLP, each added to the residual stream after a norm of its input."""
+
+    def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
+        self.attention_norm = LayerNorm(rngs, config.model_dim, config.norm_epsilon)
+        self.attention = Attention(config, rngs)
+        self.mlp_norm = LayerNorm(rngs, config.model_dim, config.norm_epsilon)
+        self.mlp = MLP(config, rngs)
+
+    def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+        x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD))
+        return x_BxLxD + self.mlp(self.mlp_norm(x_BxLxD))
+
+
+def patches(image_BxHxWxC: jax.Array, patch_size: int) -> jax.Array:
+    """The patches (B, L, P) of images, row by row; each patch row by row too, channels last."""
+    batch, height, width, channels = image_BxHxWxC.shape
+    rows, columns = height // patch_size, width // patch_size
+    cut = image_BxHxWxC.reshape(batch, rows, patch_size, columns, patch_size, channels)
+    return jnp.swapaxes(cut, 2, 3).reshape(batch, rows * columns, patch_size * patch_size * channels)
+
+
+def normalised(image: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
+    """Pixels (..., C) uint8 as float32: scaled to [0, 1], less the mean, over the standard deviation."""
+    return (image.astype(jnp.float32) / 255 - jnp.asarray(mean)) / jnp.asarray(std)
+
+
+def sincos_positions(rows: int, columns: int, dim: int) -> np.ndarray:
+    """Fixed embeddings (rows * columns, dim) float32 of places on a grid, at wavelengths up to 10,000 places.
+
+    As in MoCo v3 (arXiv 2104.02057): a quarter of the width each for sine and cosine of the row and of the
+    column.
+    """
+    frequency = 10_000.0 ** (-np.arange(dim // 4) / (dim // 4))
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    angles = [place[:, None] * frequency for place in (row, column)]
+    parts = [turn(angle) for angle in angles for turn in (np.sin, np.cos)]
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+class Embedding(nnx.Module):
+    """A linear map of each patch, its place, and a class token in front where pooling asks for one."""
+
+    def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
+        c, pixels = config, config.patch_size**2 * config.channels
+        shape, axes = (pixels, c.model_dim), (None, "embed")
+        self.patches = Linear(rngs, "blp,pd->bld", shape, axes, 1, pixels**-0.5, c.compute_dtype)
+        if c.positions == "learned":
+            self.positions = parameter(rngs, (c.num_patches, c.model_dim), (None, "embed"), Normal(0.02))
+        if c.pooling == "token":
+            self.token = parameter(rngs, (c.model_dim,), ("embed",), Normal(0.02))
+        self.config = config
+
+    def __call__(self, image_BxHxWxC: jax.Array) -> jax.Array:
+        c = self.config
+        pixels = normalised(image_BxHxWxC, c.pixel_mean, c.pixel_std)
+        x_BxLxD = self.patches(patches(pixels, c.patch_size).astype(c.compute_dtype))
+        side = c.image_size // c.patch_size
+        learned = c.positions == "learned"
+        places_LxD = self.positions[...] if learned else sincos_positions(side, side, c.model_dim)
+        x_BxLxD = x_BxLxD + jnp.asarray(places_LxD, c.compute_dtype)
+        if c.pooling == "token":
+            token = jnp.broadcast_to(self.token[...].astype(c.compute_dtype), (len(x_BxLxD), 1, c.model_dim))
+            x_BxLxD = jnp.concatenate([token, x_BxLxD], axis=1)
+        return x_BxLxD
+
+
+class ViT(nnx.Module):
+    """The whole model: images (B, H, W, C) uint8 in, float32 logits of their classes out."""
+
+    def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
+        c = config
+        self.config = c
+        self.embed = Embedding(c, rngs)
+        self.layers = nnx.List([Layer(c, rngs) for _ in range(c.num_layers)])
+        self.final_norm = LayerNorm(rngs, c.model_dim, c.norm_epsilon)
+        shape, stddev = (c.model_dim, c.num_classes), c.model_dim**-0.5
+        self.head = Linear(rngs, "bd,dc->bc", shape, ("embed", "vocab"), 1, stddev, c.compute_dtype)
+
+    def __call__(self, image_BxHxWxC: jax.Array, constrain: Constrain = unconstrained) -> jax.Array:
+        """Logits (B, C) float32; `constrain` pins activations to the layout of their logical axes."""
+        run_layer = nnx.remat(Layer.__call__) if self.config.remat else Layer.__call__
+        x_BxLxD = constrain(self.embed(image_BxHxWxC), ("batch", None, None))
+        for layer in self.layers:
+            x_BxLxD = constrain(run_layer(layer, x_BxLxD), ("batch", None, None))
+        x_BxLxD = self.final_norm(x_BxLxD)
+        pooled_BxD = x_BxLxD[:, 0] if self.config.pooling == "token" else jnp.mean(x_BxLxD, axis=1)
+        return constrain(self.head(pooled_BxD, output_dtype="float32"), ("batch", "vocab"))
+
+
+def flops_per_token(config: ViTConfig, seq_len: int) -> float:
+    """Floating-point operations of one training step for each image, which is what a token is here.
+
+    Six for each weight at each place that it is used, and 12 * layers * model_dim * places^2 for attention.
+    """
+    del seq_len
+    c = config
+    places = c.num_patches + (c.pooling == "token")
+    layer = 4 * c.model_dim**2 + 2 * c.model_dim * c.mlp_dim
+    embedding = c.num_patches * c.patch_size**2 * c.channels * c.model_dim
+    weights = places * c.num_layers * layer + embedding + c.model_dim * c.num_classes
+    return 6.0 * weights + 12.0 * c.num_layers * c.model_dim * places**2

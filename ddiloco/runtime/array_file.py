@@ -1,0 +1,71 @@
+"""Arrays in a file, with a header and a checksum; replaced at once, so that a crash leaves old or new."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_LENGTH = struct.Struct("<Q")  # of the header that follows, in bytes
+_LONGEST_HEADER = 1 << 24
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def save(path: pathlib.Path, magic: bytes, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
+    """Writes JSON values and arrays in the place of what is there; returns when they are durable.
+
+    `magic` is the file's first line, which tells what it holds. Raises OSError where the disk refuses.
+    """
+    told = {**header, "arrays": [[array.dtype.str, list(np.shape(array))] for array in arrays]}
+    encoded = json.dumps(told).encode()
+    parts = [magic, _LENGTH.pack(len(encoded)), encoded]
+    parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    replace(path, [*parts, digest.digest()])
+
+
+def load(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The header and the arrays of a file.
+
+    Raises:
+      FileNotFoundError, OSError: it is not there, or cannot be read.
+      ValueError: its bytes are not those that were written.
+    """
+    data = path.read_bytes()
+    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if not data.startswith(magic) or hashlib.sha256(body).digest() != digest:
+        raise ValueError("is damaged: its checksum does not fit")
+    file = io.BytesIO(body[len(magic) :])
+    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+    header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+    arrays = []
+    for dtype, shape in header.pop("arrays"):
+        count = int(np.prod(shape, dtype=np.int64))
+        raw = file.read(count * np.dtype(dtype).itemsize)
+        arrays.append(np.frombuffer(raw, dtype).reshape(shape))
+    return header, arrays
+
+
+def replace(path: pathlib.Path, parts: Sequence[Any]) -> None:
+    """Writes a new file in the place of the old one: after a crash there is the one or the other."""
+    new = path.with_name(f".{path.name}.new")
+    with new.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

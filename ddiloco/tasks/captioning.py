@@ -1,0 +1,100 @@
+"""Captioning: rows are an image and a text that says what is on it, token by token."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ddiloco.config import setting
+from ddiloco.data.canvases import caption_length, held_out_canvases, make_canvas_batches
+from ddiloco.data.pipeline import Batches
+from ddiloco.data.settings import CanvasConfig
+from ddiloco.data.tokenizers import ByteTokenizer
+from ddiloco.tasks.task import Batch, Task
+from ddiloco.training.loss import Loss, caption_loss
+from ddiloco.training.sampling import write_captions
+
+
+@dataclasses.dataclass(frozen=True)
+class CaptionsConfig:
+    """The captions of held-out images written at the end."""
+
+    images: int = setting(6, "images to caption; 0: none", at_least=0)
+
+
+class Captioning(Task):
+    """Digits on canvases in words, byte by byte; a row counts the bytes of its caption and the end of it."""
+
+    data_settings: ClassVar[type] = CanvasConfig
+    sample_settings: ClassVar[type | None] = CaptionsConfig
+
+    def check(self) -> None:
+        """Raises ValueError where bytes have more ids than the model."""
+        if self.model.vocab_size < ByteTokenizer.vocab_size:
+            raise ValueError(
+                f"model.vocab_size: is {self.model.vocab_size}, "
+                f"but bytes need at least {ByteTokenizer.vocab_size}"
+            )
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy of the caption; accuracy is the share that greedy decoding writes faultlessly."""
+        return caption_loss
+
+    @property
+    def row(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """An image (H, W, C) uint8; inputs, targets and weights (L,) int32."""
+        text = jax.ShapeDtypeStruct((self.row_tokens,), jnp.int32)
+        image = jax.ShapeDtypeStruct(self._shape, jnp.uint8)
+        return {"image": image, **dict.fromkeys(("inputs", "targets", "weights"), text)}
+
+    @property
+    def row_tokens(self) -> int:
+        """L, of the longest caption."""
+        return caption_length(self.data)
+
+    def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:
+        """As in `Task`: canvases of each shard's images."""
+        return make_canvas_batches(
+            self.data,
+            self._shape,
+            shards=shards,
+            num_shards=num_shards,
+            batch_size=batch_size,
+            seed=self.seed,
+        )
+
+    def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
+        """As in `Task`: canvases of the eval split's images."""
+        return held_out_canvases(self.data, self._shape, batch_size, num_batches)
+
+    def sample(self, params: Mapping[str, Any]) -> str | None:
+        """What greedy decoding writes of held-out images, a line each, and the truth where it differs."""
+        if not self.sampling.images:
+            return None
+        [batch] = self.held_out(self.sampling.images, 1)
+        written = self.captions(params, batch["image"])
+        targets = np.where(batch["weights"], batch["targets"], ByteTokenizer.pad)
+        truth = [ByteTokenizer().decode(row) for row in targets]
+        return "\n".join(
+            ours if ours == theirs else f"{ours} ({theirs})"
+            for ours, theirs, counts in zip(written, truth, batch["weights"], strict=True)
+            if counts.any()
+        )
+
+    def captions(self, params: Mapping[str, Any], image_BxHxWxC: np.ndarray) -> list[str]:
+        """What greedy decoding writes of each image."""
+        tokenizer = ByteTokenizer()
+        tokens_BxL = write_captions(
+            self.model, dict(params), image_BxHxWxC, self.row_tokens, tokenizer.bos, tokenizer.eos
+        )
+        return [tokenizer.decode(row) for row in tokens_BxL]
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self.model.image_height, self.model.image_width, self.model.channels

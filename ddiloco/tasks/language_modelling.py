@@ -1,0 +1,105 @@
+"""Language modelling: rows are cut from packed text, and each token is foretold from those before it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ddiloco.config import ConfigError, setting
+from ddiloco.data.pipeline import Batches, held_out_batches, make_batches
+from ddiloco.data.settings import DataConfig
+from ddiloco.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
+from ddiloco.tasks.task import Batch, Task
+from ddiloco.training.loss import Loss, next_token_loss
+from ddiloco.training.sampling import sample
+
+_ROW = ("inputs", "targets", "segments", "positions", "weights")
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleConfig:
+    """The continuation written at the end."""
+
+    prompt: str = setting("def ", "text that it continues")
+    tokens: int = setting(160, "tokens to write; 0: none", at_least=0)
+    temperature: float = setting(0.7, "sampling temperature; 0: the likeliest token", at_least=0.0)
+
+    def __post_init__(self) -> None:
+        if self.tokens and not self.prompt:
+            raise ValueError("prompt: is empty, but must have something to continue, or tokens be 0")
+
+
+def text_row(length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape and dtype of the arrays of a row of `length` tokens, as `ddiloco.data.packing` makes them."""
+    return dict.fromkeys(_ROW, jax.ShapeDtypeStruct((length,), jnp.int32))
+
+
+class LanguageModelling(Task):
+    """Next tokens of text by TFDS name; a row counts its tokens, but for those on which documents end."""
+
+    data_settings: ClassVar[type] = DataConfig
+    sample_settings: ClassVar[type | None] = SampleConfig
+
+    def check(self) -> None:
+        """Raises ValueError where bytes have more ids than the model."""
+        if self.data.tokenizer == "byte" and self.model.vocab_size < ByteTokenizer.vocab_size:
+            raise ValueError(
+                f"model.vocab_size: is {self.model.vocab_size}, "
+                f"but bytes need at least {ByteTokenizer.vocab_size}"
+            )
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy of the next token."""
+        return next_token_loss
+
+    @property
+    def row(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """(L,) int32 each."""
+        return text_row(self.row_tokens)
+
+    @property
+    def row_tokens(self) -> int:
+        """L."""
+        return self.data.sequence_length
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What makes ids of the text; raises ConfigError if it has more of them than the model."""
+        tokenizer = make_tokenizer(self.data)
+        if tokenizer.vocab_size > self.model.vocab_size:
+            raise ConfigError(
+                f"config.model.vocab_size: is {self.model.vocab_size}, "
+                f"but the tokenizer has {tokenizer.vocab_size} ids"
+            )
+        return tokenizer
+
+    def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:
+        """As in `Task`: rows packed from each shard's documents."""
+        return make_batches(
+            self.data,
+            self.tokenizer,
+            shards=shards,
+            num_shards=num_shards,
+            batch_size=batch_size,
+            seed=self.seed,
+        )
+
+    def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
+        """As in `Task`: rows evenly spaced over the eval split."""
+        return held_out_batches(self.data, self.tokenizer, batch_size, num_batches)
+
+    def sample(self, params: Mapping[str, Any]) -> str | None:
+        """A sampled continuation of the configured prompt, prompt included."""
+        s = self.sampling
+        if not s.tokens:
+            return None
+        prompt = self.tokenizer.encode(s.prompt)
+        window = self.data.sequence_length
+        tokens = sample(self.model, dict(params), prompt, s.tokens, s.temperature, self.seed, window)
+        return s.prompt + self.tokenizer.decode(tokens)

@@ -1,0 +1,128 @@
+"""Canvases: what stands on them is what the caption says, of images of the right split alone."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from ddiloco.config import ConfigError, build
+from ddiloco.data import ByteTokenizer, open_images
+from ddiloco.data.canvases import (
+    WORDS,
+    caption,
+    caption_length,
+    drawn,
+    held_out_canvases,
+    make_canvas_batches,
+)
+from ddiloco.data.settings import CanvasConfig
+
+SHAPE = (12, 32, 1)
+
+
+@pytest.fixture
+def config(digits_dir):
+    return CanvasConfig(data_dir=digits_dir, keep=True)
+
+
+def batches(config, shards=(0,), batch_size=8, seed=3, shape=SHAPE):
+    return make_canvas_batches(config, shape, shards=shards, num_shards=4, batch_size=batch_size, seed=seed)
+
+
+def captions(batch):
+    """The captions that the targets hold."""
+    return [
+        ByteTokenizer().decode(np.where(counts, row, ByteTokenizer.pad))
+        for row, counts in zip(batch["targets"], batch["weights"], strict=True)
+    ]
+
+
+def images_of(digits_dir, split):
+    source = open_images("digits", split, digits_dir, channels=1)
+    return [(record["image"][..., 0], record["label"]) for record in source]
+
+
+def found_on(canvas, images):
+    """Labels of the images that stand on the canvas, by brute force, from left to right."""
+    windows = np.lib.stride_tricks.sliding_window_view(canvas[..., 0], (8, 8))
+    found = []
+    for image, label in images:
+        for top, left in np.argwhere((windows == image).all(axis=(2, 3))):
+            found.append((int(left), int(top), label))
+    return [label for _, _, label in sorted(found)]
+
+
+def test_a_batch_keeps_the_contract(config):
+    batch = next(batches(config))
+    length = caption_length(config)
+    assert length == len("three seven eight") + 1
+    assert (batch["image"].shape, batch["image"].dtype) == ((8, *SHAPE), np.uint8)
+    for name in ("inputs", "targets", "weights"):
+        assert (batch[name].shape, batch[name].dtype) == ((8, length), np.int32)
+    assert (batch["inputs"][:, 0] == ByteTokenizer.bos).all()
+    for row in range(8):
+        end = batch["weights"][row].sum()
+        np.testing.assert_array_equal(batch["inputs"][row, 1:end], batch["targets"][row, : end - 1])
+        assert batch["targets"][row, end - 1] == ByteTokenizer.eos
+        assert (batch["weights"][row] == (np.arange(length) < end)).all()
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_caption_says_what_stands_on_the_canvas_and_it_is_of_the_split(config, digits_dir, split):
+    shard = slice(1, None, 4) if split == "train" else slice(None)
+    images = images_of(digits_dir, split)[shard]
+    batch = (
+        next(batches(config, shards=(1,))) if split == "train" else held_out_canvases(config, SHAPE, 8, 1)[0]
+    )
+    for canvas, told in zip(batch["image"], captions(batch), strict=True):
+        assert caption(found_on(canvas, images)) == told
+
+
+def test_one_to_three_digits_stand_on_a_canvas_about_as_often(config):
+    told = list(itertools.chain.from_iterable(captions(b) for b in itertools.islice(batches(config), 60)))
+    counts = np.bincount([len(line.split()) for line in told], minlength=4) / len(told)
+    assert counts[0] == 0 and (abs(counts[1:] - 1 / 3) < 0.08).all()
+    assert {word for line in told for word in line.split()} == set(WORDS)
+
+
+def test_a_restored_iterator_continues_exactly(config):
+    original = batches(config, shards=(2, 0))
+    for _ in range(3):
+        next(original)
+    state = json.loads(json.dumps(original.get_state()))
+    restored = batches(config, shards=(2, 0))
+    restored.set_state(state)
+    for _ in range(3):
+        ours, theirs = next(restored), next(original)
+        for name in theirs:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+def test_held_out_canvases_are_the_same_for_everybody(config):
+    first, again = held_out_canvases(config, SHAPE, 16, 2), held_out_canvases(config, SHAPE, 16, 2)
+    assert len(first) == 2
+    for ours, theirs in zip(first, again, strict=True):
+        np.testing.assert_array_equal(ours["image"], theirs["image"])
+        assert captions(ours) == captions(theirs)
+
+
+def test_digits_lie_side_by_side_inside_the_canvas():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        digits = [np.full((8, 8, 1), value, np.uint8) for value in (50, 100, 150)]
+        canvas = drawn(digits, (9, 25, 1), rng)[..., 0]
+        lefts = [np.flatnonzero((canvas == value).any(axis=0))[0] for value in (50, 100, 150)]
+        assert [np.count_nonzero(canvas == value) for value in (50, 100, 150)] == [64] * 3
+        assert lefts == sorted(lefts)
+
+
+def test_what_does_not_fit_is_told_in_one_line(config):
+    with pytest.raises(
+        ConfigError, match=r"most_digits: 3 images of 8 x 8 do not fit on a canvas of 12 x 20"
+    ):
+        batches(config, shape=(12, 20, 1))
+    with pytest.raises(ConfigError, match=r"fewest_digits: is 4, but must be at most most_digits, 3"):
+        build(CanvasConfig, {"fewest_digits": 4})
+    assert dataclasses.replace(config, fewest_digits=2).fewest_digits == 2

@@ -1,0 +1,116 @@
+"""The embedded images: all of scikit-learn's digits, each in one split, and opened like any TFDS name."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from ddiloco.data import DataError, digits, open_images
+
+
+@pytest.fixture(scope="module")
+def splits(digits_dir):
+    return {split: open_images("digits", split, digits_dir, channels=1) for split in ("train", "test")}
+
+
+def test_every_image_stands_in_just_one_split_as_scikit_learn_has_it(splits):
+    known = load_digits()
+    place = {split: [i for i in range(1797) if digits.split_of(i) == split] for split in splits}
+    for split, source in splits.items():
+        assert len(source) == len(place[split])
+        for record, index in zip(source, place[split], strict=True):
+            assert (record["image"].shape, record["image"].dtype) == ((8, 8, 1), np.uint8)
+            np.testing.assert_allclose(record["image"][..., 0] * (16 / 255), known.images[index], atol=0.04)
+            assert record["label"] == known.target[index]
+    assert sorted(place["train"] + place["test"]) == list(range(1797))
+
+
+def test_about_one_image_in_five_is_held_out_and_of_each_class(splits):
+    assert 0.17 < len(splits["test"]) / 1797 < 0.23
+    counts = np.bincount([record["label"] for record in splits["test"]])
+    assert len(counts) == 10 and counts.min() >= 20
+
+
+def test_a_source_survives_pickling_and_knows_its_classes(splits):
+    again = pickle.loads(pickle.dumps(splits["test"]))
+    np.testing.assert_array_equal(again[-1]["image"], splits["test"][len(again) - 1]["image"])
+    assert (again.num_classes, again.full_name) == (10, "digits/1.0.0")
+    with pytest.raises(IndexError):
+        again[len(again)]
+
+
+def test_what_is_kept_in_memory_is_what_was_decoded(splits, digits_dir):
+    kept = open_images("digits", "test", digits_dir, channels=1, keep=True)
+    assert kept[5] is kept[5]
+    np.testing.assert_array_equal(kept[5]["image"], splits["test"][5]["image"])
+
+
+class TinyPaintings(tfds.core.GeneratorBasedBuilder):
+    """Stands for any data set of TFDS: images of different sizes in colour, and features of its own names."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    code_path = None
+
+    def _info(self):
+        features = {
+            "painting": tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg"),
+            "school": tfds.features.ClassLabel(names=["delft", "haarlem"]),
+            "title": tfds.features.Text(),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for index in range(4):
+            encoded = io.BytesIO()
+            Image.new("RGB", (20 + index, 30), (200, 40, 90)).save(encoded, "JPEG")
+            yield index, {"painting": encoded.getvalue(), "school": index % 2, "title": "view"}
+
+
+@pytest.fixture
+def paintings(tmp_path):
+    TinyPaintings(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    return tmp_path
+
+
+def test_any_name_and_features_are_opened_in_colour_or_in_grey(paintings):
+    names = {"image_feature": "painting", "label_feature": "school"}
+    colour = open_images("tiny_paintings", "train", paintings, **names)
+    assert colour.num_classes == 2
+    for record in colour:
+        assert record["image"].shape[0] == 30 and record["image"].shape[2] == 3
+        np.testing.assert_allclose(record["image"].reshape(-1, 3).mean(0), (200, 40, 90), atol=4)
+    grey = open_images("tiny_paintings", "train", paintings, channels=1, **names)
+    assert grey[0]["image"].shape[2] == 1
+
+
+@pytest.mark.parametrize(
+    ("features", "told"),
+    [
+        ({"image_feature": "title"}, "no image feature 'title'; its image features: painting"),
+        (
+            {"image_feature": "painting", "label_feature": "title"},
+            "no label feature 'title'; its label features: school",
+        ),
+    ],
+)
+def test_a_feature_of_another_kind_names_those_that_there_are(features, told, paintings):
+    with pytest.raises(DataError, match=told) as error:
+        open_images("tiny_paintings", "train", paintings, **features)
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_image_is_told_in_one_line(paintings):
+    source = open_images(
+        "tiny_paintings", "train", paintings, image_feature="painting", label_feature="school"
+    )
+    source._records = [{"painting": b"no image", "school": 0}]
+    with pytest.raises(DataError, match=r"record 0 of ImageSource\(tiny_paintings.*cannot be read") as error:
+        source[0]
+    assert "\n" not in str(error.value)

@@ -1,0 +1,212 @@
+"""Batches of images: shards, epochs, augmentation by chance that repeats, exact resumption."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddiloco.config import ConfigError
+from ddiloco.data import DataError, open_images
+from ddiloco.data.images import (
+    augmented,
+    held_out_images,
+    make_image_batches,
+    part_of,
+    resized,
+    shifted,
+    squared,
+)
+from ddiloco.data.settings import ClassificationConfig
+
+
+@pytest.fixture
+def config(digits_dir):
+    return ClassificationConfig(data_dir=digits_dir, keep=True, train_split="train[:40]")
+
+
+def batches(config, shards=(0,), num_shards=4, batch_size=4, seed=7, size=8, channels=1, num_classes=10):
+    return make_image_batches(
+        config,
+        size,
+        channels,
+        num_classes,
+        shards=shards,
+        num_shards=num_shards,
+        batch_size=batch_size,
+        seed=seed,
+    )
+
+
+def assert_equal(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def drawn(config, count, **options):
+    """The first `count` images as bytes."""
+    rows = itertools.chain.from_iterable(batch["image"] for batch in batches(config, **options))
+    return [row.tobytes() for row in itertools.islice(rows, count)]
+
+
+def stored(digits_dir, split="train[:40]"):
+    source = open_images("digits", split, digits_dir, channels=1)
+    return [source[i]["image"].tobytes() for i in range(len(source))]
+
+
+def test_a_batch_keeps_the_contract(config):
+    batch = next(batches(config))
+    shapes = {name: (array.shape, array.dtype) for name, array in batch.items()}
+    assert shapes == {
+        "image": ((4, 8, 8, 1), np.uint8),
+        "label": ((4,), np.int32),
+        "weights": ((4,), np.int32),
+    }
+    assert (batch["weights"] == 1).all()
+
+
+def test_an_epoch_of_a_shard_is_its_images_and_each_epoch_has_an_order_of_its_own(config, digits_dir):
+    plain = dataclasses.replace(config, crop="none")
+    found = drawn(plain, 30, shards=(1,))
+    epochs = [found[:10], found[10:20], found[20:]]
+    assert all(sorted(epoch) == sorted(stored(digits_dir)[1::4]) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_stored_order_is_kept_where_nothing_is_shuffled(config, digits_dir):
+    plain = dataclasses.replace(config, crop="none", shuffle=False)
+    assert drawn(plain, 20) == stored(digits_dir)[::4] * 2
+
+
+def test_images_keep_their_labels(config, digits_dir):
+    source = open_images("digits", "train[:40]", digits_dir, channels=1)
+    label = {record["image"].tobytes(): record["label"] for record in source}
+    for batch in itertools.islice(batches(dataclasses.replace(config, crop="none")), 6):
+        assert [label[row.tobytes()] for row in batch["image"]] == batch["label"].tolist()
+
+
+def test_data_parallel_draws_the_very_rows_of_the_learners(config):
+    learners = [batches(config, shards=(shard,), batch_size=3) for shard in range(4)]
+    together = batches(config, shards=(0, 1, 2, 3), batch_size=12)
+    for _ in range(8):
+        parts = [next(learner) for learner in learners]
+        assert_equal(next(together), {name: np.concatenate([p[name] for p in parts]) for name in parts[0]})
+
+
+@pytest.mark.parametrize(("prefetch", "threads"), [(0, 0), (3, 2)])
+@pytest.mark.parametrize("steps", [0, 1, 9])
+def test_a_restored_iterator_continues_exactly(config, prefetch, threads, steps):
+    config = dataclasses.replace(config, prefetch=prefetch, threads=threads)
+    original = batches(config, shards=(3, 0))
+    for _ in range(steps):
+        next(original)
+    state = json.loads(json.dumps(original.get_state()))
+    expected = [next(original) for _ in range(5)]
+    restored = batches(config, shards=(3, 0))
+    next(restored)
+    restored.set_state(state)
+    for batch in expected:
+        assert_equal(next(restored), batch)
+    assert restored.get_state() == original.get_state()
+    original.close()
+    restored.close()
+
+
+def test_threads_change_no_image(config):
+    assert drawn(config, 30) == drawn(dataclasses.replace(config, threads=3), 30)
+
+
+def test_a_seed_repeats_the_augmentation_and_another_changes_it(config):
+    assert drawn(config, 30) == drawn(config, 30) != drawn(config, 30, seed=8)
+
+
+def test_the_same_image_is_augmented_anew_in_each_epoch(config):
+    assert len(set(drawn(config, 20, shards=(2,), num_shards=40))) > 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seed": 8}, "seed was 7, is 8"),
+        ({"config": {"flip": True}}, "augmentation was"),
+        ({"size": 6}, r"image was \[8, 8, 1\], is \[6, 6, 1\]"),
+    ],
+)
+def test_a_state_of_another_stream_is_refused_with_the_difference(config, change, says):
+    state = batches(config).get_state()
+    other = dataclasses.replace(config, **change.pop("config", {}))
+    with pytest.raises(DataError, match=says):
+        batches(other, **change).set_state(state)
+
+
+def test_more_shards_than_images_and_more_classes_than_the_model_has_are_refused(config):
+    with pytest.raises(DataError, match=r"digits has 40 images in split train\[:40\], too few for 41 shards"):
+        batches(config, num_shards=41)
+    with pytest.raises(ConfigError, match=r"config\.model\.num_classes: is 9, but digits/1\.0\.0 has 10"):
+        batches(config, num_classes=9)
+
+
+def test_held_out_images_are_spread_evenly_and_never_augmented(config, digits_dir):
+    known = stored(digits_dir, "test")
+    found = [row.tobytes() for batch in held_out_images(config, 8, 1, 10, 4, 5) for row in batch["image"]]
+    assert found == [known[i * len(known) // 20] for i in range(20)]
+
+
+def test_a_small_held_out_split_is_scored_once_and_the_rest_is_padding(config):
+    small = dataclasses.replace(config, eval_split="test[:10]")
+    found = held_out_images(small, 8, 1, 10, 4, 100)
+    assert [batch["weights"].tolist() for batch in found] == [[1] * 4, [1] * 4, [1, 1, 0, 0]]
+    assert not found[-1]["image"][2:].any()
+
+
+@given(down=st.integers(-3, 3), right=st.integers(-3, 3))
+def test_a_shift_is_a_crop_of_the_padded_image(down, right):
+    image = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
+    padded = np.pad(image, ((3, 3), (3, 3), (0, 0)))
+    np.testing.assert_array_equal(
+        shifted(image, down, right), padded[3 - down : 10 - down, 3 - right : 8 - right]
+    )
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(0.05, 1.0), st.integers(0, 10_000))
+def test_a_random_part_lies_in_the_image(height, width, smallest, seed):
+    top, left, rows, columns = part_of((height, width), smallest, np.random.default_rng(seed))
+    assert 0 <= top <= top + rows <= height and 0 <= left <= left + columns <= width
+    assert rows and columns
+
+
+def test_random_parts_have_the_areas_and_shapes_asked_for():
+    rng = np.random.default_rng(0)
+    parts = np.array([part_of((300, 300), 0.25, rng) for _ in range(2000)])
+    areas, aspects = parts[:, 2] * parts[:, 3] / 300**2, parts[:, 3] / parts[:, 2]
+    assert 0.24 < areas.min() < 0.27 and areas.max() > 0.9
+    assert 0.74 < aspects.min() < 0.78 and 1.28 < aspects.max() < 1.35
+
+
+def test_half_of_the_images_are_mirrored_where_flips_are_allowed(config):
+    image = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
+    allowed = dataclasses.replace(config, crop="none", flip=True)
+    rng = np.random.default_rng(1)
+    found = [augmented(image, 8, allowed, rng) for _ in range(400)]
+    mirrored = sum(np.array_equal(row, image[:, ::-1]) for row in found)
+    assert 160 < mirrored < 240
+    assert mirrored + sum(np.array_equal(row, image) for row in found) == 400
+
+
+def test_a_rectangle_becomes_the_central_square_at_the_size_asked_for():
+    image = np.zeros((40, 20, 3), np.uint8)
+    image[10:30] = 200
+    np.testing.assert_array_equal(squared(image, 10, 1.0), np.full((10, 10, 3), 200))
+    np.testing.assert_array_equal(squared(image, 20, 1.0), image[10:30])
+    assert squared(image[..., :1], 6, 0.5).shape == (6, 6, 1)
+
+
+def test_scaling_down_by_two_of_a_smooth_image_is_the_mean_of_neighbours():
+    ramp = np.repeat(np.arange(0, 240, 2, dtype=np.uint8)[None, :, None], 120, axis=0)
+    halved = resized(ramp, (0, 0, 120, 120), 60)
+    expected = ramp.reshape(60, 2, 60, 2).mean(axis=(1, 3))
+    np.testing.assert_allclose(halved[5:-5, 5:-5, 0], expected[5:-5, 5:-5], atol=1)

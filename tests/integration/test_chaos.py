@@ -1,0 +1,64 @@
+"""Real processes under real faults: nothing committed is lost, nothing is counted twice, and all is told."""
+
+import json
+
+from tests.integration.programs import LIMIT, SMALLEST
+
+LEARNERS = 3
+SHORT = (
+    f"--config.sync.num_learners={LEARNERS}",
+    f"--config.train.min_step_seconds={(0.1,) * LEARNERS}",
+    "--config.train.steps=300",  # at least 20 s: the clock may count steps of 0.1 s up to 1.5 times
+    "--chaos.steady_seconds=1",
+    "--chaos.seconds=12",
+    "--chaos.learner_every=9",
+    "--chaos.syncer_every=12",
+    "--chaos.seed=40",  # a kill, a hang and a partition of learners, and a kill of the syncer
+)
+
+
+def smallest():
+    """The model and the data of the smallest run, not its steps."""
+    kept = ("--config.model.", "--config.data.", "--config.eval.num", "--config.eval.batch")
+    return [argument for argument in SMALLEST if argument.startswith(kept)]
+
+
+def test_a_run_of_processes_survives_its_killer_and_tells_of_it(programs, tmp_path):
+    data = f"--config.data.data_dir={programs.data_dir}"
+    where = f"--workdir={tmp_path}"
+    config = "--config=configs/chaos_processes.py:quick"
+    process = programs.start("chaos", config, *smallest(), data, *SHORT, where)
+    out, err = process.communicate(timeout=3 * LIMIT)
+    report = json.loads((tmp_path / "chaos.json").read_text())
+    assert report["outer_steps"]["problems"] == report["work"]["problems"] == [], err
+    assert report["outer_steps"]["lost"] == report["outer_steps"]["twice"] == 0
+    assert report["work"]["twice_tokens"] == 0
+    assert report["outer_steps"]["committed"] > 0 < report["work"]["contributions"]
+    assert process.returncode == (0 if report["uptime"] == 1 else 1), err
+    assert sum(report["faults"].values()) >= 3
+    assert 0 < report["goodput"] < 1
+    assert report["loss"] > 0
+    faults = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    struck = sum(line["event"] in ("kill", "hang", "partition") for line in faults)
+    assert struck == sum(report["faults"].values())
+    killed = sum(line["event"] == "kill" for line in faults)
+    assert killed, "the seed's plan has kills"
+    starts = sum(line["event"] == "start" for line in faults)
+    assert starts >= 1 + LEARNERS + killed - 1  # the run may end before the last one is started again
+    assert "| outer steps |" in out
+    assert (tmp_path / "chaos.png").stat().st_size > 10_000
+
+
+def test_what_it_cannot_do_is_told_in_one_line(programs):
+    wrong = {
+        "--config=configs/dense.py --config.driver=remote": "config: configs/dense.py has no "
+        "get_chaos(preset)",
+        "--config.driver=local": "config.driver: is local, but must be remote",
+        "--chaos.hang_share=2": "chaos.hang_share: is 2.0, but must be at least 0.0 and at most 1.0",
+        "--chaos.sead=1": "chaos.sead: no such setting; did you mean seed?",
+        "--chaos.seed=x": "chaos.seed: is 'x', but must be of type int",
+    }
+    running = {told: programs.start("chaos", *arguments.split()) for arguments, told in wrong.items()}
+    for told, process in running.items():
+        done = programs.finish(process)
+        assert (done.returncode, done.stderr) == (2, f"error: {told}\n")

@@ -1,0 +1,161 @@
+"""The vision transformer against a float64 reference; its loss, its count of operations, its settings."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ddiloco.config import ConfigError, build
+from ddiloco.models import flops_per_token
+from ddiloco.models.vit import ViTConfig, patches, sincos_positions
+from ddiloco.training.loss import label_loss, statistics
+from ddiloco.training.parameters import abstract_parameters, forward, init_parameters, num_parameters
+from tests.models.vit_reference import classify
+
+TINY = ViTConfig(
+    image_size=6,
+    channels=3,
+    num_classes=5,
+    patch_size=3,
+    num_layers=2,
+    model_dim=16,
+    num_heads=4,
+    mlp_dim=24,
+    pixel_mean=(0.5, 0.4, 0.3),
+    pixel_std=(0.2, 0.3, 0.4),
+    compute_dtype="float32",
+)
+
+
+def random_parameters(config, seed=0):
+    """Parameters none of which is at a special value."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: jnp.asarray(rng.normal(float(name.endswith("scale")), 0.3, leaf.shape).astype(np.float32))
+        for name, leaf in abstract_parameters(config).items()
+    }
+
+
+def labelled_images(config, rows, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = (rows, config.image_size, config.image_size, config.channels)
+    return {
+        "image": rng.integers(0, 256, shape, np.uint8),
+        "label": rng.integers(0, config.num_classes, rows).astype(np.int32),
+        "weights": np.ones(rows, np.int32),
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"positions": "sincos", "pooling": "token"},
+        {"channels": 1, "pixel_mean": (0.3,), "pixel_std": (0.4,), "image_size": 9},
+    ],
+    ids=["learned_mean", "sincos_token", "grey"],
+)
+def test_forward_is_the_float64_reference(changes):
+    config = dataclasses.replace(TINY, **changes)
+    params, images = random_parameters(config), labelled_images(config, 3)["image"]
+    logits = jax.jit(forward, static_argnums=0)(config, params, images)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, classify(params, config, images), rtol=1e-5, atol=1e-5)
+
+
+def test_patches_hold_each_pixel_once_in_reading_order():
+    image = np.arange(2 * 4 * 6 * 2).reshape(2, 4, 6, 2)
+    cut = np.asarray(patches(image, 2))
+    assert cut.shape == (2, 6, 8)
+    np.testing.assert_array_equal(cut[1, 4], image[1, 2:4, 2:4].reshape(-1))
+    assert sorted(cut.reshape(-1)) == list(range(96))
+
+
+def test_fixed_positions_differ_between_all_places():
+    table = sincos_positions(14, 14, 64)
+    assert len(np.unique(table.round(6), axis=0)) == 196
+    np.testing.assert_allclose((table**2).sum(axis=1), 32, rtol=1e-6)
+
+
+def test_the_loss_is_the_mean_of_log_probabilities_and_padding_does_not_count():
+    params, batch = random_parameters(TINY), labelled_images(TINY, 6)
+    batch["weights"][4:] = 0
+    sums = jax.jit(label_loss, static_argnums=(0, 3))(TINY, params, batch, 0.0)
+    logits = classify(params, TINY, batch["image"][:4])
+    log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    label = batch["label"][:4]
+    assert sums.nll == pytest.approx(-log_probabilities[np.arange(4), label].sum(), rel=1e-5)
+    assert (sums.tokens, sums.objective) == (4, sums.nll)
+    told = statistics(TINY, sums)
+    assert told["accuracy"] == pytest.approx(np.mean(logits.argmax(axis=1) == label))
+
+
+def test_the_z_loss_adds_the_square_of_the_normaliser():
+    params, batch = random_parameters(TINY), labelled_images(TINY, 4)
+    sums = jax.jit(label_loss, static_argnums=(0, 3))(TINY, params, batch, 0.1)
+    logits = classify(params, TINY, batch["image"])
+    expected = sums.nll + 0.1 * (np.log(np.exp(logits).sum(axis=1)) ** 2).sum()
+    assert float(sums.objective) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_accuracy_without_any_answer_is_zero_and_no_error():
+    params, batch = random_parameters(TINY), labelled_images(TINY, 2)
+    batch["weights"][:] = 0
+    sums = jax.jit(label_loss, static_argnums=0)(TINY, params, batch)
+    assert statistics(TINY, sums)["accuracy"] == 0
+
+
+def test_parameters_and_operations_are_those_of_the_published_base_model():
+    base = ViTConfig(
+        image_size=224,
+        channels=3,
+        num_classes=1000,
+        patch_size=16,
+        num_layers=12,
+        model_dim=768,
+        num_heads=12,
+        mlp_dim=3072,
+        pooling="token",
+    )
+    # Published with a place of the class token and biases of the keys, neither of which changes anything.
+    assert num_parameters(base) == 86_567_656 - 768 - 12 * 768
+    # 17.6e9 multiply-adds forward, as usually given; three times two operations with the backward pass.
+    assert flops_per_token(base, 1) == pytest.approx(6 * 17.6e9, rel=0.01)
+
+
+def test_rematerialised_layers_give_the_same_gradient():
+    one_layer = dataclasses.replace(TINY, num_layers=1)
+    batch, params = labelled_images(one_layer, 2), init_parameters(one_layer, 1)
+
+    def gradient(config):
+        return jax.jit(jax.grad(lambda params: label_loss(config, params, batch).objective))(params)
+
+    plain, again = gradient(one_layer), gradient(dataclasses.replace(one_layer, remat=True))
+    for name, leaf in plain.items():
+        np.testing.assert_allclose(leaf, again[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"patch_size": 3}, "model.patch_size: is 3, but must be a divisor of image_size 8"),
+        ({"num_heads": 3}, "model.num_heads: is 3, but must be a divisor of model_dim 64"),
+        (
+            {"model_dim": 66, "num_heads": 2, "positions": "sincos"},
+            "model.model_dim: is 66, but positions sincos need a multiple of 4",
+        ),
+        ({"pixel_std": (0.1, 0.2)}, "model.pixel_std: has 2 entries, but must have 1 or one a channel"),
+        ({"pixel_std": (0.0,)}, "model.pixel_std: is 0.0, but must be above 0.0"),
+        ({"channels": 2}, "model.channels: is 2, but must be one of 1, 3"),
+        (
+            {"attention": "cudnn", "compute_dtype": "float32"},
+            "model.attention: is cudnn, but that needs compute_dtype bfloat16",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_told_in_a_line(values, told):
+    with pytest.raises(ConfigError) as raised:
+        build(ViTConfig, values, "model")
+    assert str(raised.value) == told

@@ -1,0 +1,104 @@
+"""A run whose syncer died: what the next one writes counts from the beginning of the run."""
+
+import json
+
+from ddiloco.goodput.accounting import State
+from ddiloco.observe.monitor import Monitor
+from ddiloco.observe.records import Evaluated, Noted, Resumed, RunInfo, StateChanged, StepDone, Transferred
+
+INFO = RunInfo("decoupled", 2, 1000, 2, 8, 0, {0: 1, 1: 1})
+
+
+def monitor(workdir, *records, resume=False):
+    """A monitor that has taken these records, and its summary."""
+    one = Monitor(workdir, INFO, live=False, log_every=1, clock=None, resume=resume)
+    for record in records:
+        one.queue.put(record)
+    return one.stop()
+
+
+def merge(fragment, version, learners, time):
+    values = {"step": version, "fragment": fragment, "version": version, "quorum": len(learners)}
+    return Noted("round", {**values, "learners": learners, "tokens": 10, "grace_seconds": 0.5}, time)
+
+
+def steps(learner, first, count, time):
+    return [StepDone(learner, first + i, time + i, 10, {"loss": 1.0}) for i in range(count)]
+
+
+FIRST = [
+    StateChanged(0, State.STARTING, 100.0),
+    StateChanged(1, State.STARTING, 100.0),
+    StateChanged(0, State.STEPPING, 101.0),
+    StateChanged(1, State.STEPPING, 101.0),
+    *steps(0, 1, 3, 102.0),
+    *steps(1, 1, 2, 102.0),
+    Transferred(0, 100, 200),
+    Noted("drop", {"learner": 0, "reason": "late"}, 103.0),
+    Noted("recovered", {"learner": 0, "inner_state": "fresh"}, 103.0),
+    merge(0, 1, [0, 1], 103.0),
+    Evaluated(1, 50, 103.5, 4.0, {"accuracy": 0.5}),
+    StateChanged(1, State.FAILED, 104.0),
+]
+THEN = [
+    *steps(0, 4, 2, 106.0),
+    Transferred(0, 1, 2),
+    Noted("drop", {"learner": 0, "reason": "late"}, 106.5),
+    Noted("recovered", {"learner": 1, "inner_state": "peer", "donor_step": 4}, 106.5),
+    merge(1, 1, [0], 106.5),
+    StateChanged(1, State.STEPPING, 107.0),
+    *steps(1, 3, 1, 108.0),
+    Evaluated(5, 90, 108.5, 3.0, {"accuracy": 0.75}),
+]
+CONTINUED = (
+    "inner_steps",
+    "tokens",
+    "rounds",
+    "outer_steps",
+    "mean_quorum",
+    "eval_history",
+    "wall_seconds",
+    "goodput",
+    "uptime",
+    "lost",
+    "bytes_sent",
+    "bytes_received",
+    "drops",
+    "inner_states",
+)
+
+
+def test_two_processes_one_after_the_other_count_as_one(tmp_path):
+    whole = monitor(tmp_path / "whole", *FIRST, *THEN)
+    monitor(tmp_path / "parts", *FIRST)
+    both = monitor(tmp_path / "parts", *THEN, resume=True)
+    assert {name: both[name] for name in CONTINUED} == {name: whole[name] for name in CONTINUED}
+    assert both["tokens"] == {"0": 50, "1": 30}
+    assert both["goodput"] < 1
+
+
+def test_merges_whose_lines_a_crash_took_count_by_the_durable_versions(tmp_path):
+    monitor(tmp_path, *FIRST)
+    told = monitor(tmp_path, Resumed((1, 2), 105.0), *THEN, resume=True)
+    assert (told["outer_steps"], told["rounds"]) == ({"0": 1, "1": 3}, 4)
+    assert told["mean_quorum"] == 1.5
+
+
+def test_torn_and_foreign_lines_are_passed_over(tmp_path):
+    monitor(tmp_path, *FIRST)
+    for name in ("states.jsonl", "rounds.jsonl", "learners/0/steps.jsonl"):
+        with (tmp_path / name).open("a") as file:
+            file.write('{"time": 103.9, "st')
+    (tmp_path / "learners" / "notes").mkdir()
+    told = monitor(tmp_path, *THEN, resume=True)
+    assert told["tokens"] == {"0": 50, "1": 30}
+    assert told["alarms"] == []
+
+
+def test_states_and_recoveries_have_lines(tmp_path):
+    monitor(tmp_path, *FIRST)
+    states = [json.loads(line) for line in (tmp_path / "states.jsonl").read_text().splitlines()]
+    assert states[-1] == {"time": 104.0, "learner": 1, "state": "failed", "chips": None}
+    assert len(states) == 5
+    line = json.loads((tmp_path / "recoveries.jsonl").read_text())
+    assert line == {"time": 103.0, "learner": 0, "inner_state": "fresh"}

@@ -1,0 +1,177 @@
+"""Tasks: rows are what they say, settings make a round trip, and a model of one's own is one file."""
+
+import json
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from configs import multimodal, vit
+from ddiloco.config import ConfigError
+from ddiloco.data import open_images, open_text
+from ddiloco.models import MODELS
+from ddiloco.runtime.experiment import parse, task_of, to_json
+from ddiloco.runtime.job import run_job
+from ddiloco.tasks import TASKS
+from tests.runtime import workbench
+from tests.tasks import toy
+
+PRESETS = [(vit, "tiny"), (vit, "small,streaming"), (vit, "base,data_parallel"), (multimodal, "tiny,diloco")]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tfds")
+    open_images("digits", "train", folder, channels=1)
+    open_text("stdlib_text", "train", folder)
+    return str(folder)
+
+
+def tiny(name, data_dir, **data):
+    """The settings of the smallest model of a task, without a tokenizer or images of any size."""
+    model = {
+        "dense": {
+            "num_layers": 1,
+            "model_dim": 8,
+            "num_heads": 1,
+            "num_kv_heads": 1,
+            "head_dim": 8,
+            "mlp_dim": 8,
+        },
+        "vit": {"num_layers": 1, "model_dim": 8, "num_heads": 1, "mlp_dim": 8},
+        "captioner": {
+            **{
+                "num_layers": 1,
+                "model_dim": 8,
+                "num_heads": 1,
+                "num_kv_heads": 1,
+                "head_dim": 8,
+                "mlp_dim": 8,
+            },
+            "patch_size": 4,
+        },
+        "toy": {},
+    }[name]
+    return {
+        "model": {"name": name, **model},
+        "data": {"data_dir": data_dir, **data},
+        "train": {"steps": 4, "batch_size": 2},
+        "inner": {"warmup_steps": 1},
+        "sync": {"num_learners": 2, "num_fragments": 2, "interval": 2, "overlap": 1},
+        "eval": {"every": 2, "num_batches": 1, "batch_size": 4},
+    }
+
+
+@pytest.mark.parametrize("name", ["dense", "vit", "captioner"])
+def test_rows_have_the_shapes_that_the_task_says(name, data_dir):
+    experiment = parse(tiny(name, data_dir))
+    task = task_of(experiment)
+    for batch in (next(task.batches((0, 1), 2, 4)), task.held_out(4, 1)[0]):
+        told = {key: ((4, *leaf.shape), np.dtype(leaf.dtype)) for key, leaf in task.row.items()}
+        assert {key: (array.shape, array.dtype) for key, array in batch.items()} == told
+        assert 0 < batch["weights"].sum() <= 4 * task.row_tokens
+
+
+@pytest.mark.parametrize("name", ["dense", "vit", "captioner"])
+def test_batches_are_a_function_of_the_seed_and_resume(name, data_dir):
+    task = task_of(parse(tiny(name, data_dir)))
+    first, again = task.batches((1,), 2, 4), task.batches((1,), 2, 4)
+    next(first)
+    again.set_state(json.loads(json.dumps(first.get_state())))
+    jax.tree.map(np.testing.assert_array_equal, next(first), next(again))
+
+
+def test_every_model_has_a_task_that_there_is():
+    assert {model.task for model in MODELS.values()} <= set(TASKS)
+
+
+@pytest.mark.parametrize(("config", "preset"), PRESETS, ids=lambda value: getattr(value, "__name__", value))
+def test_presets_parse_and_make_a_round_trip(config, preset):
+    experiment = parse(config.get_config(preset))
+    assert parse(json.loads(json.dumps(to_json(experiment)))) == experiment
+    assert (experiment.sample is None) == (config is vit)
+
+
+@pytest.mark.parametrize("config", [vit, multimodal])
+def test_the_config_shows_every_setting_and_no_other(config):
+    shown = config.get_config()
+    settings = to_json(parse(shown))
+    assert {name for name in settings if settings[name] is not None} == set(shown)
+    for group in ("model", "data", *(["sample"] if "sample" in shown else [])):
+        assert set(settings[group]) == set(shown[group]), group
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        (
+            "vit",
+            {"sample": {"images": 3}},
+            "config.sample: is there, but classification (of the model vit) shows",
+        ),
+        ("vit", {"data": {"sequence_length": 3}}, "config.data.sequence_length: no such setting"),
+        ("dense", {"data": {"crop": "none"}}, "config.data.crop: no such setting"),
+        ("dense", {"data": 3}, "config.data: is 3, but is a group of settings"),
+        ("captioner", {"sample": {"tokens": 3}}, "config.sample.tokens: no such setting"),
+        (
+            "captioner",
+            {"model": {"name": "captioner", "vocab_size": 99}},
+            "config.model.vocab_size: is 99, but bytes",
+        ),
+        (
+            "vit",
+            {"data": {"crop": "some"}},
+            "config.data.crop: is 'some', but must be one of padded, resized, none",
+        ),
+    ],
+)
+def test_settings_of_another_task_are_told_in_a_line(name, changes, told):
+    with pytest.raises(ConfigError) as raised:
+        parse({**tiny(name, None), **changes})
+    assert str(raised.value).startswith(told)
+    assert "\n" not in str(raised.value)
+
+
+def test_captions_are_shown_with_the_truth_where_they_are_wrong(data_dir):
+    experiment = parse({**tiny("captioner", data_dir), "sample": {"images": 3}})
+    task = task_of(experiment)
+    truth = task.sample(dict(_constant(experiment, task)))
+    assert len(truth.splitlines()) == 3
+    assert all(line.endswith(")") and "(" in line for line in truth.splitlines())
+    assert task_of(parse({**tiny("captioner", data_dir), "sample": {"images": 0}})).sample({}) is None
+
+
+def _constant(experiment, task):
+    """Parameters with which the model always writes `a`."""
+    from ddiloco.training.parameters import abstract_parameters
+
+    for name, leaf in abstract_parameters(experiment.model).items():
+        yield name, np.zeros(leaf.shape, np.float32)
+
+
+def run(values, workdir):
+    with workbench.devices(1):
+        result = run_job(parse(values), workdir, threading.Event(), live=False)
+    assert result.failure is None
+    return result.summary
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
+def test_a_model_in_a_file_of_its_own_trains_when_it_has_a_name(algorithm, data_dir, tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "toy", toy.MODEL)
+    values = {**tiny("toy", data_dir, sequence_length=16), "sample": {"tokens": 4}}
+    summary = run({**values, "algorithm": algorithm, "driver": "virtual"}, tmp_path)
+    assert summary["finished"] and summary["num_params"] == 2 * 259 * 8
+    history = [entry["loss"] for entry in summary["eval_history"]]
+    assert history[-1] != history[0]
+    assert len((tmp_path / "sample.txt").read_text()) >= len("def ")
+
+
+@pytest.mark.parametrize("name", ["vit", "captioner"])
+@pytest.mark.parametrize("algorithm", ["elastic_data_parallel", "lone_learner"])
+def test_images_train_under_the_baselines_too(name, algorithm, data_dir, tmp_path):
+    summary = run({**tiny(name, data_dir), "algorithm": algorithm, "driver": "virtual"}, tmp_path)
+    assert summary["finished"]
+    assert 0 <= summary["eval_accuracy"] <= 1
+    assert (tmp_path / "sample.txt").exists() == (name == "captioner")

@@ -1,0 +1,82 @@
+"""Experts over a mesh: steps and evaluations give the same numbers on one device and on eight."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from ddiloco.models.moe import MoEConfig
+from ddiloco.training.evaluation import evaluate, make_eval_step
+from ddiloco.training.inner_optimizer import InnerConfig
+from ddiloco.training.mesh import parameter_shardings
+from ddiloco.training.parameters import abstract_parameters
+from ddiloco.training.step import init_state, make_train_step, shard_batch
+from tests.training.batches import mesh_of, packed_batch
+
+CONFIG = MoEConfig(
+    vocab_size=32,
+    num_layers=1,
+    model_dim=16,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=4,
+    num_experts=8,
+    experts_per_token=2,
+    expert_dim=8,
+    capacity_factor=0.75,
+    compute_dtype="float32",
+    balance_weight=0.1,
+    router_z_weight=0.01,
+)
+DROPLESS = dataclasses.replace(CONFIG, capacity_factor=None)
+INNER = InnerConfig(learning_rate=1e-3, warmup_steps=0)
+BATCHES = [packed_batch(seed, 16, 12, 32) for seed in range(2)]
+
+
+def run(config, mesh, inner=INNER):
+    """Parameters and metrics after each step, and the score after the last."""
+    step = make_train_step(config, inner, 10, mesh)
+    state, history = init_state(config, inner, mesh, seed=0), []
+    for clock, batch in enumerate(BATCHES):
+        state, metrics = step(state, shard_batch(batch, mesh), np.int32(clock))
+        history.append(jax.device_get(metrics))
+    score = evaluate(config, make_eval_step(config, mesh), state.params, BATCHES, mesh)
+    return jax.device_get(state.params), history, score
+
+
+@functools.cache
+def alone(config):
+    return run(config, mesh_of(1))
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "accumulation"),
+    [
+        (CONFIG, {"data": 1, "expert": 8}, 1),
+        (CONFIG, {"data": 1, "fsdp": 2, "tensor": 2, "expert": 2}, 2),
+        (DROPLESS, {"data": 2, "expert": 4}, 1),
+    ],
+    ids=["capped_expert8", "capped_mixed_accumulated", "dropless_data2_expert4"],
+)
+def test_eight_devices_agree_with_one_drops_and_balance_included(config, sizes, accumulation):
+    expected_params, expected_history, expected_score = alone(config)
+    inner = dataclasses.replace(INNER, accumulation=accumulation)
+    params, history, score = run(config, mesh_of(8, **sizes), inner)
+    for metrics, expected in zip(history, expected_history, strict=True):
+        assert metrics.keys() == expected.keys()
+        for name in metrics:
+            np.testing.assert_allclose(metrics[name], expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
+    assert (history[0]["dropped_share"] > 0) is np.bool_(config is CONFIG)
+    for name in params:
+        np.testing.assert_allclose(params[name], expected_params[name], rtol=2e-5, atol=2e-5, err_msg=name)
+    assert score.loss == pytest.approx(expected_score.loss, rel=1e-6)
+    assert score.statistics == pytest.approx(expected_score.statistics, rel=1e-5, abs=1e-6)
+
+
+def test_each_device_holds_its_own_experts():
+    shardings = parameter_shardings(CONFIG, mesh_of(8, data=2, expert=4))
+    for name, leaf in abstract_parameters(CONFIG).items():
+        held = shardings[name].shard_shape(leaf.shape)
+        assert held == ((2, *leaf.shape[1:]) if "/experts/" in name else leaf.shape)

@@ -22,7 +22,7 @@ CLOCK_RATE = 1.5  # clock ticks a step: learners out of phase set each other's c
 
 
 def get_config(preset: str = "default") -> ConfigDict:
-    """The settings of the run: a tiny model, 0.13M parameters, and as many steps as the faults need."""
+    """The settings of the run: a tiny model, 0.15M parameters, and as many steps as the faults need."""
     chaos = get_chaos(preset)
     config = dense.get_config("tiny")
     config.driver = "remote"

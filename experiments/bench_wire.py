@@ -142,6 +142,7 @@ def _syncer(pipe: Connection, size: int) -> None:
 
     server = SyncerServer(_terms(size), Security(), CONFIG, connect, heard.put, lambda record: None)
     port = server.start("127.0.0.1:0")
+    server.open()
     listening = socket.create_server(("127.0.0.1", 0))
     pipe.send((f"127.0.0.1:{port}", listening.getsockname()))
     raw, _ = listening.accept()

@@ -27,8 +27,10 @@ setup(
         "numpy>=2.0",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
+        "pillow>=11",
         "protobuf>=7.35.1",  # that wire_pb2.py was generated for
         "rich>=13.7",
+        "scikit-learn>=1.5",
         "sentencepiece>=0.2",
         "scipy>=1.11",
         "tensorboardX>=2.6",

@@ -1,6 +1,7 @@
 """Dense decoder-only language models, trained with Decoupled DiLoCo.
 
   python -m experiments.train --config=configs/dense.py[:SIZE][,ALGORITHM] [--config.any.field=value]
+  python -m experiments.compare --config=configs/dense.py[:SIZE]
 
 SIZE
   tiny      0.8M parameters on the Python standard library's sources; under 4 minutes on 2 CPU cores (default)
@@ -13,7 +14,7 @@ ALGORITHM
 
 from ml_collections import ConfigDict, config_dict
 
-from configs import remote, virtual
+from configs import baselines, remote, virtual
 
 SIZES = ("tiny", "small", "2b", "5b", "9b")
 ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel", "lone_learner")
@@ -169,3 +170,8 @@ def outer(algorithm: str) -> ConfigDict:
     c.codec = "f32"  # what learners send: parameters in f32, or outer gradients in bf16, int8, int4
     c.error_feedback = False  # a learner's next encoding also brings what its last merged one left out
     return c
+
+
+def get_comparison(size: str = "tiny") -> list[dict]:
+    """Five algorithms side by side, in virtual time."""
+    return baselines.comparison(get_config, size, SIZES)

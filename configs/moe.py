@@ -1,6 +1,7 @@
 """Mixture-of-experts language models: configs/dense.py with a choice of experts by token in place of the MLP.
 
   python -m experiments.train --config=configs/moe.py[:SIZE][,ALGORITHM] [--config.any.field=value]
+  python -m experiments.compare --config=configs/moe.py[:SIZE]
 
 SIZE         parameters, activated by a token (--dry_run prints both)
   tiny       2.4M, 0.8M; on the Python standard library's sources, minutes on 2 CPU cores (default)
@@ -12,7 +13,7 @@ ALGORITHM    as in configs/dense.py
 
 from ml_collections import ConfigDict
 
-from configs import dense
+from configs import baselines, dense
 
 SIZES = ("tiny", "small", "2.8b", "3.8b")
 
@@ -51,3 +52,8 @@ def model(size: str) -> ConfigDict:
 
 def _dense(size: str) -> str:
     return "2b" if size in ("2.8b", "3.8b") else size
+
+
+def get_comparison(size: str = "tiny") -> list[dict]:
+    """Five algorithms side by side, in virtual time."""
+    return baselines.comparison(get_config, size, SIZES)

@@ -1,6 +1,7 @@
 """Text and vision in one decoder that captions images, trained with Decoupled DiLoCo.
 
   python -m experiments.train --config=configs/multimodal.py[:SIZE][,ALGORITHM] [--config.any.field=value]
+  python -m experiments.compare --config=configs/multimodal.py[:SIZE]
 
 SIZE
   tiny    0.4M parameters; canvases of one to three handwritten digits, in words: "four two seven" (default)
@@ -12,7 +13,7 @@ Scored by exact match of greedy decoding on canvases of held-out digits (eval_ac
 
 from ml_collections import ConfigDict, config_dict
 
-from configs import dense
+from configs import baselines, dense
 
 SIZES = ("tiny", "small")
 
@@ -62,3 +63,8 @@ def data(size: str) -> ConfigDict:
     c.threads = 0  # that make the canvases of a batch; 0: only the one that asks
     c.prefetch = 0  # batches that a thread prepares ahead; 0: none, no thread
     return c
+
+
+def get_comparison(size: str = "tiny") -> list[dict]:
+    """Five algorithms side by side, in virtual time."""
+    return baselines.comparison(get_config, size, SIZES)

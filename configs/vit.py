@@ -1,6 +1,7 @@
 """Vision transformers that classify images, trained with Decoupled DiLoCo.
 
   python -m experiments.train --config=configs/vit.py[:SIZE][,ALGORITHM] [--config.any.field=value]
+  python -m experiments.compare --config=configs/vit.py[:SIZE]
 
 SIZE
   tiny    0.1M parameters on scikit-learn's handwritten digits (default)
@@ -14,7 +15,7 @@ figures is an image.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs import dense
+from configs import baselines, dense
 
 SIZES = ("tiny", "small", "base")
 
@@ -87,3 +88,8 @@ def data(size: str) -> ConfigDict:
     c.threads = 0 if size == "tiny" else 16  # that make the images of a batch; 0: only the one that asks
     c.prefetch = 0 if size == "tiny" else 2  # batches that a thread prepares ahead; 0: none, no thread
     return c
+
+
+def get_comparison(size: str = "tiny") -> list[dict]:
+    """Five algorithms side by side, in virtual time."""
+    return baselines.comparison(get_config, size, SIZES)

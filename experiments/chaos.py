@@ -109,8 +109,8 @@ def run(experiment, workdir, faults, plan, stop, overrides=()):
     from ddiloco.chaos import aftermath, killer
     from ddiloco.chaos.traces import read_trace
 
-    watch = Watch(experiment, workdir, killer.Journal(faults))
     over, struck = threading.Event(), threading.Event()
+    watch = Watch(experiment, workdir, killer.Journal(faults), over)
 
     def strike() -> None:
         try:
@@ -139,8 +139,9 @@ def run(experiment, workdir, faults, plan, stop, overrides=()):
 class Watch:
     """The processes of a run as the killer sees them, and their links; writes down their starts and ends."""
 
-    def __init__(self, experiment, workdir: pathlib.Path, journal) -> None:
-        self.journal = journal
+    def __init__(self, experiment, workdir: pathlib.Path, journal, over: threading.Event) -> None:
+        """`over` is set once a learner has done its last step: what remains is the end, not a run."""
+        self.journal, self._over = journal, over
         self._experiment, self._workdir = experiment, workdir
         self._pids: dict[str, int] = {}
         self._proxies = {}
@@ -156,6 +157,8 @@ class Watch:
             self._pids[target] = pid
             return
         self._pids.pop(target, None)
+        if code == 0:
+            self._over.set()
         more = {"code": code}
         if target == SYNCER:
             more |= self._durable()

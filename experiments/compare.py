@@ -1,4 +1,4 @@
-"""Compares what a config file says: `python -m experiments.compare --config=FILE.py --output=DIR`.
+"""Compares what a config file says: `python -m experiments.compare --config=FILE.py [--output=DIR]`.
 
 The file has `get_comparison()`, a list with a dict a row:
 
@@ -7,7 +7,8 @@ The file has `get_comparison()`, a list with a dict a row:
 `label` names the row; `preset` is what stands after the colon of experiments.train's --config; `paper` has
 published figures, shown beside ours (which: `COLUMNS` in experiments/comparison.py); all else are settings.
 What stands after the colon of this program's --config is the function's argument. A setting given here,
---config.any.field=value, holds for every run and goes before a row's own.
+--config.any.field=value, holds for every run and goes before a row's own. Without --output DIR is
+runs/compare-FILE, with the argument behind it.
 
 Each row is trained with each seed of --seeds=0,1,..., in a process of its own, in DIR/<label>/seed=<seed>;
 --jobs=N at a time. A run that has finished with the same settings is not run again. Writes DIR/compare.json,
@@ -26,16 +27,16 @@ from absl import flags
 from experiments import cli, comparison, comparison_figure, runs
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_comparison(), and its argument after a colon.")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder of the comparison.")
+_OUTPUT = flags.DEFINE_string("output", None, "Its folder. Default: runs/compare-FILE-ARGUMENT.")
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds that each row is trained with.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
 _GIVEN = cli.take_overrides()
 
 
 def main(_) -> int:
-    if not _CONFIG.value or not _OUTPUT.value:
-        raise cli.UsageError("compare: give both --config and --output")
-    output = pathlib.Path(_OUTPUT.value)
+    if not _CONFIG.value:
+        raise cli.UsageError("compare: give --config=FILE.py")
+    output = pathlib.Path(_OUTPUT.value or default_output(_CONFIG.value))
     entries = comparison.load(_CONFIG.value)
     rows = comparison.make_rows(_CONFIG.value, entries, parse_seeds(_SEEDS.value), _GIVEN, output)
     settings = {run.workdir: comparison.settings_of(row, run) for row in rows for run in row.runs.values()}
@@ -61,6 +62,12 @@ def main(_) -> int:
     if failed:
         print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def default_output(config: str) -> str:
+    """The folder of a comparison for which none is given: a second call goes on with the first."""
+    path, _, argument = config.partition(":")
+    return f"runs/{runs.folder_name('-'.join(filter(None, ('compare', pathlib.Path(path).stem, argument))))}"
 
 
 def parse_seeds(texts: Sequence[str]) -> list[int]:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments import cli, runs
+from experiments import cli, runs, traffic
 
 
 class Column(NamedTuple):
@@ -33,13 +33,14 @@ class Column(NamedTuple):
 
 COLUMNS = {
     "eval_loss": Column("held-out loss", 1, ".4f"),
+    "eval_accuracy": Column("held-out accuracy", 100, ".1f", "%"),
     "tokens_total": Column("tokens", 1, ",.0f"),
     "wall_seconds": Column("seconds", 1, ",.1f"),
     "time_ratio": Column("time ratio", 1, ".3f"),  # of wall_seconds to the first row's, seed by seed
     "goodput": Column("goodput", 100, ".1f", "%"),
     "uptime": Column("uptime", 100, ".1f", "%"),
     "mean_quorum": Column("mean quorum", 1, ".2f"),
-    "bytes_sent": Column("GB sent", 1e-9, ".4g"),
+    "bytes_moved": Column("GB moved", 1e-9, ".4g"),  # as experiments/traffic.py counts
 }
 _OWN_KEYS = ("label", "preset", "paper")
 
@@ -203,14 +204,17 @@ def _problem(entry: Mapping[str, Any]) -> str | None:
 
 def _entry(seed: int, run: runs.Run, finished: bool) -> dict[str, Any]:
     summary = runs.read_summary(run.workdir) if finished else {}
+    moved, by_score = traffic.moved(run.workdir, summary)
+    figures = {**summary, "bytes_moved": moved}
+    scores = summary.get("eval_history", [])
     return {
         "seed": seed,
         "command": shlex.join(["python", *run.command()]),
         "finished": finished,
         "driver": summary.get("driver"),
-        **{name: summary.get(name) for name in COLUMNS},
+        **{name: figures.get(name) for name in COLUMNS},
         "lost": summary.get("lost", {}),
-        "eval_history": summary.get("eval_history", []),
+        "eval_history": [{**score, "bytes": n} for score, n in zip(scores, by_score, strict=True)],
     }
 
 

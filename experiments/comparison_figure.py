@@ -1,4 +1,4 @@
-"""The figure of a comparison: losses by tokens and by time, where the chips' time went, time to the end."""
+"""The figure of a comparison: scores by tokens, time and bytes, where the chips' time went, and how much."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ Rows = Sequence[Mapping[str, Any]]  # of `experiments.comparison.digest`
 Curve = list[tuple[float, float]]
 
 _SKIPPED = 0.1  # share of a curve's start that may lie above the picture: the fall from the initial loss
+_PLACES = 6  # across a line of panels, which has one, two or three
+_MEASURES = {"loss": "held-out loss (nats/token)", "accuracy": "held-out accuracy"}
 
 
 def draw(path: pathlib.Path, rows: Rows, clock: str) -> None:
@@ -23,37 +25,46 @@ def draw(path: pathlib.Path, rows: Rows, clock: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = _panels(rows, clock)
-    lines = max(1, -(-len(panels) // 2))
-    size = (13 if len(panels) > 1 else 8, lines * max(3.6, 1.4 + 0.42 * len(rows)))
-    figure = Figure(figsize=size, dpi=120, layout="constrained")
-    grid = figure.add_gridspec(lines, 2)
-    for place, panel in enumerate(panels):
-        alone = place == len(panels) - 1 and place % 2 == 0
-        panel(figure.add_subplot(grid[place // 2, :] if alone else grid[place // 2, place % 2]))
-    if not panels:
+    lines = _panels(rows, clock)
+    width = 13 if any(len(line) > 1 for line in lines) else 8
+    height = max(3.6, 1.4 + 0.42 * len(rows))
+    figure = Figure(figsize=(width, max(1, len(lines)) * height), dpi=120, layout="constrained")
+    grid = figure.add_gridspec(max(1, len(lines)), _PLACES)
+    for i, line in enumerate(lines):
+        share = _PLACES // len(line)
+        for j, panel in enumerate(line):
+            panel(figure.add_subplot(grid[i, j * share : (j + 1) * share]))
+    if not lines:
         figure.text(0.5, 0.5, "no run has finished", ha="center", color="0.5")
     FigureCanvasAgg(figure).print_png(path)
 
 
-def _panels(rows: Rows, clock: str) -> list[Callable[[Axes], None]]:
-    panels: list[Callable[[Axes], None]] = []
-    for x, title in (("tokens", "tokens, all learners"), ("seconds", clock)):
-        if any(len(curve) > 1 for row in rows for curve in _curves(row, x)):
-            panels.append(functools.partial(_draw_losses, rows, x, title))
+def _panels(rows: Rows, clock: str) -> list[list[Callable[[Axes], None]]]:
+    """The panels, line by line."""
+    lines: list[list[Callable[[Axes], None]]] = []
+    across = (("tokens", "tokens, all learners"), ("seconds", clock), ("bytes", "bytes over the links"))
+    for y in _MEASURES:
+        lines.append(
+            [
+                functools.partial(_draw_curves, rows, y, x, title)
+                for x, title in across
+                if any(_can_be_drawn(curve) for row in rows for curve in _curves(row, x, y))
+            ]
+        )
+    lines.append([])
     if any(row["mean"]["goodput"] is not None for row in rows):
-        panels.append(functools.partial(_draw_shares, rows))
+        lines[-1].append(functools.partial(_draw_shares, rows))
     if len(rows) > 1 and any(row["mean"]["time_ratio"] is not None for row in rows):
-        panels.append(functools.partial(_draw_times, rows, clock))
-    return panels
+        lines[-1].append(functools.partial(_draw_times, rows, clock))
+    return [line for line in lines if line]
 
 
-def _draw_losses(rows: Rows, x: str, title: str, axes: Axes) -> None:
-    from matplotlib.ticker import EngFormatter
+def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
+    from matplotlib.ticker import EngFormatter, PercentFormatter
 
     tops = []
     for row, colour in zip(rows, _colours(len(rows)), strict=True):
-        curves = [curve for curve in _curves(row, x) if len(curve) > 1]
+        curves = [curve for curve in _curves(row, x, y) if _can_be_drawn(curve)]
         if not curves:
             continue
         if len(curves) > 1:
@@ -64,14 +75,19 @@ def _draw_losses(rows: Rows, x: str, title: str, axes: Axes) -> None:
             continue
         axes.plot(*zip(*mean, strict=True), color=colour, lw=2.2, label=row["label"])
         tops.append(_top(mean))
-    if tops:
+    if tops and y == "loss":
         lowest, highest = min(y for line in axes.lines for y in line.get_ydata()), max(tops)
         margin = 0.06 * (highest - lowest) or 0.1
         axes.set_ylim(lowest - margin, highest + margin)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if x == "bytes":
+        axes.set_xscale("log")  # algorithms are a factor of ten and more apart
+    else:
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if y == "accuracy":
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel(title)
-    axes.set_ylabel("held-out loss (nats/token)")
+    axes.set_ylabel(_MEASURES[y])
     axes.legend(frameon=False, fontsize=8)
     _clean(axes, "both")
 
@@ -137,12 +153,18 @@ def _clean(axes: Axes, grid: str) -> None:
     axes.spines[["right", "top"]].set_visible(False)
 
 
-def _curves(row: Mapping[str, Any], x: str) -> list[Curve]:
-    """The held-out losses of each run of the row, against `x`, where they are known."""
-    return [
-        sorted((score[x], score["loss"]) for score in run["eval_history"] if score["loss"] is not None)
-        for run in row["runs"]
-    ]
+def _curves(row: Mapping[str, Any], x: str, y: str) -> list[Curve]:
+    """What is known of each run of the row, `y` against `x`; against bytes, once there were any."""
+    curves = []
+    for run in row["runs"]:
+        points = [(score.get(x), score.get(y)) for score in run["eval_history"]]
+        known = [(a, b) for a, b in points if a is not None and b is not None]
+        curves.append(sorted((a, b) for a, b in known if a > 0 or x != "bytes"))
+    return curves
+
+
+def _can_be_drawn(curve: Curve) -> bool:
+    return len(curve) > 1 and curve[0][0] < curve[-1][0]
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:

@@ -64,6 +64,7 @@ def run_all(
             ],
             supervisor.syncer_environment(os.environ),
             again=["--resume"],
+            alone=["--finish"],
         )
         roles = [
             supervisor.Role(

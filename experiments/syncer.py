@@ -20,6 +20,9 @@ _LISTEN = flags.DEFINE_string(
     "HOST:PORT for learners. Other hosts than this one's loopback need --token_file or --tls.",
 )
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in the workdir.")
+_FINISH = flags.DEFINE_bool(
+    "finish", False, "With --resume: all learners have left after their last step; only save what was merged."
+)
 roles.define_security()
 
 
@@ -33,6 +36,8 @@ def main(_) -> int:
     from ddiloco.runtime.remote.security import check_address, check_reach
     from ddiloco.runtime.remote.syncer_role import run_syncer
 
+    if _FINISH.value and not _RESUME.value:
+        raise cli.UsageError("finish: needs --resume, since there is nothing to save otherwise")
     experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
     address = check_address(_LISTEN.value, "listen")
     check_reach(address, security)
@@ -45,6 +50,7 @@ def main(_) -> int:
         security=security,
         folder=workdir / "syncer",
         resumed=_RESUME.value,
+        alone=_FINISH.value,
     )
     try:
         result = run_job(experiment, workdir, stop, ending.is_live(), runner, _RESUME.value)

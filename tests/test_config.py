@@ -175,7 +175,10 @@ def test_every_setting_says_what_it_means():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"model.name": "dens"}, "config.model.name: is 'dens', but must be one of dense"),
+        (
+            {"model.name": "dens"},
+            "config.model.name: is 'dens', but must be one of captioner, dense, moe, vit",
+        ),
         ({"model.num_heads": 3}, "config.model.num_heads: is 3, but must be a multiple of num_kv_heads 2"),
         ({"model.vocab_size": 256}, "config.model.vocab_size: is 256, but bytes need at least 259"),
         ({"algorithm": "async"}, "config.algorithm: is 'async', but must be one of decoupled, streaming, "),

@@ -1,52 +1,25 @@
-"""The models by name: a new one is a file in this package and a line in `MODELS`.
+"""The models by name: a new one is a file in this package that ends with its `MODEL`.
 
-A model is a frozen dataclass of settings, an NNX module `module(config, rngs)` whose every parameter comes
-from `ddiloco.models.parameter.parameter`, and a count of operations. The module maps `inputs`, `positions`
-and `segments`, each (B, L) int32, to logits (B, L, V) float32, or to an `Output`: logits, penalty and sums.
+What a model is to the rest of the package stands in `ddiloco.models.model`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import importlib
+import pkgutil
+from typing import Any
 
-from flax import nnx
-
-from ddiloco.models import captioner, dense, moe, vit
-from ddiloco.models.output import no_statistics
+from ddiloco.models.model import Model
 
 
-class Model(NamedTuple):
-    """What a name stands for."""
-
-    config: type
-    module: type[nnx.Module]
-    flops_per_token: Callable[[Any, int], float]
-    statistics: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] = no_statistics
-    """`(sums, tokens) -> metrics`: scalars from the sums of any number of rows and their targets that count.
-
-    Runs on traced arrays in the step and on float64 ones in the evaluation.
-    """
-    idle_parameters: Callable[[Any], int] | None = None
-    """Of the settings, how many of the parameters a token does not pass; None: it passes all."""
-    task: str = "language_modelling"
-    """Of `ddiloco.tasks.TASKS`: what it is trained to do, and on what rows."""
+def find_models() -> dict[str, Model]:
+    """The `MODEL` of each file of this package that has one, by the file's name."""
+    names = sorted(file.name for file in pkgutil.iter_modules(__path__))
+    files = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+    return {name: file.MODEL for name, file in files.items() if hasattr(file, "MODEL")}
 
 
-MODELS: dict[str, Model] = {
-    "dense": Model(dense.DenseConfig, dense.Decoder, dense.flops_per_token),
-    "moe": Model(
-        moe.MoEConfig,
-        moe.Decoder,
-        moe.flops_per_token,
-        statistics=moe.statistics,
-        idle_parameters=moe.idle_parameters,
-    ),
-    "vit": Model(vit.ViTConfig, vit.ViT, vit.flops_per_token, task="classification"),
-    "captioner": Model(
-        captioner.CaptionerConfig, captioner.Captioner, captioner.flops_per_token, task="captioning"
-    ),
-}
+MODELS: dict[str, Model] = find_models()
 
 
 def model_of(config: Any) -> Model:

@@ -14,6 +14,7 @@ from flax import nnx
 
 from ddiloco.config import setting
 from ddiloco.models import dense
+from ddiloco.models.model import Model
 from ddiloco.models.parameter import Constant, Constrain, Normal, parameter, unconstrained
 from ddiloco.models.vit import normalised, patches
 
@@ -114,3 +115,6 @@ def flops_per_token(config: CaptionerConfig, seq_len: int) -> float:
         c.patch_size**2 * c.channels - c.vocab_size
     )
     return dense.flops_per_token(c, sequence) + of_patch * c.num_patches / seq_len
+
+
+MODEL = Model(CaptionerConfig, Captioner, flops_per_token, task="captioning")

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ddiloco.config import setting
+from ddiloco.models.model import Model
 from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, parameter, unconstrained
 
 
@@ -241,3 +242,6 @@ def flops_per_token(config: DenseConfig, seq_len: int) -> float:
     layer = attention + 3 * c.model_dim * c.mlp_dim
     weights = c.num_layers * layer + c.model_dim * c.vocab_size
     return 6.0 * weights + 12.0 * c.num_layers * c.num_heads * c.head_dim * seq_len
+
+
+MODEL = Model(DenseConfig, Decoder, flops_per_token)

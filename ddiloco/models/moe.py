@@ -20,6 +20,7 @@ from flax import nnx
 
 from ddiloco.config import setting
 from ddiloco.models import dense
+from ddiloco.models.model import Model
 from ddiloco.models.output import Output
 from ddiloco.models.parameter import Constrain, Normal, parameter, unconstrained
 
@@ -199,10 +200,10 @@ def router_counts(routing: Routing, counted_BxL: jax.Array) -> Counts:
     """What a layer's router did with the tokens that count, as float32 sums over them.
 
     `load` (E): choices of each expert, before any is dropped. `entropy`: of the router's distribution, nats.
-    `router_z`: squared log-normaliser (ST-MoE, arXiv 2202.08906, section 3). `balance`: of each row, its tokens
-    times E sum_e f_e P_e, with f_e the share of expert e in the row's choices and P_e its mean probability
-    (Switch transformer, arXiv 2101.03961, section 2.2): 1 a token where all is even, E where one expert of one
-    choice gets everything. Only P_e has a gradient.
+    `router_z`: squared log-normaliser (ST-MoE, arXiv 2202.08906, section 3). `routed`: the tokens. `balance`:
+    of each row, its tokens times E sum_e f_e P_e, with f_e the share of expert e in the row's choices and P_e
+    its mean probability (Switch transformer, arXiv 2101.03961, section 2.2). That is 1 a token where all is
+    even, and E where each token has one choice and all choose the same. Only P_e has a gradient.
     """
     num_experts, weights_BxL = routing.logits_BxLxE.shape[-1], counted_BxL.astype(jnp.float32)
     normaliser_BxL = jax.nn.logsumexp(routing.logits_BxLxE, axis=-1)
@@ -319,10 +320,10 @@ class Decoder(nnx.Module):
 def statistics(sums: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
     """How the routers divide the tokens, from `router_counts` stacked over the layers with experts.
 
-    `penalty`: nats per target that counts. `balance`, `router_z`, `router_entropy` (nats, ln E at most): means
+    `penalty`: nats per target that counts. `balance`, `router_z`, `router_entropy` (nats, at most ln E): mean
     over layers and tokens. `dropped_share`: of all choices. `max_load`, `min_load`: choices of the most and
-    the least chosen expert of any layer over the even share; `max_load/0` and so on by layer, counted from the
-    first that has experts.
+    the least chosen expert of any layer over the even share. `max_load/0` and so on: the same by layer,
+    counted from the first that has experts.
     """
     routed, load = sums["routed"].sum(), sums["load"]
     routed = routed + (routed == 0)
@@ -357,3 +358,6 @@ def flops_per_token(config: MoEConfig, seq_len: int) -> float:
     mlps = c.num_layers - c.dense_layers
     width = c.experts_per_token * c.expert_dim + c.shared_expert_dim - c.mlp_dim
     return dense_flops + 6.0 * mlps * c.model_dim * (3 * width + c.num_experts)
+
+
+MODEL = Model(MoEConfig, Decoder, flops_per_token, statistics, idle_parameters)

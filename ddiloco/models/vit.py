@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from ddiloco.config import setting
+from ddiloco.models.model import Model
 from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, parameter, unconstrained
 
 
@@ -254,3 +255,6 @@ def flops_per_token(config: ViTConfig, seq_len: int) -> float:
     embedding = c.num_patches * c.patch_size**2 * c.channels * c.model_dim
     weights = places * c.num_layers * layer + embedding + c.model_dim * c.num_classes
     return 6.0 * weights + 12.0 * c.num_layers * c.model_dim * places**2
+
+
+MODEL = Model(ViTConfig, ViT, flops_per_token, task="classification")

@@ -92,7 +92,8 @@ class SyncerWorker:
         """Ends the thread after the merges under way; whether it ended in time."""
         self._stopping.set()
         self._inbox.put((None, None))
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -37,6 +37,8 @@ def shortened(command: str, runs: pathlib.Path) -> str:
         return f"{command} tests/protocol/test_estimates.py"
     if "--dry_run" in command or "experiments.evaluate" in command:
         return command
+    if "configs/vit.py" in command or "configs/multimodal.py" in command:  # whose samples have no length
+        return f"{command} {SHORT.replace('--config.sample.tokens=4', '')} --workdir={runs}/images"
     workdir = "" if "--workdir" in command else f"--workdir={runs}/run"
     return f"{command} {SHORT} {workdir}"
 

@@ -174,6 +174,15 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(pr
         assert (summary["finished"], summary["inner_steps"]) == (True, {"0": 12, "1": 12})
         hashes.append((summary["params_sha256"], summary["eval_loss"], summary["bytes_sent"]))
     assert hashes[0] == hashes[1]
+    # A syncer killed after its learners have left: the next one saves what was merged, and waits for nobody.
+    workdir = tmp_path / "remote"
+    changes = [*programs.training(workdir), *diloco, "--config.train.min_step_seconds=()"]
+    (workdir / "summary.json").unlink()
+    done = programs.run("syncer", *changes, "--listen=127.0.0.1:0", "--resume", "--finish")
+    assert (done.returncode, done.stderr) == (0, "")
+    again = json.loads((workdir / "summary.json").read_text())
+    assert (again["finished"], again["params_sha256"]) == (True, hashes[1][0])
+    assert again["inner_steps"] == {"0": 12, "1": 12}
 
 
 def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, started, tmp_path):

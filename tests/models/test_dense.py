@@ -145,7 +145,7 @@ def test_flops_are_six_a_weight_in_a_matmul_and_twelve_for_attention():
 
 def test_the_registry_finds_the_model_of_settings():
     assert model_of(build(MODELS["dense"].config, {"num_layers": 1})) is MODELS["dense"]
-    with pytest.raises(TypeError, match="str is not the settings of a model; there are dense, "):
+    with pytest.raises(TypeError, match="str is not the settings of a model; there are captioner, dense, "):
         model_of("dense")
 
 

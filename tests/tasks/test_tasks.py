@@ -1,4 +1,4 @@
-"""Tasks: rows are what they say, settings make a round trip, and a model of one's own is one file."""
+"""Tasks: rows are what they say, settings make a round trip, and models of images train."""
 
 import json
 import threading
@@ -15,7 +15,6 @@ from ddiloco.runtime.experiment import parse, task_of, to_json
 from ddiloco.runtime.job import run_job
 from ddiloco.tasks import TASKS
 from tests.runtime import workbench
-from tests.tasks import toy
 
 PRESETS = [(vit, "tiny"), (vit, "small,streaming"), (vit, "base,data_parallel"), (multimodal, "tiny,diloco")]
 
@@ -51,7 +50,6 @@ def tiny(name, data_dir, **data):
             },
             "patch_size": 4,
         },
-        "toy": {},
     }[name]
     return {
         "model": {"name": name, **model},
@@ -155,17 +153,6 @@ def run(values, workdir):
         result = run_job(parse(values), workdir, threading.Event(), live=False)
     assert result.failure is None
     return result.summary
-
-
-@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
-def test_a_model_in_a_file_of_its_own_trains_when_it_has_a_name(algorithm, data_dir, tmp_path, monkeypatch):
-    monkeypatch.setitem(MODELS, "toy", toy.MODEL)
-    values = {**tiny("toy", data_dir, sequence_length=16), "sample": {"tokens": 4}}
-    summary = run({**values, "algorithm": algorithm, "driver": "virtual"}, tmp_path)
-    assert summary["finished"] and summary["num_params"] == 2 * 259 * 8
-    history = [entry["loss"] for entry in summary["eval_history"]]
-    assert history[-1] != history[0]
-    assert len((tmp_path / "sample.txt").read_text()) >= len("def ")
 
 
 @pytest.mark.parametrize("name", ["vit", "captioner"])

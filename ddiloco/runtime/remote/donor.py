@@ -46,8 +46,9 @@ class InnerFormat:
 class Donor:
     """A learner's small server for its peers; the worker is asked through its inbox and never waits."""
 
-    def __init__(self, security: Security, keepalive: float) -> None:
-        self._security = security
+    def __init__(self, security: Security, keepalive: float, longest: float = 30.0) -> None:
+        """`keepalive` is in seconds; `longest` too, after which a donation that is not read is given up."""
+        self._security, self._longest = security, longest
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Delivery] | None = None
         self._format: InnerFormat | None = None
@@ -92,6 +93,9 @@ class Donor:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not step yet")
         if not self._busy.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the learner is giving to another")
+        timer = threading.Timer(self._longest, context.cancel)
+        timer.daemon = True
+        timer.start()
         try:
             state = self._at_boundary(inbox, tuple(wanted.versions), context)
             arrays = host_arrays(state.arrays)
@@ -102,6 +106,7 @@ class Donor:
             yield from chunks(arrays)
             self.given += 1
         finally:
+            timer.cancel()
             self._busy.release()
 
     def _at_boundary(

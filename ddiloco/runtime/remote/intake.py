@@ -13,6 +13,7 @@ from ddiloco.runtime.remote.record_messages import learner_record
 from ddiloco.runtime.remote.wire import WireError
 
 OVER = (State.FINISHED, State.FAILED)
+MOST_REPLACED = 64  # processes of one learner that are remembered after another took their place
 
 
 class _Learner:
@@ -28,6 +29,9 @@ class RecordIntake:
 
     A process whose connection is lost may step on: what it did meanwhile it tells when it is back. Only when
     another process has taken its place, or the run is over, is it known to have died when it was lost.
+
+    Of two processes that is the newer which is heard of later, whatever their clocks say. A syncer that
+    begins anew may first hear of the newer one: it has its place back once the other is gone.
     """
 
     def __init__(self, record: Callable[[object], None]) -> None:
@@ -35,18 +39,27 @@ class RecordIntake:
         self._record = record
         self._lock = threading.Lock()
         self._learners: dict[int, _Learner] = {}
+        self._replaced: dict[int, dict[int, _Learner]] = {}  # by learner and process
 
     def joined(self, learner: int, process: int) -> None:
         """A process has connected, for the first time or again."""
         now = time.time()
         with self._lock:
             known = self._learners.get(learner)
-            if known is not None and known.process >= process:
-                known.lost_at = None if known.process == process else known.lost_at
+            replaced = self._replaced.setdefault(learner, {})
+            if known is not None and known.process == process:
+                known.lost_at = None
                 return
+            if process in replaced and (known.lost_at is None or process < known.process):
+                return  # it lingers, and does not know yet that another has its place
             if known is not None:
                 self._died(learner, known, now)
-            self._learners[learner] = _Learner(process)
+                replaced[known.process] = known
+            came = replaced.pop(process, None) or _Learner(process)
+            came.lost_at = came.state = None
+            self._learners[learner] = came
+            if len(replaced) > MOST_REPLACED:
+                del replaced[next(iter(replaced))]
             self._record(records.StateChanged(learner, State.STARTING, now))
 
     def lost(self, learner: int, process: int) -> None:

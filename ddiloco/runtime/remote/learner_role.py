@@ -30,7 +30,7 @@ class LearnerProcess:
     """This process as a learner. Which one may be said late: until then it is a spare, with all compiled."""
 
     def __init__(self, experiment: Experiment, security: Security) -> None:
-        """`experiment` is that of the syncer, in all that both decide by; `security` what the syncer asks for.
+        """`experiment` is the syncer's, in all that both decide by; `security` what the syncer asks for.
 
         Raises:
           ConfigError, DataError: what is asked for cannot be.
@@ -84,7 +84,7 @@ class LearnerProcess:
         process = time.time_ns() // 1000
         self._assembly.check_learner(learner)
         terms = terms_of(e, self._assembly.layout)
-        donor = Donor(self._security, config.keepalive)
+        donor = Donor(self._security, config.keepalive, config.donation_timeout)
         port = donor.start(config.donor_host) if config.donor_host else 0
         client = SyncerClient(address, learner, process, terms, self._security, config, note, port)
         client.start()  # it connects while this thread compiles

@@ -27,7 +27,7 @@ class Positions:
         """Takes what an earlier syncer left; a file that cannot be read counts as none."""
         try:
             found = json.loads(self._path.read_text()) if self._path is not None else {}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return
         if isinstance(found, dict) and all(isinstance(text, str) for text in found.values()):
             self._by_learner = found

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from ddiloco.data.errors import DataError
 from ddiloco.observe import records
 from ddiloco.runtime.delivery import Delivery, InnerState, InnerStateWanted
 from ddiloco.runtime.learner_arrays import Batches
@@ -51,7 +50,7 @@ class ProcessRecovery:
         folder: pathlib.Path | None,
         stepping: Callable[[], None] = lambda: None,
     ) -> None:
-        """`folder`: of the learner's own copies; None: it keeps none. `stepping`: called at the first step."""
+        """`folder`: of the learner's own copies; None: none. `stepping`: called at the first step."""
         self._client, self._inner = client, inner
         self._stepping: Callable[[], None] | None = stepping
         self._security, self._config, self._folder = security, config, folder
@@ -86,8 +85,8 @@ class ProcessRecovery:
             return
         try:
             batches.set_state(json.loads(self._client.position))
-        except (DataError, ValueError, KeyError, TypeError) as error:
-            told = f"its data begins anew: {str(error).splitlines()[0][:300]}"
+        except Exception as error:  # whatever was kept for it, the learner must not die of it
+            told = f"its data begins anew: {type(error).__name__}: {f'{error} '.splitlines()[0][:300]}"
             self._client.outbox.record(records.Alarm(told, time.time()))
 
     def _from_peers(self, versions: tuple[int, ...], deadline: float) -> InnerState | None:

@@ -161,7 +161,8 @@ class SyncerServer:
         try:
             header = parse(pb.UpHeader, next(requests, b""))
             asked = session.answer_of(header.pull)
-            if asked is None:
+            if asked is None:  # it came too late, or a second time
+                self._record(_drop(session.learner, "wire: unawaited fragment"))
                 context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment any longer")
             fragment, answer = asked
             contribution = contribution_of(header, session.learner, fragment)

@@ -39,6 +39,7 @@ class Role:
     command: Sequence[str]
     environment: Mapping[str, str]
     again: Sequence[str] = ()
+    alone: Sequence[str] = ()  # added where all learners have left after their last step
     process: subprocess.Popen | None = None
     failures: int = 0  # in a row
     started_at: float = 0.0
@@ -141,7 +142,7 @@ class Supervisor:
         return ready[0] if ready and role.assignment else None
 
     def _put_in(self, spare: Role, role: Role) -> None:
-        """Has the spare's process be the role's; another spare is made once the role has had time to begin."""
+        """Has the spare's process be the role's; another spare is made once that has had time to begin."""
         self._tell_end(role)
         role.process, spare.process = spare.process, None
         role.started_at, role.observed, spare.observed = time.monotonic(), False, True
@@ -154,6 +155,8 @@ class Supervisor:
     def _start(self, role: Role) -> None:
         self._tell_end(role)
         again = role.again if role.process is not None else ()
+        if all(r.process is not None and r.process.poll() == 0 for r in self._learners):
+            again = (*again, *role.alone)
         command = [*role.command, *again, f"--lifeline={self._lifeline.fd}"]
         role.started_at, role.due_at = time.monotonic(), None
         role.process = subprocess.Popen(

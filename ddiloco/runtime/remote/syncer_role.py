@@ -41,6 +41,7 @@ class SyncerRun:
         security: Security,
         durable: DurableState,
         resumed: bool,
+        alone: bool = False,
     ) -> None:
         """Listens on `address`, HOST:PORT, from now on; `run` begins to answer.
 
@@ -52,7 +53,7 @@ class SyncerRun:
         e = assembly.experiment
         self._assembly = assembly
         self._record = record
-        self._stop = stop
+        self._stop, self._alone = stop, alone
         initial = assembly.initial_parameters()
         self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
         for p, fragment in enumerate(start.fragments if start is not None else ()):
@@ -85,17 +86,21 @@ class SyncerRun:
     def run(self) -> Outcome:
         """Merges to the last step, or until `stop` is set; without learners it waits for some."""
         self._evaluator.start()
-        self._server.open()
-        self._server.gather(self._assembly.experiment.remote.gather, self._stop)
-        self._syncer.start()
-        while not (self._syncer.ended.is_set() or self._stop.is_set()):
-            self._syncer.ended.wait(0.2)
+        if not self._alone:
+            self._serve()
         self._server.stop(_LEAVE_SECONDS)
         self._syncer.stop(_LEAVE_SECONDS)
         self._evaluator.stop(_LEAVE_SECONDS)
         params, step = self._model.parameters(), self._syncer.core.step
         loss = self._evaluator.evaluate(step, params)
-        return Outcome(params, step, loss, self._syncer.core.finished, self._failure())
+        return Outcome(params, step, loss, self._alone or self._syncer.core.finished, self._failure())
+
+    def _serve(self) -> None:
+        self._server.open()
+        self._server.gather(self._assembly.experiment.remote.gather, self._stop)
+        self._syncer.start()
+        while not (self._syncer.ended.is_set() or self._stop.is_set()):
+            self._syncer.ended.wait(0.2)
 
     def _failure(self) -> str | None:
         if self._syncer.failure is not None:
@@ -120,7 +125,11 @@ def run_syncer(
     security: Security,
     folder: pathlib.Path,
     resumed: bool,
+    alone: bool = False,
 ) -> Outcome:
-    """Makes and runs a SyncerRun, whose durable state is in `folder`; a resumed one goes on from there."""
+    """Makes and runs a SyncerRun, whose durable state is in `folder`; a resumed one goes on from there.
+
+    `alone`: all learners have left after their last step, so that only the result is to be saved.
+    """
     durable = DurableState(folder, assembly.layout, record, stop)
-    return SyncerRun(assembly, record, stop, address, security, durable, resumed).run()
+    return SyncerRun(assembly, record, stop, address, security, durable, resumed, alone).run()

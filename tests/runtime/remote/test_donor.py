@@ -40,9 +40,9 @@ def state(value, step=7, versions=(3, 4)):
 class Steps:
     """A donor's worker: answers a wish once it holds the versions asked for."""
 
-    def __init__(self, given, security=None):
+    def __init__(self, given, security=None, longest=PATIENCE):
         self.inbox, self.wishes = queue.SimpleQueue(), []
-        self.donor = Donor(security or Security(), 20.0)
+        self.donor = Donor(security or Security(), 20.0, longest)
         self.address = f"127.0.0.1:{self.donor.start('127.0.0.1')}"
         self.given = given
         self.donor.attach(self.inbox, FORMAT)
@@ -83,7 +83,7 @@ def test_an_inner_state_arrives_bit_for_bit_with_the_boundary_it_is_of():
 
 
 def test_a_learner_that_does_not_step_yet_refuses_at_once():
-    donor = Donor(Security(), 20.0)
+    donor = Donor(Security(), 20.0, PATIENCE)
     address = f"127.0.0.1:{donor.start('127.0.0.1')}"
     with pytest.raises(grpc.RpcError) as raised:
         ask(address)

@@ -193,6 +193,33 @@ def test_a_learner_in_whose_place_another_process_comes_has_failed_when_it_was_l
         intake.take(0, 7, pb.Records())
 
 
+def test_a_process_whose_clock_was_set_back_takes_the_place_of_the_one_before():
+    taken = []
+    intake = RecordIntake(taken.append)
+    intake.joined(0, 8)
+    intake.joined(0, 7)
+    assert states(taken) == [State.STARTING, State.FAILED, State.STARTING]
+    step = record_message(records.StepDone(0, 1, 1.0, 10, {}))
+    assert intake.take(0, 7, pb.Records(records=[step])) == 1
+    intake.joined(0, 8)  # it lingers
+    with pytest.raises(WireError, match="records of another process"):
+        intake.take(0, 8, pb.Records(records=[step]))
+    assert intake.tokens == 10
+
+
+def test_a_newer_process_has_its_place_back_once_one_that_lingered_is_gone():
+    intake = RecordIntake(lambda record: None)
+    step = record_message(records.StepDone(0, 1, 1.0, 10, {}))
+    intake.joined(0, 8)
+    assert intake.take(0, 8, pb.Records(records=[step])) == 1
+    intake.joined(0, 7)
+    intake.joined(0, 8)
+    intake.lost(0, 7)
+    intake.joined(0, 8)
+    assert intake.take(0, 8, pb.Records(records=[step])) == 1, "what it told before counts once"
+    assert intake.tokens == 10
+
+
 def test_the_generated_module_is_what_the_proto_file_gives(tmp_path):
     if importlib.util.find_spec("grpc_tools") is None:
         pytest.skip("needs grpcio-tools")

@@ -55,7 +55,9 @@ class Run:
     def _role(self, name, then):
         program = PROGRAM.format(path=str(self.folder / name), then=then)
         again = ["again"] if name == "syncer" else []
-        return Role(name, [sys.executable, "-c", program], {**os.environ, "PYTHONPATH": str(ROOT)}, again)
+        alone = ["alone"] if name == "syncer" else []
+        command = [sys.executable, "-c", program]
+        return Role(name, command, {**os.environ, "PYTHONPATH": str(ROOT)}, again, alone)
 
     def starts(self, name):
         """The words of each start of a process: its number, and its arguments."""
@@ -209,5 +211,24 @@ def test_without_a_spare_at_hand_a_learner_is_started_anew(tmp_path):
     until(lambda: len(run.starts("learner 1")) == 2, "another process")
     assert len(run.starts("learner 1")[1]) == 1
     assert "another is started in 0.25 s" in run.told[1]
+    run.stop.set()
+    assert run.end() == 143
+
+
+def test_a_syncer_that_dies_after_all_learners_have_left_is_told_so(tmp_path):
+    done = "sys.exit(0) if 'alone' in sys.argv else signal.pause()"
+    run = Run(tmp_path, done, "sys.exit(0)", "sys.exit(0)")
+    until(lambda: run.starts("syncer") and all(r.over for r in run.supervisor._learners), "the learners' ends")
+    run.kill("syncer")
+    assert run.end() == 0
+    assert [words[1:] for words in run.starts("syncer")] == [[], ["again", "alone"]]
+
+
+def test_a_syncer_that_dies_while_a_learner_is_left_waits_for_it(tmp_path):
+    run = Run(tmp_path, ENDS_AT_THE_WORD, "sys.exit(0)", STANDS)
+    until(lambda: run.starts("syncer") and run.starts("learner 1"), "all to start")
+    run.kill("syncer")
+    until(lambda: len(run.starts("syncer")) == 2, "another syncer")
+    assert run.starts("syncer")[1][1:] == ["again"]
     run.stop.set()
     assert run.end() == 143

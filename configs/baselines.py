@@ -1,0 +1,64 @@
+"""Five algorithms at equal tokens and global batch: the rows of `get_comparison()` of every model family.
+
+  python -m experiments.compare --config=configs/dense.py[:SIZE] [--seeds=0,1,2] [--jobs=2]
+
+and so with configs/moe.py, vit.py and multimodal.py. All train in virtual time on the same data order and the
+same tokens; a step of data-parallel takes the batches of all learners at once.
+
+The virtual seconds are those of configs/virtual.py: a second a step for every learner, 2% more or less from
+step to step, links that take no time, nobody fails. So they show who waits for whom, and not what a slow link
+costs: for that, add --config.virtual.latency and --config.virtual.bandwidth, which the decoupled family meets
+and data-parallel does not (its own exchange is free); the bytes are told apart. Elastic data-parallel differs
+from data-parallel once chips fail: --config.virtual.lives=failures --config.virtual.num_chips=1200000.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+ALGORITHMS = {
+    "data-parallel": "data_parallel",
+    "elastic data-parallel": "elastic_data_parallel",
+    "DiLoCo": "diloco",
+    "Streaming DiLoCo": "streaming",
+    "Decoupled DiLoCo": "decoupled",
+}
+STEP_VARIATION = 0.02  # standard deviation of a step's time, as a share of it
+
+
+def comparison(
+    get_config: Callable[[str], ConfigDict], size: str, sizes: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """A row for each of ALGORITHMS.
+
+    Args:
+      get_config: the family's, of `SIZE,ALGORITHM`.
+      size: one of `sizes`.
+      sizes: those that the family has.
+    """
+    if size not in sizes:
+        raise ValueError(f"no size {size!r}; there are {', '.join(sizes)}")
+    tokens = budget(get_config(f"{size},data_parallel"))
+    return [
+        {
+            "label": label,
+            # The elastic job is the same job; only virtual time has it.
+            "preset": f"{size},{algorithm.removeprefix('elastic_')}",
+            "algorithm": algorithm,
+            "driver": "virtual",
+            "virtual.step_variation": STEP_VARIATION,
+            "train.tokens": tokens,
+        }
+        for label, algorithm in ALGORITHMS.items()
+    ]
+
+
+def budget(config: ConfigDict) -> int:
+    """The tokens that a config's steps come to: of all learners, with every batch full."""
+    # Only who compares waits for JAX to be imported.
+    from ddiloco.runtime.experiment import parse, task_of
+
+    experiment = parse(config)
+    rows = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners))
+    return experiment.train.steps * rows * task_of(experiment).row_tokens

@@ -1,0 +1,17 @@
+"""gamma, the share of the slack that a grace window may use, at a quorum of 1 of eight uneven learners.
+
+  python -m experiments.sweep --sweep=configs/sweeps/gamma.py --output=runs/gamma --jobs=2
+
+18 runs of the micro model (configs/micro.py), at equal tokens. With gamma 0 whoever comes first is merged
+alone.
+"""
+
+from configs import micro
+
+EIGHT = {"sync.num_learners": (8,), "train.batch_size": (2,), "train.tokens": (240 * 16 * 128,)}
+
+
+def get_sweep() -> list[dict]:
+    """Each gamma."""
+    uneven = {name: (value,) for name, value in micro.UNEVEN.items()}
+    return micro.grid({"sync.gamma": (0.0, 0.1, 0.2, 0.4, 0.8, 0.95)}, EIGHT, uneven)

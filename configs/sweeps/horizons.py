@@ -1,0 +1,31 @@
+"""The gap to data-parallel at equal tokens, by horizon: does it fall as training goes on?
+
+  python -m experiments.sweep --sweep=configs/sweeps/horizons.py[:FAMILY] --output=runs/horizons-FAMILY
+
+FAMILY is dense (default), moe, vit or multimodal. The smallest models (configs/micro.py), three seeds, one
+schedule of the learning rate for each horizon. All learners are alike and steady, so that the same steps are
+the same tokens. Each run of data-parallel is what the decoupled run of its seed and horizon is held against.
+"""
+
+from configs import micro
+
+BASELINE = {"algorithm": "data_parallel"}
+HORIZONS = {  # T, steps
+    "dense": (120, 240, 480, 960),
+    "moe": (120, 240, 480),
+    "vit": (240, 480, 960),
+    "multimodal": (240, 480, 960),
+}
+ALGORITHMS = ("data_parallel", "decoupled")
+
+
+def get_sweep(family: str = "dense") -> list[dict]:
+    """Both algorithms at each horizon, with each seed."""
+    if family not in HORIZONS:
+        raise ValueError(f"no family {family!r}; there are {', '.join(HORIZONS)}")
+    return [
+        {"algorithm": algorithm, "train.steps": steps, "config": f"configs/micro.py:{family}", "seed": seed}
+        for seed in micro.SEEDS
+        for steps in HORIZONS[family]
+        for algorithm in ALGORITHMS
+    ]

@@ -1,0 +1,93 @@
+"""The scaling study's runs: loss by parameters, tokens and learners, and the best hyperparameters by both.
+
+  python -m experiments.sweep --sweep=configs/sweeps/scaling.py[:PART][,SCALE] --output=runs/scaling-PART
+  python -m experiments.scaling --sweep=runs/scaling-loss,runs/scaling-inner --output=runs/scaling
+
+PART
+  loss   sizes x tokens a parameter x learners, and data-parallel, three seeds (default)
+  inner  sizes x learners x inner learning rate, one seed
+  batch  sizes x learners x global batch, one seed
+  outer  sizes x learners x outer learning rate, one seed
+SCALE
+  cpu    20 to 350 thousand parameters, at most 20 tokens a parameter (default)
+  accelerator  1 to 30 million
+
+After "Scaling Laws for DiLoCo" (arXiv 2503.09799), whose models are a hundred times as large and more.
+"""
+
+import itertools
+
+from configs import micro
+
+BASELINE = {"algorithm": "data_parallel"}
+PARTS = ("loss", "inner", "batch", "outer")
+#          layers width mlp: parameters, of which embedding and head are 518 a width
+SIZES = {
+    "cpu": ((1, 24, 64), (1, 48, 128), (2, 64, 176), (3, 96, 256)),
+    "accelerator": ((4, 160, 432), (6, 256, 688), (8, 384, 1024), (10, 512, 1408)),
+}
+LEARNERS = (1, 2, 4, 8)
+ROWS = 8  # of the global batch
+LENGTH = 128  # tokens in a row
+TOKENS_A_PARAMETER = (5, 10, 20)
+INNER_RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
+GLOBAL_BATCHES = (8, 16, 32, 64)
+OUTER_RATES = (0.35, 0.5, 0.7, 1.0, 1.4)
+
+
+def get_sweep(argument: str = "loss") -> list[dict]:
+    """The points of `PART`, `SCALE` or `PART,SCALE`."""
+    words = argument.split(",")
+    unknown = [word for word in words if word not in (*PARTS, *SIZES)]
+    if unknown:
+        raise ValueError(f"no part or scale {unknown[0]!r}; there are {', '.join((*PARTS, *SIZES))}")
+    part = next((word for word in words if word in PARTS), "loss")
+    sizes = SIZES[next((word for word in words if word in SIZES), "cpu")]
+    if part == "loss":
+        systems = [("data_parallel", 1), *(("decoupled", m) for m in LEARNERS)]
+        return [
+            _point(size, multiple, algorithm, learners, seed=seed)
+            for seed in micro.SEEDS
+            for size in sizes
+            for multiple in TOKENS_A_PARAMETER
+            for algorithm, learners in systems
+        ]
+    values = {"inner": INNER_RATES, "batch": GLOBAL_BATCHES, "outer": OUTER_RATES}[part]
+    systems = [("decoupled", m) for m in LEARNERS]
+    if part != "outer":
+        systems.insert(0, ("data_parallel", 1))
+    points = []
+    for size, (algorithm, learners), value in itertools.product(sizes, systems, values):
+        rows = value if part == "batch" else ROWS
+        point = _point(size, TOKENS_A_PARAMETER[1], algorithm, learners, rows)
+        if part != "batch":
+            point[f"{part}.learning_rate"] = value
+        points.append(point)
+    return points
+
+
+def parameters(size: tuple[int, int, int]) -> int:
+    """The parameters of a size: an embedding, layers of attention and of a gated MLP, norms, a head."""
+    layers, width, mlp = size
+    attention = 3 * width * width + 2 * (width // 4)  # two key and value heads of four, and their norms
+    return 2 * 259 * width + layers * (attention + 3 * width * mlp + 2 * width) + width
+
+
+def _point(
+    size: tuple[int, int, int], multiple: int, algorithm: str, learners: int, rows: int = ROWS, seed: int = 0
+) -> dict:
+    layers, width, mlp = size
+    steps = round(multiple * parameters(size) / (rows * LENGTH))
+    return {
+        "config": "configs/micro.py:dense",
+        "algorithm": algorithm,
+        "sync.num_learners": learners,
+        "train.batch_size": rows // learners,
+        "train.steps": steps,
+        "inner.warmup_steps": max(1, steps // 12),
+        "model.num_layers": layers,
+        "model.model_dim": width,
+        "model.head_dim": width // 4,
+        "model.mlp_dim": mlp,
+        "seed": seed,
+    }

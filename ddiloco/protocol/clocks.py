@@ -1,0 +1,87 @@
+"""Vector clocks: how much of whose work a state holds, and which of two states came before the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from ddiloco.protocol.messages import Contribution, Report
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorClock:
+    """What a state follows from; what is in neither mapping has no part in it.
+
+    One state comes before another if the other holds all that it does, and more. A report and a contribution
+    name their sender's own part; the rest is in the versions that it had applied.
+
+    Attributes:
+      learners: by learner (incarnation, global step), which only grows: who is welcomed anew, perhaps at an
+        earlier step, has a larger incarnation.
+      versions: by fragment, the version; 0 is where everybody begins, and is left out.
+    """
+
+    learners: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    versions: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_report(cls, report: Report) -> VectorClock:
+        """What a report says of its learner."""
+        versions = {p: c.version for p, c in enumerate(report.counters) if c.version}
+        return cls({report.learner: (report.incarnation, report.step)}, versions)
+
+    @classmethod
+    def of_contribution(cls, c: Contribution) -> VectorClock:
+        """What a contribution says of its learner."""
+        return cls({c.learner: (c.incarnation, c.step)}, {c.fragment: c.version} if c.version else {})
+
+    def joined(self, other: VectorClock) -> VectorClock:
+        """The clock of a state that holds both: by entry, the later one."""
+        return VectorClock(
+            {m: max(self._at(m), other._at(m)) for m in {*self.learners, *other.learners}},
+            {p: max(self.version(p), other.version(p)) for p in {*self.versions, *other.versions}},
+        )
+
+    def stepped(self, learner: int, incarnation: int, step: int) -> VectorClock:
+        """With a learner's own part where it now is."""
+        return dataclasses.replace(self, learners={**self.learners, learner: (incarnation, step)})
+
+    def merged(self, fragment: int, version: int) -> VectorClock:
+        """With one more version of a fragment."""
+        return dataclasses.replace(self, versions={**self.versions, fragment: version})
+
+    def version(self, fragment: int) -> int:
+        """The version of the fragment."""
+        return self.versions.get(fragment, 0)
+
+    def __le__(self, other: VectorClock) -> bool:
+        """Whether the other holds all that this one does."""
+        return all(at <= other._at(m) for m, at in self.learners.items()) and all(
+            version <= other.version(p) for p, version in self.versions.items()
+        )
+
+    def happens_before(self, other: VectorClock) -> bool:
+        """Whether the other follows from this one: it holds all of it, and more."""
+        return self <= other and not other <= self
+
+    def concurrent(self, other: VectorClock) -> bool:
+        """Whether neither follows from the other: each holds something that the other does not."""
+        return not self <= other and not other <= self
+
+    def _at(self, learner: int) -> tuple[int, int]:
+        return self.learners.get(learner, (-1, -1))
+
+
+def is_consistent_cut(syncer: VectorClock, learners: Mapping[int, VectorClock]) -> bool:
+    """Whether these could be the states of one moment: nobody holds work that its owner has yet to do.
+
+    Args:
+      syncer: of the global model, to which the versions belong.
+      learners: by number, of each learner's own state.
+    """
+    states = [syncer, *learners.values()]
+    return all(
+        all(state.version(p) <= syncer.version(p) for p in state.versions)
+        and all(state._at(m) <= own._at(m) for m, own in learners.items())
+        for state in states
+    )

@@ -1,0 +1,101 @@
+"""The file under a tape: records with chained checksums, whole up to where a process was killed.
+
+After a first line that names the format, each record is a head of three little-endian 32-bit numbers, the
+length of its payload and two checksums, and the payload. The first checksum is of the length, the second of
+length and payload, and each goes on from the record before: no record can be changed, moved or left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import struct
+import zlib
+from typing import NamedTuple
+
+MAGIC = b"ddiloco tape 1\n"
+_HEAD = struct.Struct("<III")
+_LENGTH = struct.Struct("<I")
+_START = zlib.crc32(MAGIC)
+
+
+class TapeError(Exception):
+    """A tape is damaged, or does not fit what is asked of it; the message is one line and names the file."""
+
+
+class TapeFile:
+    """A tape that is being written; one thread's."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Begins a new file. Raises OSError: there is one already, or the disk refuses."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        self._file = os.open(path, flags, 0o644)
+        self._chain = _START
+        self._write(MAGIC)
+
+    def append(self, payload: bytes) -> None:
+        """Hands a record to the operating system: it outlives this process. Raises OSError.
+
+        After an error nothing more may be appended: half a record may be there.
+        """
+        length = _LENGTH.pack(len(payload))
+        check = zlib.crc32(length, self._chain)
+        self._chain = zlib.crc32(payload, check)
+        self._write(_HEAD.pack(len(payload), check, self._chain) + payload)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._file, left) :]
+
+
+class Content(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+      records: payloads in their order, each with the byte at which its record begins.
+      torn: bytes after the last whole record, which were cut; 0 unless a process was killed as it wrote.
+    """
+
+    records: list[tuple[int, bytes]]
+    torn: int
+
+
+def read(path: pathlib.Path) -> Content:
+    """Reads a tape, also one that is still being written.
+
+    A record that the file ends within is left out. Where bytes are there but are not those that were written,
+    nothing is used.
+
+    Raises:
+      TapeError: it cannot be read, is no tape, or a byte of it was changed.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TapeError(f"{path}: cannot be read: {error.strerror}") from None
+    if not data.startswith(MAGIC):
+        if MAGIC.startswith(data):
+            return Content([], len(data))
+        raise TapeError(f"{path}: byte 0: is no tape, or one of another format")
+    records, at, chain = [], len(MAGIC), _START
+    while len(data) - at >= _HEAD.size:
+        length, check, end = _HEAD.unpack_from(data, at)
+        if zlib.crc32(data[at : at + _LENGTH.size], chain) != check:
+            raise TapeError(f"{path}: byte {at}: is damaged: the checksum of a length does not fit")
+        payload = data[at + _HEAD.size : at + _HEAD.size + length]
+        if len(payload) < length:
+            break
+        chain = zlib.crc32(payload, check)
+        if chain != end:
+            raise TapeError(f"{path}: byte {at}: is damaged: the checksum of a record does not fit")
+        records.append((at, payload))
+        at += _HEAD.size + length
+    return Content(records, len(data) - at)

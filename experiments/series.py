@@ -1,0 +1,117 @@
+"""What a sweep shows: its runs by point whatever their seed, along an axis, and against a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SEED = "seed"
+Row = Mapping[str, Any]  # a run: its settings, and the figures of its summary
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """How the points of a sweep are laid out: what they differ in, apart from the seed.
+
+    Attributes:
+      x: the first setting that is a number in every point; None where there is none.
+      lines: the other settings; a line for each combination of their values.
+    """
+
+    x: str | None
+    lines: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The runs of one point: a place on the axis, a line, and the row of each seed."""
+
+    line: str
+    x: float | None
+    rows: tuple[Row, ...]
+
+    def values(self, measure: str) -> list[float]:
+        """The figure of each run that has it."""
+        return [row[measure] for row in self.rows if row.get(measure) is not None]
+
+
+def axes_of(points: Sequence[Row], settings: Sequence[str]) -> Axes:
+    """The axes of a sweep over these settings.
+
+    A setting with one value says nothing; nor does one that follows from an earlier one, as the batch of a
+    learner from the number of learners at an equal global batch.
+    """
+    kept: list[str] = []
+    for name in settings:
+        values = [str(point.get(name)) for point in points]
+        if name == SEED or len(set(values)) < 2:
+            continue
+        if not any(_follows(values, [str(point.get(other)) for point in points]) for other in kept):
+            kept.append(name)
+    x = next((name for name in kept if all(number(point.get(name)) is not None for point in points)), None)
+    return Axes(x, tuple(name for name in kept if name != x))
+
+
+def groups(rows: Sequence[Row], axes: Axes) -> list[Group]:
+    """The rows by point, in the order of their first rows."""
+    found: dict[tuple[str, float | None], list[Row]] = {}
+    for row in rows:
+        found.setdefault((label(row, axes), number(row[axes.x]) if axes.x else None), []).append(row)
+    return [Group(line, x, tuple(members)) for (line, x), members in found.items()]
+
+
+def label(point: Row, axes: Axes) -> str:
+    """The name of the line that a point is on; the value alone where only one setting tells lines apart."""
+    known = [name for name in axes.lines if name in point]
+    if len(axes.lines) == 1:
+        return ", ".join(str(point[name]) for name in known)
+    return ", ".join(f"{name.rpartition('.')[2]}={point[name]}" for name in known)
+
+
+def gaps(group: Group, rows: Sequence[Row], axes: Axes, baseline: Row, measure: str) -> list[float]:
+    """By how much of the baseline the figure of each run is above it, seed by seed: 0.02 is 2%.
+
+    A run is held against the baseline's run of its own seed and place on the axis; or of its seed alone,
+    where the baseline stands at one place only. Runs without either are left out.
+    """
+    found = []
+    references = [row for row in rows if is_of(row, baseline) and row.get(measure)]
+    places = {row.get(axes.x) for row in references} if axes.x else set()
+    for row in group.rows:
+        peers = [
+            peer
+            for peer in references
+            if peer.get(SEED) == row.get(SEED) and (len(places) < 2 or peer[axes.x] == row[axes.x])
+        ]
+        if len(peers) == 1 and row.get(measure) is not None:
+            found.append(row[measure] / peers[0][measure] - 1)
+    return found
+
+
+def is_of(row: Row, settings: Row) -> bool:
+    """Whether the row has these settings."""
+    return all(str(row.get(name)) == str(value) for name, value in settings.items())
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float] | None:
+    """Mean and standard deviation, which is 0 of one value; None of none."""
+    if not values:
+        return None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def number(value: Any) -> float | None:
+    """The value as a number, also from a command line's text; None if it is none, or is true or false."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _follows(values: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether each of the other setting's values comes with one value of this setting."""
+    return len(set(zip(others, values, strict=True))) == len(set(others))

@@ -1,0 +1,81 @@
+"""A role to which something happens: `python -m tests.integration.afflicted WHAT MODULE ARGUMENTS`.
+
+WHAT is `clock` (SIGUSR1 puts the wall clock an hour forward, SIGUSR2 an hour back), `clock:SECONDS` (it is off
+by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge) or `write:N` (killed half-way
+through the write of its Nth merged fragment).
+"""
+
+import os
+import runpy
+import signal
+import sys
+import time
+
+HOUR = 3600.0
+
+
+def with_another_clock(off):
+    """The wall clock of this process alone; time.monotonic stays as it is."""
+    now, now_ns, by = time.time, time.time_ns, [off]
+
+    def jump(number, frame):
+        by[0] += HOUR if number == signal.SIGUSR1 else -HOUR
+
+    signal.signal(signal.SIGUSR1, jump)
+    signal.signal(signal.SIGUSR2, jump)
+    time.time = lambda: now() + by[0]
+    time.time_ns = lambda: now_ns() + int(by[0] * 1e9)
+
+
+def dying_in_merge(number):
+    from ddiloco.outer.global_model import GlobalModel
+
+    merge, done = GlobalModel.merge, []
+
+    def merged(self, *arguments):
+        result = merge(self, *arguments)
+        done.append(1)
+        if len(done) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    GlobalModel.merge = merged
+
+
+def dying_in_write(number):
+    from ddiloco.runtime import array_file, durable
+
+    replace, commit, commits = array_file.replace, durable.DurableState.commit, []
+
+    def committed(self, merged, model):
+        commits.append(merged)
+        return commit(self, merged, model)
+
+    def cut(parts):
+        for at, part in enumerate(parts):
+            if at == len(parts) // 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield part
+
+    def replaced(path, parts):
+        fatal = path.name.startswith("fragment-") and len(commits) == number
+        replace(path, cut(parts) if fatal else parts)
+
+    array_file.replace, durable.DurableState.commit = replaced, committed
+
+
+def main():
+    what, _, value = sys.argv[1].partition(":")
+    if what == "clock":
+        with_another_clock(float(value or 0))
+    elif what == "merge":
+        dying_in_merge(int(value))
+    else:
+        dying_in_write(int(value))
+    module = sys.argv[2]
+    sys.argv[:] = ["", *sys.argv[3:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Syncer and learners started by hand, each a process of its own, with what their run has written so far."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+from ddiloco.runtime import array_file
+from tests.integration.programs import ROOT, SMALLEST
+from tests.runtime.remote.ends import until
+
+LIMIT = 300.0  # seconds for what must come about; on an idle machine it does in a few
+TOKEN = "the token of these tests"
+UNENDING = (
+    "--config.train.steps=1000000",
+    "--config.eval.every=0",
+    "--config.sample.tokens=0",
+    "--config.sync.quorum=1",
+    "--config.sync.pull_timeout=4",
+    "--config.sync.silence_timeout=4",
+    "--config.sync.resend_timeout=4",
+    "--config.remote.gather=0",
+    "--config.remote.keepalive=3",
+    "--config.remote.longest_backoff=0.5",
+    "--config.remote.checkpoint_every=0.3",
+)
+AFFLICTED = "tests.integration.afflicted"
+
+
+def lines(path):
+    """The complete lines of a file that grows."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+class Job:
+    """One run by hand. `settings` are the same for all its roles."""
+
+    def __init__(self, programs, workdir: pathlib.Path, settings=UNENDING, host="127.0.0.1"):
+        self.workdir, self.address = workdir, f"{host}:{free_port()}"
+        given = [*SMALLEST, *settings, f"--config.data.data_dir={programs.data_dir}"]
+        self.settings = list({setting.partition("=")[0]: setting for setting in given}.values())
+        self._environment = programs.environment
+        self._processes = []
+        token = workdir.with_name(f"{workdir.name}_token")  # a run that begins empties its workdir
+        token.write_text(TOKEN)
+        self._shared = [*self.settings, f"--token_file={token}", f"--workdir={workdir}"]
+
+    def syncer(self, *more, affliction=None):
+        """Starts the syncer's process."""
+        return self._start("experiments.syncer", [f"--listen={self.address}", *more], affliction)
+
+    def learner(self, learner, *more, address=None, affliction=None, before=()):
+        """Starts a learner's process; `before`: the command that runs it."""
+        where = [f"--syncer={address or self.address}", f"--learner_id={learner}", *more]
+        return self._start("experiments.learner", where, affliction, before)
+
+    def _start(self, module, arguments, affliction, before=()):
+        named = [AFFLICTED, affliction, module] if affliction else [module]
+        process = subprocess.Popen(
+            [*before, sys.executable, "-m", *named, *self._shared, *arguments],
+            cwd=ROOT,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._processes.append(process)
+        return process
+
+    # What the run has written.
+
+    def rounds(self, since=0.0):
+        """The merges after a moment."""
+        return [r for r in lines(self.workdir / "rounds.jsonl") if r["time"] > since]
+
+    def merges(self, learner, since=0.0):
+        """Those in which the learner is, with what it gave: (learner, incarnation, version, ...)."""
+        given = [(r, c) for r in self.rounds(since) for c in r["contributions"]]
+        return [(r, c) for r, c in given if c[0] == learner]
+
+    def steps(self, learner):
+        """The learner's steps, as far as the syncer has heard."""
+        return lines(self.workdir / "learners" / str(learner) / "steps.jsonl")
+
+    def own_step(self, learner):
+        """The step of the learner's own last copy of its inner state, which needs no syncer."""
+        path = self.workdir / "learners" / str(learner) / "inner_state"
+        try:
+            return array_file.load(path, b"ddiloco inner state 1\n")[0]["step"]
+        except FileNotFoundError:
+            return -1
+
+    def summary(self):
+        return json.loads((self.workdir / "summary.json").read_text())
+
+    def wait_for(self, condition, told, alive=()):
+        """Looks until it holds, while these processes live."""
+
+        def look():
+            for process in alive:
+                assert process.poll() is None, process.communicate()
+            return condition()
+
+        until(look, told, LIMIT)
+
+    # Ends.
+
+    def end(self, process):
+        """SIGTERM, unless it has ended; its exit code and what it said."""
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=LIMIT)
+        return process.returncode, out, err
+
+    def kill_all(self):
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            with contextlib.suppress(ValueError):  # it was communicated with before
+                process.communicate()
+
+
+def stop(process):
+    """SIGSTOP, and back when it stands still."""
+    os.kill(process.pid, signal.SIGSTOP)
+    until(lambda: state_of(process) == "T", "the process to stand still", LIMIT)
+
+
+def go_on(process):
+    os.kill(process.pid, signal.SIGCONT)
+
+
+def state_of(process):
+    """R, S, T and so on, as /proc has it."""
+    return pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def assert_nothing_twice(job):
+    """No version was made twice, and none of a learner's work on a version was merged twice."""
+    made = [(r["fragment"], r["version"]) for r in job.rounds()]
+    assert len(made) == len(set(made))
+    merged = [(r["fragment"], c[0], c[2]) for r in job.rounds() for c in r["contributions"]]
+    assert len(merged) == len(set(merged))
+
+
+def assert_counted_once(job, learners):
+    """Steps and tokens of the summary are those of the lines, and no process's step is in two lines."""
+    summary = job.summary()
+    for learner in learners:
+        taken = job.steps(learner)
+        assert summary["inner_steps"][str(learner)] == len(taken)
+        assert summary["tokens"][str(learner)] == sum(line["tokens"] for line in taken)
+        times = [(line["time"], line["step"]) for line in taken]
+        assert len(times) == len(set(times))

@@ -1,0 +1,193 @@
+"""A learner that knows the token and speaks the wire, and means no good; random bytes from who knows neither."""
+
+import contextlib
+import queue
+import random
+import socket
+import threading
+import time
+
+import grpc
+import numpy as np
+
+from ddiloco.protocol.messages import Contribution
+from ddiloco.runtime.assembly import make_layout
+from ddiloco.runtime.experiment import parse
+from ddiloco.runtime.remote import wire
+from ddiloco.runtime.remote import wire_pb2 as pb
+from ddiloco.runtime.remote.event_messages import up_header
+from ddiloco.runtime.remote.payload import chunks, payload_bytes, receive
+from ddiloco.runtime.remote.security import Security
+from ddiloco.runtime.remote.terms import terms_of
+from experiments import cli
+from tests.integration.hand import TOKEN
+from tests.runtime.remote.ends import PATIENCE
+
+METADATA = Security(TOKEN).metadata
+EVIL = {  # what it sends in a fragment's place: (messages of a sound push) -> messages
+    "not finite": lambda header, arrays: sound(header, filled(arrays, np.nan)),
+    "infinite": lambda header, arrays: sound(header, filled(arrays, np.inf)),
+    "of another size": lambda header, arrays: sound(changed(header, size=1 << 50), arrays),
+    "cut short": lambda header, arrays: [header.SerializeToString(), b"only this"],
+    "too long": lambda header, arrays: [*sound(header, arrays)[:1], bytes(header.size + 1)],
+    "an empty chunk": lambda header, arrays: [header.SerializeToString(), b""],
+    "another fragment": lambda header, arrays: sound(changed(header, fragment=(header.fragment + 1) % 3), arrays),
+    "a number beyond all": lambda header, arrays: sound(changed(header, tokens=1 << 60), arrays),
+    "an old version": lambda header, arrays: sound(changed(header, version=header.version - 1), arrays),
+    "no work": lambda header, arrays: sound(changed(header, steps=0), arrays),
+    "garbage": lambda header, arrays: [b"\xff\xff\xff"],
+    "nothing": lambda header, arrays: [],
+}
+
+
+def sound(header, arrays):
+    return [header.SerializeToString(), *chunks(arrays)]
+
+
+def filled(arrays, value):
+    return tuple(np.full_like(array, value) for array in arrays)
+
+
+def changed(header, **fields):
+    other = pb.UpHeader()
+    other.CopyFrom(header)
+    for name, value in fields.items():
+        setattr(other, name, value)
+    return other
+
+
+def terms(settings):
+    """The Terms of a run with these settings, `--config.path=value` each."""
+    overrides = [setting.removeprefix("--config.").split("=", 1) for setting in settings]
+    experiment = parse(cli.resolve("configs/dense.py", overrides))
+    return terms_of(experiment, make_layout(experiment))
+
+
+class Impostor:
+    """Joins as a learner that is ahead of all, and answers each pull with the next of EVIL."""
+
+    def __init__(self, address, terms, learner):
+        self.answers = {}  # by name of what was sent: the code that the push ended with, None if taken
+        self.learner, self._terms = learner, terms
+        self._channel = grpc.insecure_channel(address, wire.options(20.0))
+        self._said = queue.SimpleQueue()
+        self._versions, self._steps, self._pieces = {}, {}, {}
+        self._incarnation = time.time_ns() // 1000
+        self._left = list(EVIL.items())
+        self._sound = []  # pushes that were taken, to be replayed
+        self.replayed = []
+        self._control = self._channel.stream_stream(wire.CONTROL)(iter(self._said.get, None), metadata=METADATA)
+        hello = pb.Hello(
+            version=wire.VERSION,
+            fingerprint=terms.fingerprint,
+            rules=terms.rules,
+            learner=learner,
+            process=self._incarnation,
+        )
+        self.say(hello=hello)
+        accepted = pb.ToLearner.FromString(next(self._control)).accepted
+        self._metadata = (*METADATA, (wire.SESSION_KEY, accepted.session))
+        for target in (self._hear, self._take_updates):
+            threading.Thread(target=target, daemon=True).start()
+        self.say(join=pb.Join(incarnation=self._incarnation))
+
+    @property
+    def done(self):
+        """Whether all of EVIL has been sent, and a sound push and its replay."""
+        return not self._left and bool(self.replayed)
+
+    def say(self, **kind):
+        self._said.put(pb.FromLearner(**kind).SerializeToString())
+
+    def leave(self):
+        self._said.put(None)
+        self._control.cancel()
+        self._channel.close()
+
+    def _take_updates(self):
+        stream = self._channel.unary_stream(wire.UPDATES)(b"", metadata=self._metadata)
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            for data in stream:
+                header = pb.DownHeader.FromString(data)
+                p = header.fragment
+                self._pieces[p] = receive(self._terms.down[p], header.size, stream)
+                self._versions[p], self._steps[p] = header.version, max(header.step, header.merged_step)
+                if len(self._versions) == self._terms.num_fragments:
+                    self._report()
+
+    def _report(self):
+        count = self._terms.num_fragments
+        versions = [self._versions[p] for p in range(count)]
+        step = max(self._steps.values()) + 8
+        work = [8] * count
+        self.say(
+            report=pb.Report(
+                incarnation=self._incarnation, step=step, versions=versions, steps=work, tokens=work
+            )
+        )
+
+    def _hear(self):
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            for data in self._control:
+                message = pb.ToLearner.FromString(data)
+                if message.WhichOneof("kind") == "pull":
+                    self._answer(message.pull)
+                    self._report()
+
+    def _answer(self, pull):
+        p = pull.fragment
+        arrays = self._pieces[p]
+        given = Contribution(self.learner, self._incarnation, p, self._versions[p], self._steps[p] + 8, 8, 8)
+        header = up_header(pull.pull, given, payload_bytes(arrays))
+        if not self._left:
+            self._push("sound", sound(header, arrays))
+            self.replayed.append(self._push("replayed", sound(header, arrays)))
+            return
+        name, evil = self._left.pop(0)
+        self._push(name, evil(header, arrays))
+
+    def _push(self, name, messages):
+        try:
+            push = self._channel.stream_unary(wire.PUSH)
+            push(iter(messages), metadata=self._metadata, timeout=PATIENCE)
+            self.answers[name] = None
+        except grpc.RpcError as error:
+            self.answers[name] = error.code()
+        return self.answers[name]
+
+
+def misspoken(address, terms, learner):
+    """Connections with the token that say what cannot be read; the code that each ends with."""
+    hello = pb.Hello(
+        version=wire.VERSION, fingerprint=terms.fingerprint, rules=terms.rules, learner=learner, process=1
+    )
+    greeting = pb.FromLearner(hello=hello).SerializeToString()
+    record = pb.Record(state_changed=pb.StateChanged(state="asleep"))
+    said = {
+        "malformed message": b"\xff\xff\xff",
+        "number too large": pb.FromLearner(join=pb.Join(incarnation=1 << 60)).SerializeToString(),
+        "another number of fragments": pb.FromLearner(ready=pb.Ready(versions=[1])).SerializeToString(),
+        "malformed record": pb.FromLearner(records=pb.Records(records=[record])).SerializeToString(),
+        "beyond the bound": bytes(2 * wire.MAX_MESSAGE_BYTES),
+    }
+    codes = {}
+    for name, message in said.items():
+        with grpc.insecure_channel(address) as channel:
+            call = channel.stream_stream(wire.CONTROL)(iter([greeting, message]), metadata=METADATA)
+            try:
+                list(call)
+                codes[name] = None
+            except grpc.RpcError as error:
+                codes[name] = error.code()
+    return codes
+
+
+def noise(address, seed, connections=20):
+    """Random bytes to the port, now and then after the words with which HTTP/2 begins."""
+    rng = random.Random(seed)
+    host, port = address.rsplit(":", 1)
+    for _ in range(connections):
+        with socket.create_connection((host, int(port)), PATIENCE) as connection, contextlib.suppress(OSError):
+            if rng.random() < 0.5:
+                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            connection.sendall(rng.randbytes(rng.randrange(1, 20_000)))

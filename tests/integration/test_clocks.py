@@ -1,0 +1,61 @@
+"""Wall clocks that jump by an hour: no decision changes, what is told of the run stays sane."""
+
+import signal
+
+import pytest
+
+from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
+
+CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
+
+
+@pytest.fixture
+def job(programs, tmp_path):
+    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
+    yield made
+    made.kill_all()
+
+
+def test_clocks_that_jump_by_an_hour_change_no_decision_and_no_count(job):
+    syncer, one, two = job.syncer(affliction="clock"), job.learner(0, affliction="clock"), job.learner(1)
+    alive = [syncer, one, two]
+
+    def merged_on():
+        """Merges of both after all that there are now."""
+        known = len(job.rounds())
+        later = lambda: {m for r in job.rounds()[known:] for m in r["learners"]}  # noqa: E731
+        job.wait_for(lambda: later() == {0, 1}, "merges of both", alive)
+
+    merged_on()
+    for process, jump in (
+        (one, signal.SIGUSR1),
+        (syncer, signal.SIGUSR2),
+        (one, signal.SIGUSR2),
+        (one, signal.SIGUSR2),
+        (syncer, signal.SIGUSR1),
+        (syncer, signal.SIGUSR1),
+    ):
+        process.send_signal(jump)
+        merged_on()
+    known = len(job.steps(1))
+    two.kill()
+    two.wait()
+    incarnation = max(c[1] for _, c in job.merges(1))
+    two = job.learner(1, affliction="clock:-7200")  # begins before the process whose place it takes
+    alive[2] = two
+    later = lambda: any(c[1] > incarnation for _, c in job.merges(1))  # noqa: E731
+    job.wait_for(later, "a merge of the one that began earlier", alive)
+    job.wait_for(lambda: len(job.steps(1)) > known + 20, "the records of its steps", alive)
+    assert job.end(syncer)[0] == 143
+    assert [job.end(process)[0] for process in (one, two)] == [0, 0]
+    assert_nothing_twice(job)
+    assert_counted_once(job, (0, 1))
+    summary = job.summary()
+    assert summary["failures"] == []
+    assert not any(reason.startswith("wire: ") for reason in summary["drops"]), summary["drops"]
+    shares = [summary["goodput"], summary["uptime"], *summary["lost"].values()]
+    assert all(0 <= share <= 1 for share in shares)
+    assert summary["goodput"] + sum(summary["lost"].values()) == pytest.approx(1)
+    negative = {name: value for name, value in summary.items() if "seconds" in name and value < 0}
+    assert not negative
+    assert all(r[name] >= 0 for r in job.rounds() for name in r if name.endswith("_seconds"))

@@ -1,0 +1,54 @@
+"""A syncer that is killed by SIGKILL in the middle of a merge and of a write: what was committed stays."""
+
+import signal
+
+import pytest
+
+from ddiloco.runtime import array_file
+from tests.integration.hand import LIMIT, UNENDING, Job, assert_counted_once, assert_nothing_twice
+
+CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
+
+
+@pytest.fixture
+def job(programs, tmp_path):
+    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
+    yield made
+    made.kill_all()
+
+
+def durable(job):
+    """By fragment, the version on disk; loading sees that no file is damaged."""
+    paths = sorted((job.workdir / "syncer").glob("fragment-*"))
+    headers = [array_file.load(path, b"ddiloco fragment 1\n")[0] for path in paths]
+    return [header["version"] for header in headers]
+
+
+def test_a_syncer_killed_in_a_merge_and_in_a_write_goes_on_from_the_last_commit(job):
+    learners = [job.learner(m) for m in (0, 1)]
+    committed = [0, 0, 0]
+    for n, affliction in enumerate(("merge:5", "write:4")):
+        syncer = job.syncer(*["--resume"] * bool(n), affliction=affliction)
+        syncer.wait(LIMIT)
+        assert syncer.returncode == -signal.SIGKILL, syncer.communicate()
+        own = [job.own_step(m) for m in (0, 1)]
+        versions = durable(job)
+        merged = int(affliction.partition(":")[2]) - 1  # the last one was not committed
+        assert sum(versions) == sum(committed) + merged
+        assert all(now >= then for now, then in zip(versions, committed, strict=True))
+        committed = versions
+        on = lambda own=own: all(job.own_step(m) > own[m] + 10 for m in (0, 1))  # noqa: E731
+        job.wait_for(on, "steps without a syncer", learners)
+    left = {path.name for path in (job.workdir / "syncer").iterdir()}
+    assert any(name.startswith(".fragment-") for name in left), "it was killed with a file half written"
+    syncer = job.syncer("--resume")
+    more = lambda: all(now > then for now, then in zip(durable(job), committed, strict=True))  # noqa: E731
+    job.wait_for(more, "a merge of each fragment", [syncer, *learners])
+    both = lambda: any(r["learners"] == [0, 1] for r in job.rounds())  # noqa: E731
+    job.wait_for(both, "a merge of both", [syncer, *learners])
+    assert job.end(syncer)[0] == 143
+    assert [job.end(process)[0] for process in learners] == [0, 0]
+    assert_nothing_twice(job)
+    assert_counted_once(job, (0, 1))
+    made = {p: [r["version"] for r in job.rounds() if r["fragment"] == p] for p in range(3)}
+    assert made == {p: list(range(1, versions[-1] + 1)) for p, versions in made.items()}

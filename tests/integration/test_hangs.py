@@ -1,0 +1,101 @@
+"""Processes that hang and go on, an old process that meets its successor, and a liar among the learners."""
+
+import time
+
+import grpc
+import pytest
+
+from ddiloco.runtime import array_file
+from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice, go_on, stop
+from tests.integration.impostor import EVIL, Impostor, misspoken, noise, terms
+
+CHANGES = ("--config.sync.num_learners=3", "--config.train.min_step_seconds=(0.05, 0.05, 0.05)")
+
+
+@pytest.fixture
+def job(programs, tmp_path):
+    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
+    yield made
+    made.kill_all()
+
+
+def hang_of_a_learner(job, learner, alive):
+    """The other's merges go on; as it goes on it is merged again, and is the same process."""
+    stop(learner)
+    stopped = time.time()
+    alone = lambda: [r for r in job.rounds(stopped) if r["learners"] == [0]]  # noqa: E731
+    job.wait_for(lambda: len(alone()) > 6, "merges without the one that hangs", alive)
+    go_on(learner)
+    back = time.time()
+    job.wait_for(lambda: len(job.merges(1, back)) > 2, "merges with the one that hung", [*alive, learner])
+
+
+def hang_of_the_syncer(job, syncer, learners):
+    """The learners step on: their own copies of their state tell it. Merges go on after."""
+    stop(syncer)
+    before = {m: job.own_step(m) for m in (0, 1)}
+    on = lambda: all(job.own_step(m) > before[m] + 10 for m in (0, 1))  # noqa: E731
+    job.wait_for(on, "steps without the syncer", learners)
+    go_on(syncer)
+    back = time.time()
+    job.wait_for(lambda: job.merges(0, back) and job.merges(1, back), "merges of both", [syncer, *learners])
+
+
+def successor_of_one_that_lingers(job, old, alive):
+    """The new process works; the old one is refused as it goes on, and ends. Returns the new one."""
+    stop(old)
+    known = max(c[1] for _, c in job.merges(1))
+    new = job.learner(1)
+    job.wait_for(lambda: any(c[1] > known for _, c in job.merges(1)), "a merge of the new", [*alive, new])
+    taken_over = time.time()
+    go_on(old)
+    job.wait_for(lambda: old.poll() is not None, "the end of the old process", [*alive, new])
+    code, _, err = job.end(old)
+    assert code == 1
+    assert "the syncer refused learner 1" in err
+    ended = time.time()
+    job.wait_for(lambda: len(job.merges(1, ended)) > 2, "merges of the new", [*alive, new])
+    assert all(c[1] > known for _, c in job.merges(1, taken_over)), "nothing of the old one is merged"
+    return new
+
+
+def liar(job, alive):
+    """All that it sends is refused or worth nothing, once; the run goes on."""
+    agreed = terms(job.settings)
+    noise(job.address, seed=0)
+    codes = misspoken(job.address, agreed, 2)
+    bound = codes.pop("beyond the bound")
+    assert bound in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+    assert set(codes.values()) == {grpc.StatusCode.INVALID_ARGUMENT}
+    impostor = Impostor(job.address, agreed, 2)
+    job.wait_for(lambda: impostor.done, "all that it has to send", alive)
+    impostor.leave()
+    assert {name for name in EVIL if name in impostor.answers} == set(EVIL)
+    assert impostor.replayed[0] is grpc.StatusCode.NOT_FOUND
+    over = time.time()
+    job.wait_for(lambda: job.merges(0, over) and job.merges(1, over), "merges of the honest", alive)
+
+
+def test_hangs_a_successor_and_a_liar_stop_nobody_and_change_nothing_that_was_committed(job):
+    syncer, one, two = job.syncer(), job.learner(0), job.learner(1)
+    job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, one, two])
+    hang_of_a_learner(job, two, [syncer, one])
+    hang_of_the_syncer(job, syncer, [one, two])
+    new = successor_of_one_that_lingers(job, two, [syncer, one])
+    liar(job, [syncer, one, new])
+    assert job.end(syncer)[0] == 143
+    assert [job.end(process)[0] for process in (one, new)] == [0, 0]
+    assert_nothing_twice(job)
+    assert_counted_once(job, (0, 1))
+    summary = job.summary()
+    assert (summary["uptime"], summary["failures"]) == (1.0, [])
+    drops = summary["drops"]
+    told = ("malformed message", "number too large", "another number of fragments", "malformed record")
+    sent = ("fragment of another size", "fragment cut short", "chunk of another size", "another fragment")
+    assert not {f"wire: {reason}" for reason in (*told, *sent)} - drops.keys()
+    assert drops["stale fragment"] >= 2 and drops["wire: unawaited fragment"] >= 1
+    assert any("finite" in reason for reason in drops)
+    versions = {r["fragment"]: r["version"] for r in job.rounds()}
+    for path in (job.workdir / "syncer").glob("fragment-*"):
+        header, _ = array_file.load(path, b"ddiloco fragment 1\n")
+        assert header["version"] == versions[header["fragment"]], "what is durable is what was committed"

@@ -1,0 +1,161 @@
+"""Bad networks for real: a learner cut off or on a thin link in a network namespace, and a long, lossy link."""
+
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from ddiloco.chaos.proxy import LinkShape, Proxy
+from tests.integration.hand import LIMIT, UNENDING, Job, assert_counted_once, assert_nothing_twice
+
+EVEN = ("--config.train.min_step_seconds=(0.05, 0.05)",)
+LOSING_ALL = ("tbf", "rate", "8bit", "burst", "1", "limit", "1")  # no packet is as small
+THIN = ("tbf", "rate", "400kbit", "burst", "5kb", "limit", "60kb")
+
+
+def told(*command):
+    """Runs a command; an error that it ends with has what it said."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+class Namespace:
+    """A network namespace, tied to this one by a pair of virtual Ethernet devices."""
+
+    def __init__(self):
+        number = os.getpid() % 16000
+        self.name = f"ddiloco{number}"
+        self.near, self.far = f"dd{number}a", f"dd{number}b"
+        subnet = f"198.18.{number // 64}.{number % 64 * 4}"  # of a range that is for tests of networks
+        base, last = subnet.rsplit(".", 1)
+        self.host, self.guest = f"{base}.{int(last) + 1}", f"{base}.{int(last) + 2}"
+        self.enter = ("ip", "netns", "exec", self.name)
+
+    def make(self):
+        told("ip", "netns", "add", self.name)
+        told("ip", "link", "add", self.near, "type", "veth", "peer", "name", self.far)
+        told("ip", "link", "set", self.far, "netns", self.name)
+        told("ip", "addr", "add", f"{self.host}/30", "dev", self.near)
+        told("ip", "link", "set", self.near, "up")
+        told(*self.enter, "ip", "addr", "add", f"{self.guest}/30", "dev", self.far)
+        told(*self.enter, "ip", "link", "set", self.far, "up")
+        told(*self.enter, "ip", "link", "set", "lo", "up")
+        self.shape(*LOSING_ALL)
+        self.heal()
+
+    def shape(self, *discipline):
+        """Gives both directions this queueing discipline."""
+        told("tc", "qdisc", "replace", "dev", self.near, "root", *discipline)
+        told(*self.enter, "tc", "qdisc", "replace", "dev", self.far, "root", *discipline)
+
+    def heal(self):
+        told("tc", "qdisc", "del", "dev", self.near, "root")
+        told(*self.enter, "tc", "qdisc", "del", "dev", self.far, "root")
+
+    def partition(self):
+        """From now on no packet passes, in either direction, and no end is told so."""
+        if shutil.which("iptables"):
+            told("iptables", "-I", "INPUT", "-i", self.near, "-j", "DROP")
+            told("iptables", "-I", "OUTPUT", "-o", self.near, "-j", "DROP")
+        else:
+            self.shape(*LOSING_ALL)
+
+    def mend(self):
+        """Ends a partition."""
+        if shutil.which("iptables"):
+            told("iptables", "-D", "INPUT", "-i", self.near, "-j", "DROP")
+            told("iptables", "-D", "OUTPUT", "-o", self.near, "-j", "DROP")
+        else:
+            self.heal()
+
+    def remove(self):
+        for command in (("ip", "link", "del", self.near), ("ip", "netns", "del", self.name)):
+            subprocess.run(command, capture_output=True)
+
+
+@pytest.fixture
+def namespace():
+    made = Namespace()
+    try:
+        made.make()
+    except OSError as error:
+        made.remove()
+        pytest.skip(f"network namespaces are not permitted here: {error}")
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def started():
+    jobs = []
+
+    def start(*arguments, **more):
+        jobs.append(Job(*arguments, **more))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill_all()
+
+
+def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_contributes(
+    programs, tmp_path, namespace, started
+):
+    job = started(programs, tmp_path / "run", (*UNENDING, *EVEN), host=namespace.host)
+    syncer, near, far = job.syncer(), job.learner(0), job.learner(1, before=namespace.enter)
+    alive = [syncer, near, far]
+    job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", alive)
+
+    namespace.partition()
+    cut = time.time()
+    held = job.own_step(1)
+    alone = lambda: [r for r in job.rounds(cut) if r["learners"] == [0]]  # noqa: E731
+    stepping = lambda: job.own_step(1) > held + 20  # noqa: E731
+    job.wait_for(lambda: len(alone()) > 12 and stepping(), "merges of the one, steps of both", alive)
+    namespace.mend()
+    healed = time.time()
+    job.wait_for(lambda: job.merges(1, healed), "a merge of the one that was cut off", alive)
+    meanwhile = lambda: [s for s in job.steps(1) if cut + 1 < s["time"] < healed]  # noqa: E731
+    job.wait_for(lambda: len(meanwhile()) > 10, "the records of its steps meanwhile", alive)
+
+    namespace.shape(*THIN)
+    thin = time.time()
+    job.wait_for(lambda: len(job.merges(1, thin)) > 3, "merges over the thin link", alive)
+    slow = time.time()
+    job.wait_for(lambda: len(job.merges(0, slow)) > 3, "merges of the other", alive)
+    namespace.heal()
+
+    assert job.end(syncer)[0] == 143
+    assert [job.end(process)[0] for process in (near, far)] == [0, 0]
+    assert_nothing_twice(job)
+    assert_counted_once(job, (0, 1))
+    summary = job.summary()
+    assert (summary["uptime"], summary["failures"]) == (1.0, [])
+    assert summary["inner_states"]["fresh"] == 2, "no process was started anew"
+
+
+def test_over_a_long_and_lossy_link_a_run_comes_to_its_end_with_all_tokens(programs, tmp_path, started):
+    steps = 60
+    kept = [s for s in UNENDING if "train.steps" not in s and "quorum" not in s]
+    settings = (*kept, f"--config.train.steps={steps}", "--config.sync.quorum=2", *EVEN)
+    shape = LinkShape(latency=0.1, jitter=0.05, loss=0.02)
+    job = started(programs, tmp_path / "run", settings)
+    host, port = job.address.split(":")
+    with Proxy((host, int(port)), shape) as proxy:
+        through = "{}:{}".format(*proxy.address)
+        syncer = job.syncer()
+        learners = [job.learner(m, address=through) for m in (0, 1)]
+        ended = [process.communicate(timeout=LIMIT)[1] for process in (syncer, *learners)]
+        assert proxy.connections >= 2
+    assert [process.returncode for process in (syncer, *learners)] == [0, 0, 0], ended
+    summary = job.summary()
+    assert summary["finished"]
+    assert_nothing_twice(job)
+    assert_counted_once(job, (0, 1))
+    for learner in (0, 1):
+        taken = job.steps(learner)
+        assert taken[-1]["step"] == steps
+        assert len({line["tokens"] for line in taken}) == 1 and taken[0]["tokens"] == 2 * 32

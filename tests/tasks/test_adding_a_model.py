@@ -1,0 +1,48 @@
+"""docs/adding_a_model.md, done: its two files are put where it says, and train."""
+
+import pathlib
+import re
+import threading
+
+import pytest
+
+from ddiloco import models
+from ddiloco.data import open_text
+from ddiloco.runtime.experiment import parse
+from ddiloco.runtime.job import run_job
+from experiments import cli
+from tests.runtime import workbench
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "adding_a_model.md"
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The path of the config, with the model's file beside the other models'."""
+    model, config = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    for folder, text in (("models", model), ("configs", config)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "toy.py").write_text(text)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "models")])
+    for name, model in models.find_models().items():
+        monkeypatch.setitem(models.MODELS, name, model)
+    return tmp_path / "configs" / "toy.py"
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
+def test_two_files_are_a_model_that_trains(algorithm, toy, tmp_path):
+    open_text("stdlib_text", "train", tmp_path / "tfds")
+    config = cli.load_config(f"{toy}:{algorithm}")
+    config.driver = "virtual"
+    config.data.update(data_dir=str(tmp_path / "tfds"), sequence_length=16, train_split="train[:60]")
+    config.train.update(steps=8, batch_size=2)
+    config.inner.update(warmup_steps=0)
+    config.sync.update(interval=4)
+    config.eval.update(every=0, num_batches=1, batch_size=4)
+    config.sample.tokens = 4
+    with workbench.devices(1):
+        result = run_job(parse(config), tmp_path / "run", threading.Event(), live=False)
+    assert result.failure is None
+    assert result.summary["num_params"] == 2 * 259 * 8
+    first, last = (entry["loss"] for entry in result.summary["eval_history"])
+    assert last < first

@@ -54,6 +54,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.train.batch_sizes = ()  # the same by learner, where they differ
     config.train.steps_in_flight = 2  # steps handed to the devices before the oldest is complete
     config.train.min_step_seconds = ()  # by learner, to play slower hardware
+    config.train.sdc_check_every = 0  # steps between two that a learner takes twice, to see its devices err
 
     config.inner = ConfigDict()  # AdamW
     config.inner.learning_rate = {"tiny": 3e-3, "small": 1e-3}.get(size, 3e-4)  # peak
@@ -92,6 +93,9 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
     config.log = ConfigDict()
     config.log.every = 4  # steps between two points of a learner in TensorBoard
+
+    config.tape = ConfigDict()
+    config.tape.enabled = True  # learners and syncer write down what they are told, for experiments.replay
     return config
 
 

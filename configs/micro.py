@@ -45,6 +45,7 @@ def get_config(preset: str = "dense") -> ConfigDict:
         config.model.num_experts, config.model.experts_per_token, config.model.expert_dim = 4, 2, 88
     config.train.steps = 240  # T
     config.inner.warmup_steps = 20
+    config.virtual.num_chips = 16  # one a learner, and there are sweeps with as many
     config.eval.every = 0
     config.eval.num_batches *= 2
     return config

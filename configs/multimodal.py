@@ -4,8 +4,9 @@
   python -m experiments.compare --config=configs/multimodal.py[:SIZE]
 
 SIZE
-  tiny    0.4M parameters; canvases of one to three handwritten digits, in words: "four two seven" (default)
-  small   22M parameters, the same of mnist; one accelerator
+  tiny    0.5M parameters; canvases of one to three handwritten digits, in words: "four two seven"; 94% exact
+          match, some 4 minutes on 2 CPU cores (default)
+  small   24M parameters, the same of mnist; one accelerator
 ALGORITHM as in configs/dense.py
 
 Scored by exact match of greedy decoding on canvases of held-out digits (eval_accuracy), and nats a byte.

@@ -4,7 +4,8 @@
   python -m experiments.compare --config=configs/vit.py[:SIZE]
 
 SIZE
-  tiny    0.1M parameters on scikit-learn's handwritten digits (default)
+  tiny    0.1M parameters on scikit-learn's handwritten digits; 98% of those held out, under 4 minutes on
+          2 CPU cores (default)
   small   ViT-S/4 on cifar10: 21M parameters, 32x32 in patches of 4; one accelerator
   base    ViT-B/16 on imagenet2012: 86M parameters, 224x224 in patches of 16; look at it with --dry_run
 ALGORITHM as in configs/dense.py

@@ -36,7 +36,7 @@ _GIVEN = cli.take_overrides()
 def main(_) -> int:
     if not _CONFIG.value:
         raise cli.UsageError("compare: give --config=FILE.py")
-    output = pathlib.Path(_OUTPUT.value or default_output(_CONFIG.value))
+    output = pathlib.Path(_OUTPUT.value or comparison.default_output(_CONFIG.value))
     entries = comparison.load(_CONFIG.value)
     rows = comparison.make_rows(_CONFIG.value, entries, parse_seeds(_SEEDS.value), _GIVEN, output)
     settings = {run.workdir: comparison.settings_of(row, run) for row in rows for run in row.runs.values()}
@@ -62,12 +62,6 @@ def main(_) -> int:
     if failed:
         print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
-
-
-def default_output(config: str) -> str:
-    """The folder of a comparison for which none is given: a second call goes on with the first."""
-    path, _, argument = config.partition(":")
-    return f"runs/{runs.folder_name('-'.join(filter(None, ('compare', pathlib.Path(path).stem, argument))))}"
 
 
 def parse_seeds(texts: Sequence[str]) -> list[int]:

@@ -76,6 +76,12 @@ def load(argument: str) -> list[dict[str, Any]]:
     return comparison
 
 
+def default_output(config: str) -> str:
+    """The folder of a comparison for which none is given: a second call goes on with the first."""
+    path, _, argument = config.partition(":")
+    return f"runs/{runs.folder_name('-'.join(filter(None, ('compare', pathlib.Path(path).stem, argument))))}"
+
+
 def make_rows(
     argument: str,
     comparison: Sequence[Mapping[str, Any]],

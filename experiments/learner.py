@@ -17,7 +17,7 @@ _SPARE = flags.DEFINE_bool(
     "spare", False, "Compile all, then wait to be told NUMBER HOST:PORT in a line on standard input."
 )
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for copies of its inner optimizer state. Default: none are kept."
+    "workdir", None, "Folder for its tape and copies of its inner optimizer state. Default: none are kept."
 )
 roles.define_security()
 
@@ -46,8 +46,9 @@ def main(_) -> int:
     def note(line) -> None:
         print(f"learner {learner}: {line}", file=sys.stderr, flush=True)
 
-    folder = pathlib.Path(_WORKDIR.value, "learners", str(learner)) if _WORKDIR.value else None
-    failure = process.run(learner, address, stop, note, folder)
+    workdir = pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None
+    folder = workdir / "learners" / str(learner) if workdir is not None else None
+    failure = process.run(learner, address, stop, note, folder, workdir)
     if failure is not None:
         print(f"error: learner {learner}: {failure}", file=sys.stderr)
         return 1

@@ -68,7 +68,7 @@ def _draw_lines(panel: Axes, groups: Sequence[series.Group], names: Sequence[str
             panel.axhline(mean[0], color=f"C{i % 10}", ls="--", lw=1.2, label=name)
         else:
             panel.errorbar(x, mean, yerr=spread, color=f"C{i % 10}", marker="o", ms=4, capsize=2, label=name)
-    if places and 0 < places[0] and places[-1] >= _WIDE * places[0]:
+    if places and places[0] > 0 and places[-1] >= _WIDE * places[0]:
         panel.set_xscale("log", base=2)
     if 1 < len(places) <= 8:
         panel.set_xticks(places, [f"{place:g}" for place in places])

@@ -22,6 +22,7 @@ RANK = {
     "goodput": 3,
     "observe": 3,
     "tasks": 3,
+    "tape": 3,
     "virtual": 3,
     "chaos": 3,
     "runtime": 4,

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from scipy.special import ndtri
 
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.failures import FailureModel
@@ -168,6 +167,8 @@ class Jobs:
 
         The maximum of n normals is Phi^-1(U^(1/n)) = -Phi^-1(1 - U^(1/n)); -log(U) is a unit exponential.
         """
+        from scipy.special import ndtri  # costs every program that starts 0.2 s, and few need it
+
         chips = inside * self._model.chips_per_slice
         slowest = -ndtri(-np.expm1(-self._draws.take(lanes) / chips))
         return np.maximum(0.0, self._model.chip_speed_variation * slowest)

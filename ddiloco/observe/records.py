@@ -7,7 +7,7 @@ scalars that are complete; only the monitor's thread turns them into floats.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
@@ -96,6 +96,16 @@ class Stop:
 
 
 Record = StepDone | StateChanged | Noted | Transferred | Evaluated | LearnerDied | Alarm | Resumed | Stop
+
+
+def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> list[Record]:
+    """The records of a step that came out otherwise, on these devices, when it was taken again."""
+    told = (
+        f"learner {learner}, step {step}: {', '.join(devices)} gave other bits as the step was taken again: "
+        "silent data corruption"
+    )
+    values = {"learner": learner, "step": step, "devices": list(devices)}
+    return [Alarm(told, time), Noted("sdc", values, time)]
 
 
 @dataclasses.dataclass(frozen=True)

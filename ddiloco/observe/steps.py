@@ -45,6 +45,7 @@ class LearnerFiles:
         """Adds a line to `states.jsonl`."""
         line = {"time": float(record.time), "learner": record.learner, "state": record.state.value}
         self._append("states.jsonl", {**line, "chips": record.chips})
+        self._of_the_run.flush()
 
     def died(self, record: LearnerDied) -> None:
         """Adds the traceback to the learner's `traceback.txt`, after those of earlier deaths."""

@@ -167,6 +167,14 @@ class GlobalModel:
         return tuple(jnp.array(np.asarray(x), device=self._device) for x in arrays)
 
 
+def pieces_sha256(pieces: Sequence[np.ndarray]) -> bytes:
+    """SHA-256 over the bytes of a fragment's pieces, in their order."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+    return digest.digest()
+
+
 def parameters_sha256(parameters: Mapping[str, Any]) -> str:
     """SHA-256 (hex) over names, dtypes, shapes and bytes of the tensors in the order of their names."""
     digest = hashlib.sha256()

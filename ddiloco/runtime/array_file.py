@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import pathlib
 import struct
@@ -40,17 +41,30 @@ def load(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndar
       FileNotFoundError, OSError: it is not there, or cannot be read.
       ValueError: its bytes are not those that were written.
     """
-    data = path.read_bytes()
-    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if not data.startswith(magic) or hashlib.sha256(body).digest() != digest:
+    return parse(path.read_bytes(), magic)
+
+
+def parse(data: bytes, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """As `load`, of a file's bytes; takes no more memory than they do, whatever its header says."""
+    body = memoryview(data)[:-_DIGEST_BYTES]
+    if not data.startswith(magic) or hashlib.sha256(body).digest() != data[-_DIGEST_BYTES:]:
         raise ValueError("is damaged: its checksum does not fit")
-    file = io.BytesIO(body[len(magic) :])
+    try:
+        return _parse(io.BytesIO(body[len(magic) :]))
+    except Exception as error:  # of what JSON, struct and numpy cannot read
+        raise ValueError(f"is damaged: its header cannot be read: {type(error).__name__}") from None
+
+
+def _parse(file: io.BytesIO) -> tuple[dict[str, Any], list[np.ndarray]]:
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
     header = json.loads(file.read(min(length, _LONGEST_HEADER)))
     arrays = []
-    for dtype, shape in header.pop("arrays"):
-        count = int(np.prod(shape, dtype=np.int64))
-        raw = file.read(count * np.dtype(dtype).itemsize)
+    for name, shape in header.pop("arrays"):
+        dtype = np.dtype(str(name))
+        size = math.prod(shape) * dtype.itemsize
+        raw = file.read(max(0, size))
+        if len(raw) != size:
+            raise ValueError("the file ends before its arrays do")
         arrays.append(np.frombuffer(raw, dtype).reshape(shape))
     return header, arrays
 

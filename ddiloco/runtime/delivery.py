@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ddiloco.protocol import events
+from ddiloco.tape.entries import InnerOrigin
 
 Pieces = Sequence[np.ndarray]
 
@@ -45,11 +46,13 @@ class InnerState:
       step: the learner's clock there.
       versions: by fragment, those that it had applied.
       arrays: one for each of `TrainProgram.inner_leaves`.
+      origin: under which the tape of the learner that gave it notes it; None: not known.
     """
 
     step: int
     versions: tuple[int, ...]
     arrays: Sequence[np.ndarray | jax.Array]
+    origin: InnerOrigin | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,7 +117,7 @@ class DurableState:
         path = self.folder / self._name(p)
         try:
             header, arrays = array_file.load(path, _MAGIC)
-            if (header["fragment"], header["layout"]) != (p, self._layout.fingerprint):
+            if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
                 raise ValueError("is of another fragment or another model")
         except FileNotFoundError:
             raise DurableStateError(f"{path}: is missing; the run cannot go on without it") from None
@@ -132,7 +132,7 @@ class DurableState:
         path = self.folder / _INCARNATIONS
         try:
             return tuple((int(learner), int(number)) for learner, number in json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise DurableStateError(f"{path}: cannot be used: {error}") from None
 
     @staticmethod

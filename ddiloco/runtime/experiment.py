@@ -12,6 +12,7 @@ from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.runtime.remote.settings import RemoteConfig
 from ddiloco.runtime.virtual_settings import VirtualConfig
+from ddiloco.tape.settings import TapeConfig
 from ddiloco.tasks import TASKS
 from ddiloco.tasks.task import Task
 from ddiloco.training.inner_optimizer import InnerConfig
@@ -38,6 +39,11 @@ class TrainConfig:
         (),
         "by learner, seconds that a step takes at least, to play slower hardware; (): as fast as it goes",
         at_least=0.0,
+    )
+    sdc_check_every: int = setting(
+        0,
+        "steps between two that a learner takes twice, to see that its devices do not err; 0: none",
+        at_least=0,
     )
 
 
@@ -76,6 +82,7 @@ class Experiment:
     eval: EvalConfig = section(EvalConfig)
     sample: Any = setting(None, "what is shown at the end; None where the task shows nothing")
     log: LogConfig = section(LogConfig)
+    tape: TapeConfig = section(TapeConfig)
 
     def __post_init__(self) -> None:
         learners = self.sync.num_learners
@@ -95,6 +102,10 @@ class Experiment:
         if self.remote.spares and not alike:
             raise ValueError(
                 f"remote.spares: is {self.remote.spares}, but must be 0 where train.batch_sizes differ"
+            )
+        if self.train.sdc_check_every and self.algorithm in BASELINES:
+            raise ValueError(
+                f"train.sdc_check_every: is {self.train.sdc_check_every}, but must be 0 for {self.algorithm}"
             )
         if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
             raise ValueError(f"driver: is {self.driver}, but elastic_data_parallel needs virtual")

@@ -30,7 +30,7 @@ from ddiloco.virtual.lives import write_trace
 
 Runner = Callable[[Assembly, Callable[[Any], None], threading.Event], Outcome]
 
-DRIVERS: dict[str, Runner] = {"local": run_local, "virtual": run_virtual}
+DRIVERS: dict[str, Callable[..., Outcome]] = {"local": run_local, "virtual": run_virtual}
 BASELINE_DRIVERS: dict[str, Runner] = {"local": run_baseline, "virtual": run_virtual_baseline}
 
 
@@ -75,7 +75,8 @@ def run_job(
     if experiment.driver == "remote":
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
-        assembly.check_syncer()
+        if not resume:  # what was found sound need not keep the learners of a resumed run waiting
+            assembly.check_syncer()
     elif assembly is not None:
         assembly.check()
     _write_settings(workdir, experiment, resume)
@@ -95,7 +96,7 @@ def run_job(
         if runner is not None:
             outcome = runner(assembly, monitor.queue.put, stop)
         else:
-            outcome = _run(experiment, assembly, monitor.queue.put, stop)
+            outcome = _run(experiment, assembly, monitor.queue.put, stop, workdir)
         extra = {
             "finished": outcome.finished,
             "interrupted": stop.is_set() and not outcome.finished,
@@ -119,6 +120,7 @@ def _run(
     assembly: Assembly | None,
     record: Callable[[Any], None],
     stop: threading.Event,
+    workdir: pathlib.Path | None = None,
 ) -> Outcome:
     if assembly is None:
         if experiment.algorithm in BASELINES:
@@ -126,8 +128,9 @@ def _run(
         layout = make_layout(experiment)
         encoded = encoded_bytes(layout, experiment.outer.codec)
         return run_without_arrays(experiment, layout.bytes, record, stop, encoded)
-    drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
-    return drivers[experiment.driver](assembly, record, stop)
+    if experiment.algorithm in BASELINES:
+        return BASELINE_DRIVERS[experiment.driver](assembly, record, stop)
+    return DRIVERS[experiment.driver](assembly, record, stop, workdir)
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:

@@ -28,6 +28,7 @@ from ddiloco.runtime.delivery import (
 from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
 from ddiloco.runtime.shelf import Shelf
 from ddiloco.runtime.transfer import Snapshot
+from ddiloco.tape.recorder import LearnerTape
 
 
 class Recovery(Protocol):
@@ -67,8 +68,9 @@ class LearnerWorker:
         to_syncer: Callable[[events.SyncerEvent], None],
         record: Callable[[Any], None],
         recovery: Recovery | None = None,
+        tape: LearnerTape | None = None,
     ) -> None:
-        """`recovery` is None where no process of the learner follows another."""
+        """`recovery` is None where no process of the learner follows another; `tape`, where none is kept."""
         self.core = core
         self.shelf = Shelf()
         self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
@@ -77,10 +79,11 @@ class LearnerWorker:
         self._equipment = equipment
         self._to_syncer = to_syncer
         self._record = record
-        self._arrays = TrainingArrays(equipment)
+        self._arrays = TrainingArrays(equipment, self._erred)
         self._snapshots: dict[tuple[int, int], Snapshot] = {}  # (fragment, step)
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._recovery = recovery
+        self._tape = tape or LearnerTape(core.learner, core.incarnation)
         self._wanted: list[InnerStateWanted] = []
         self._leaving = False
         self._timeline = State.STARTING
@@ -111,6 +114,7 @@ class LearnerWorker:
         finally:
             for wish in self._wanted:
                 wish.answer.cancel()
+            self._tape.end()
 
     def _step_or_wait(self) -> None:
         """One pass: what has arrived, then a step if there may be one, else a wait for what arrives next."""
@@ -191,11 +195,14 @@ class LearnerWorker:
         state = None
         for wish in ready:
             if wish.answer.set_running_or_notify_cancel():
-                state = state or InnerState(self.core.clock, own, self._arrays.inner())
+                state = state or InnerState(self.core.clock, own, self._arrays.inner(), self._tape.gave())
                 wish.answer.set_result(state)
 
     def _tell(self, event: events.LearnerEvent, **arrays: Any) -> None:
-        for action in self.core.handle(event, time.monotonic()):
+        now = time.monotonic()
+        decided = self.core.handle(event, now)
+        self._tape.told(event, now)
+        for action in decided:
             self._perform(action, **arrays)
 
     def _perform(self, action: actions.LearnerAction, fragments: Any = None, pieces: Any = None) -> None:
@@ -208,6 +215,7 @@ class LearnerWorker:
                 raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
             case actions.AdoptAll(step=step, versions=versions):
                 inner = self._recovery.inner_state(versions) if self._recovery is not None else None
+                self._tape.adopted(inner is None, inner.origin if inner is not None else None)
                 self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
                 self.shelf.clear()
                 self._snapshots.clear()
@@ -219,7 +227,10 @@ class LearnerWorker:
             case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
                 pulled = self.shelf.take_down(fragment)
                 if pulled is not None:
-                    self._arrays.pulled(fragment, pulled)
+                    contribution, snapshot = pulled
+                    self._arrays.pulled(fragment, snapshot)
+                    if snapshot.residual:
+                        self._tape.pulled(fragment, contribution.step)
                 self._arrays.apply(fragment, mixing, pieces)
             case actions.SendReport(report=report):
                 self._to_syncer(events.StepReported(report))
@@ -227,8 +238,11 @@ class LearnerWorker:
                 values = {"learner": core.learner, "reason": reason}
                 self._record(records.Noted("drop", values, time.time()))
 
+    def _erred(self, step: int, devices: list[str]) -> None:
+        for found in records.corruption(self.core.learner, step, devices, time.time()):
+            self._record(found)
+
     def _enter(self, state: State) -> None:
         if state is not self._timeline:
             self._timeline = state
             self._record(records.StateChanged(self.core.learner, state, time.time()))
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 
 from ddiloco.runtime.delivery import Pieces
 from ddiloco.runtime.transfer import FragmentTransfer, Snapshot
+from ddiloco.training.corruption import differing_devices
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import Metrics, TrainState
 
@@ -40,6 +41,7 @@ class Equipment:
     batches: Batches
     steps_in_flight: int
     min_step_seconds: float = 0.0
+    sdc_check_every: int = 0
 
 
 class TrainingArrays:
@@ -49,8 +51,13 @@ class TrainingArrays:
     devices: 4 bytes a parameter, and with error feedback as much again for what encodings left out.
     """
 
-    def __init__(self, equipment: Equipment) -> None:
+    def __init__(
+        self, equipment: Equipment, erred: Callable[[int, list[str]], None] = lambda step, devices: None
+    ) -> None:
+        """`erred` hears of a step that came out otherwise when it was taken again, and on which devices."""
         self._equipment = equipment
+        self._erred = erred
+        self._steps = 0
         self._state: TrainState | None = None
         self._anchors: dict[int, tuple[jax.Array, ...]] = {}
         self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next snapshots
@@ -69,10 +76,18 @@ class TrainingArrays:
     def step(self, clock: int) -> tuple[int, Metrics]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way.
 
-        `clock` is the number of steps before this one.
+        `clock` is the number of steps before this one. A step that is to be checked is taken twice from the
+        same state, and waited for; the learner goes on with the first.
         """
         batch = next(self._equipment.batches)
-        self._state, metrics = self._equipment.program.step(self._state, batch, clock)
+        self._steps += 1
+        every, program = self._equipment.sdc_check_every, self._equipment.program
+        before = program.copy(self._state) if every and self._steps % every == 0 else None
+        self._state, metrics = program.step(self._state, batch, clock)
+        if before is not None:
+            differing = differing_devices((self._state, metrics), program.step(before, batch, clock))
+            if differing:
+                self._erred(clock + 1, differing)
         return int(batch["weights"].sum()), metrics
 
     def snapshot(self, fragment: int) -> Snapshot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from ddiloco.runtime.learner import LearnerWorker
 from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.syncer import SyncerWorker, host_arrays
+from ddiloco.runtime.taping import Tapes
 
 _LEAVE_SECONDS = 60.0  # for threads to end after the word to leave; a hung device must not keep the rest
 
@@ -48,8 +50,16 @@ class LocalLink:
 class LocalRun:
     """One run of the decoupled family; `run` returns when it is over or `stop` is set."""
 
-    def __init__(self, assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> None:
+    def __init__(
+        self,
+        assembly: Assembly,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+        workdir: pathlib.Path | None = None,
+    ) -> None:
+        """`workdir`: where tapes go; None: none are kept."""
         e = assembly.experiment
+        self._tapes = Tapes(workdir, e, assembly.layout, record)
         self._assembly = assembly
         self._record = record
         self._stop = stop
@@ -60,9 +70,9 @@ class LocalRun:
         self._final_score = assembly.scorer(equipment[0].program.mesh)
         score = assembly.scorer(assembly.evaluation_mesh())
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record)
-        self._syncer = SyncerWorker(
-            SyncerCore(e.sync, e.train.steps), self._model, self._record, self._committed
-        )
+        core = SyncerCore(e.sync, e.train.steps)
+        tape = self._tapes.syncer(core.state(), self._model)
+        self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
         self._learners = [self._add_learner(m, 1, parts) for m, parts in enumerate(equipment)]
         self._evaluator.evaluate(0, initial)  # also compiles it, before the learners want the cores
 
@@ -98,7 +108,8 @@ class LocalRun:
                 self._syncer.connect(learner, event.incarnation, link)
             self._syncer.send(event)
 
-        worker = LearnerWorker(core, equipment, send, self._record)
+        tape = self._tapes.learner(learner, incarnation, equipment)
+        worker = LearnerWorker(core, equipment, send, self._record, tape=tape)
         link = LocalLink(worker)
         return worker
 
@@ -124,6 +135,11 @@ class LocalRun:
         return sum(learner.tokens for learner in self._learners)
 
 
-def run_local(assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> Outcome:
+def run_local(
+    assembly: Assembly,
+    record: Callable[[Any], None],
+    stop: threading.Event,
+    workdir: pathlib.Path | None = None,
+) -> Outcome:
     """Makes and runs a LocalRun."""
-    return LocalRun(assembly, record, stop).run()
+    return LocalRun(assembly, record, stop, workdir).run()

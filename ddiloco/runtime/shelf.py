@@ -17,7 +17,7 @@ class Shelf:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._published: dict[int, tuple[Contribution, Snapshot]] = {}
-        self._pulled: dict[int, Snapshot] = {}
+        self._pulled: dict[int, tuple[Contribution, Snapshot]] = {}
 
     def put(self, contribution: Contribution, snapshot: Snapshot) -> None:
         """Publishes a fragment in place of what was published of it before."""
@@ -29,10 +29,10 @@ class Shelf:
         with self._lock:
             published = self._published.get(fragment)
             if published is not None:
-                self._pulled[fragment] = published[1]
+                self._pulled[fragment] = published
             return published
 
-    def take_down(self, fragment: int) -> Snapshot | None:
+    def take_down(self, fragment: int) -> tuple[Contribution, Snapshot] | None:
         """Takes a fragment down, since an update overwrites it; gives the last one pulled, if any was."""
         with self._lock:
             self._published.pop(fragment, None)

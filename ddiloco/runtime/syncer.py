@@ -15,11 +15,12 @@ import numpy as np
 
 from ddiloco.observe import records
 from ddiloco.outer.arrivals import Arrivals
-from ddiloco.outer.global_model import GlobalModel, InvalidContribution
+from ddiloco.outer.global_model import GlobalModel, InvalidContribution, pieces_sha256
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.runtime.delivery import Delivery, Notice, Pieces, UpdateDelivery, WelcomeDelivery
+from ddiloco.tape.recorder import SyncerTape
 
 
 class LearnerLink(Protocol):
@@ -56,8 +57,12 @@ class SyncerWorker:
         record: Callable[[Any], None],
         on_commit: Callable[[int, list[Pieces]], None],
         durable: Durability | None = None,
+        tape: SyncerTape | None = None,
     ) -> None:
-        """`on_commit` gets step and fragments; `durable` is None where nothing is to outlive the process."""
+        """`on_commit` gets step and fragments; `durable` is None where nothing is to outlive the process.
+
+        `tape` is None where none is kept.
+        """
         self.core = core
         self.ended = threading.Event()  # finished, stopped or failed
         self.failure: str | None = None
@@ -65,6 +70,7 @@ class SyncerWorker:
         self._record = record
         self._on_commit = on_commit
         self._durable = durable
+        self._tape = tape or SyncerTape()
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._links: dict[tuple[int, int], LearnerLink] = {}
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
@@ -105,6 +111,7 @@ class SyncerWorker:
         finally:
             self._pullers.shutdown(wait=False, cancel_futures=True)
             self._merger.shutdown(wait=True, cancel_futures=True)
+            self._tape.end([self._model.fragment(p)[0] for p in range(len(self._committed))])
             self.ended.set()
 
     def _take_one(self) -> None:
@@ -120,7 +127,12 @@ class SyncerWorker:
             raise event
         if isinstance(event, events.MergeFinished):
             self._committed[event.round.fragment] = arrays[0]
-        decided = self.core.handle(event, time.monotonic())
+        now = time.monotonic()
+        decided = self.core.handle(event, now)
+        self._tape.told(event, decided, now)
+        if isinstance(event, events.MergeFinished) and arrays[2] is not None:
+            p = event.round.fragment
+            self._tape.committed(p, self.core.versions[p], arrays[2])
         if isinstance(event, events.FragmentArrived):
             self._arrivals.keep(event, decided, arrays)
         if isinstance(event, events.LearnerJoined) and self._durable is not None:
@@ -208,13 +220,14 @@ class SyncerWorker:
                 [np_pieces for _, np_pieces in given],
                 [(c.steps, c.tokens) for c, _ in given],
             )
+            sha256 = pieces_sha256(pieces) if self._tape.on else None
             committed = self._durable is None or self._durable.commit(action.round, self._model)
         except Exception as error:
             self._inbox.put((error, None))
             return
         if committed:  # else the run is over, and what was merged is as if it had never been
             metrics = {**metrics, "contributions": [_brief(c) for c in action.contributions]}
-            self._inbox.put((events.MergeFinished(action.round), (pieces, metrics)))
+            self._inbox.put((events.MergeFinished(action.round), (pieces, metrics, sha256)))
 
 
 def _brief(c: Contribution) -> list[int]:

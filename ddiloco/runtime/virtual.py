@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,17 +13,20 @@ from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel, InvalidContribution
-from ddiloco.protocol import actions
+from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.state import SyncerState
 from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.delivery import Pieces
 from ddiloco.runtime.experiment import Experiment
 from ddiloco.runtime.learner_arrays import TrainingArrays
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.syncer import host_arrays
+from ddiloco.runtime.taping import FleetTapes, Tapes
 from ddiloco.runtime.transfer import Snapshot
 from ddiloco.runtime.virtual_fleet import chips_by_learner, horizon, make_fleet
 from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.learner import VirtualLearner
 from ddiloco.virtual.ports import Observer, Payload
 
 Record = Callable[[Any], None]
@@ -72,11 +77,34 @@ class GlobalArrays:
 class RecordingObserver(Observer):
     """Turns what happens in a fleet into the records of a run, and has the global model scored."""
 
-    def __init__(self, record: Record, score_at: Callable[[int, int, float], None]) -> None:
+    def __init__(
+        self,
+        record: Record,
+        score_at: Callable[[int, int, float], None],
+        tapes: FleetTapes | None = None,
+    ) -> None:
         """`score_at` is told of every merge: the global step, tokens of all learners so far, the time."""
         self.tokens = 0
+        self._tapes = tapes
         self._record = record
         self._score_at = score_at
+
+    def syncer_handled(self, event: events.SyncerEvent, out: list[Any], now: float) -> None:
+        """An event of the syncer."""
+        if self._tapes is not None:
+            self._tapes.syncer_handled(event, out, now)
+
+    def learner_handled(
+        self, learner: VirtualLearner, event: events.LearnerEvent, out: list[Any], now: float
+    ) -> None:
+        """An event of a learner."""
+        if self._tapes is not None:
+            self._tapes.learner_handled(learner.number, learner.process, event, out, now)
+
+    def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
+        """A snapshot that the syncer takes."""
+        if self._tapes is not None:
+            self._tapes.pulled(learner.number, contribution)
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         """A step."""
@@ -123,7 +151,14 @@ def play(
 class VirtualRun:
     """One run of the decoupled family in virtual time; the same experiment gives the same parameters."""
 
-    def __init__(self, assembly: Assembly, record: Record, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        assembly: Assembly,
+        record: Record,
+        stop: threading.Event,
+        workdir: pathlib.Path | None = None,
+    ) -> None:
+        """`workdir`: where tapes go; None: none are kept."""
         e = self._experiment = assembly.experiment
         self._record = record
         self._stop = stop
@@ -134,12 +169,16 @@ class VirtualRun:
         equipment = assembly.equipment()
         self._score = assembly.scorer(equipment[0].program.mesh)
         self._next_score = e.eval.every
-        self._observer = RecordingObserver(record, self._score_at)
+        tapes = Tapes(workdir, e, assembly.layout, record, clock=lambda: 0.0, wall=lambda: 0.0)
+        begin = SyncerState.initial(e.sync.num_fragments)
+        self._tapes = FleetTapes(tapes, begin, model, equipment)
+        self._observer = RecordingObserver(record, self._score_at, self._tapes)
         self.learners: dict[int, TrainingArrays] = {}  # of each learner's newest process
 
         # One process after another of a learner draws from the same batches: each row is trained on once.
         def train(learner: int) -> TrainingArrays:
-            self.learners[learner] = TrainingArrays(equipment[learner])
+            erred = functools.partial(self._erred, learner)
+            self.learners[learner] = TrainingArrays(equipment[learner], erred)
             return self.learners[learner]
 
         self._fleet: Fleet = make_fleet(
@@ -153,7 +192,10 @@ class VirtualRun:
 
     def run(self) -> Outcome:
         """Trains to the last step, or until nothing more can happen or `stop` is set."""
-        failure = play(self._fleet, self._experiment, self._observer, self._stop)
+        try:
+            failure = play(self._fleet, self._experiment, self._observer, self._stop)
+        finally:
+            self._tapes.end()
         step = self._fleet.syncer.durable.step
         loss = self._evaluate(step, self._observer.tokens, self._fleet.calendar.now)
         return Outcome(self._arrays.model.parameters(), step, loss, self._fleet.over, failure)
@@ -164,6 +206,10 @@ class VirtualRun:
             self._next_score = (step // every + 1) * every
             self._evaluate(step, tokens, now)
 
+    def _erred(self, learner: int, step: int, devices: list[str]) -> None:
+        for found in records.corruption(learner, step, devices, self._fleet.calendar.now):
+            self._record(found)
+
     def _evaluate(self, step: int, tokens: int, now: float) -> float:
         params = assemble(self._arrays.model.layout, self._arrays.fragments())
         score = self._score(params)
@@ -171,6 +217,8 @@ class VirtualRun:
         return score.loss
 
 
-def run_virtual(assembly: Assembly, record: Record, stop: threading.Event) -> Outcome:
+def run_virtual(
+    assembly: Assembly, record: Record, stop: threading.Event, workdir: pathlib.Path | None = None
+) -> Outcome:
     """Makes and runs a VirtualRun."""
-    return VirtualRun(assembly, record, stop).run()
+    return VirtualRun(assembly, record, stop, workdir).run()

@@ -20,10 +20,13 @@ class InnerOrigin:
     process: int
     number: int  # from 1
 
+    def __str__(self) -> str:
+        return f"inner state {self.number} of learner {self.learner}'s process {self.process}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Adopted:
-    """A learner went on with this inner state; None: with a fresh one, or where `fresh` is False one unknown."""
+    """A learner went on with this inner state; None: a fresh one, or if not `fresh` one that nobody knows."""
 
     origin: InnerOrigin | None
     fresh: bool

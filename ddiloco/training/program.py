@@ -80,6 +80,10 @@ class TrainProgram:
         leaves = [jax.device_put(leaf, sharding) for leaf, sharding in zip(inner, shardings, strict=True)]
         return TrainState(own, self._copy_inner(jax.tree.unflatten(structure, leaves)))
 
+    def copy(self, state: TrainState) -> TrainState:
+        """A copy of the state as the last step leaves it, of as much memory on the devices."""
+        return TrainState(self._copy(state.params), self._copy_inner(state.opt_state))
+
     def inner_state(self, state: TrainState) -> list[jax.Array]:
         """A copy of the inner optimizer state as the last step leaves it, on its way to the host."""
         leaves = jax.tree.leaves(self._copy_inner(state.opt_state))

@@ -58,6 +58,7 @@ class VirtualLearner:
         send: Callable[[VirtualLearner, events.SyncerEvent], None],
     ) -> None:
         self.core = core
+        self.process = core.incarnation  # its number; the core's own goes up with each return
         self.place = place
         self.alive = True
         self._arrays = arrays
@@ -107,6 +108,7 @@ class VirtualLearner:
             return None
         contribution, payload = self._shelf[fragment]
         self._arrays.pulled(fragment, payload)
+        self._observer.pulled(self, contribution, self._calendar.now)
         self._on_the_wire.add(fragment)
         self._show()
         return dataclasses.replace(contribution, incarnation=incarnation), payload

@@ -65,6 +65,9 @@ class Observer:
     def learner_handled(self, learner: Any, event: events.LearnerEvent, out: list[Any], now: float) -> None:
         """The core of a `VirtualLearner` took an event and answered with these actions."""
 
+    def pulled(self, learner: Any, contribution: Contribution, now: float) -> None:
+        """The syncer takes this snapshot of a `VirtualLearner`."""
+
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         """A learner has finished an inner step."""
 

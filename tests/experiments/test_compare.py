@@ -78,7 +78,7 @@ def test_every_row_is_run_and_told_in_a_table_in_json_and_in_a_picture(compared,
     assert f"{head}\n" in compared.stdout and f"{counted}\n" in compared.stdout
     titles = [title.strip() for title in head.split("|")[2:-1]]
     assert titles[:4] == ["held-out loss", "tokens", "virtual seconds", "time ratio"]
-    assert titles[4:] == ["goodput", "uptime", "mean quorum", "GB sent"]
+    assert titles[4:] == ["goodput", "uptime", "mean quorum", "GB moved"]
     assert "100.0% (paper 84%)" in trained
     assert "| - " in counted and "2.000 (paper 1.8)" in counted
     first, second = json.loads((output / "compare.json").read_text())["rows"]
@@ -118,7 +118,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(programs, config, tmp_pa
 
 
 WRONG = {
-    "nothing named": ([], "compare: give both --config and --output"),
+    "nothing named": ([], "compare: give --config=FILE.py"),
     "no comparison": (
         ["--config=configs/dense.py"],
         "config: configs/dense.py: has no get_comparison(), so ",
@@ -143,7 +143,7 @@ WRONG = {
 @pytest.mark.parametrize(("arguments", "told"), WRONG.values(), ids=WRONG)
 def test_a_usage_error_is_told_in_one_line_before_anything_runs(arguments, told, programs, config, tmp_path):
     arguments = [argument.replace("SMALL", str(config)) for argument in arguments]
-    done = programs.run("compare", *arguments, f"--output={tmp_path / 'out'}" if arguments else "--jobs=1")
+    done = programs.run("compare", *arguments, f"--output={tmp_path / 'out'}")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(f"error: {told.replace('SMALL', str(config))}")
     assert not (tmp_path / "out").exists()
@@ -226,6 +226,27 @@ def test_a_figure_is_drawn_of_whatever_there_is(results, tmp_path):
     for i, rows in enumerate((results, results[:1], results[1:], nothing)):
         comparison_figure.draw(tmp_path / f"{i}.png", rows, "virtual seconds")
         assert (tmp_path / f"{i}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_against_bytes_begin_where_there_are_any_and_accuracy_has_its_own():
+    scores = [{"tokens": n, "bytes": 10.0 * n, "loss": 3.0 - n, "accuracy": n / 2} for n in (0, 1, 2)]
+    row = {"runs": [{"eval_history": scores}, {"eval_history": [{"tokens": 0, "loss": None}]}]}
+    assert comparison_figure._curves(row, "bytes", "loss") == [[(10.0, 2.0), (20.0, 1.0)], []]
+    assert comparison_figure._curves(row, "tokens", "accuracy") == [[(0, 0.0), (1, 0.5), (2, 1.0)], []]
+
+
+def test_a_figure_of_accuracies_and_bytes_is_drawn(results, tmp_path):
+    for row in results:
+        for run in row["runs"]:
+            for score in run["eval_history"]:
+                score.update(accuracy=0.5, bytes=float(score["tokens"]))
+    comparison_figure.draw(tmp_path / "all.png", results, "virtual seconds")
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_follows_from_the_comparison_where_none_is_given():
+    assert comparison.default_output("configs/dense.py:small") == "runs/compare-dense-small"
+    assert comparison.default_output("configs/chaos.py") == "runs/compare-chaos"
 
 
 def test_the_mean_of_curves_is_where_all_of_them_are():

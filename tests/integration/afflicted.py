@@ -1,8 +1,8 @@
 """A role to which something happens: `python -m tests.integration.afflicted WHAT MODULE ARGUMENTS`.
 
-WHAT is `clock` (SIGUSR1 puts the wall clock an hour forward, SIGUSR2 an hour back), `clock:SECONDS` (it is off
-by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge) or `write:N` (killed half-way
-through the write of its Nth merged fragment).
+WHAT is `clock` (SIGUSR1 puts the wall clock an hour forward, SIGUSR2 an hour back), `clock:SECONDS` (it is
+off by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge) or `write:N` (killed
+half-way through the write of its Nth merged fragment).
 """
 
 import os
@@ -10,12 +10,18 @@ import runpy
 import signal
 import sys
 import time
+import types
 
 HOUR = 3600.0
 
 
 def with_another_clock(off):
     """The wall clock of this process alone; time.monotonic stays as it is."""
+    import grpc._channel
+
+    true = types.ModuleType("time")
+    true.__dict__.update(time.__dict__)
+    grpc._channel.time = true  # its core reads the system's clock, from which it may not differ
     now, now_ns, by = time.time, time.time_ns, [off]
 
     def jump(number, frame):

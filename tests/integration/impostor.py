@@ -1,4 +1,4 @@
-"""A learner that knows the token and speaks the wire, and means no good; random bytes from who knows neither."""
+"""A learner that knows the token and the wire and means no good; random bytes from who knows neither."""
 
 import contextlib
 import queue
@@ -31,7 +31,9 @@ EVIL = {  # what it sends in a fragment's place: (messages of a sound push) -> m
     "cut short": lambda header, arrays: [header.SerializeToString(), b"only this"],
     "too long": lambda header, arrays: [*sound(header, arrays)[:1], bytes(header.size + 1)],
     "an empty chunk": lambda header, arrays: [header.SerializeToString(), b""],
-    "another fragment": lambda header, arrays: sound(changed(header, fragment=(header.fragment + 1) % 3), arrays),
+    "another fragment": lambda header, arrays: sound(
+        changed(header, fragment=(header.fragment + 1) % 3), arrays
+    ),
     "a number beyond all": lambda header, arrays: sound(changed(header, tokens=1 << 60), arrays),
     "an old version": lambda header, arrays: sound(changed(header, version=header.version - 1), arrays),
     "no work": lambda header, arrays: sound(changed(header, steps=0), arrays),
@@ -74,9 +76,10 @@ class Impostor:
         self._versions, self._steps, self._pieces = {}, {}, {}
         self._incarnation = time.time_ns() // 1000
         self._left = list(EVIL.items())
-        self._sound = []  # pushes that were taken, to be replayed
-        self.replayed = []
-        self._control = self._channel.stream_stream(wire.CONTROL)(iter(self._said.get, None), metadata=METADATA)
+        self.replayed = []  # the codes that the replays of a sound push ended with
+        self._control = self._channel.stream_stream(wire.CONTROL)(
+            iter(self._said.get, None), metadata=METADATA
+        )
         hello = pb.Hello(
             version=wire.VERSION,
             fingerprint=terms.fingerprint,
@@ -187,7 +190,10 @@ def noise(address, seed, connections=20):
     rng = random.Random(seed)
     host, port = address.rsplit(":", 1)
     for _ in range(connections):
-        with socket.create_connection((host, int(port)), PATIENCE) as connection, contextlib.suppress(OSError):
+        with (
+            socket.create_connection((host, int(port)), PATIENCE) as connection,
+            contextlib.suppress(OSError),
+        ):
             if rng.random() < 0.5:
                 connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             connection.sendall(rng.randbytes(rng.randrange(1, 20_000)))

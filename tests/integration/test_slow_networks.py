@@ -1,4 +1,4 @@
-"""Bad networks for real: a learner cut off or on a thin link in a network namespace, and a long, lossy link."""
+"""Bad networks for real: a learner cut off, or on a thin link, in a network namespace; a long, lossy link."""
 
 import os
 import shutil

@@ -130,7 +130,7 @@ def test_a_shelf_remembers_the_last_that_was_pulled_since_the_fragment_was_taken
     shelf.put(contribution(0, 5), ("second",))
     shelf.get(0)
     shelf.put(contribution(0, 6), ("third",))
-    assert shelf.take_down(0) == ("second",)
+    assert shelf.take_down(0) == (contribution(0, 5), ("second",))
     assert shelf.take_down(0) is None
     shelf.put(contribution(0, 9), ("fourth",))
     shelf.get(0)

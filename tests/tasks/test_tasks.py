@@ -155,10 +155,21 @@ def run(values, workdir):
     return result.summary
 
 
-@pytest.mark.parametrize("name", ["vit", "captioner"])
-@pytest.mark.parametrize("algorithm", ["elastic_data_parallel", "lone_learner"])
-def test_images_train_under_the_baselines_too(name, algorithm, data_dir, tmp_path):
-    summary = run({**tiny(name, data_dir), "algorithm": algorithm, "driver": "virtual"}, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [
+        ("vit", "streaming"),
+        ("vit", "elastic_data_parallel"),
+        ("captioner", "diloco"),
+        ("captioner", "lone_learner"),
+    ],
+)
+def test_images_train_under_every_algorithm(name, algorithm, data_dir, tmp_path):
+    values = tiny(name, data_dir)
+    values["sync"].update(workbench.POLICIES.get(algorithm, {}))
+    if algorithm == "streaming":
+        values["sync"]["max_run_ahead"] = 1
+    summary = run({**values, "algorithm": algorithm, "driver": "virtual"}, tmp_path)
     assert summary["finished"]
     assert 0 <= summary["eval_accuracy"] <= 1
     assert (tmp_path / "sample.txt").exists() == (name == "captioner")

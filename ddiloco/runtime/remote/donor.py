@@ -11,7 +11,6 @@ import hashlib
 import json
 import queue
 import threading
-import time
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -27,6 +26,7 @@ from ddiloco.runtime.remote.payload import chunks, payload_bytes, receive
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.wire import WireError, parse
 from ddiloco.runtime.syncer import host_arrays
+from ddiloco.tape.entries import InnerOrigin
 
 BOUNDARY_SECONDS = 20.0  # for the donor to come to a step boundary with the versions asked for
 AT_ONCE = 1  # donations of one learner; each holds a copy of its inner state
@@ -102,6 +102,9 @@ class Donor:
             header = pb.DonationHeader(
                 format=inner.fingerprint, step=state.step, versions=state.versions, size=payload_bytes(arrays)
             )
+            if state.origin is not None:
+                origin = state.origin
+                header.learner, header.process, header.number = origin.learner, origin.process, origin.number
             yield header.SerializeToString()
             yield from chunks(arrays)
             self.given += 1
@@ -137,21 +140,30 @@ def fetch(
       grpc.RpcError: the peer cannot be reached, does not give, or takes longer than `timeout` seconds.
       WireError: what it gives is another optimizer's, is cut short, or holds a number that is not finite.
     """
-    begun = time.monotonic()
     with security.peer_channel(address, wire.options(keepalive)) as channel:
         request = pb.DonationRequest(versions=versions).SerializeToString()
         stream = channel.unary_stream(wire.DONATE)(request, metadata=security.metadata, timeout=timeout)
         try:
-            header = parse(pb.DonationHeader, next(stream, b""))
-            if header.format != inner.fingerprint:
-                raise WireError("another inner optimizer", "its state has other shapes")
-            had = tuple(header.versions)
-            short = len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True))
-            if short or header.step > LARGEST:
-                raise WireError("donation of another time", "its versions are not those asked for")
-            arrays = receive(inner.arrays, header.size, stream)
+            return read_donation(stream, versions, inner)
         finally:
             stream.cancel()
+
+
+def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> InnerState:
+    """The inner state that a donor sends: its header and its chunks.
+
+    Raises:
+      WireError: as `fetch`.
+    """
+    header = parse(pb.DonationHeader, next(messages, b""))
+    if header.format != inner.fingerprint:
+        raise WireError("another inner optimizer", "its state has other shapes")
+    had = tuple(header.versions)
+    short = len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True))
+    if short or max(header.step, *had, header.learner, header.process, header.number) > LARGEST:
+        raise WireError("donation of another time", "its versions are not those asked for")
+    arrays = receive(inner.arrays, header.size, messages)
     if not all(np.isfinite(a).all() for a in arrays if np.issubdtype(a.dtype, np.floating)):
-        raise WireError("donation not finite", f"after {time.monotonic() - begun:.1f} s")
-    return InnerState(header.step, had, arrays)
+        raise WireError("donation not finite")
+    origin = InnerOrigin(header.learner, header.process, header.number) if header.number else None
+    return InnerState(header.step, had, arrays, origin)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 from ddiloco.runtime import array_file
 from ddiloco.runtime.delivery import InnerState
 from ddiloco.runtime.remote.donor import InnerFormat
 from ddiloco.runtime.syncer import host_arrays
+from ddiloco.tape.entries import InnerOrigin
 
 _MAGIC = b"ddiloco inner state 1\n"
 _NAME = "inner_state"
@@ -20,7 +22,13 @@ class InnerFileError(Exception):
 def save(folder: pathlib.Path, inner: InnerFormat, state: InnerState) -> None:
     """Keeps the state in place of the one before; returns when it is durable. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    header = {"format": inner.fingerprint, "step": state.step, "versions": list(state.versions)}
+    origin = None if state.origin is None else dataclasses.astuple(state.origin)
+    header = {
+        "format": inner.fingerprint,
+        "step": state.step,
+        "versions": list(state.versions),
+        "origin": origin,
+    }
     array_file.save(folder / _NAME, _MAGIC, header, host_arrays(state.arrays))
 
 
@@ -39,6 +47,8 @@ def load(folder: pathlib.Path, inner: InnerFormat) -> InnerState | None:
         raise InnerFileError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InnerFileError(f"{path}: {error}") from None
-    if header["format"] != inner.fingerprint:
+    if header.get("format") != inner.fingerprint:
         raise InnerFileError(f"{path}: is of another inner optimizer")
-    return InnerState(header["step"], tuple(header["versions"]), arrays)
+    origin = header.get("origin")
+    known = None if origin is None else InnerOrigin(*origin)
+    return InnerState(header["step"], tuple(header["versions"]), arrays, known)

@@ -21,6 +21,7 @@ from ddiloco.runtime.remote.donor import Donor, InnerFormat
 from ddiloco.runtime.remote.recovery import Checkpointer, ProcessRecovery
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.terms import terms_of
+from ddiloco.runtime.taping import Tapes
 
 _TOLD_SECONDS = 30.0  # for the last records to be heard, when the syncer is there
 _ABANDONED_SECONDS = 2.0  # the same after the word to stop, when it may not be
@@ -59,6 +60,7 @@ class LearnerProcess:
         stop: threading.Event,
         note: Callable[[str], None],
         folder: pathlib.Path | None = None,
+        workdir: pathlib.Path | None = None,
     ) -> str | None:
         """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
 
@@ -68,6 +70,7 @@ class LearnerProcess:
           stop: ends it early.
           note: takes a line on what happens to the connection.
           folder: where it keeps copies of its inner optimizer state; None: nowhere.
+          workdir: where its tape goes; None: it keeps none.
 
         Returns:
           Why the learner failed; None if it did not.
@@ -96,7 +99,7 @@ class LearnerProcess:
         if client.refusal is None:
             incarnation = max(process, client.newest_incarnation + 1)
             core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
-            failure = self._train(core, equipment, client, donor, stop, folder)
+            failure = self._train(core, equipment, client, donor, stop, folder, workdir)
             client.finish(_ABANDONED_SECONDS if stop.is_set() else _TOLD_SECONDS)
         if client.refusal is not None:
             raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
@@ -115,6 +118,7 @@ class LearnerProcess:
         donor: Donor,
         stop: threading.Event,
         folder: pathlib.Path | None,
+        workdir: pathlib.Path | None,
     ) -> str | None:
         config, record = self._experiment.remote, client.outbox.record
         inner = InnerFormat(equipment.program.inner_leaves)
@@ -123,7 +127,9 @@ class LearnerProcess:
             client, inner, self._security, config, folder, lambda: donor.attach(worker.inbox, inner)
         )
         recovery.resume_data(equipment.batches)
-        worker = LearnerWorker(core, equipment, client.outbox.send, record, recovery)
+        tapes = Tapes(workdir, self._experiment, self._assembly.layout, record)
+        tape = tapes.learner(core.learner, core.incarnation, equipment)
+        worker = LearnerWorker(core, equipment, client.outbox.send, record, recovery, tape)
         client.attach(worker)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)

@@ -40,7 +40,7 @@ class Outbox:
         self._change = threading.Condition()
         self._events: collections.deque[pb.FromLearner] = collections.deque()
         self._presence: pb.FromLearner | None = None  # the last join or report
-        self._state: str | None = None  # of the learner's timeline
+        self._state: pb.Record | None = None  # the last change of the learner's
         self._records: collections.deque[pb.Record] = collections.deque()
         self._position: dict[str, Any] | None = None  # of the batches; goes with every batch of records
         self._first = self._sent = 0  # numbers of the oldest record kept, and of the next one to send
@@ -101,8 +101,7 @@ class Outbox:
         """A syncer has let the learner in: the state goes out again."""
         with self._change:
             if self._state is not None:
-                state = pb.StateChanged(state=self._state, time=time.time())
-                self._records.append(pb.Record(state_changed=state))
+                self._records.append(self._state)
                 self._change.notify_all()
 
     def disconnected(self) -> None:
@@ -171,7 +170,7 @@ class Outbox:
         with self._change:
             self._records.append(message)
             if message.HasField("state_changed"):
-                self._state = message.state_changed.state
+                self._state = message
             if len(self._records) > self._most_records:
                 self._records.popleft()
                 self._first += 1

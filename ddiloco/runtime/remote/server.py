@@ -7,6 +7,7 @@ import itertools
 import secrets
 import threading
 import time
+import traceback
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 
@@ -172,10 +173,12 @@ class SyncerServer:
             if answer is not None:
                 answer.set_exception(ConnectionError(error.reason))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except BaseException:
-            if answer is not None:
-                answer.set_exception(ConnectionError("the transfer broke"))
-            raise
+        except Exception as error:  # gRPC raises bare ones where a stream breaks, or a call was aborted
+            if answer is None:
+                raise
+            traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and it half a fragment
+            answer.set_exception(ConnectionError("the transfer broke"))
+            context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # raised, gRPC would print it
         answer.set_result((contribution, arrays))
         return b""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +24,8 @@ from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.server import SyncerServer
 from ddiloco.runtime.remote.terms import terms_of
 from ddiloco.runtime.syncer import SyncerWorker
+from ddiloco.runtime.taping import Tapes
+from ddiloco.training.evaluation import Score
 from ddiloco.training.mesh import MeshConfig, carve
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
@@ -54,16 +56,20 @@ class SyncerRun:
         self._assembly = assembly
         self._record = record
         self._stop, self._alone = stop, alone
-        initial = assembly.initial_parameters()
+        if start is None:
+            initial = assembly.initial_parameters()
+        else:
+            initial = assemble(assembly.layout, [fragment.pieces for fragment in start.fragments])
         self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
-        for p, fragment in enumerate(start.fragments if start is not None else ()):
-            self._model.restore(p, fragment)
         if start is None:
             durable.begin(self._model)
         else:
+            for p, fragment in enumerate(start.fragments):
+                self._model.restore(p, fragment)
             record(records.Resumed(start.state.versions, time.time()))
         core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
-        self._syncer = SyncerWorker(core, self._model, record, self._committed, durable)
+        tape = Tapes(durable.folder.parent, e, assembly.layout, record).syncer(core.state(), self._model)
+        self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
         positions = Positions(durable.folder)
         if start is not None:
             positions.load()
@@ -78,10 +84,11 @@ class SyncerRun:
         )
         self._server.know(core.state().incarnations)
         self._server.start(address)  # learners compile while this process does
-        self._model.compile()
-        self._score = assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
+        self._scorer: Callable[[Mapping[str, Any]], Score] | None = None
         self._evaluator = Evaluator(self._score, e.eval.every, self._tokens_so_far, record)
-        self._evaluator.evaluate(core.step, self._model.parameters())
+        if start is None:  # else learners wait: the first merge and evaluation compile for themselves
+            self._model.compile()
+            self._evaluator.evaluate(core.step, self._model.parameters())
 
     def run(self) -> Outcome:
         """Merges to the last step, or until `stop` is set; without learners it waits for some."""
@@ -101,6 +108,12 @@ class SyncerRun:
         self._syncer.start()
         while not (self._syncer.ended.is_set() or self._stop.is_set()):
             self._syncer.ended.wait(0.2)
+
+    def _score(self, params: Mapping[str, Any]) -> Score:
+        """Of held-out data; for one thread at a time."""
+        if self._scorer is None:
+            self._scorer = self._assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
+        return self._scorer(params)
 
     def _failure(self) -> str | None:
         if self._syncer.failure is not None:

@@ -40,12 +40,12 @@ def state(value, step=7, versions=(3, 4)):
 class Steps:
     """A donor's worker: answers a wish once it holds the versions asked for."""
 
-    def __init__(self, given, security=None, longest=PATIENCE):
+    def __init__(self, given, security=None, longest=PATIENCE, inner=FORMAT):
         self.inbox, self.wishes = queue.SimpleQueue(), []
         self.donor = Donor(security or Security(), 20.0, longest)
         self.address = f"127.0.0.1:{self.donor.start('127.0.0.1')}"
         self.given = given
-        self.donor.attach(self.inbox, FORMAT)
+        self.donor.attach(self.inbox, inner)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

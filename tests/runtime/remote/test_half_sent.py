@@ -1,8 +1,9 @@
-"""Killed in the middle of a transfer: of a push the round goes on without it, of a donation another is asked."""
+"""Killed in the middle of a push: the round goes on without it; of a donation: another learner is asked."""
 
 import concurrent.futures
 import dataclasses
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -83,7 +84,7 @@ def give_slowly(address):
 
 def donate_slowly(_):
     """The child's part: a donor, whose port it tells."""
-    donor = Steps(LARGE_STATE)
+    donor = Steps(LARGE_STATE, inner=LARGE_INNER)
     print(donor.address.rpartition(":")[2], flush=True)
     threading.Event().wait()
 
@@ -141,8 +142,8 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
         taken.clear()
         killed = child("give_slowly", "{}:{}".format(*proxy.address))
         killed_in_the_middle(monkeypatch, killed)
-        until(lambda: noted(syncer, "drop"), "the push to break")
-        assert [drop["learner"] for drop in noted(syncer, "drop")] == [1]
+        until(lambda: noted(syncer, "learner_lost"), "the push to break")
+        assert killed.returncode == -signal.SIGKILL
         assert not noted(syncer, "round")
         honest.offer(4)
         delivery = honest.next(UpdateDelivery)
@@ -156,25 +157,28 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
 @pytest.mark.parametrize("another", [True, False])
 def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_gift(another, monkeypatch):
     end, killed = SyncerEnd(), child("donate_slowly", "")
-    with ended(end), Steps(LARGE_STATE) as good:
-        with Proxy(("127.0.0.1", int(killed.stdout.readline())), THIN) as proxy:
-            taken = killed_in_the_middle(monkeypatch, killed)
-            ports = [proxy.address[1], int(good.address.rpartition(":")[2])][: 1 + another]
-            peers = [with_client(end.address, 1, p, process=100 - n) for n, p in enumerate(ports)]
-            with ended(late := with_client(end.address, 0), *peers):
-                for n, peer in enumerate(peers):
-                    joined(end, peer, number=1, incarnation=100 - n)
-                found = ProcessRecovery(late.client, LARGE_INNER, Security(), RemoteConfig(), None)
-                state = found.inner_state((3, 4))
-                assert len(taken) >= 2
-                assert (state is not None) is another
-                until(lambda: notes(end), "the note")
-                assert notes(end)[0]["inner_state"] == ("peer" if another else "fresh")
+    target = ("127.0.0.1", int(killed.stdout.readline()))
+    with ended(end), Steps(LARGE_STATE, inner=LARGE_INNER) as good, Proxy(target, THIN) as proxy:
+        taken = killed_in_the_middle(monkeypatch, killed)
+        ports = [proxy.address[1], int(good.address.rpartition(":")[2])][: 1 + another]
+        peers = [with_client(end.address, 1, p, process=100 - n) for n, p in enumerate(ports)]
+        with ended(late := with_client(end.address, 0), *peers):
+            for n, peer in enumerate(peers):
+                joined(end, peer, number=1, incarnation=100 - n)
+            found = ProcessRecovery(late.client, LARGE_INNER, Security(), RemoteConfig(), None)
+            state = found.inner_state((3, 4))
+            assert len(taken) >= 2
+            assert (state is not None) is another
+            until(lambda: notes(end), "the note")
+            assert notes(end)[0]["inner_state"] == ("peer" if another else "fresh")
     killed.communicate()
 
 
 def test_a_joiner_that_reads_nothing_keeps_neither_the_donor_s_steps_nor_the_next_joiner():
-    with Steps(LARGE_STATE, longest=1.0) as donor, grpc.insecure_channel(donor.address) as channel:
+    with (
+        Steps(LARGE_STATE, longest=1.0, inner=LARGE_INNER) as donor,
+        grpc.insecure_channel(donor.address) as channel,
+    ):
         request = pb.DonationRequest(versions=(3, 4)).SerializeToString()
         idle = channel.unary_stream(wire.DONATE)(request)
         next(idle)  # the header, and no more

@@ -1,0 +1,192 @@
+"""The tapes of a run's actors, with headers that say what their numbers follow from."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from ddiloco.observe import records
+from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.outer.global_model import GlobalModel, pieces_sha256
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.state import SyncerState
+from ddiloco.runtime.experiment import Experiment, to_json
+from ddiloco.runtime.learner_arrays import Batches, Equipment
+from ddiloco.tape.header import Header, Machine
+from ddiloco.tape.reading import FOLDER, learner_tape, next_syncer, syncer_tape
+from ddiloco.tape.recorder import LearnerTape, SyncerTape
+
+_PACKAGES = ("jax", "jaxlib", "numpy", "optax", "grain", "ddiloco")
+_DECISIVE = ("algorithm", "seed", "model", "data", "train", "inner", "sync", "outer", "mesh")
+_FREE = {  # of these, what may differ from process to process
+    "data": {"data_dir", "prefetch"},
+    "train": {"steps_in_flight", "min_step_seconds", "sdc_check_every", "tokens"},
+}
+
+
+class Tapes:
+    """Makes the tapes of a run; none where its settings ask for none, or it has no folder."""
+
+    def __init__(
+        self,
+        workdir: pathlib.Path | None,
+        experiment: Experiment,
+        layout: FragmentLayout,
+        record: Callable[[records.Record], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock`: seconds that the cores are timed by. `wall`: unix seconds. `record` hears alarms."""
+        self._folder = None if workdir is None or not experiment.tape.enabled else workdir / FOLDER
+        self._experiment, self._layout, self._record = experiment, layout, record
+        self._clock, self._wall = clock, wall
+
+    def learner(self, learner: int, process: int, equipment: Equipment) -> LearnerTape:
+        """The tape of a learner's process, before its first batch; `process`: its first incarnation."""
+        if self._folder is None:
+            return LearnerTape(learner, process)
+        machine = machine_of(equipment.program.mesh)
+        header = self._header("learner", learner, process, machine, position=_position(equipment.batches))
+        return LearnerTape(
+            learner, process, learner_tape(self._folder, learner, process), header, self._record
+        )
+
+    def syncer(self, state: SyncerState, model: GlobalModel) -> SyncerTape:
+        """The tape of a syncer's process, which begins from this state of its core and these fragments."""
+        if self._folder is None:
+            return SyncerTape()
+        sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in range(model.layout.num_fragments))
+        process = next_syncer(self._folder)
+        header = self._header("syncer", None, process, machine_of(None), state=state, sha256=sha256)
+        return SyncerTape(syncer_tape(self._folder, process), header, self._record)
+
+    def _header(
+        self, role: str, learner: int | None, process: int, machine: Machine, **begun_from: Any
+    ) -> Header:
+        return Header(
+            role=role,
+            learner=learner,
+            process=process,
+            driver=self._experiment.driver,
+            config=fingerprint(self._experiment),
+            layout=self._layout.fingerprint,
+            machine=machine,
+            now=self._clock(),
+            wall=self._wall(),
+            **begun_from,
+        )
+
+
+class FleetTapes:
+    """The tapes of a virtual fleet, written as an observer is told what happens."""
+
+    def __init__(
+        self,
+        tapes: Tapes,
+        state: SyncerState,
+        model: GlobalModel,
+        equipment: Sequence[Equipment],
+    ) -> None:
+        """`state` is what the syncer's core begins from."""
+        self._tapes, self._model, self._equipment = tapes, model, equipment
+        self._syncer = tapes.syncer(state, model)
+        self._learners: dict[int, tuple[int, LearnerTape]] = {}  # by number, its newest process
+        self._pulled: dict[tuple[int, int], Contribution] = {}  # by learner and fragment
+
+    def syncer_handled(
+        self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float
+    ) -> None:
+        """The syncer's core took an event."""
+        self._syncer.told(event, out, now)
+        if isinstance(event, events.MergeFinished) and self._syncer.on:
+            version, pieces = self._model.fragment(event.round.fragment)
+            self._syncer.committed(event.round.fragment, version, pieces_sha256(pieces))
+
+    def learner_handled(
+        self,
+        learner: int,
+        process: int,
+        event: events.LearnerEvent,
+        out: Sequence[actions.LearnerAction],
+        now: float,
+    ) -> None:
+        """A learner's core took an event."""
+        tape = self._tape(learner, process)
+        tape.told(event, now)
+        for action in out:
+            match action:
+                case actions.AdoptAll():
+                    tape.adopted(fresh=True, origin=None)
+                    self._forget(learner)
+                case actions.ApplyUpdate(fragment=fragment):
+                    pulled = self._pulled.pop((learner, fragment), None)
+                    if pulled is not None:
+                        tape.pulled(fragment, pulled.step)
+
+    def pulled(self, learner: int, contribution: Contribution) -> None:
+        """The syncer has this snapshot of a learner."""
+        if self._equipment[learner].transfer.error_feedback:
+            self._pulled[learner, contribution.fragment] = contribution
+
+    def end(self) -> None:
+        """The run is over."""
+        for _, tape in self._learners.values():
+            tape.close()
+        self._syncer.end([self._model.fragment(p)[0] for p in range(self._model.layout.num_fragments)])
+
+    def _tape(self, learner: int, process: int) -> LearnerTape:
+        known = self._learners.get(learner)
+        if known is None or known[0] != process:
+            if known is not None:
+                known[1].close()
+                self._forget(learner)
+            known = process, self._tapes.learner(learner, process, self._equipment[learner])
+            self._learners[learner] = known
+        return known[1]
+
+    def _forget(self, learner: int) -> None:
+        self._pulled = {key: c for key, c in self._pulled.items() if key[0] != learner}
+
+
+def fingerprint(experiment: Experiment) -> str:
+    """SHA-256 (hex) of the settings that parameters and decisions follow from, as JSON."""
+    settings = to_json(experiment)
+    decisive = {name: _decisive(settings[name], _FREE.get(name, set())) for name in _DECISIVE}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def _decisive(settings: Any, free: set[str]) -> Any:
+    if not free:
+        return settings
+    return {name: value for name, value in settings.items() if name not in free}
+
+
+def machine_of(mesh: Mesh | None) -> Machine:
+    """This machine, as far as numbers depend on it. `mesh` None: of the syncer, which computes on a CPU."""
+    packages = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = "unknown"
+    if mesh is None:
+        device = jax.local_devices(backend="cpu")[0]
+        return Machine("cpu", (device.device_kind,), {}, 1, packages)
+    devices = list(mesh.devices.flat)
+    shape = {str(name): int(size) for name, size in mesh.shape.items()}
+    kinds = tuple(d.device_kind for d in devices)
+    return Machine(devices[0].platform, kinds, shape, len(jax.devices()), packages)
+
+
+def _position(batches: Batches) -> dict[str, Any] | None:
+    return batches.get_state() if hasattr(batches, "get_state") else None

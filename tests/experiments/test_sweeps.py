@@ -1,0 +1,107 @@
+"""The sweeps and comparisons of configs: every point could start, and they are equal where they say so."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+from configs import baselines, dense, micro, moe, multimodal, vit
+from configs.sweeps import scaling
+from ddiloco.runtime.experiment import parse, task_of
+from experiments import cli, series
+
+SWEEPS = sorted((pathlib.Path(__file__).parents[2] / "configs" / "sweeps").glob("*.py"))
+FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location("sweep", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def experiment(point):
+    overrides = [(name, value) for name, value in point.items() if name != "config"]
+    return parse(cli.resolve(point["config"], overrides))
+
+
+def tokens(e):
+    rows = sum(e.batch_size(m) for m in range(e.sync.num_learners))
+    return e.train.tokens or e.train.steps * rows * task_of(e).row_tokens
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_point_of_a_sweep_is_a_run_that_could_start(path):
+    points = load(path).get_sweep()
+    assert len({tuple(point.items()) for point in points}) == len(points)
+    first = [point for point in points if point.get("seed", 0) == 0]
+    for point in first[:: max(1, len(first) // 12)]:
+        experiment(point)
+        assert len(",".join(f"{name}={value}" for name, value in point.items())) < 250  # a folder's name
+
+
+@pytest.mark.parametrize("name", ["merge_rule", "num_learners", "mixing", "quorum", "gamma", "overlap"])
+def test_an_ablation_compares_at_equal_tokens_and_global_batch(name):
+    experiments = [
+        experiment(p) for p in load(SWEEPS[0].with_name(f"{name}.py")).get_sweep() if p["seed"] == 0
+    ]
+    assert len({tokens(e) for e in experiments}) == 1
+    assert len({sum(e.batch_size(m) for m in range(e.sync.num_learners)) for e in experiments}) == 1
+
+
+AXES = {
+    "merge_rule": ("sync.num_learners", ("outer.merge",)),
+    "fragmentation": ("sync.num_fragments", ("outer.fragmentation",)),
+    "quorum": ("sync.quorum", ("sync.gamma",)),
+    "gamma": ("sync.gamma", ()),
+    "interval": ("sync.interval", ("algorithm",)),
+    "overlap": ("sync.overlap", ()),
+    "mixing": ("sync.mixing", ("sync.num_learners",)),
+    "num_learners": ("sync.num_learners", ("algorithm",)),
+    "outer": ("outer.learning_rate", ("outer.momentum",)),
+    "horizons": ("train.steps", ("algorithm",)),
+}
+
+
+@pytest.mark.parametrize(("name", "axes"), AXES.items(), ids=AXES)
+def test_a_sweep_is_drawn_along_what_it_is_about(name, axes):
+    points = load(SWEEPS[0].with_name(f"{name}.py")).get_sweep()
+    settings = list(dict.fromkeys(setting for point in points for setting in point))
+    assert series.axes_of(points, settings) == series.Axes(*axes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_five_algorithms_are_compared_at_equal_tokens_and_global_batch(family):
+    rows = FAMILIES[family].get_comparison("tiny")
+    assert [row["algorithm"] for row in rows] == list(baselines.ALGORITHMS.values())
+    found = []
+    for row in rows:
+        overrides = [(name, value) for name, value in row.items() if name not in ("label", "preset")]
+        found.append(parse(cli.resolve(f"configs/{family}.py:{row['preset']}", overrides)))
+    assert len({tokens(e) for e in found}) == 1
+    assert len({e.sync.num_learners * e.batch_size(0) for e in found}) == 1
+    assert {e.driver for e in found} == {"virtual"}
+    with pytest.raises(ValueError, match="no size 'streaming'; there are tiny"):
+        FAMILIES[family].get_comparison("streaming")
+
+
+@pytest.mark.parametrize("family", micro.FAMILIES)
+def test_a_micro_model_is_smaller_than_the_tiny_one(family):
+    small, tiny = (
+        num_parameters(config) for config in (micro.get_config(family), FAMILIES[family].get_config())
+    )
+    assert small < tiny / 2
+
+
+@pytest.mark.parametrize("size", scaling.SIZES["cpu"])
+def test_the_study_knows_the_parameters_of_its_sizes(size):
+    point = next(p for p in scaling.get_sweep() if p["model.model_dim"] == size[1])
+    overrides = [(name, value) for name, value in point.items() if name != "config"]
+    assert num_parameters(cli.resolve(point["config"], overrides)) == scaling.parameters(size)
+
+
+def num_parameters(config):
+    from ddiloco.training import parameters
+
+    return parameters.num_parameters(parse(config).model)

@@ -1,0 +1,36 @@
+"""Fuzzes what reads bytes that another wrote: `python -m tests.fuzz [TARGET] [-max_total_time=SECONDS]`.
+
+Without a target: all of tests/fuzz/targets.py in turn, which the first byte chooses. Other arguments are
+libFuzzer's; needs atheris. Ends with 0 if nothing was found, and else names a file with the bytes.
+"""
+
+import pathlib
+import sys
+import tempfile
+
+import atheris
+
+with atheris.instrument_imports(include=["ddiloco"]):
+    from tests.fuzz import targets
+
+
+def main():
+    names = [name for name in sys.argv[1:] if name in targets.TARGETS]
+    chosen = names or list(targets.TARGETS)
+    options = [argument for argument in sys.argv[1:] if argument not in names]
+
+    def read(data):
+        if data:
+            targets.feed(chosen[data[0] % len(chosen)], data[1:])
+
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as corpus:
+        for n, name in enumerate(chosen):
+            for m, seed in enumerate(targets.seeds(name)):
+                (pathlib.Path(corpus) / f"{name}-{m}").write_bytes(bytes([n]) + seed)
+        # libFuzzer leaves by os._exit, so what is in the folder is for the system to clean up.
+        atheris.Setup([sys.argv[0], "-rss_limit_mb=2048", "-malloc_limit_mb=256", *options, corpus], read)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

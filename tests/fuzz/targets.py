@@ -1,0 +1,183 @@
+"""What reads bytes that another wrote: each takes any bytes whatever, and raises nothing but what it says."""
+
+import hashlib
+import json
+import pathlib
+import struct
+import tempfile
+
+import jax
+import numpy as np
+
+from ddiloco.observe import records
+from ddiloco.outer.codecs import ArrayFormat
+from ddiloco.runtime import array_file
+from ddiloco.runtime.remote import wire_pb2 as pb
+from ddiloco.runtime.remote.donor import InnerFormat, read_donation
+from ddiloco.runtime.remote.downlink import Uplink
+from ddiloco.runtime.remote.event_messages import (
+    check_down_header,
+    contribution_of,
+    learner_event,
+    syncer_event,
+)
+from ddiloco.runtime.remote.intake import RecordIntake
+from ddiloco.runtime.remote.payload import receive
+from ddiloco.runtime.remote.positions import LONGEST, Positions
+from ddiloco.runtime.remote.record_messages import learner_record, record_message
+from ddiloco.runtime.remote.wire import WireError, parse
+
+FORMATS = (ArrayFormat((3,), np.dtype(np.float32)), ArrayFormat((5,), np.dtype(np.uint8)))
+BYTES = 17
+INNER = InnerFormat([jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.int32)])
+MAGIC = b"a file of arrays\n"
+_FOLDER = pathlib.Path(tempfile.gettempdir())
+
+
+def cut(data):
+    """The data as a message and the messages after it: a byte says how long the first is."""
+    at = 1 + (data[0] if data else 0)
+    return iter([data[1:at], data[at : at + BYTES], data[at + BYTES :]])
+
+
+def from_learner(data):
+    message = parse(pb.FromLearner, data)
+    if message.WhichOneof("kind") == "records":
+        intake = RecordIntake(lambda record: None)
+        intake.joined(3, 1)
+        intake.take(3, 1, message.records)
+        Positions(None).put(3, message.records.position)
+    else:
+        assert learner_event(message, 3, 3)
+
+
+def to_learner(data):
+    assert syncer_event(parse(pb.ToLearner, data))
+
+
+def record(data):
+    record_message(learner_record(parse(pb.Record, data), 3))
+
+
+def push(data):
+    messages = cut(data)
+    contribution_of(header := parse(pb.UpHeader, next(messages)), 3, 1)
+    arrays = receive(FORMATS, header.size, messages)
+    assert sum(array.nbytes for array in arrays) == BYTES
+
+
+def update(data):
+    messages = cut(data)
+    check_down_header(header := parse(pb.DownHeader, next(messages)), 2)
+    delivery = Uplink(2).take(header, receive(FORMATS, header.size, messages))
+    assert delivery is None or delivery.event.fragment == header.fragment
+
+
+def donation(data):
+    state = read_donation(cut(data), (1, 2), INNER)
+    assert len(state.versions) == 2 and np.isfinite(state.arrays[0]).all()
+
+
+def donation_request(data):
+    tuple(parse(pb.DonationRequest, data).versions)
+
+
+def peers(data):
+    assert all(isinstance(address, str) for address in parse(pb.Peers, data).addresses)
+
+
+def array_files(data):
+    body = MAGIC + data
+    header, arrays = array_file.parse(body + hashlib.sha256(body).digest(), MAGIC)
+    assert isinstance(header, dict)
+    assert sum(array.nbytes for array in arrays) <= len(data), "no more memory than the file has bytes"
+
+
+def torn_files(data):
+    array_file.parse(data, MAGIC)
+
+
+def positions(data):
+    folder = _FOLDER
+    (folder / "positions.json").write_bytes(data)
+    known = Positions(folder)
+    known.load()
+    assert all(isinstance(known.get(learner), str) for learner in range(3))
+
+
+TARGETS = {  # by name: what reads the bytes, and what it may raise
+    "from_learner": (from_learner, WireError),
+    "to_learner": (to_learner, WireError),
+    "record": (record, WireError),
+    "push": (push, WireError),
+    "update": (update, WireError),
+    "donation": (donation, WireError),
+    "donation_request": (donation_request, WireError),
+    "peers": (peers, WireError),
+    "array_files": (array_files, ValueError),
+    "torn_files": (torn_files, ValueError),
+    "positions": (positions, ()),
+}
+
+
+def feed(name, data):
+    """Has a target read the bytes; raises what it must not raise."""
+    function, expected = TARGETS[name]
+    try:
+        function(data)
+    except expected as error:
+        assert "\n" not in str(error) and len(str(error)) < 400
+
+
+def headed(message, payload=b""):
+    """What `cut` takes apart again."""
+    encoded = message.SerializeToString()
+    return bytes([len(encoded)]) + encoded + payload
+
+
+def array_body(header, payload=b""):
+    """What follows the magic of a file of arrays."""
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + payload
+
+
+SEEDS = {  # sound bytes, from which others are made
+    "from_learner": [
+        pb.FromLearner(
+            report=pb.Report(incarnation=5, step=3, versions=[1] * 3, steps=[2] * 3, tokens=[9] * 3)
+        ),
+        pb.FromLearner(join=pb.Join(incarnation=5, step=3, versions=[1, 2, 3])),
+        pb.FromLearner(
+            records=pb.Records(
+                first=0,
+                records=[record_message(records.StepDone(3, 1, 2.0, 3, {"loss": 1.0}))],
+                position="{}",
+            )
+        ),
+    ],
+    "to_learner": [
+        pb.ToLearner(clock_set=pb.ClockSet(step=5)),
+        pb.ToLearner(pull=pb.Pull(pull=1, fragment=2)),
+    ],
+    "record": [
+        pb.Record(noted=pb.Noted(name="recovered", json='{"bytes": 1}', time=1.0)),
+        pb.Record(alarm=pb.Alarm(sentence="x", time=1.0)),
+    ],
+    "push": [headed(pb.UpHeader(pull=1, fragment=1, steps=4, tokens=9, size=BYTES), bytes(BYTES))],
+    "update": [headed(pb.DownHeader(fragment=1, version=3, size=BYTES, welcome=2), bytes(BYTES))],
+    "donation": [headed(pb.DonationHeader(format=INNER.fingerprint, versions=[1, 2], size=16), bytes(16))],
+    "donation_request": [pb.DonationRequest(versions=[1, 2, 3])],
+    "peers": [pb.Peers(addresses=["127.0.0.1:7070"])],
+    "array_files": [
+        array_body({"version": 1, "arrays": [["<f4", [2]]]}, bytes(8)),
+        array_body({"arrays": [["<f4", [1 << 40, 1 << 20]]]}),
+        array_body({"arrays": [["<f4", [-1, -2]], ["O", [1]], [["a"], 3]]}),
+    ],
+    "torn_files": [MAGIC + bytes(40)],
+    "positions": [b'{"1": "{}"}', b"[" * 3000, json.dumps({"0": "x" * LONGEST}).encode()],
+}
+
+
+def seeds(name):
+    """The sound bytes of a target."""
+    return [s if isinstance(s, bytes) else s.SerializeToString() for s in SEEDS[name]]

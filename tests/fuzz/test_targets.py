@@ -1,0 +1,60 @@
+"""All that reads bytes that another wrote, under bytes that nobody would write."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddiloco.runtime import array_file
+from tests.fuzz import targets
+from tests.integration.programs import ROOT
+
+
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_sound_bytes_and_no_bytes_do_no_harm(name):
+    for data in (b"", *targets.seeds(name)):
+        targets.feed(name, data)
+
+
+@st.composite
+def mangled(draw, name):
+    """Sound bytes with some of them cut out, doubled or replaced."""
+    data = bytearray(draw(st.sampled_from(targets.seeds(name))))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_no_bytes_whatever_raise_what_is_not_expected(name):
+    @given(mangled(name) | st.binary(max_size=100))
+    def check(data):
+        targets.feed(name, data)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [[["<f4", [1 << 40]]], [["V1000000000", [1]]], [["<f4", [-4]]], [["O", [1]]], [["<f4", ["a"]]], 7, None],
+    ids=["long", "wide", "negative", "objects", "words", "a number", "nothing"],
+)
+def test_a_file_whose_header_asks_for_what_is_not_there_is_damaged(arrays):
+    with pytest.raises(ValueError, match="is damaged: its header cannot be read"):
+        body = targets.MAGIC + targets.array_body({"arrays": arrays}, bytes(64))
+        array_file.parse(body + targets.hashlib.sha256(body).digest(), targets.MAGIC)
+
+
+def test_atheris_finds_nothing_in_a_few_seconds():
+    if importlib.util.find_spec("atheris") is None:
+        pytest.skip("needs atheris")
+    command = [sys.executable, "-m", "tests.fuzz", "-max_total_time=4", "-print_final_stats=1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    executed = re.search(r"stat::number_of_executed_units:\s+(\d+)", done.stderr)
+    assert int(executed[1]) > 100

@@ -1,0 +1,153 @@
+"""A process that commits fragments for ever and is killed in the middle: what it leaves is always committed."""
+
+import errno
+import itertools
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+from ddiloco.outer.global_model import FragmentState
+from ddiloco.protocol.messages import RoundId
+from ddiloco.runtime.durable import DurableState
+from tests.integration.programs import ROOT
+from tests.runtime.remote.ends import PATIENCE, until
+from tests.runtime.test_durable import Disk, merge, model
+
+KILLS = 50
+PIECES = 4
+PIECE = 1 << 18  # float32: four pieces of a MiB each
+LAYOUT = types.SimpleNamespace(num_fragments=1, fingerprint="of this test")
+SERVES = "import sys; from tests.integration.test_killed_writes import serve; serve(sys.argv[1])"
+
+
+class Versions:
+    """In a GlobalModel's place: a fragment of which every number is its version."""
+
+    version = 0
+
+    def state(self, p):
+        pieces = tuple(np.full(PIECE, self.version, np.float32) for _ in range(PIECES))
+        return FragmentState(self.version, pieces, (np.int32(self.version),))
+
+
+def state_in(folder):
+    return DurableState(pathlib.Path(folder), LAYOUT, print, threading.Event())
+
+
+def serve(folder):
+    """For each version that it reads: a child that goes on from there, telling its number and each commit."""
+    state = state_in(folder)
+    state.begin(Versions())
+    print("ready", flush=True)
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            commit_for_ever(state, int(line))
+        os.write(1, b"%d\n" % child)
+        os.waitpid(child, 0)
+        os.write(1, b"dead\n")
+
+
+def commit_for_ever(state, version):
+    fragment = Versions()
+    for fragment.version in itertools.count(version + 1):
+        state.commit(RoundId(4 * fragment.version, 0), fragment)
+        os.write(1, b"committed %d\n" % fragment.version)
+
+
+def size_of(path):
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def kill_in_a_write(server, path, version, at):
+    """Kills a child that goes on from the version once its new file has so many bytes; its last commit."""
+    server.stdin.write(f"{version}\n")
+    server.stdin.flush()
+    said = [server.stdout.readline() for _ in range(2)]  # its number, and its first commit, in any order
+    child = next(int(line) for line in said if line[0].isdigit())
+    end = time.monotonic() + PATIENCE
+    while size_of(path) < at:  # without a pause: a moment later it may be over
+        assert time.monotonic() < end, "the child does not write"
+    os.kill(child, signal.SIGKILL)
+    said += iter(server.stdout.readline, "dead\n")
+    return max(int(line.split()[1]) for line in said if line.startswith("committed"))
+
+
+def test_whenever_a_committing_process_is_killed_its_state_is_the_last_commit_or_the_one_under_way(tmp_path):
+    rng, folder = random.Random(0), tmp_path / "syncer"
+    new, whole, version, in_the_middle = folder / ".fragment-0000.new", 4 * PIECE * PIECES, 0, 0
+    command = [sys.executable, "-W", "ignore", "-c", SERVES, str(folder)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout.readline() == "ready\n"
+        for _ in range(10 * KILLS):
+            told = kill_in_a_write(server, new, version, at=rng.randrange(1, whole))
+            in_the_middle += new.exists()
+            start = state_in(folder).load()
+            version = start.state.versions[0]
+            assert version in (told, told + 1), "durable before it is told, and never half"
+            assert start.state.merged_steps == (4 * version,)
+            assert all((piece == version).all() for piece in start.fragments[0].pieces)
+            assert start.fragments[0].optimizer == (version,)
+            if in_the_middle == KILLS:
+                break
+            new.unlink(missing_ok=True)  # so that the next one is seen as it grows
+        server.stdin.close()
+    assert in_the_middle == KILLS
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 128 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounts are not permitted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(path):
+    """A file that leaves no room."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
+def test_a_disk_that_is_full_pauses_commits_with_an_alarm_and_loses_nothing(small_disk, monkeypatch):
+    monkeypatch.setattr("ddiloco.runtime.durable._RETRY_SECONDS", 0.01)
+    disk, trained, done = Disk(small_disk), model(), []
+    disk.state.begin(trained)
+    before = disk.state.load()
+    fill(small_disk / "in the way")
+    merge(trained, 0, 3.0)
+    committing = threading.Thread(target=lambda: done.append(disk.state.commit(RoundId(4, 0), trained)))
+    committing.start()
+    until(lambda: len(disk.alarms) > 2, "the alarms")
+    assert disk.state.load().state == before.state and not done
+    assert "No space left on device: merges wait until it can be written" in disk.alarms[0]
+    disk.state.remember([(0, 5)])
+    assert any("who joined is not durable" in alarm for alarm in disk.alarms)
+    (small_disk / "in the way").unlink()
+    committing.join()
+    assert done == [True]
+    start = disk.state.load()
+    assert (start.state.versions, start.state.merged_steps) == ((1, 0), (4, 0))

@@ -12,7 +12,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments"]),
-    package_data={"ddiloco.runtime.remote": ["wire.proto"]},
+    package_data={"ddiloco.runtime.remote": ["wire.proto"], "ddiloco.tape": ["tape.proto"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",

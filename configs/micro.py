@@ -6,7 +6,7 @@
 FAMILY
   dense       0.13M parameters, 2 layers 64 wide, on the Python standard library's sources (default)
   moe         0.2M, of which a token passes 0.13M: four experts, two a token
-  vit         0.04M, on handwritten digits
+  vit         0.03M, on handwritten digits
   multimodal  0.13M, captions of one to three digits
 ALGORITHM as in configs/dense.py
 

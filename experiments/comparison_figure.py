@@ -63,7 +63,7 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
     tops = []
-    for row, colour in zip(rows, _colours(len(rows)), strict=True):
+    for place, (row, colour) in enumerate(zip(rows, _colours(len(rows)), strict=True)):
         curves = [curve for curve in _curves(row, x, y) if _can_be_drawn(curve)]
         if not curves:
             continue
@@ -73,7 +73,8 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
         mean = mean_curve(curves)
         if not mean:
             continue
-        axes.plot(*zip(*mean, strict=True), color=colour, lw=2.2, label=row["label"])
+        width = max(1.8, 4.0 - 0.6 * place)  # of two curves that are one, both are seen
+        axes.plot(*zip(*mean, strict=True), color=colour, lw=width, label=row["label"])
         tops.append(_top(mean))
     if tops and y == "loss":
         lowest, highest = min(y for line in axes.lines for y in line.get_ydata()), max(tops)
@@ -88,7 +89,8 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel(title)
     axes.set_ylabel(_MEASURES[y])
-    axes.legend(frameon=False, fontsize=8)
+    if x == "tokens":
+        axes.legend(frameon=False, fontsize=8)
     _clean(axes, "both")
 
 

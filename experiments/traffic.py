@@ -18,19 +18,22 @@ def moved(workdir: pathlib.Path, summary: Mapping[str, Any]) -> tuple[float | No
     The decoupled family's are those of its wire, to the syncer and from it. Between evaluations they are
     shared out by the merges in `rounds.jsonl`, as if all fragments had one size. Data-parallel training
     has no wire here: it is counted as a ring all-reduce among M learners that exchange bfloat16 gradients,
-    2 (M - 1) * 2 bytes a parameter and step. None where the summary lacks what it takes.
+    2 (M - 1) * 2 bytes a parameter and step. None where summary or settings lack what it takes.
     """
     scores = summary.get("eval_history", [])
+    learners = _learners(workdir)
+    if learners is None:
+        return None, [None] * len(scores)
     if summary.get("algorithm") in ("data_parallel", "elastic_data_parallel"):
         if not summary.get("num_params"):
             return None, [None] * len(scores)
-        a_step = 2 * (summary["num_learners"] - 1) * GRADIENT_BYTES * summary["num_params"]
+        a_step = 2 * (learners - 1) * GRADIENT_BYTES * summary["num_params"]
         return a_step * summary["step"], [a_step * score["step"] for score in scores]
     sent, received = summary.get("bytes_sent"), summary.get("bytes_received")
     if sent is None or received is None:
         return None, [None] * len(scores)
     rounds = _rounds(workdir)
-    welcomes = PARAMETER_BYTES * summary["num_learners"] * (summary.get("num_params") or 0)
+    welcomes = PARAMETER_BYTES * learners * (summary.get("num_params") or 0)
     welcomes = min(welcomes, received)
     steps = [line["step"] for line in rounds]
     up, down = [0], [0]  # fragments so far
@@ -48,6 +51,14 @@ def moved(workdir: pathlib.Path, summary: Mapping[str, Any]) -> tuple[float | No
 
 def _share(so_far: list[int], done: int) -> float:
     return so_far[done] / so_far[-1] if so_far[-1] else 0.0
+
+
+def _learners(workdir: pathlib.Path) -> int | None:
+    """M, of which the summary of a baseline, one job, does not tell; None if the settings cannot be read."""
+    try:
+        return json.loads((workdir / "config.json").read_text())["sync"]["num_learners"]
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _rounds(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ RANK = {
     "training": 2,
     "goodput": 3,
     "observe": 3,
+    "scaling": 3,
     "tasks": 3,
     "tape": 3,
     "virtual": 3,

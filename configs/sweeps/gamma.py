@@ -2,13 +2,13 @@
 
   python -m experiments.sweep --sweep=configs/sweeps/gamma.py --output=runs/gamma --jobs=2
 
-18 runs of the micro model (configs/micro.py), at equal tokens. With gamma 0 whoever comes first is merged
-alone.
+18 runs of the micro model (configs/micro.py), all of the same global steps. With gamma 0 whoever comes first
+is merged alone.
 """
 
 from configs import micro
 
-EIGHT = {"sync.num_learners": (8,), "train.batch_size": (2,), "train.tokens": (240 * 16 * 128,)}
+EIGHT = {"sync.num_learners": (8,), "train.batch_size": (2,), "train.steps": (270,)}
 
 
 def get_sweep() -> list[dict]:

@@ -1,17 +1,17 @@
-"""tau, the steps that a round may overlap, over links that take half a step each way.
+"""tau, the steps that a round may overlap, over links that take a quarter or half of a step each way.
 
   python -m experiments.sweep --sweep=configs/sweeps/overlap.py --output=runs/overlap --jobs=2
 
-15 runs of the micro model (configs/micro.py) with four uneven learners, at equal tokens. tau bounds the
-rounds in flight and gives the slack that a grace window is taken from: with too little, merges lack learners.
+24 runs of the micro model (configs/micro.py), at equal tokens, whose steps vary by 5%. tau gives the slack
+that a grace window is taken from, after the time on the links: with tau = 0 the first learner is merged
+alone, with 2 most merges have most learners.
 """
 
 from configs import micro
 
-TOKENS = 240 * 16 * 128
-
 
 def get_sweep() -> list[dict]:
-    """Each tau."""
-    places = {"virtual.latency": (0.5,), **micro.UNEVEN, "train.tokens": TOKENS}
-    return micro.grid({"sync.overlap": (0, 1, 2, 4, 8)}, {name: (value,) for name, value in places.items()})
+    """Each tau with each latency."""
+    links = {"virtual.latency": ((0.25,), (0.5,))}
+    same = {"virtual.step_variation": (0.05,), "train.tokens": (240 * 16 * 128,)}
+    return micro.grid({"sync.overlap": (0, 1, 2, 4)}, links, same)

@@ -2,13 +2,14 @@
 
   python -m experiments.sweep --sweep=configs/sweeps/quorum.py --output=runs/quorum --jobs=2
 
-24 runs of the micro model (configs/micro.py), at equal tokens: `wall_seconds` says how long they took in
-virtual time, `mean_quorum` how many learners a merge had.
+24 runs of the micro model (configs/micro.py), all of the same global steps: `wall_seconds` says how long they
+took in virtual time, `mean_quorum` how many learners a merge had. The larger K, the fewer steps slow learners
+skip: with seed 0, K=8 takes 28% more time than K=1 and trains on 14% more tokens.
 """
 
 from configs import micro
 
-EIGHT = {"sync.num_learners": (8,), "train.batch_size": (2,), "train.tokens": (240 * 16 * 128,)}
+EIGHT = {"sync.num_learners": (8,), "train.batch_size": (2,), "train.steps": (270,)}
 
 
 def get_sweep() -> list[dict]:

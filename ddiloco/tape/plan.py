@@ -78,10 +78,11 @@ class Adopt(Work):
 
 @dataclasses.dataclass(frozen=True)
 class Step(Work):
-    """A learner steps; `clock` steps were before, and its batch has so many tokens."""
+    """A learner steps under an incarnation; `clock` steps were before, and its batch has so many tokens."""
 
     clock: int
     tokens: int
+    incarnation: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +179,7 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> P
     Raises:
       TapeError: a tape tells what its core cannot have been told, or tapes contradict each other.
     """
-    learners = [_life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
+    learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
     syncer = _Syncer(tapes, policy, total_steps, _adoptions(learners))
     return Plan(learners, syncer.actor())
 
@@ -194,8 +195,8 @@ def without_needless(plan: Plan) -> Plan:
     return dataclasses.replace(plan, learners=learners)
 
 
-def _life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
-    """One process of a learner."""
+def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
+    """What one process of a learner did. Raises TapeError: its core cannot have been told this."""
     h = tape.header
     core = LearnerCore(h.learner, h.process, policy, total_steps)
     works: list[Work] = []
@@ -226,7 +227,7 @@ def _life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                     raise TapeError(f"{tape.path}: entry {i}: it is not told with what inner state")
                 decided = _handled(core, tape, i, now, thing)
                 if isinstance(thing, events.StepStarted):
-                    works.append(Step(i, clock, thing.tokens))
+                    works.append(Step(i, clock, thing.tokens, core.incarnation))
                 for action in decided:
                     match action:
                         case actions.AdoptAll():

@@ -39,8 +39,11 @@ class Clocks:
         self._at: dict[int, VectorClock] = {id(actor): VectorClock() for actor in plan.actors}
         self._of: dict[Key, VectorClock] = {}
         self._after: dict[tuple[int, str, int], VectorClock] = {}
-        self._incarnations: dict[int, int] = {}
         perform(plan, self._do)
+
+    def after_work(self, actor: Actor, work: Work) -> VectorClock:
+        """The clock after a work of an actor; it must have been possible."""
+        return self._after[id(actor), self._tape_of(actor, work), work.entry]
 
     def after(self, actor: Actor, tape: int, count: int) -> Iterator[VectorClock | None]:
         """The clocks after each of `count` entries of one of an actor's tapes; None once it is not known."""
@@ -70,15 +73,12 @@ class Clocks:
         header = actor.tapes[0].header
         match work:
             case plans.Adopt():
-                self._incarnations[id(actor)] = header.process
                 clock = VectorClock()
                 for key in work.needs:
                     clock = clock.joined(self._of.get(key, VectorClock()))
-            case plans.Step(clock=before):
-                incarnation = self._incarnations[id(actor)]
+            case plans.Step(clock=before, incarnation=incarnation):
                 clock = clock.stepped(header.learner, incarnation, before + 1)
             case plans.Take(snapshot=key, contribution=c):
-                self._incarnations[id(actor)] = c.incarnation
                 clock = clock.stepped(c.learner, c.incarnation, c.step)
                 self._of[key] = clock
             case plans.Apply():

@@ -3,13 +3,14 @@
 No array is touched. What a learner does of itself stays: when it steps and on how many tokens, when it
 joins and is lost, and where its clock is. What follows from the policy is anew: rounds, their quorums and
 grace windows, who is pulled and merged, and with it what each learner's counters stand for. Pulls, merges and
-updates take as long as they took in the run, by the median.
+updates take as long as they took in the run.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +25,15 @@ from ddiloco.virtual.calendar import Calendar
 
 @dataclasses.dataclass(frozen=True)
 class Delays:
-    """Seconds that things took in the run, by the median."""
+    """Seconds that things took in the run: pulls and merges by the median, updates at their quickest tenth.
+
+    What lies between the merge's end and the step boundary at which a learner applies the update is for the
+    most part the wait for that boundary.
+    """
 
     pull: float
     merge: float
-    update: float  # from the merge's end until a learner's report says that it applied it
+    update: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,21 +76,22 @@ class _Shadow:
     def __init__(self, versions: Sequence[int], step: int) -> None:
         self.step = step
         self.fragments = [_Counted(version) for version in versions]
-        self.waiting: dict[int, int] = {}  # updates that have come and are applied after the next report
+        self.waiting: dict[int, tuple[int, float]] = {}  # by fragment, the newest update and when it came
         self.last: Report | None = None  # as recorded
+        self.boundary = -math.inf  # when the last step ended
 
-    def reported(self, recorded: Report) -> Report:
-        """The report that it now makes, in place of the recorded one."""
+    def reported(self, recorded: Report, now: float) -> Report:
+        """The report that it now makes, in place of the recorded one: of a step since the last boundary."""
+        for p, (version, came) in list(self.waiting.items()):
+            if came <= self.boundary:
+                del self.waiting[p]
+                self.fragments[p] = _Counted(version)
         steps, tokens = _work(self.last, recorded)
-        self.last, self.step = recorded, recorded.step
+        self.last, self.step, self.boundary = recorded, recorded.step, now
         for counted in self.fragments:
             counted.steps += steps
             counted.tokens += tokens
         counters = tuple(FragmentCounters(c.version, c.steps, c.tokens) for c in self.fragments)
-        for p, version in self.waiting.items():
-            if version > self.fragments[p].version:
-                self.fragments[p] = _Counted(version)
-        self.waiting.clear()
         return dataclasses.replace(recorded, counters=counters)
 
     def versions(self) -> tuple[int, ...]:
@@ -153,7 +159,7 @@ class WhatIf:
                 known = self._shadows.get(report.learner)
                 if known is None or known[0] != report.incarnation:
                     return
-                event = events.StepReported(known[1].reported(report))
+                event = events.StepReported(known[1].reported(report, self._calendar.now))
         self._take(event)
 
     def _take(self, event: events.SyncerEvent) -> None:
@@ -200,7 +206,7 @@ class WhatIf:
         for learner, incarnation in update.receivers:
             known = self._shadows.get(learner)
             if known is not None and known[0] == incarnation:
-                known[1].waiting[update.fragment] = update.version
+                known[1].waiting[update.fragment] = update.version, self._calendar.now
 
 
 def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
@@ -229,20 +235,24 @@ def delays(plan: Plan) -> Delays:
     asked: dict[tuple, float] = {}
     begun: dict[Any, float] = {}
     sent: dict[tuple[int, int, int], float] = {}
-    took: dict[str, list[float]] = {"pull": [], "merge": [], "update": []}
+    boundary: dict[int, float] = {}
+    pulls: list[float] = []
+    merges: list[float] = []
+    updates: list[float] = []
     for now, thing, decided in _all_told(plan):
         match thing:
             case events.FragmentArrived(round=r, contribution=c):
                 if (r, c.learner) in asked:
-                    took["pull"].append(now - asked.pop((r, c.learner)))
+                    pulls.append(now - asked.pop((r, c.learner)))
             case events.MergeFinished(round=r):
                 if r in begun:
-                    took["merge"].append(now - begun.pop(r))
+                    merges.append(now - begun.pop(r))
             case events.StepReported(report=report):
                 for p, c in enumerate(report.counters):
                     at = sent.pop((report.learner, p, c.version), None)
-                    if at is not None:
-                        took["update"].append(now - at)
+                    if at is not None and report.learner in boundary:
+                        updates.append(max(0.0, boundary[report.learner] - at))
+                boundary[report.learner] = now
         for action in decided:
             match action:
                 case actions.PullFragment(round=r, learner=m):
@@ -252,7 +262,10 @@ def delays(plan: Plan) -> Delays:
                 case actions.Broadcast():
                     for m, _ in action.receivers:
                         sent.setdefault((m, action.fragment, action.version), now)
-    return Delays(**{name: statistics.median(values) if values else 0.0 for name, values in took.items()})
+    quickest = sorted(updates)[len(updates) // 10] if updates else 0.0
+    return Delays(
+        statistics.median(pulls) if pulls else 0.0, statistics.median(merges) if merges else 0.0, quickest
+    )
 
 
 def _all_told(plan: Plan) -> list[Told]:

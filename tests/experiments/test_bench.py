@@ -5,7 +5,7 @@ import json
 import pytest
 
 
-@pytest.mark.parametrize("name", ["learner", "merge", "wire", "durability", "donation", "memory"])
+@pytest.mark.parametrize("name", ["learner", "merge", "wire", "durability", "donation", "memory", "tape"])
 def test_a_quick_benchmark_writes_its_rows(name, programs, tmp_path):
     path = tmp_path / "bench.json"
     done = programs.run("bench", name, "--quick", f"--output={path}")

@@ -41,7 +41,7 @@ def test_every_point_of_a_sweep_is_a_run_that_could_start(path):
         assert len(",".join(f"{name}={value}" for name, value in point.items())) < 250  # a folder's name
 
 
-@pytest.mark.parametrize("name", ["merge_rule", "num_learners", "mixing", "quorum", "gamma", "overlap"])
+@pytest.mark.parametrize("name", ["merge_rule", "num_learners", "mixing", "gamma", "overlap"])
 def test_an_ablation_compares_at_equal_tokens_and_global_batch(name):
     experiments = [
         experiment(p) for p in load(SWEEPS[0].with_name(f"{name}.py")).get_sweep() if p["seed"] == 0
@@ -56,7 +56,7 @@ AXES = {
     "quorum": ("sync.quorum", ("sync.gamma",)),
     "gamma": ("sync.gamma", ()),
     "interval": ("sync.interval", ("algorithm",)),
-    "overlap": ("sync.overlap", ()),
+    "overlap": ("sync.overlap", ("virtual.latency",)),
     "mixing": ("sync.mixing", ("sync.num_learners",)),
     "num_learners": ("sync.num_learners", ("algorithm",)),
     "outer": ("outer.learning_rate", ("outer.momentum",)),

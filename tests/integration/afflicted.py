@@ -18,10 +18,12 @@ HOUR = 3600.0
 def with_another_clock(off):
     """The wall clock of this process alone; time.monotonic stays as it is."""
     import grpc._channel
+    import grpc._server
 
     true = types.ModuleType("time")
     true.__dict__.update(time.__dict__)
-    grpc._channel.time = true  # its core reads the system's clock, from which it may not differ
+    # gRPC's core reads the system's clock, from which what its Python tells it may not differ.
+    grpc._channel.time = grpc._server.time = true
     now, now_ns, by = time.time, time.time_ns, [off]
 
     def jump(number, frame):

@@ -1,6 +1,7 @@
 """A learner that knows the token and the wire and means no good; random bytes from who knows neither."""
 
 import contextlib
+import itertools
 import queue
 import random
 import socket
@@ -38,6 +39,7 @@ EVIL = {  # what it sends in a fragment's place: (messages of a sound push) -> m
     "an old version": lambda header, arrays: sound(changed(header, version=header.version - 1), arrays),
     "no work": lambda header, arrays: sound(changed(header, steps=0), arrays),
     "garbage": lambda header, arrays: [b"\xff\xff\xff"],
+    "without end": lambda header, arrays: itertools.chain(sound(header, arrays)[:1], iter(lambda: b"x", b"")),
     "nothing": lambda header, arrays: [],
 }
 
@@ -152,7 +154,8 @@ class Impostor:
     def _push(self, name, messages):
         try:
             push = self._channel.stream_unary(wire.PUSH)
-            push(iter(messages), metadata=self._metadata, timeout=PATIENCE)
+            timeout = None if name == "without end" else self._terms.pull_timeout
+            push(iter(messages), metadata=self._metadata, timeout=timeout)
             self.answers[name] = None
         except grpc.RpcError as error:
             self.answers[name] = error.code()

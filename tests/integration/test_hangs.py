@@ -91,7 +91,13 @@ def test_hangs_a_successor_and_a_liar_stop_nobody_and_change_nothing_that_was_co
     assert (summary["uptime"], summary["failures"]) == (1.0, [])
     drops = summary["drops"]
     told = ("malformed message", "number too large", "another number of fragments", "malformed record")
-    sent = ("fragment of another size", "fragment cut short", "chunk of another size", "another fragment")
+    sent = (
+        "fragment of another size",
+        "fragment cut short",
+        "chunk of another size",
+        "another fragment",
+        "push without a deadline",
+    )
     assert not {f"wire: {reason}" for reason in (*told, *sent)} - drops.keys()
     assert drops["stale fragment"] >= 2 and drops["wire: unawaited fragment"] >= 1
     assert any("finite" in reason for reason in drops)

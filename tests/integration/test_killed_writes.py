@@ -1,4 +1,4 @@
-"""A process that commits fragments for ever and is killed in the middle: what it leaves is always committed."""
+"""A process that commits for ever and is killed in the middle: what it leaves was committed; a full disk."""
 
 import errno
 import itertools

@@ -199,6 +199,9 @@ def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, sta
     wrong = {
         "asks for another join token": started("learner", *asked, f"--token_file={tmp_path / 'other'}"),
         "the layouts' fingerprints differ": started("learner", *asked, ours, "--config.model.mlp_dim=48"),
+        "config.sync, train.steps or outer.codec is not the syncer's": started(
+            "learner", *asked, ours, "--config.sync.interval=5"
+        ),
     }
     for told, learner in wrong.items():
         done = programs.finish(learner)

@@ -26,7 +26,7 @@ def test_delays_are_those_of_the_run(quorum_of_one):
     found = delays(quorum_of_one)
     assert found.pull == pytest.approx(0.1)
     assert found.merge == pytest.approx(0.2)
-    assert 0.05 < found.update < 2.7
+    assert 0.05 <= found.update < 0.5
 
 
 def test_what_was_recorded_is_summed_up(quorum_of_one):
@@ -45,13 +45,16 @@ def test_under_the_policy_of_the_run_it_comes_to_nearly_the_same(quorum_of_one):
     assert again.tokens == pytest.approx(was.tokens, rel=0.15)
 
 
-def test_a_larger_quorum_comes_near_to_a_run_that_had_it(quorum_of_one, tmp_path):
-    larger = dataclasses.replace(POLICY, quorum=3)
-    would = what_if(quorum_of_one, larger, STEPS)
-    had = recorded(plan_of(tmp_path, larger))
-    assert would.contributions == had.contributions == 3.0
+def test_a_quorum_of_all_merges_all_and_waits_longer(quorum_of_one):
+    would = what_if(quorum_of_one, dataclasses.replace(POLICY, quorum=3), STEPS)
+    assert would.contributions == 3.0
     assert would.quorum_seconds > 2 * recorded(quorum_of_one).quorum_seconds
-    assert would.quorum_seconds == pytest.approx(had.quorum_seconds, rel=0.5)
+
+
+def test_without_a_grace_window_nobody_else_joins(quorum_of_one):
+    would = what_if(quorum_of_one, dataclasses.replace(POLICY, max_grace=0.0), STEPS)
+    assert would.grace_seconds == 0.0
+    assert would.contributions < recorded(quorum_of_one).contributions
 
 
 def test_learners_that_die_and_return_do_so_at_the_same_times(tmp_path):

@@ -3,8 +3,9 @@
 import dataclasses
 import pathlib
 import random
+from collections.abc import Sequence
 
-from ddiloco.protocol import actions, events
+from ddiloco.protocol import actions
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.tape.header import Header, Machine
@@ -27,12 +28,17 @@ class Taped(Observer):
         self._folder = workdir / FOLDER
         self._policy = policy
         self._learners = {}
-        state = SyncerState.initial(policy.num_fragments)
-        header = self._header("syncer", None, 1)
-        sha256 = ("00" * 32,) * policy.num_fragments
-        header = dataclasses.replace(header, state=state, sha256=sha256)
-        self.syncer = SyncerTape(syncer_tape(self._folder, 1), header)
+        self._processes = 0
         self.rounds = []
+        self.begin_syncer(SyncerState.initial(policy.num_fragments))
+
+    def begin_syncer(self, state):
+        """The tape of the syncer's next process; the one before was killed."""
+        self._processes += 1
+        header = self._header("syncer", None, self._processes)
+        sha256 = ("00" * 32,) * self._policy.num_fragments
+        header = dataclasses.replace(header, state=state, sha256=sha256)
+        self.syncer = SyncerTape(syncer_tape(self._folder, self._processes), header)
 
     def syncer_handled(self, event, out, now):
         self.syncer.told(event, out, now)
@@ -62,9 +68,16 @@ class Taped(Observer):
 
 
 def fleet_tapes(
-    workdir: pathlib.Path, policy: SyncPolicy = POLICY, steps: int = 40, changes: tuple[Change, ...] = ()
+    workdir: pathlib.Path,
+    policy: SyncPolicy = POLICY,
+    steps: int = 40,
+    changes: Sequence[Change] = (),
+    crashes: Sequence[float] = (),
 ) -> Taped:
-    """Plays a fleet whose learners step in 1, 1.3 and 1.6 seconds over links of 0.05 s, and writes its tapes."""
+    """Plays a fleet whose learners step in 1, 1.3 and 1.6 s over links of 0.05 s, and writes its tapes.
+
+    `crashes`: when the syncer is killed, in seconds; it is back 1.5 seconds later.
+    """
     taped = Taped(workdir, policy)
 
     def link(name):
@@ -86,6 +99,14 @@ def fleet_tapes(
         observer=taped,
     )
     fleet.live(changes)
+
+    def restart():
+        fleet.syncer.restart()
+        taped.begin_syncer(fleet.syncer.durable)
+
+    for at in crashes:
+        fleet.calendar.at(at, fleet.syncer.crash)
+        fleet.calendar.at(at + 1.5, restart)
     fleet.run(max_events=100_000)
     taped.end(fleet.syncer.durable.versions)
     return taped
@@ -94,11 +115,3 @@ def fleet_tapes(
 def lose(learner: int, at: float, back: float) -> tuple[Change, ...]:
     """A learner dies, and is back."""
     return Change(at, learner, "fail"), Change(back, learner, "recover")
-
-
-def told(entries: list, kind: type) -> list:
-    """The entries of a kind of event."""
-    return [entry for entry in entries if isinstance(entry.thing, kind)]
-
-
-STEPS = events.StepStarted

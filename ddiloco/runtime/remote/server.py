@@ -158,6 +158,7 @@ class SyncerServer:
 
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         session = self._session(context)
+        self._check_deadline(session, context)
         answer = None
         try:
             header = parse(pb.UpHeader, next(requests, b""))
@@ -181,6 +182,13 @@ class SyncerServer:
             context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # raised, gRPC would print it
         answer.set_result((contribution, arrays))
         return b""
+
+    def _check_deadline(self, session: Session, context: grpc.ServicerContext) -> None:
+        """Sees that gRPC ends a push for which nobody waits any longer: it holds up to a fragment."""
+        left = context.time_remaining()
+        if left is None or left > 2 * self._terms.pull_timeout:
+            self._record(_drop(session.learner, "wire: push without a deadline"))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a push has a deadline, of the pull timeout")
 
     def _peers(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Who may have an inner state to give, beginning with the learner after the one that asks."""

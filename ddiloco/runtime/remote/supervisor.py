@@ -147,10 +147,10 @@ class Supervisor:
         role.process, spare.process = spare.process, None
         role.started_at, role.observed, spare.observed = time.monotonic(), False, True
         spare.due_at = time.monotonic() + SPARE_SECONDS
+        self._observe(role.name, role.process.pid, None)
         with contextlib.suppress(OSError):  # it died this moment; its end is seen with the next look
             role.process.stdin.write(f"{role.assignment}\n".encode())
             role.process.stdin.close()
-        self._observe(role.name, role.process.pid, None)
 
     def _start(self, role: Role) -> None:
         self._tell_end(role)
@@ -166,8 +166,9 @@ class Supervisor:
             stdin=subprocess.PIPE if role in self._spares else subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for the parent, which passes it on in order
         )
-        role.observed = False
-        self._observe(role.name, role.process.pid, None)
+        if role not in self._spares:  # which are nobody yet
+            role.observed = False
+            self._observe(role.name, role.process.pid, None)
 
     def _tell_end(self, role: Role) -> None:
         if not role.observed and role.process.poll() is not None:

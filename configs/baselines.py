@@ -2,8 +2,8 @@
 
   python -m experiments.compare --config=configs/dense.py[:SIZE] [--seeds=0,1,2] [--jobs=2]
 
-and so with configs/moe.py, vit.py and multimodal.py. All train in virtual time on the same data order and as many
-tokens; a step of data-parallel takes the batches of all learners at once.
+and so with configs/moe.py, vit.py and multimodal.py. All train in virtual time on the same data order and as
+many tokens; a step of data-parallel takes the batches of all learners at once.
 
 The virtual seconds are those of configs/virtual.py: a second a step for every learner, 2% more or less from
 step to step, links that take no time, nobody fails. So they show who waits for whom, and not what a slow link

@@ -11,10 +11,10 @@ from configs import micro
 
 BASELINE = {"algorithm": "data_parallel"}
 HORIZONS = {  # T, steps
-    "dense": (120, 240, 480, 960),
-    "moe": (120, 240, 480),
-    "vit": (240, 480, 960),
-    "multimodal": (240, 480, 960),
+    "dense": (120, 240, 480, 960, 1920),
+    "moe": (240, 480, 960),
+    "vit": (240, 480, 960, 1920),
+    "multimodal": (240, 480, 960, 1920),
 }
 ALGORITHMS = ("data_parallel", "decoupled")
 

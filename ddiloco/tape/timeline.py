@@ -21,7 +21,8 @@ class Line(NamedTuple):
       wall: unix seconds; in virtual time virtual seconds.
       learner: whose it is; None: the syncer's.
       text: what happened, and what followed.
-      clock: whose work the actor's parameters hold then; None where a missing tape hides it.
+      clock: whose work the actor's parameters hold then; None where a process begins or is cut off, and where
+        a missing tape hides it.
       round_step: the global step of the round that it belongs to, where it belongs to one.
     """
 
@@ -124,9 +125,9 @@ def shown(line: Line, virtual: bool) -> str:
 
 
 def clock_text(clock: VectorClock | None) -> str:
-    """Learners with their steps, then fragments with their versions: `[0:12 1:11 | 0:2 1:1]`."""
+    """Learners with their steps, then fragments with their versions: `[0:12 1:11 | 0:2 1:1]`; None: empty."""
     if clock is None:
-        return "[?]"
+        return ""
     learners = " ".join(f"{m}:{step}" for m, (_, step) in sorted(clock.learners.items()))
     versions = " ".join(f"{p}:{version}" for p, version in sorted(clock.versions.items()))
     return f"[{learners or '-'} | {versions or '-'}]"

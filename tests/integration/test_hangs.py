@@ -104,4 +104,5 @@ def test_hangs_a_successor_and_a_liar_stop_nobody_and_change_nothing_that_was_co
     versions = {r["fragment"]: r["version"] for r in job.rounds()}
     for path in (job.workdir / "syncer").glob("fragment-*"):
         header, _ = array_file.load(path, b"ddiloco fragment 1\n")
-        assert header["version"] == versions[header["fragment"]], "what is durable is what was committed"
+        past = header["version"] - versions[header["fragment"]]
+        assert past in (0, 1), "durable is what was committed, and what was as the word to stop came"

@@ -218,7 +218,8 @@ def test_without_a_spare_at_hand_a_learner_is_started_anew(tmp_path):
 def test_a_syncer_that_dies_after_all_learners_have_left_is_told_so(tmp_path):
     done = "sys.exit(0) if 'alone' in sys.argv else signal.pause()"
     run = Run(tmp_path, done, "sys.exit(0)", "sys.exit(0)")
-    until(lambda: run.starts("syncer") and all(r.over for r in run.supervisor._learners), "the learners' ends")
+    learners = run.supervisor._learners
+    until(lambda: run.starts("syncer") and all(role.over for role in learners), "the learners' ends")
     run.kill("syncer")
     assert run.end() == 0
     assert [words[1:] for words in run.starts("syncer")] == [[], ["again", "alone"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import time
@@ -181,11 +182,16 @@ def machine_of(mesh: Mesh | None) -> Machine:
             packages[name] = "unknown"
     if mesh is None:
         device = jax.local_devices(backend="cpu")[0]
-        return Machine("cpu", (device.device_kind,), {}, 1, packages)
+        return Machine("cpu", (device.device_kind,), {}, 1, _xla_flags(), packages)
     devices = list(mesh.devices.flat)
     shape = {str(name): int(size) for name, size in mesh.shape.items()}
     kinds = tuple(d.device_kind for d in devices)
-    return Machine(devices[0].platform, kinds, shape, len(jax.devices()), packages)
+    return Machine(devices[0].platform, kinds, shape, len(jax.devices()), _xla_flags(), packages)
+
+
+def _xla_flags() -> str:
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    return " ".join(sorted({flag for flag in flags if "device_count" not in flag}))
 
 
 def _position(batches: Batches) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ class Machine:
     devices: tuple[str, ...]  # kinds of the mesh's devices, one each
     mesh: Mapping[str, int]  # devices along each axis
     visible: int  # devices that the process sees
+    xla_flags: str  # of $XLA_FLAGS, but for the number of devices
     packages: Mapping[str, str]  # versions by name
 
     def differences(self, other: Machine) -> list[str]:
@@ -25,7 +26,7 @@ class Machine:
         ours, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
         found = [
             f"{name} {_shown(ours[name])}, here {_shown(theirs[name])}"
-            for name in ("platform", "devices", "mesh", "visible")
+            for name in ("platform", "devices", "mesh", "visible", "xla_flags")
             if ours[name] != theirs[name]
         ]
         names = sorted({*self.packages, *other.packages})
@@ -104,4 +105,4 @@ def _shown(value: Any) -> str:
         return " x ".join(f"{name} {size}" for name, size in value.items() if size > 1) or "of one device"
     if isinstance(value, tuple):
         return f"{len(value)} x {value[0]}" if len(set(value)) == 1 else ", ".join(value)
-    return str(value)
+    return str(value) or "none"

@@ -57,8 +57,9 @@ def test_a_run_with_killed_processes_replays_to_its_own_parameters(programs, kil
     assert done.returncode == 0, done.stderr
     summary = json.loads((killed / "summary.json").read_text())
     assert f"params_sha256 {summary['params_sha256']}\nthe same as the run's" in done.stdout
-    merged = sum(summary["outer_steps"].values())
-    assert done.stdout.splitlines()[-3].startswith(f"{merged} versions merged anew, ")
+    count, compared = map(int, re.findall(r"(\d+) (?:versions|of them)", done.stdout))
+    heard_of = sum(summary["outer_steps"].values())  # of a merge under way as the run was stopped it was not
+    assert heard_of <= compared <= count <= heard_of + 1
 
 
 def test_the_timeline_of_such_a_run_shows_who_was_killed_and_who_went_on(programs, killed):
@@ -66,4 +67,4 @@ def test_the_timeline_of_such_a_run_shows_who_was_killed_and_who_went_on(program
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("its tape ends here: killed, or still running") == 2
     assert re.search(r"goes on with inner state \d+ of learner 1's process", done.stdout)
-    assert " learner 1 " not in done.stdout.replace("of learner 1 ", "")
+    assert not re.search(r"^\S+  learner 1 ", done.stdout, re.MULTILINE)

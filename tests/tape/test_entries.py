@@ -111,7 +111,7 @@ def test_any_bytes_are_entries_or_a_value_error(data):
     assert all(isinstance(entry, Entry) for entry in entries)
 
 
-MACHINE = headers.Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, {"jax": "0.10.2"})
+MACHINE = headers.Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", {"jax": "0.10.2"})
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,13 @@ def test_a_header_that_is_none_is_a_value_error(text):
 
 
 def test_machines_tell_what_differs_in_words():
-    other = headers.Machine("gpu", ("H200",), {"data": 1, "fsdp": 1}, 1, {"jax": "0.11"})
+    other = headers.Machine("gpu", ("H200",), {"data": 1, "fsdp": 1}, 1, "--xla_a=1", {"jax": "0.11"})
     assert MACHINE.differences(MACHINE) == []
     assert MACHINE.differences(other) == [
         "platform cpu, here gpu",
         "devices 2 x cpu, here 1 x H200",
         "mesh data 2, here of one device",
         "visible 8, here 1",
+        "xla_flags none, here --xla_a=1",
         "jax 0.10.2, here 0.11",
     ]

@@ -17,7 +17,7 @@ from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
 
-MACHINE = Machine("cpu", ("cpu",), {}, 1, {})
+MACHINE = Machine("cpu", ("cpu",), {}, 1, "", {})
 POLICY = SyncPolicy(num_learners=3, num_fragments=2, interval=6, quorum=1, overlap=2, silence_timeout=20.0)
 
 

@@ -30,6 +30,7 @@ from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.remote.wire import WireError, parse
 from ddiloco.runtime.syncer import LearnerLink
 
+FURTHEST_AHEAD = 1 << 41  # microseconds, 25 days: a larger incarnation would keep out every later process
 MOST_CONNECTIONS = 16  # of one learner, the bound of RemoteConfig.connections
 
 
@@ -308,6 +309,8 @@ class SyncerServer:
 
     def _hear_event(self, session: Session, event: events.SyncerEvent) -> None:
         report = event.report if isinstance(event, events.StepReported) else event
+        if report.incarnation > time.time_ns() // 1000 + FURTHEST_AHEAD:
+            raise WireError("incarnation beyond belief", str(report.incarnation))
         if report.incarnation != session.incarnation:
             self._connect(session.learner, report.incarnation, session)
             session.incarnation = report.incarnation

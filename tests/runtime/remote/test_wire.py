@@ -218,6 +218,14 @@ def test_what_is_said_before_the_syncer_hears_waits_with_the_learner_and_only_th
         assert learner.client.outbox.coalesced > 1000
 
 
+def test_an_incarnation_that_would_keep_out_every_later_process_is_refused(ends):
+    syncer, learner = ends
+    learner.send(events.LearnerJoined(0, 1 << 53))
+    until(lambda: syncer.drops(), "the drop")
+    assert syncer.drops()[0] == "wire: incarnation beyond belief"
+    assert syncer.heard.empty()
+
+
 def test_another_version_of_the_wire_is_refused(ends):
     syncer, _ = ends
     hello = pb.Hello(version=wire.VERSION + 1, fingerprint="layout", rules="rules")

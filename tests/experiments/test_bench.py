@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "tape")
 
-@pytest.mark.parametrize("name", ["learner", "merge", "wire", "durability", "donation", "memory", "tape"])
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_quick_benchmark_writes_its_rows(name, programs, tmp_path):
     path = tmp_path / "bench.json"
     done = programs.run("bench", name, "--quick", f"--output={path}")

@@ -106,6 +106,7 @@ class SyncerWorker:
         try:
             while not self._stopping.is_set():
                 self._take_one()
+            self._finish_merges()
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         finally:
@@ -121,8 +122,27 @@ class SyncerWorker:
             event, arrays = self._inbox.get(timeout=timeout)
         except queue.Empty:
             event, arrays = events.Timeout(), None
-        if event is None:
-            return
+        if event is not None:
+            for action in self._decide(event, arrays):
+                self._perform(action, arrays)
+            if isinstance(event, events.MergeFinished):
+                self._on_commit(self.core.step, list(self._committed))
+
+    def _finish_merges(self) -> None:
+        """Notes the merges that were under way as the word to stop came, since they are durable."""
+        self._merger.shutdown(wait=True, cancel_futures=True)
+        while True:
+            try:
+                event, arrays = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, events.MergeFinished):
+                for action in self._decide(event, arrays):
+                    if isinstance(action, actions.Record):
+                        self._perform(action, arrays)
+
+    def _decide(self, event: Any, arrays: Any) -> list[actions.SyncerAction]:
+        """Has the core take an event, and its arrays where they belong."""
         if isinstance(event, BaseException):
             raise event
         if isinstance(event, events.MergeFinished):
@@ -137,10 +157,7 @@ class SyncerWorker:
             self._arrivals.keep(event, decided, arrays)
         if isinstance(event, events.LearnerJoined) and self._durable is not None:
             self._durable.remember(self.core.state().incarnations)
-        for action in decided:
-            self._perform(action, arrays)
-        if isinstance(event, events.MergeFinished):
-            self._on_commit(self.core.step, list(self._committed))
+        return decided
 
     def _perform(self, action: actions.SyncerAction, arrays: Any) -> None:
         match action:

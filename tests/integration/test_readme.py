@@ -22,6 +22,13 @@ def blocks() -> list[list[str]]:
     return [[line for line in text.splitlines() if line and not line.startswith("#")] for text in found]
 
 
+def groups() -> list[list[str]]:
+    """All commands; together in their order those that go on with each other's run."""
+    mine = [command for block in blocks() for command in block if "runs/mine" in command]
+    alone = [[command] for block in blocks() for command in block if command not in mine]
+    return [mine, *alone]
+
+
 def shortened(command: str, runs: pathlib.Path) -> str:
     """The same command, made short: fewer steps, one quick test, the folder of the test."""
     command = command.replace("runs/", f"{runs}/")
@@ -60,11 +67,11 @@ def test_the_readme_has_the_two_commands_that_do_all_the_set_up():
     assert "scripts/train.sh" in commands and "scripts/test.sh" in commands
 
 
-@pytest.mark.parametrize("block", range(len(blocks())))
-def test_every_command_of_the_readme_runs(block, environment, tmp_path):
+@pytest.mark.parametrize("group", groups(), ids=lambda group: " ".join(group[0].split()[-3:])[-60:])
+def test_every_command_of_the_readme_runs(group, environment, tmp_path):
     if not (ROOT / ".venv" / "installed").exists():
         pytest.skip("needs the environment of scripts/test.sh")
-    for command in blocks()[block]:
+    for command in group:
         if "experiments.bench" in command and command.split()[3] in test_bench.NAMES:
             continue  # run there
         short = shortened(command, tmp_path)

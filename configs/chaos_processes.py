@@ -34,7 +34,7 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.sync.pull_timeout, config.sync.silence_timeout, config.sync.resend_timeout = 2.0, 3.0, 2.0
     config.remote.restarts = 100_000  # times that one process is started again
     config.remote.longest_backoff = 0.5  # seconds until it is, and between two tries to connect
-    config.remote.spares = 0 if preset == "quick" else 2  # compiled processes that take a dead learner's place
+    config.remote.spares = 0 if preset == "quick" else 2  # processes that take a dead learner's place
     config.remote.keepalive = 2.0  # seconds without a sign, until a partition is noticed
     config.eval.every = 0
     config.sample.tokens = 0

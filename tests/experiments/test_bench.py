@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "restart", "tape")
+NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "tape")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, pytest.param("restart", marks=pytest.mark.slow)])
 def test_a_quick_benchmark_writes_its_rows(name, programs, tmp_path):
     path = tmp_path / "bench.json"
     done = programs.run("bench", name, "--quick", f"--output={path}")

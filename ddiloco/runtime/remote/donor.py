@@ -23,7 +23,7 @@ from ddiloco.runtime.remote import wire
 from ddiloco.runtime.remote import wire_pb2 as pb
 from ddiloco.runtime.remote.event_messages import LARGEST
 from ddiloco.runtime.remote.payload import chunks, payload_bytes, receive
-from ddiloco.runtime.remote.security import Security
+from ddiloco.runtime.remote.security import Security, check_reach
 from ddiloco.runtime.remote.wire import WireError, parse
 from ddiloco.runtime.syncer import host_arrays
 from ddiloco.tape.entries import InnerOrigin
@@ -64,7 +64,12 @@ class Donor:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     def start(self, host: str) -> int:
-        """Listens on a free port of this host; the port. Raises ConfigError if the host cannot be had."""
+        """Listens on a free port of this host; the port.
+
+        Raises:
+          ConfigError: the host cannot be had, or is beyond the loopback without token and TLS.
+        """
+        check_reach(f"{host}:0", self._security)
         port = self._security.listen(self._server, f"{host}:0")
         self._server.start()
         return port

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.config import ConfigError
 from ddiloco.observe import records
 from ddiloco.runtime.delivery import InnerState, InnerStateWanted
 from ddiloco.runtime.remote import inner_files
@@ -116,6 +117,14 @@ def test_what_does_not_fit_is_refused(given, why):
 def test_another_optimizer_s_state_is_refused_before_it_travels():
     with Steps(state(1)) as donor, pytest.raises(WireError, match="another inner optimizer"):
         ask(donor.address, inner=InnerFormat(LEAVES[:2]))
+
+
+def test_beyond_the_loopback_a_donor_asks_for_a_token_as_the_syncer_does():
+    with pytest.raises(ConfigError, match="can be reached from other machines"):
+        Donor(Security(), 20.0).start("0.0.0.0")
+    donor = Donor(Security(token="t" * 32), 20.0)
+    assert donor.start("0.0.0.0")
+    donor.stop()
 
 
 def test_without_the_token_there_is_no_donation():

@@ -16,6 +16,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from ddiloco.runtime.remote.fork_server import Child, ForkServer
+
+WAYS = ("restart", "restart_forked", "restart_spare")
 LEARNERS, VICTIM = 3, 1
 PATIENCE = 300.0
 SETTINGS = (
@@ -46,9 +49,10 @@ def run(quick: bool = False) -> list[dict]:
     """Three learners and a syncer as processes of this machine; one is killed, and comes back, in turn.
 
     Returns:
-      Two rows, in seconds from the start of the new process (`restart_spare`: from the word to a compiled
-      spare) to the first merge that its contribution is in: `measured`. `reference`: a process that imports
-      and compiles the same, with the same learners beside it, and does nothing more. `limit`: an interpreter
+      Three rows, in seconds from the start of the new process to the first merge that its contribution is
+      in: `measured`. `restart` is started by hand, `restart_forked` as driver=remote starts it, and
+      `restart_spare` counts from the word to a compiled spare. `reference`: a process that imports and
+      compiles the same, with the same learners beside it, and does nothing more. `limit`: an interpreter
       that imports jax. `gap_steps`: the longest gap between two steps of a survivor, from the kill to that
       merge, in its median steps.
     """
@@ -56,13 +60,13 @@ def run(quick: bool = False) -> list[dict]:
         job = _Job(pathlib.Path(folder), (*SETTINGS, *(SMALL if quick else ())))
         try:
             job.start()
-            found: dict[str, list[tuple[float, float]]] = {"restart": [], "restart_spare": []}
+            found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
             bare, imports = [], []
             for _ in range(1 if quick else 5):
                 bare.append(job.seconds_of([sys.executable, "-c", BARE, *job.settings]))
                 imports.append(job.seconds_of([sys.executable, "-c", "import jax"]))
                 for name in found:
-                    found[name].append(job.replace(spare=name == "restart_spare"))
+                    found[name].append(job.replace(name))
         finally:
             job.end()
     reference, limit = statistics.median(bare), statistics.median(imports)
@@ -88,7 +92,8 @@ class _Job:
         self._folder = folder
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._address = f"127.0.0.1:{listening.getsockname()[1]}"
-        self._learners: dict[int, subprocess.Popen] = {}
+        self._learners: dict[int, subprocess.Popen | Child] = {}
+        self._forks = ForkServer()
         self._others: list[subprocess.Popen] = []
 
     def start(self) -> None:
@@ -104,9 +109,9 @@ class _Job:
         subprocess.run(command, check=True, cwd=_root(), env=self._environment(), stdout=subprocess.DEVNULL)
         return time.monotonic() - begun
 
-    def replace(self, spare: bool) -> tuple[float, float]:
+    def replace(self, way: str) -> tuple[float, float]:
         """Kills the victim; seconds from its successor's start to the merge, and survivors' longest gap."""
-        ready = self._spare() if spare else None
+        ready = self._spare() if way == "restart_spare" else None
         before = {m: len(self._steps(m)) for m in range(LEARNERS) if m != VICTIM}
         self._until(lambda: all(len(self._steps(m)) > n + 20 for m, n in before.items()))
         killed_at = time.time()
@@ -114,8 +119,10 @@ class _Job:
         self._learners[VICTIM].wait()
         self._until(lambda: all(self._steps(m)[-1] > killed_at + 3.0 for m in before))
         begun = time.time()
-        if ready is None:
+        if way == "restart":
             self._learners[VICTIM] = self._learner(VICTIM)
+        elif way == "restart_forked":
+            self._learners[VICTIM] = self._forked()
         else:
             self._learners[VICTIM] = ready
             ready.stdin.write(f"{VICTIM} {self._address}\n".encode())
@@ -132,6 +139,7 @@ class _Job:
 
     def end(self) -> None:
         """Ends all processes."""
+        self._forks.stop()
         for process in (*self._others, *self._learners.values()):
             process.kill()
             process.wait()
@@ -150,10 +158,18 @@ class _Job:
     def _learner(self, m: int) -> subprocess.Popen:
         return self._program("learner", f"--syncer={self._address}", f"--learner_id={m}")
 
-    def _program(self, name: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen:
+    def _forked(self) -> Child:
+        command = self._command("learner", f"--syncer={self._address}", f"--learner_id={VICTIM}")
+        with open(os.devnull) as nothing:
+            return self._forks.start(command, self._environment(), nothing.fileno(), piped=False)
+
+    def _command(self, name: str, *arguments: str) -> list[str]:
         program = [sys.executable, "-m", f"experiments.{name}", "--config=configs/dense.py:tiny"]
+        return [*program, *self.settings, f"--workdir={self._folder}", *arguments]
+
+    def _program(self, name: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen:
         return subprocess.Popen(
-            [*program, *self.settings, f"--workdir={self._folder}", *arguments],
+            self._command(name, *arguments),
             cwd=_root(),
             env=self._environment(),
             stdin=stdin if stdin is not None else subprocess.DEVNULL,

@@ -37,11 +37,14 @@ def main(_) -> int:
     stop, received = ending.stop_on_signals()
     process = LearnerProcess(experiment, security)
     if _SPARE.value:
+        roles.name_process("spare")
         process.compile()
         words = sys.stdin.readline().split()
         if not words:  # the run has ended without need of it
             return 0
         learner, address = int(words[0]), check_address(words[1], "syncer")
+
+    roles.name_process(f"learner {learner}")
 
     def note(line) -> None:
         print(f"learner {learner}: {line}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 
-from absl import flags
+from absl import command_name, flags
 
 
 def define_security() -> None:
@@ -32,6 +32,11 @@ def begin():
     return load_security(flags.FLAGS.token_file, flags.FLAGS.tls)
 
 
+def name_process(name: str) -> None:
+    """What `ps` and `top` list this process as; forked ones have the command line of the fork server."""
+    command_name.set_kernel_process_name(name)
+
+
 def run_all(
     experiment,
     config: list[str],
@@ -48,6 +53,7 @@ def run_all(
     from ddiloco.runtime.remote import supervisor
 
     learners = experiment.sync.num_learners
+    forks = _fork_server()  # it imports while the rest is made ready
     address = f"127.0.0.1:{_free_port()}"
     with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder:
         token = pathlib.Path(folder) / "token"
@@ -90,9 +96,18 @@ def run_all(
             for n in range(experiment.remote.spares)
         ]
         watched = supervisor.Supervisor(
-            syncer, roles, experiment.remote, _tell, observe=observe, spares=spares
+            syncer, roles, experiment.remote, _tell, observe=observe, spares=spares, forks=forks
         )
         return watched.run(stop)
+
+
+def _fork_server():
+    from ddiloco.runtime.remote import fork_server
+
+    try:
+        return fork_server.ForkServer()
+    except fork_server.ForkError:  # elsewhere than on Linux
+        return None
 
 
 def _free_port() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import pathlib
 import sys
 
@@ -28,7 +27,6 @@ roles.define_security()
 
 def main(_) -> int:
     security = roles.begin()
-    os.environ["JAX_PLATFORMS"] = "cpu"  # whatever accelerators there are, they are for learners
     from ddiloco.runtime import platform
     from ddiloco.runtime.durable import DurableStateError
     from ddiloco.runtime.experiment import parse
@@ -42,6 +40,8 @@ def main(_) -> int:
     address = check_address(_LISTEN.value, "listen")
     check_reach(address, security)
     platform.prepare()
+    platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
+    roles.name_process("syncer")
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
     stop, received = ending.stop_on_signals()
     runner = functools.partial(

@@ -30,6 +30,12 @@ def prepare(cache: bool = True, keep_memory: bool = True) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
+def compute_on_cpu() -> None:
+    """Has JAX use the CPU alone, whatever accelerators there are."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")
+
+
 def warn_unless_prepared() -> None:
     """Warns if learners on CPU devices would starve the syncer."""
     if jax.default_backend() == "cpu" and jax.config.read("jax_cpu_enable_async_dispatch"):

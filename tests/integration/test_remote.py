@@ -29,17 +29,16 @@ def steps_of(workdir, learner):
 
 
 def processes_of(parent):
-    """By module, learner_id or role: the processes that a parent has started."""
+    """By learner number or role: the processes that a parent has started."""
     found = {}
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            words = (path / "cmdline").read_text().split("\0")
+            name = (path / "comm").read_text().strip()
             ancestor = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-        if ancestor == parent.pid:
-            name = next((w.partition("=")[2] for w in words if w.startswith("--learner_id=")), "syncer")
-            found[name] = int(path.name)
+        if ancestor == parent.pid and name.startswith(("learner ", "syncer")):
+            found[name.removeprefix("learner ")] = int(path.name)
     return found
 
 

@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from ddiloco.runtime.remote.fork_server import Child, ForkError, ForkServer
 from ddiloco.runtime.remote.lifeline import Lifeline
 from ddiloco.runtime.remote.settings import RemoteConfig, backoff
 
 POLL = 0.1  # seconds
 LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
-SPARE_SECONDS = 5.0  # that a spare's process gets before another spare is made
+SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # a process that has lived so long has its failures forgotten
 USAGE_ERROR = 2
 
@@ -40,7 +41,7 @@ class Role:
     environment: Mapping[str, str]
     again: Sequence[str] = ()
     alone: Sequence[str] = ()  # added where all learners have left after their last step
-    process: subprocess.Popen | None = None
+    process: subprocess.Popen | Child | None = None
     failures: int = 0  # in a row
     started_at: float = 0.0
     due_at: float | None = None  # when to start it; None: it runs, or never will again
@@ -65,11 +66,13 @@ class Supervisor:
         late_seconds: float = LATE_SECONDS,
         observe: Observe = lambda name, pid, code: None,
         spares: Sequence[Role] = (),
+        forks: ForkServer | None = None,
     ) -> None:
         """`tell` takes a line on each death; learners have `late_seconds` to follow the syncer.
 
-        `spares` wait to take the place of a learner that dies.
+        `spares` wait to take the place of a learner that dies; `forks` starts processes faster.
         """
+        self._forks = forks
         self._spares = list(spares)
         self._late_seconds, self._observe = late_seconds, observe
         self._syncer, self._learners = syncer, learners
@@ -159,16 +162,27 @@ class Supervisor:
             again = (*again, *role.alone)
         command = [*role.command, *again, f"--lifeline={self._lifeline.fd}"]
         role.started_at, role.due_at = time.monotonic(), None
-        role.process = subprocess.Popen(
-            command,
-            env=dict(role.environment),
-            pass_fds=(self._lifeline.fd,),
-            stdin=subprocess.PIPE if role in self._spares else subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is for the parent, which passes it on in order
-        )
+        role.process = self._launch(role, command, piped=role in self._spares)
         if role not in self._spares:  # which are nobody yet
             role.observed = False
             self._observe(role.name, role.process.pid, None)
+
+    def _launch(self, role: Role, command: Sequence[str], piped: bool) -> subprocess.Popen | Child:
+        """Forked where that can be, else started from nothing."""
+        if self._forks is not None:
+            try:
+                return self._forks.start(command, role.environment, self._lifeline.fd, piped)
+            except ForkError as error:
+                self._tell(f"processes start slower from now on: {error}")
+                self._forks.stop()
+                self._forks = None
+        return subprocess.Popen(
+            command,
+            env=dict(role.environment),
+            pass_fds=(self._lifeline.fd,),
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is for the parent, which passes it on in order
+        )
 
     def _tell_end(self, role: Role) -> None:
         if not role.observed and role.process.poll() is not None:
@@ -200,6 +214,8 @@ class Supervisor:
                 role.process.kill()
                 role.process.wait()
             self._tell_end(role)
+        if self._forks is not None:
+            self._forks.stop()
         self._lifeline.cut()
         os.close(self._lifeline.fd)
 

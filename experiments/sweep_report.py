@@ -33,26 +33,32 @@ def report(rows: Sequence[Mapping[str, Any]], sweep: Sweep) -> str:
 def means_table(rows: Sequence[Mapping[str, Any]], sweep: Sweep) -> str:
     """A Markdown table of each point's figures, mean ± standard deviation over seeds, in the sweep's order.
 
-    Where there is a baseline, `gap` is how much higher the loss is than the baseline's, seed by seed.
+    Where there is a baseline, `gap` is how much higher the loss is than the baseline's, seed by seed; where
+    there are several lengths of it, `same loss at` is the part of the tokens with which it has that loss.
     """
     axes = sweep.axes()
+    points = series.groups(rows, axes)
+    matching = [series.tokens_to_match(g, rows, sweep.baseline) if sweep.baseline else [] for g in points]
+    matched = any(value != 1 for values in matching for value in values)
     measures = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
     head = [
         *axes.lines,
         *([axes.x] if axes.x else []),
         "runs",
         *(["gap"] if sweep.baseline else []),
+        *(["same loss at"] if matched else []),
         *measures,
     ]
     cells = []
-    for group in series.groups(rows, axes):
+    for group, match in zip(points, matching, strict=True):
         settings = [str(group.rows[0].get(name, "")) for name in head[: len(axes.lines) + bool(axes.x)]]
         gap = []
         if sweep.baseline:
             gap = [100 * value for value in series.gaps(group, rows, axes, sweep.baseline, "eval_loss")]
             gap = [_spread(gap, "+.2f", "%")]
+        share = [_spread([100 * value for value in match], ".0f", "%")] if matched else []
         figures = [_spread(group.values(name)) for name in measures]
-        cells.append([*settings, str(len(group.rows)), *gap, *figures])
+        cells.append([*settings, str(len(group.rows)), *gap, *share, *figures])
     return runs.markdown(head, cells)
 
 

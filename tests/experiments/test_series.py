@@ -157,3 +157,30 @@ def test_what_is_no_sweep_is_told_in_one_line(text, baseline, told, tmp_path):
     with pytest.raises(cli.UsageError) as caught:
         grid.load(text.replace("FILE", f"{tmp_path}/s.py"), baseline)
     assert told in str(caught.value)
+
+
+def test_the_tokens_with_which_the_baseline_has_a_loss_lie_on_its_curve_in_logarithms():
+    def row(kind, steps, seed, loss):
+        return {"kind": kind, "steps": steps, "seed": seed, "eval_loss": loss, "tokens_total": 10 * steps}
+
+    curve = {100: 4.0, 200: 2.0, 400: 1.0}  # in each doubling to a half, but for the seed's factor
+    rows = [row("base", t, seed, loss * (1 + seed)) for t, loss in curve.items() for seed in (0, 1)]
+    rows += [row("new", 400, 0, 2**0.5), row("new", 400, 1, 4.0)]
+    rows += [row("new", 200, 0, 9.0), row("new", 200, 1, 1.0)]
+    axes, baseline = series.Axes("steps", ("kind",)), {"kind": "base"}
+    found = {(g.line, g.x): series.tokens_to_match(g, rows, baseline) for g in series.groups(rows, axes)}
+    assert found["new", 400] == pytest.approx([2**-0.5, 0.5])
+    assert found["new", 200] == []  # 9 is above all, and 1 below all of the other seed's
+    assert found["base", 200] == pytest.approx([1.0, 1.0])
+
+
+def test_the_table_tells_with_which_tokens_the_baseline_has_the_same_loss_where_it_has_several_lengths():
+    def row(kind, steps, loss):
+        return {"kind": kind, "steps": steps, "seed": 0, "eval_loss": loss, "tokens_total": steps}
+
+    rows = [row("base", 100, 4.0), row("base", 400, 1.0), row("new", 400, 2.0)]
+    points = [{name: r[name] for name in ("kind", "steps", "seed")} for r in rows]
+    told = sweep_report.means_table(rows, grid.Sweep(points, {"kind": "base"}))
+    assert "| same loss at |" in told and "| new | 400 | 1 | +100.00% | 50% |" in told
+    points, rows = points[1:], rows[1:]
+    assert "same loss" not in sweep_report.means_table(rows, grid.Sweep(points, {"kind": "base"}))

@@ -25,6 +25,7 @@ from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.remote.donor import Donor, InnerFormat, fetch
 from ddiloco.runtime.remote.security import Security
 from experiments.bench_learner import experiment
+from experiments.bench_row import row
 
 PATIENCE = 120.0
 
@@ -69,17 +70,16 @@ def run(quick: bool = False) -> list[dict]:
     rate = {key: 1 / statistics.median(itertools.chain.from_iterable(gaps[key])) for key in gaps}
     worst = {key: statistics.median(map(max, gaps[key])) for key in gaps}
     return [
-        {
-            "name": "donation",
-            "ratio": rate[True] / rate[False],
-            "reference": rate[False],
-            "measured": rate[True],
-            "limit": limit,
-            "unit": "steps/s",
-            "donations": taken,
-            "donation_mb": inner.bytes / 1e6,
-            "slowest_step_ratio": worst[True] / worst[False],
-        }
+        row(
+            "donation",
+            rate[True],
+            rate[False],
+            limit,
+            "steps/s",
+            donations=taken,
+            donation_mb=inner.bytes / 1e6,
+            slowest_step_ratio=worst[True] / worst[False],
+        )
     ]
 
 

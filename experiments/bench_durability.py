@@ -17,6 +17,7 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.messages import RoundId
 from ddiloco.runtime.durable import DurableState
+from experiments.bench_row import row
 
 NUM_LEARNERS = 8
 
@@ -37,20 +38,9 @@ def run(quick: bool = False) -> list[dict]:
     speed = {name: gigabytes / seconds[name] for name in ("commit", "synced", "written")}
     rounds = {name: 1 / seconds[name] for name in ("durable_round", "merge")}
     return [
-        _row("durability", speed["commit"], speed["synced"], speed["written"], "GB/s"),
-        _row("durable_round", rounds["durable_round"], rounds["merge"], rounds["merge"], "rounds/s"),
+        row("durability", speed["commit"], speed["synced"], speed["written"], "GB/s"),
+        row("durable_round", rounds["durable_round"], rounds["merge"], rounds["merge"], "rounds/s"),
     ]
-
-
-def _row(name: str, measured: float, reference: float, limit: float, unit: str) -> dict:
-    return {
-        "name": name,
-        "ratio": measured / reference,
-        "reference": reference,
-        "measured": measured,
-        "limit": limit,
-        "unit": unit,
-    }
 
 
 def _candidates(folder: pathlib.Path, shape: tuple[int, int]) -> dict[str, Callable[[], object]]:

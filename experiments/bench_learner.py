@@ -14,6 +14,7 @@ from ddiloco.runtime.experiment import Experiment, parse
 from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.local import run_local
 from experiments import cli
+from experiments.bench_row import row
 
 PAIRS, STEPS = 4, 96
 
@@ -33,16 +34,10 @@ def run(quick: bool) -> list[dict]:
             measure()
     reference, measured = statistics.median(bare), statistics.median(decoupled)
     ratios = [b / a for a, b in zip(bare, decoupled, strict=True)]
+    limit = reference  # a learner cannot be faster than its bare step loop
+    unit = "tokens/s of all learners"
     return [
-        {
-            "name": "learner",
-            "ratio": statistics.median(ratios),
-            "reference": reference,
-            "measured": measured,
-            "limit": reference,  # a learner cannot be faster than its bare step loop
-            "unit": "tokens/s of all learners",
-            "ratios": ratios,
-        }
+        row("learner", measured, reference, limit, unit, ratio=statistics.median(ratios), ratios=ratios)
     ]
 
 

@@ -30,6 +30,7 @@ from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.shelf import Shelf
 from ddiloco.runtime.syncer import SyncerWorker
 from ddiloco.runtime.transfer import Snapshot
+from experiments.bench_row import row
 
 PATIENCE = 120.0
 LEARNERS = (2, 16)
@@ -48,8 +49,7 @@ def run(quick: bool = False) -> list[dict]:
     peaks = {learners: _peak(learners, width) / 1e6 for learners in LEARNERS}
     few, many = (peaks[learners] for learners in LEARNERS)
     size = sum(_layout(width).bytes) / 1e6
-    row = {"name": "memory", "ratio": many / few, "reference": few, "measured": many, "limit": size}
-    return [{**row, "unit": "MB", "model_mb": size}]
+    return [row("memory", many, few, size, "MB", model_mb=size)]
 
 
 def _layout(width: int) -> FragmentLayout:

@@ -19,6 +19,7 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.outer.merging import MERGE_RULES
 from ddiloco.outer.optimizer import OuterConfig
+from experiments.bench_row import row
 
 NUM_LEARNERS = 8
 REFERENCE = "plain_average"
@@ -44,14 +45,7 @@ def run(quick: bool = False) -> list[dict]:
     seconds = _medians(_candidates(shape), repetitions=3 if quick else 21)
     speed = {name: payload / median for name, median in seconds.items()}
     return [
-        {
-            "name": name,
-            "ratio": speed[name] / speed[REFERENCE],
-            "reference": speed[REFERENCE],
-            "measured": speed[name],
-            "limit": speed[LIMIT],
-            "unit": "GB/s",
-        }
+        row(name, speed[name], speed[REFERENCE], speed[LIMIT], "GB/s")
         for name in sorted(speed, key=lambda name: name != "rda")  # the one that is hard to make fast, first
         if name not in (REFERENCE, LIMIT)
     ]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from ddiloco.runtime.remote.fork_server import Child, ForkServer
+from experiments.bench_row import row
 
 WAYS = ("restart", "restart_forked", "restart_spare")
 LEARNERS, VICTIM = 3, 1
@@ -71,15 +72,14 @@ def run(quick: bool = False) -> list[dict]:
             job.end()
     reference, limit = statistics.median(bare), statistics.median(imports)
     return [
-        {
-            "name": name,
-            "ratio": statistics.median(s for s, _ in results) / reference,
-            "reference": reference,
-            "measured": statistics.median(s for s, _ in results),
-            "limit": limit,
-            "unit": "s",
-            "gap_steps": max(gap for _, gap in results),
-        }
+        row(
+            name,
+            statistics.median(seconds for seconds, _ in results),
+            reference,
+            limit,
+            "s",
+            gap_steps=max(gap for _, gap in results),
+        )
         for name, results in found.items()
     ]
 

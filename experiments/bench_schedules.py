@@ -11,6 +11,7 @@ import time
 from ddiloco.chaos.ledger import Violation
 from ddiloco.chaos.schedules import RandomSchedule, draw_plan, explore
 from ddiloco.virtual.calendar import Calendar
+from experiments.bench_row import row
 
 SAMPLED = 10  # of so many schedules one also runs for the reference and for the limit
 
@@ -51,7 +52,7 @@ def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -
     spent = time.process_time() - started
     print(f"{count} schedules, {events} events in {spent:.0f} s: every rule held after every event")
     amounts = {"schedules/s": sampled, "events/s": sampled_events}
-    return [_row(unit, amount, seconds) for unit, amount in amounts.items()]
+    return [_speeds(unit, amount, seconds) for unit, amount in amounts.items()]
 
 
 def replay(seed: int) -> None:
@@ -73,16 +74,10 @@ def replay(seed: int) -> None:
     print(f"seed {seed}: every rule held after each of {schedule.events} events")
 
 
-def _row(unit: str, amount: int, seconds: dict[str, float]) -> dict:
+def _speeds(unit: str, amount: int, seconds: dict[str, float]) -> dict:
     speed = {name: amount / spent for name, spent in seconds.items()}
-    return {
-        "name": "schedules" if unit == "schedules/s" else "schedule_events",
-        "ratio": speed["checked"] / speed["unchecked"],
-        "reference": speed["unchecked"],
-        "measured": speed["checked"],
-        "limit": speed["bare"],
-        "unit": unit,
-    }
+    name = "schedules" if unit == "schedules/s" else "schedule_events"
+    return row(name, speed["checked"], speed["unchecked"], speed["bare"], unit)
 
 
 def _timed(call) -> float:

@@ -20,6 +20,7 @@ from ddiloco.runtime.taping import Tapes
 from ddiloco.tape.entries import Committed
 from ddiloco.tape.reading import read_run
 from experiments import bench_learner
+from experiments.bench_row import row
 
 ALLOWED_BYTES = 1024.0  # of all tapes, a round and learner
 ALLOWED_SHARE = 0.01  # of a step
@@ -39,21 +40,10 @@ def run(quick: bool = False) -> list[dict]:
     tape = _tape(assembly, 200 if quick else 4000)
     size = _bytes(assembly)
     return [
-        _row("tape", 1e6 * tape, 1e6 * plain, 1e6 * plain * ALLOWED_SHARE, "us a step"),
-        _row("tape_bytes", size, ALLOWED_BYTES, ALLOWED_BYTES, "bytes a round and learner"),
-        _row("sdc_check", 1e3 * checked, 1e3 * plain, 2e3 * plain, "ms a step"),
+        row("tape", 1e6 * tape, 1e6 * plain, 1e6 * plain * ALLOWED_SHARE, "us a step"),
+        row("tape_bytes", size, ALLOWED_BYTES, ALLOWED_BYTES, "bytes a round and learner"),
+        row("sdc_check", 1e3 * checked, 1e3 * plain, 2e3 * plain, "ms a step"),
     ]
-
-
-def _row(name: str, measured: float, reference: float, limit: float, unit: str) -> dict:
-    return {
-        "name": name,
-        "ratio": measured / reference,
-        "reference": reference,
-        "measured": measured,
-        "limit": limit,
-        "unit": unit,
-    }
 
 
 def _steps(assembly: Assembly, count: int) -> tuple[float, float]:

@@ -31,6 +31,7 @@ from ddiloco.runtime.remote.settings import RemoteConfig
 from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.shelf import Shelf
 from ddiloco.runtime.transfer import Snapshot
+from experiments.bench_row import row
 
 PATIENCE = 60.0
 CONFIG = RemoteConfig()
@@ -56,15 +57,7 @@ def run(quick: bool = False) -> list[dict]:
     raw.close()
     child.join(PATIENCE)
     speed = {kind: 2 * size / statistics.median(taken) / 1e9 for kind, taken in seconds.items()}
-    row = {
-        "name": "wire",
-        "ratio": speed["wire"] / speed["raw"],
-        "reference": speed["raw"],
-        "measured": speed["wire"],
-        "limit": _copy_speed(size),
-        "unit": "GB/s",
-    }
-    return [row]
+    return [row("wire", speed["wire"], speed["raw"], _copy_speed(size), "GB/s")]
 
 
 def _formats(size: int) -> tuple[ArrayFormat, ...]:

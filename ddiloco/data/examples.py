@@ -9,6 +9,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from ddiloco.data.dealing import DealtStream
 from ddiloco.data.errors import DataError
 from ddiloco.data.packing import Batch
 from ddiloco.data.pipeline import Batches, check_shards, shard_seed
@@ -71,13 +72,18 @@ def make_example_batches(
             f"{config.name} has {len(source)} images in split {config.train_split}, too few for "
             f"{num_shards} shards; use fewer learners or a larger split"
         )
-    streams = {}
-    for shard in shards:
+
+    def by_itself(shard: int, num_shards: int) -> Callable[[int], Example]:
         records = grain.MapDataset.source(source)[shard::num_shards]
         order = records.shuffle(seed=shard_seed(seed, shard)) if config.shuffle else records
-        examples = order.repeat().random_map(made_of(records), seed=shard_seed(seed, shard))
-        streams[shard] = Examples(examples.__getitem__, config.threads)
+        return order.repeat().random_map(made_of(records), seed=shard_seed(seed, shard)).__getitem__
+
+    def stacked(example: Callable[[int], tuple[Example, int]]) -> Examples:
+        return Examples(lambda number: example(number)[0], config.threads)
+
+    streams = {shard: DealtStream(by_itself, stacked, shard, num_shards, len(source)) for shard in shards}
     same = {
+        "records": len(source),
         "split": config.train_split,
         "shuffle": config.shuffle,
         "seed": seed,

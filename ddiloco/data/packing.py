@@ -96,6 +96,7 @@ class RowStream:
     @position.setter
     def position(self, position: tuple[int, int]) -> None:
         self._document, self._offset = position
+        self._held = None
 
     def take(self, count: int) -> Batch:
         """The next `count` rows, each array (count, L) int32.

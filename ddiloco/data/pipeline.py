@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grain
 import numpy as np
 
 from ddiloco.config import ConfigError
+from ddiloco.data.dealing import DealtStream, Stream, share
 from ddiloco.data.errors import DataError
 from ddiloco.data.packing import Batch, InterleavedRows, join, rows, windows
 from ddiloco.data.settings import DataConfig
@@ -54,17 +55,29 @@ def make_batches(
             f"{config.name} has {len(source)} documents in split {config.train_split}, too few for "
             f"{num_shards} shards; use fewer learners or a larger split"
         )
-    streams = {}
-    for shard in shards:
+
+    def by_itself(shard: int, num_shards: int) -> Callable[[int], np.ndarray]:
         documents = grain.MapDataset.source(source)[shard::num_shards]
-        epoch = len(documents)
         if config.shuffle:
             documents = documents.shuffle(seed=shard_seed(seed, shard))
-        documents = documents.repeat().map(_to_tokens(tokenizer))
-        lanes = min(config.interleave, epoch)
-        streams[shard] = InterleavedRows(documents.__getitem__, epoch, config.sequence_length, lanes)
+        return documents.repeat().map(_to_tokens(tokenizer)).__getitem__
+
+    def stream(shard: int) -> Stream:
+        lanes = min(config.interleave, share(len(source), shard, num_shards))
+
+        def packed(document: Callable[[int], tuple[np.ndarray, int]]) -> Stream:
+            def left_of(number: int) -> np.ndarray:
+                tokens, read = document(number)
+                return tokens[read:]
+
+            return InterleavedRows(left_of, len(source), config.sequence_length, lanes)
+
+        return DealtStream(by_itself, packed, shard, num_shards, len(source))
+
+    streams = {shard: stream(shard) for shard in shards}
     identity = {
         "data_set": source.full_name,
+        "records": len(source),
         "split": config.train_split,
         "text_feature": config.text_feature,
         "tokenizer": tokenizer.fingerprint,
@@ -74,16 +87,6 @@ def make_batches(
         "num_shards": num_shards,
     }
     return Batches(streams, batch_size // len(shards), identity, config.prefetch)
-
-
-class Stream(Protocol):
-    """The endless rows of one shard."""
-
-    position: Any
-    """Where the next row is, in JSON values; setting it goes there."""
-
-    def take(self, count: int) -> Batch:
-        """The next `count` rows, each array (count, ...)."""
 
 
 class Batches(Iterator[Batch]):

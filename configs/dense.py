@@ -96,6 +96,12 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
     config.tape = ConfigDict()
     config.tape.enabled = True  # learners and syncer write down what they are told, for experiments.replay
+
+    config.snapshot = ConfigDict()  # of the whole run, to resume from
+    config.snapshot.every = 0  # global steps between two; 0: none
+    config.snapshot.keep = 2  # complete ones that are kept
+    config.snapshot.timeout = 120.0  # seconds until one that is not complete is given up
+    config.resume = False  # go on from the newest complete snapshot in the workdir
     return config
 
 

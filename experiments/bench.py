@@ -11,7 +11,18 @@ from absl import flags
 
 from experiments import cli
 
-NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "restart", "tape", "schedules")
+NAMES = (
+    "learner",
+    "merge",
+    "wire",
+    "durability",
+    "donation",
+    "memory",
+    "restart",
+    "snapshot",
+    "tape",
+    "schedules",
+)
 
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the rows to this JSON file.")
 _QUICK = flags.DEFINE_bool(

@@ -7,6 +7,7 @@ import multiprocessing
 import queue
 import statistics
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,6 +25,7 @@ from ddiloco.runtime.learner import LearnerWorker
 from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.remote.donor import Donor, InnerFormat, fetch
 from ddiloco.runtime.remote.security import Security
+from ddiloco.runtime.snapshots.recording import LearnerRecording
 from experiments.bench_learner import experiment
 from experiments.bench_row import row
 
@@ -44,7 +46,7 @@ def run(quick: bool = False) -> list[dict]:
     fragments = [take(assembly.layout, p, initial) for p in range(assembly.layout.num_fragments)]
     limit = _bare(equipment, fragments, 5 if quick else 40)
     inner = InnerFormat(equipment.program.inner_leaves)
-    learner = _Learner(equipment, fragments)
+    learner = SteppingLearner(equipment, fragments)
     donor = Donor(Security(), 20.0)
     port = donor.start("127.0.0.1")
     donor.attach(learner.worker.inbox, inner)
@@ -83,14 +85,16 @@ def run(quick: bool = False) -> list[dict]:
     ]
 
 
-class _Learner:
+class SteppingLearner:
     """A LearnerWorker that steps without a syncer."""
 
-    def __init__(self, equipment: Equipment, fragments: list[Any]) -> None:
+    def __init__(
+        self, equipment: Equipment, fragments: list[Any], recording: LearnerRecording | None = None
+    ) -> None:
         self._times: queue.SimpleQueue[float] = queue.SimpleQueue()
         policy = SyncPolicy(num_learners=1, num_fragments=len(fragments), interval=24)
         core = LearnerCore(0, 1, policy, None)
-        self.worker = LearnerWorker(core, equipment, lambda event: None, self._record)
+        self.worker = LearnerWorker(core, equipment, lambda event: None, self._record, recording=recording)
         self.worker.start()
         zeros = (0,) * len(fragments)
         self.worker.inbox.put(WelcomeDelivery(events.Welcomed(1, 0, zeros, zeros), fragments))
@@ -106,7 +110,17 @@ class _Learner:
         times = [self._times.get(timeout=PATIENCE) for _ in range(count + 1)]
         return [b - a for a, b in itertools.pairwise(times)]
 
+    def gaps_until(self, over: Callable[[], bool]) -> list[float]:
+        """Seconds between the steps that follow, the first from now on, until `over` holds after one."""
+        while not self._times.empty():
+            self._times.get()
+        times = [time.perf_counter()]
+        while not over():
+            times.append(self._times.get(timeout=PATIENCE))
+        return [b - a for a, b in itertools.pairwise(times)]
+
     def end(self) -> None:
+        """Ends its thread."""
         self.worker.inbox.put(Leave())
         self.worker.join(PATIENCE)
 

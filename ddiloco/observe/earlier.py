@@ -17,14 +17,16 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
     """Adds what the files of the earlier processes tell to the tally of this one.
 
     Steps, tokens, states and rounds are whole; losses of single steps are not kept in files, so that curves
-    begin anew. Counts of bytes, drops and evaluations are those of the last summary, 2 seconds old at most.
+    begin anew. Counts that no file has a line for, as of bytes, and the evaluations are those of the last
+    summary, 2 seconds old at most. Of a learner that the run no longer has only steps and tokens count.
     A line that cannot be read, as the last one after a crash, is passed over.
     """
     moments = []
     for line in _lines(workdir / "states.jsonl"):
         state = StateChanged(int(line["learner"]), State(line["state"]), line["time"], line["chips"])
-        tally.state_changed(state)
         moments.append(state.time)
+        if state.learner in tally.info.chips_by_learner:
+            tally.state_changed(state)
     for path in sorted((workdir / "learners").glob("*/steps.jsonl")):
         if path.parent.name.isdigit():
             for line in _lines(path):
@@ -35,6 +37,11 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
     summary = next(_lines(workdir / "summary.json", whole=True), {})
     tally.bytes_sent += int(summary.get("bytes_sent", 0))
     tally.bytes_received += int(summary.get("bytes_received", 0))
+    tally.skipped_steps += int(summary.get("skipped_steps", 0))
+    tally.rounds.skipped += int(summary.get("rounds_skipped", 0))
+    tally.rounds.abandoned += int(summary.get("rounds_abandoned", 0))
+    tally.snapshots += int(summary.get("snapshots", 0))
+    tally.snapshots_given_up += int(summary.get("snapshots_given_up", 0))
     tally.drops.update(summary.get("drops", {}))
     tally.inner_states.update(summary.get("inner_states", {}))
     if moments:

@@ -178,6 +178,8 @@ class Monitor:
                 self._files.round(record)
             case "recovered":
                 self._files.recovered(record)
+            case "snapshot_given_up":
+                self._say(f"snapshot {record.values.get('number')} given up: {record.values.get('reason')}")
             case "learner_lost" if not finished:
                 self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:

@@ -55,6 +55,8 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "bytes_sent": tally.bytes_sent,
         "bytes_received": tally.bytes_received,
         "inner_states": dict(sorted(tally.inner_states.items())),
+        "snapshots": tally.snapshots,
+        "snapshots_given_up": tally.snapshots_given_up,
         "drops": dict(sorted(tally.drops.items())),
         "failures": [
             {"learner": death.learner, "time": death.time, "traceback": death.traceback}

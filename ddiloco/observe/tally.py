@@ -73,6 +73,7 @@ class Tally:
         self.evaluations: list[Evaluated] = []
         self.drops: collections.Counter[str] = collections.Counter()
         self.inner_states: collections.Counter[str] = collections.Counter()  # by source
+        self.snapshots = self.snapshots_given_up = 0
         self.failures: list[LearnerDied] = []
         self.marks: list[tuple[int, int, bool]] = []  # step, learner, whether it came back (else it left)
         self.finished: set[int] = set()
@@ -145,6 +146,10 @@ class Tally:
                 self.drops[str(record.values.get("reason", "unknown"))] += 1
             case "recovered":
                 self.inner_states[str(record.values.get("inner_state", "unknown"))] += 1
+            case "snapshot":
+                self.snapshots += 1
+            case "snapshot_given_up":
+                self.snapshots_given_up += 1
             case "learner_lost" | "learner_silent":
                 self._mark(record.values["learner"], came_back=False)
             case "learner_ready" | "learner_returned":

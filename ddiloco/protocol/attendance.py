@@ -46,6 +46,10 @@ class Attendance:
         """Every learner ever seen with its newest incarnation, by learner number."""
         return self._members.incarnations()
 
+    def steps(self) -> dict[int, tuple[int, int]]:
+        """By learner that has told of a step: its newest incarnation, and the step."""
+        return self._members.steps()
+
     def done(self, m: Member) -> bool:
         """Whether the learner has come to the last step."""
         return self.total_steps is not None and m.step >= self.total_steps

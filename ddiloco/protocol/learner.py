@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 
 from ddiloco.protocol import actions, events
+from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.protocol.policy import SyncPolicy
@@ -13,7 +15,7 @@ from ddiloco.protocol.schedule import Schedule
 
 
 @dataclasses.dataclass
-class _Fragment:
+class FragmentWork:
     """What a learner knows of one fragment: the version it last applied and its work since then."""
 
     version: int
@@ -52,7 +54,7 @@ class LearnerCore:
         self._joined_step = 0
         self._welcomed_as: int | None = None  # incarnation whose welcome was adopted
         self._reported_step = -1
-        self._fragments: list[_Fragment] = []
+        self._fragments: list[FragmentWork] = []
         self._started: collections.deque[_StartedStep] = collections.deque()
 
     @property
@@ -77,6 +79,40 @@ class LearnerCore:
     def versions(self) -> tuple[int, ...]:
         """The version of each fragment that was last applied."""
         return tuple(fragment.version for fragment in self._fragments)
+
+    @property
+    def vector_clock(self) -> VectorClock:
+        """What the learner's state follows from, with the steps that the devices still work on."""
+        versions = {p: version for p, version in enumerate(self.versions) if version}
+        return VectorClock({self.learner: (self.incarnation, self.clock)}, versions)
+
+    @property
+    def fragments(self) -> tuple[FragmentWork, ...]:
+        """By fragment, what `resume` goes on from; copies."""
+        return tuple(map(dataclasses.replace, self._fragments))
+
+    def resume(self, clock: int, fragments: Sequence[FragmentWork]) -> list[actions.LearnerAction]:
+        """Takes up the state of an earlier process of the learner, then comes back with it as a returner.
+
+        What that process had offered is offered anew, since what lay on its shelf is lost.
+
+        Raises:
+          LocalProtocolError: the core has begun already, or the state is of another number of fragments.
+        """
+        if self.recovered or len(fragments) != self.policy.num_fragments:
+            raise LocalProtocolError(f"a state of {len(fragments)} fragments cannot be taken up")
+        self.clock = self._joined_step = self._reported_step = clock
+        self._fragments = [dataclasses.replace(f, offered=False) for f in fragments]
+        offered = [p for p, f in enumerate(fragments) if f.offered and f.steps]
+        for p in offered:
+            self._fragments[p].offered = True
+        contributions = [self._contribution(p) for p in offered]
+        return [
+            self._join(),
+            *map(actions.TakeSnapshot, contributions),
+            *map(actions.Publish, contributions),
+            actions.SendReport(self._report()),
+        ]
 
     def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
         """Takes one event, returns the actions that follow, in order.
@@ -113,7 +149,7 @@ class LearnerCore:
         self.clock = self._joined_step = event.step
         self._reported_step = -1
         merged = zip(event.versions, event.merged_steps, strict=True)
-        self._fragments = [_Fragment(version, step) for version, step in merged]
+        self._fragments = [FragmentWork(version, step) for version, step in merged]
         self._started = collections.deque(_StartedStep(None, ()) for _ in self._started)
         return [actions.AdoptAll(event.step, event.versions)]
 
@@ -188,7 +224,7 @@ class LearnerCore:
         fragment = self._fragments[event.fragment]
         if event.version <= fragment.version:
             return [actions.Drop(self.learner, "stale update")]
-        self._fragments[event.fragment] = _Fragment(event.version, event.step)
+        self._fragments[event.fragment] = FragmentWork(event.version, event.step)
         self.clock = max(self.clock, event.step)
         apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing)
         return [apply, *map(actions.SendReport, self._last_report())]

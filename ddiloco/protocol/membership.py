@@ -103,6 +103,10 @@ class Membership:
         """(learner, newest incarnation) of every learner ever seen, by learner number."""
         return tuple((m.learner, m.incarnation) for m in self._members.values())
 
+    def steps(self) -> dict[int, tuple[int, int]]:
+        """By learner of which a step is known: its newest incarnation, and the step."""
+        return {m.learner: (m.incarnation, m.step) for m in self._members.values() if m.step >= 0}
+
     def furthest(self) -> int:
         """The largest step that the newest incarnation of a learner, gone or not, has reported."""
         return max((m.step for m in self._members.values()), default=0)

@@ -6,6 +6,7 @@ import dataclasses
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.attendance import Attendance
+from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
 from ddiloco.protocol.membership import Member
@@ -96,6 +97,12 @@ class SyncerCore:
     def merged_steps(self) -> tuple[int, ...]:
         """By fragment, the global step of the round that made its version."""
         return self._merged.merged_steps
+
+    @property
+    def vector_clock(self) -> VectorClock:
+        """What the syncer's state follows from: what was merged, and what learners have reported."""
+        versions = {p: version for p, version in enumerate(self.versions) if version}
+        return VectorClock(self._attendance.steps(), versions)
 
     @property
     def live(self) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ class UpdateDelivery:
 
     event: events.UpdateArrived
     pieces: Pieces
+    epoch: int = 0  # snapshot after whose cut it was sent; 0: the channel keeps the order, or there is none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +65,21 @@ class InnerStateWanted:
 
 
 @dataclasses.dataclass(frozen=True)
+class SnapshotBegun:
+    """The syncer has recorded its state for this snapshot: the learner is to record its own.
+
+    Attributes:
+      number: of the snapshot.
+      versions: by fragment, those in the syncer's state; an update to a later one was sent after the cut.
+    """
+
+    number: int
+    versions: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Leave:
     """The run is over."""
 
 
-Delivery = WelcomeDelivery | Notice | UpdateDelivery | InnerStateWanted | Leave
+Delivery = WelcomeDelivery | Notice | UpdateDelivery | InnerStateWanted | SnapshotBegun | Leave

@@ -35,6 +35,11 @@ class Start(NamedTuple):
     state: SyncerState
     fragments: list[FragmentState]
 
+    def restore(self, model: GlobalModel) -> None:
+        """Has the model hold these fragments; raises ValueError if they are of another model or optimizer."""
+        for p, fragment in enumerate(self.fragments):
+            model.restore(p, fragment)
+
 
 class DurableState:
     """A folder of one run. `commit` is for the merging thread, `remember` for the syncer's."""
@@ -62,6 +67,18 @@ class DurableState:
         for p in range(self._layout.num_fragments):
             self._save(p, model.state(p), 0)
         array_file.replace(self.folder / _INCARNATIONS, [b"[]"])
+
+    def replace(self, start: Start) -> None:
+        """Writes what a run goes on from that begins elsewhere than at step 0.
+
+        Raises:
+          OSError: the disk refuses.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for p, fragment in enumerate(start.fragments):
+            self._save(p, fragment, start.state.merged_steps[p])
+        told = json.dumps(list(start.state.incarnations)).encode()
+        array_file.replace(self.folder / _INCARNATIONS, [told])
 
     def commit(self, merged: RoundId, model: GlobalModel) -> bool:
         """Makes a merged fragment durable; on a disk that refuses, waits and tries again, with an alarm.

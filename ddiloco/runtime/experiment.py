@@ -11,6 +11,7 @@ from ddiloco.models import MODELS, model_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.runtime.remote.settings import RemoteConfig
+from ddiloco.runtime.snapshots.settings import SnapshotConfig
 from ddiloco.runtime.virtual_settings import VirtualConfig
 from ddiloco.tape.settings import TapeConfig
 from ddiloco.tasks import TASKS
@@ -83,6 +84,8 @@ class Experiment:
     sample: Any = setting(None, "what is shown at the end; None where the task shows nothing")
     log: LogConfig = section(LogConfig)
     tape: TapeConfig = section(TapeConfig)
+    snapshot: SnapshotConfig = section(SnapshotConfig)
+    resume: bool = setting(False, "go on from the newest complete snapshot in the workdir")
 
     def __post_init__(self) -> None:
         learners = self.sync.num_learners
@@ -111,6 +114,11 @@ class Experiment:
             raise ValueError(f"driver: is {self.driver}, but elastic_data_parallel needs virtual")
         if self.algorithm in BASELINES and self.driver == "remote":
             raise ValueError(f"driver: is remote, but {self.algorithm} is one job, which needs local")
+        arrays = self.driver != "virtual" or self.virtual.arrays
+        if self.algorithm in BASELINES and not arrays and (self.snapshot.every or self.resume):
+            told = f"snapshot.every: is {self.snapshot.every}" if self.snapshot.every else "resume: is True"
+            wanted = 0 if self.snapshot.every else False
+            raise ValueError(f"{told}, but must be {wanted} for a baseline without arrays")
         if self.virtual.seconds is not None and (self.train.tokens is not None or self.driver != "virtual"):
             raise ValueError(
                 f"virtual.seconds: is {self.virtual.seconds:g}, but must be None where train.tokens is set "

@@ -22,16 +22,18 @@ from ddiloco.runtime.experiment import BASELINES, Experiment, to_json
 from ddiloco.runtime.local import run_local
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.rehearsal import run_without_arrays, with_steps
+from ddiloco.runtime.snapshots.resuming import newest_snapshot, trim_records
+from ddiloco.runtime.snapshots.store import Snapshot
 from ddiloco.runtime.virtual import run_virtual
 from ddiloco.runtime.virtual_baseline import run_virtual_baseline
 from ddiloco.runtime.virtual_fleet import check_fleet, chips_by_learner, lives
 from ddiloco.training.parameters import num_parameters
 from ddiloco.virtual.lives import write_trace
 
-Runner = Callable[[Assembly, Callable[[Any], None], threading.Event], Outcome]
+Runner = Callable[[Assembly, Callable[[Any], None], threading.Event, Snapshot | None], Outcome]
 
 DRIVERS: dict[str, Callable[..., Outcome]] = {"local": run_local, "virtual": run_virtual}
-BASELINE_DRIVERS: dict[str, Runner] = {"local": run_baseline, "virtual": run_virtual_baseline}
+BASELINE_DRIVERS: dict[str, Callable[..., Outcome]] = {"local": run_baseline, "virtual": run_virtual_baseline}
 
 
 class Result(NamedTuple):
@@ -58,10 +60,12 @@ def run_job(
       stop: ends it early.
       live: draw a progress line.
       runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
-      resume: whether this goes on with the run in the workdir, which otherwise is set aside.
+      resume: whether this process goes on where one that has died left the run in the workdir. Else, with
+        `experiment.resume`, the run goes on from its newest snapshot; without, what is there is set aside.
 
     Raises:
       ConfigError, DataError: found before anything was trained.
+      SnapshotError: the snapshot that the run goes on from has just been damaged.
     """
     virtual = experiment.driver == "virtual"
     if virtual:
@@ -79,14 +83,17 @@ def run_job(
             assembly.check_syncer()
     elif assembly is not None:
         assembly.check()
-    _write_settings(workdir, experiment, resume)
+    snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
+    if snapshot is not None:
+        trim_records(snapshot, workdir)
+    _write_settings(workdir, experiment, resume or snapshot is not None)
     monitor = Monitor(
         workdir,
         _run_info(experiment, assembly),
         live=live,
         log_every=experiment.log.every,
         clock=None if virtual else time.time,
-        resume=resume,
+        resume=resume or snapshot is not None,
     )
     monitor.start()
     extra: dict[str, Any] = {"finished": False}
@@ -94,9 +101,9 @@ def run_job(
     sample = None
     try:
         if runner is not None:
-            outcome = runner(assembly, monitor.queue.put, stop)
+            outcome = runner(assembly, monitor.queue.put, stop, snapshot)
         else:
-            outcome = _run(experiment, assembly, monitor.queue.put, stop, workdir)
+            outcome = _run(experiment, assembly, monitor.queue.put, stop, workdir, snapshot)
         extra = {
             "finished": outcome.finished,
             "interrupted": stop.is_set() and not outcome.finished,
@@ -121,16 +128,16 @@ def _run(
     record: Callable[[Any], None],
     stop: threading.Event,
     workdir: pathlib.Path | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Outcome:
     if assembly is None:
         if experiment.algorithm in BASELINES:
             return run_without_arrays(experiment, (), record, stop)
         layout = make_layout(experiment)
         encoded = encoded_bytes(layout, experiment.outer.codec)
-        return run_without_arrays(experiment, layout.bytes, record, stop, encoded)
-    if experiment.algorithm in BASELINES:
-        return BASELINE_DRIVERS[experiment.driver](assembly, record, stop)
-    return DRIVERS[experiment.driver](assembly, record, stop, workdir)
+        return run_without_arrays(experiment, layout.bytes, record, stop, encoded, workdir, snapshot)
+    drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
+    return drivers[experiment.driver](assembly, record, stop, workdir, snapshot)
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:

@@ -22,11 +22,14 @@ from ddiloco.runtime.delivery import (
     InnerStateWanted,
     Leave,
     Notice,
+    SnapshotBegun,
     UpdateDelivery,
     WelcomeDelivery,
 )
 from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
 from ddiloco.runtime.shelf import Shelf
+from ddiloco.runtime.snapshots.recording import LearnerRecording
+from ddiloco.runtime.snapshots.returning import ReturningLearner
 from ddiloco.runtime.transfer import Snapshot
 from ddiloco.tape.recorder import LearnerTape
 
@@ -69,13 +72,20 @@ class LearnerWorker:
         record: Callable[[Any], None],
         recovery: Recovery | None = None,
         tape: LearnerTape | None = None,
+        recording: LearnerRecording | None = None,
+        returning: ReturningLearner | None = None,
     ) -> None:
-        """`recovery` is None where no process of the learner follows another; `tape`, where none is kept."""
+        """`recovery` is None where no process of the learner follows another; `tape`, where none is kept.
+
+        `recording` is None where the learner is in no snapshots. `returning`: what a snapshot has of it, with
+        which it comes back; it counts its tokens on.
+        """
         self.core = core
         self.shelf = Shelf()
         self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self.tokens = 0  # trained on so far; written by this thread alone
         self.failure: str | None = None
+        self.joining = threading.Event()  # the syncer was asked, or told with what the learner comes back
         self._equipment = equipment
         self._to_syncer = to_syncer
         self._record = record
@@ -84,6 +94,10 @@ class LearnerWorker:
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._recovery = recovery
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
+        self._recording = recording
+        self._returning = returning
+        if returning is not None:
+            self.tokens = returning.tokens
         self._wanted: list[InnerStateWanted] = []
         self._leaving = False
         self._timeline = State.STARTING
@@ -101,7 +115,7 @@ class LearnerWorker:
     def _run(self) -> None:
         learner = self.core.learner
         try:
-            self._to_syncer(events.LearnerJoined(learner, self.core.incarnation))
+            self._join()
             while not self._leaving:
                 self._step_or_wait()
             self._finish_steps(leave=0)
@@ -115,6 +129,18 @@ class LearnerWorker:
             for wish in self._wanted:
                 wish.answer.cancel()
             self._tape.end()
+
+    def _join(self) -> None:
+        """Asks to take part; with what a snapshot has of the learner, where it does."""
+        returning, self._returning = self._returning, None
+        if returning is None:
+            self._to_syncer(events.LearnerJoined(self.core.learner, self.core.incarnation))
+            self.joining.set()
+            return
+        returning.load(self._arrays, self.core.policy.mixing)
+        for action in self.core.resume(returning.clock, returning.fragments):
+            self._perform(action)
+        self.joining.set()
 
     def _step_or_wait(self) -> None:
         """One pass: what has arrived, then a step if there may be one, else a wait for what arrives next."""
@@ -174,16 +200,29 @@ class LearnerWorker:
                 return arrived
             arrived = True
             match delivery:
+                case SnapshotBegun():
+                    self._record_state(delivery.number)
                 case WelcomeDelivery():
                     self._tell(delivery.event, fragments=delivery.fragments)
                 case Notice():
                     self._tell(delivery.event)
                 case UpdateDelivery():
+                    self._record_state(delivery.epoch)
                     self._tell(delivery.event, pieces=delivery.pieces)
                 case InnerStateWanted():
                     self._wanted.append(delivery)
                 case Leave():
                     self._leaving = True
+
+    def _record_state(self, number: int) -> None:
+        """Records the state for this snapshot, unless it is already; steps go on meanwhile.
+
+        Counters and arrays are both those of the last step that was handed out.
+        """
+        if self._recording is None or not self._recording.sees(number):
+            return
+        told = {"time": time.time(), "unfinished": len(self._in_flight), "tokens": self.tokens}
+        self._recording.record(self.core, self._arrays.state, told)
 
     def _donate(self) -> None:
         """Hands out a copy of the inner state to all whose versions are applied; steps go on meanwhile."""

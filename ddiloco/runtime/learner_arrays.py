@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -101,7 +102,8 @@ class TrainingArrays:
         The next update is taken to contain it. Where it does not, because the pull came too late or the
         syncer died, one encoding's error is lost and another is sent along in vain, and no more than that.
         """
-        self._left[fragment] = snapshot.residual
+        residual = snapshot.residual  # numpy, where the snapshot was read from a file
+        self._left[fragment] = self._equipment.transfer.place(fragment, residual) if residual else ()
 
     def apply(self, fragment: int, mixing: float, pieces: Pieces) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p.
@@ -127,10 +129,55 @@ class TrainingArrays:
         """Where the batches go on after the last step handed out; JSON values."""
         return self._equipment.batches.get_state()
 
+    def state(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+        """All that the next steps follow from, after the last step handed out, for `restore`.
+
+        Returns:
+          Arrays on their way to the host, which later steps leave as they are: `params/<name>`, `inner/<i>`
+          in the order of `TrainProgram.inner_leaves`, `anchor/<p>/<i>`, `residual/<p>/<i>` and `left/<p>/<i>`
+          where the codec keeps them; none before the first welcome. And JSON values: `position` of the
+          batches and `steps` of this process.
+        """
+        arrays: dict[str, jax.Array] = {}
+        if self._state is not None:
+            copy = self._equipment.program.copy(self._state)
+            arrays |= {f"params/{name}": array for name, array in copy.params.items()}
+            arrays |= {f"inner/{i}": leaf for i, leaf in enumerate(jax.tree.leaves(copy.opt_state))}
+        for kind, held in self._held.items():
+            arrays |= {f"{kind}/{p}/{i}": x for p, pieces in held.items() for i, x in enumerate(pieces)}
+        for array in arrays.values():
+            array.copy_to_host_async()
+        return arrays, {"position": self.position(), "steps": self._steps}
+
+    def restore(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+        """Takes over what `state` gave, of the same layout, inner optimizer and codec.
+
+        Raises:
+          DataError: the position is of another stream.
+          KeyError: arrays are missing.
+        """
+        program, transfer = self._equipment.program, self._equipment.transfer
+        self._equipment.batches.set_state(values["position"])
+        self._steps = values["steps"]
+        self._state = None
+        if arrays:
+            params = {name: arrays[f"params/{name}"] for name in program.shardings.params}
+            inner = [arrays[f"inner/{i}"] for i in range(len(program.inner_leaves))]
+            self._state = program.state_from(params, inner)
+        for kind, held in self._held.items():
+            held.clear()
+            found = (key.split("/") for key in arrays if key.startswith(f"{kind}/"))
+            for p, count in collections.Counter(int(key[1]) for key in found).items():
+                held[p] = transfer.place(p, [arrays[f"{kind}/{p}/{i}"] for i in range(count)])
+
+    @property
+    def _held(self) -> dict[str, dict[int, tuple[jax.Array, ...]]]:
+        return {"anchor": self._anchors, "residual": self._residuals, "left": self._left}
+
     def lose(self) -> None:
         """Lets go of the state, as when a process dies. Batches already drawn stay drawn."""
         self._state = None
-        for held in (self._anchors, self._residuals, self._left):
+        for held in self._held.values():
             held.clear()
 
     @property

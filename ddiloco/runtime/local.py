@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
@@ -22,6 +22,10 @@ from ddiloco.runtime.evaluator import Evaluator
 from ddiloco.runtime.learner import LearnerWorker
 from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.snapshots.recording import LearnerRecording
+from ddiloco.runtime.snapshots.returning import DonatedInner, Origin
+from ddiloco.runtime.snapshots.store import Snapshot
+from ddiloco.runtime.snapshots.taking import FOLDER, SnapshotTaker, snapshot_header
 from ddiloco.runtime.syncer import SyncerWorker, host_arrays
 from ddiloco.runtime.taping import Tapes
 
@@ -56,32 +60,49 @@ class LocalRun:
         record: Callable[[Any], None],
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
-        """`workdir`: where tapes go; None: none are kept."""
+        """`workdir`: where tapes and snapshots go; None: none are kept. `snapshot`: what to go on from.
+
+        Raises:
+          DataError: the snapshot is of other data.
+          SnapshotError: it has been damaged since it was opened.
+        """
         e = assembly.experiment
-        self._tapes = Tapes(workdir, e, assembly.layout, record)
-        self._assembly = assembly
-        self._record = record
-        self._stop = stop
+        self._assembly, self._record, self._stop = assembly, record, stop
+        origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
+        self._origin = origin
+        # A tape tells of a run from its beginning; what a snapshot held is on none.
+        self._tapes = Tapes(workdir if origin is None else None, e, assembly.layout, record)
         initial = assembly.initial_parameters()
         self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
         self._model.compile()
+        core = SyncerCore(e.sync, e.train.steps, None if origin is None else origin.start.state)
+        if origin is not None:
+            origin.start.restore(self._model)
+            record(records.Resumed(core.versions, time.time()))
         equipment = assembly.equipment()
         self._final_score = assembly.scorer(equipment[0].program.mesh)
         score = assembly.scorer(assembly.evaluation_mesh())
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record)
-        core = SyncerCore(e.sync, e.train.steps)
         tape = self._tapes.syncer(core.state(), self._model)
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
-        self._learners = [self._add_learner(m, 1, parts) for m, parts in enumerate(equipment)]
-        self._evaluator.evaluate(0, initial)  # also compiles it, before the learners want the cores
+        self._taker = self._snapshots(workdir, core.step)
+        self._learners = self._make_learners(equipment)
+        self._tokens_before = 0  # of learners that have not come back
+        if origin is None:
+            self._evaluator.evaluate(0, initial)  # also compiles it, before the learners want the cores
+        else:
+            self._tokens_before = sum(origin.tokens.values()) - sum(lr.tokens for lr in self._learners)
 
     def run(self) -> Outcome:
         """Trains to the last step, or until all learners are dead or `stop` is set."""
         self._evaluator.start()
-        self._syncer.start()
         for learner in self._learners:
             learner.start()
+        if self._origin is not None:
+            self._gather()
+        self._syncer.start()
         while not self._over():
             self._syncer.ended.wait(0.2)
         for learner in self._learners:
@@ -99,8 +120,31 @@ class LocalRun:
         self._record(records.Evaluated(step, tokens, time.time(), score.loss, score.statistics))
         return Outcome(params, step, score.loss, finished=self._syncer.core.finished, failure=self._failure())
 
-    def _add_learner(self, learner: int, incarnation: int, equipment: Equipment) -> LearnerWorker:
+    def _snapshots(self, workdir: pathlib.Path | None, step: int) -> SnapshotTaker | None:
+        """What takes the run's snapshots, if any are to be."""
         e = self._assembly.experiment
+        if workdir is None or not e.snapshot.every:
+            return None
+        header = snapshot_header(e, self._assembly.layout)
+        folder = workdir / FOLDER
+        taker = SnapshotTaker(folder, e.snapshot, header, step, lambda m: self._syncer.send(m), self._record)
+        self._syncer.take_snapshots(taker)
+        return taker
+
+    def _make_learners(self, equipment: Sequence[Equipment]) -> list[LearnerWorker]:
+        if self._origin is None:
+            return [self._add_learner(m, 1, parts) for m, parts in enumerate(equipment)]
+        positions = self._origin.positions(len(equipment))
+        return [
+            self._add_learner(m, self._origin.incarnation(m), parts, position)
+            for m, (parts, position) in enumerate(zip(equipment, positions, strict=True))
+        ]
+
+    def _add_learner(
+        self, learner: int, incarnation: int, equipment: Equipment, position: dict[str, Any] | None = None
+    ) -> LearnerWorker:
+        """`position`: where its batches go on, if the run goes on from a snapshot."""
+        e, origin = self._assembly.experiment, self._origin
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
 
         def send(event: events.SyncerEvent) -> None:
@@ -108,10 +152,27 @@ class LocalRun:
                 self._syncer.connect(learner, event.incarnation, link)
             self._syncer.send(event)
 
-        tape = self._tapes.learner(learner, incarnation, equipment)
-        worker = LearnerWorker(core, equipment, send, self._record, tape=tape)
+        taker = self._taker
+        if position is not None:
+            equipment.batches.set_state(position)
+        worker = LearnerWorker(
+            core,
+            equipment,
+            send,
+            self._record,
+            recovery=None if origin is None or learner in origin.learners else DonatedInner(origin),
+            tape=self._tapes.learner(learner, incarnation, equipment),
+            recording=None if taker is None else LearnerRecording(learner, taker.writer, self._syncer.send),
+            returning=None if origin is None else origin.learner(learner, position, equipment.transfer),
+        )
         link = LocalLink(worker)
         return worker
+
+    def _gather(self) -> None:
+        """Waits until all are back: a round without one would overwrite, unmerged, what it holds."""
+        while not all(learner.joining.wait(0.2) or learner.failure is not None for learner in self._learners):
+            if self._stop.is_set():
+                return
 
     def _over(self) -> bool:
         all_dead = all(learner.failure is not None for learner in self._learners)
@@ -132,7 +193,7 @@ class LocalRun:
             self._evaluator.offer(step, lambda: assemble(self._model.layout, fragments))
 
     def _tokens_so_far(self) -> int:
-        return sum(learner.tokens for learner in self._learners)
+        return self._tokens_before + sum(learner.tokens for learner in self._learners)
 
 
 def run_local(
@@ -140,6 +201,7 @@ def run_local(
     record: Callable[[Any], None],
     stop: threading.Event,
     workdir: pathlib.Path | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Outcome:
     """Makes and runs a LocalRun."""
-    return LocalRun(assembly, record, stop, workdir).run()
+    return LocalRun(assembly, record, stop, workdir, snapshot).run()

@@ -69,6 +69,11 @@ def recorded_experiment(workdir: pathlib.Path) -> Experiment:
         raise TapeError(
             f"{workdir}: is of {experiment.algorithm}, which needs no tape: run it again by its seed"
         )
+    if experiment.resume:
+        raise TapeError(
+            f"{workdir}: was resumed from a snapshot, and a resumed run keeps no tape; "
+            f"{workdir}/previous has the run up to there"
+        )
     return experiment
 
 

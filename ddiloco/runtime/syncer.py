@@ -15,12 +15,23 @@ import numpy as np
 
 from ddiloco.observe import records
 from ddiloco.outer.arrivals import Arrivals
-from ddiloco.outer.global_model import GlobalModel, InvalidContribution, pieces_sha256
+from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContribution, pieces_sha256
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.runtime.delivery import Delivery, Notice, Pieces, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.delivery import (
+    Delivery,
+    Notice,
+    Pieces,
+    SnapshotBegun,
+    UpdateDelivery,
+    WelcomeDelivery,
+)
+from ddiloco.runtime.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
+from ddiloco.runtime.snapshots.taking import Completed, SnapshotTaker
 from ddiloco.tape.recorder import SyncerTape
+
+_SNAPSHOT_SECONDS = 20.0  # that a snapshot may still take to be written once the run is over
 
 
 class LearnerLink(Protocol):
@@ -43,6 +54,13 @@ class Durability(Protocol):
         """Makes the newest incarnation of each learner durable."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Gathered:
+    """The state of every fragment after the merges noted so far, for a snapshot."""
+
+    fragments: list[FragmentState]
+
+
 class SyncerWorker:
     """The syncer's thread; sole owner of its core and of the committed fragments that it hands out.
 
@@ -63,6 +81,7 @@ class SyncerWorker:
 
         `tape` is None where none is kept.
         """
+        self._snapshots: SnapshotTaker | None = None
         self.core = core
         self.ended = threading.Event()  # finished, stopped or failed
         self.failure: str | None = None
@@ -86,12 +105,16 @@ class SyncerWorker:
         """Starts the thread."""
         self._thread.start()
 
+    def take_snapshots(self, taker: SnapshotTaker) -> None:
+        """Has snapshots taken from now on; before `start`."""
+        self._snapshots = taker
+
     def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
         """Tells how to reach a learner, before its first event."""
         self._links[learner, incarnation] = link
 
-    def send(self, event: events.SyncerEvent) -> None:
-        """Puts an event into the inbox; never waits."""
+    def send(self, event: events.SyncerEvent | SnapshotMessage | Completed) -> None:
+        """Puts an event, or a word about a snapshot, into the inbox; never waits."""
         self._inbox.put((event, None))
 
     def stop(self, timeout: float) -> bool:
@@ -107,6 +130,7 @@ class SyncerWorker:
             while not self._stopping.is_set():
                 self._take_one()
             self._finish_merges()
+            self._finish_snapshot()
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         finally:
@@ -116,17 +140,54 @@ class SyncerWorker:
             self.ended.set()
 
     def _take_one(self) -> None:
-        deadline = self.core.next_deadline()
+        deadlines = [self.core.next_deadline(), self._snapshots.next_deadline() if self._snapshots else None]
+        deadline = min((at for at in deadlines if at is not None), default=None)
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             event, arrays = self._inbox.get(timeout=timeout)
         except queue.Empty:
             event, arrays = events.Timeout(), None
-        if event is not None:
-            for action in self._decide(event, arrays):
-                self._perform(action, arrays)
-            if isinstance(event, events.MergeFinished):
-                self._on_commit(self.core.step, list(self._committed))
+        if event is None or self._is_of_snapshots(event, arrays):
+            return
+        for action in self._decide(event, arrays):
+            self._perform(action, arrays)
+        if isinstance(event, events.MergeFinished):
+            self._on_commit(self.core.step, list(self._committed))
+            going_on = self._snapshots is not None and not self.core.finished
+            if going_on and self._snapshots.wanted(self.core.step):
+                self._merger.submit(self._gather)
+
+    def _is_of_snapshots(self, event: Any, arrays: Any) -> bool:
+        """Takes what only snapshots are about; of all else they are told before the core is."""
+        taker = self._snapshots
+        if taker is None:
+            return False
+        taker.timeout(time.monotonic())
+        match event:
+            case _Gathered():
+                begun = SnapshotBegun(0, self.core.versions)
+                for mark in taker.begin(self.core, event.fragments, time.monotonic()):
+                    link = self._links[mark.learner, dict(self.core.state().incarnations)[mark.learner]]
+                    link.deliver(dataclasses.replace(begun, number=mark.number))
+                return True
+            case StateRecorded() | PartWritten() | Completed():
+                taker.take(event)
+                return True
+        taker.told(event, arrays)
+        return False
+
+    def _finish_snapshot(self) -> None:
+        """Has a snapshot of which only writing is left become complete, though the run is over."""
+        if self._snapshots is None:
+            return
+        deadline = time.monotonic() + _SNAPSHOT_SECONDS
+        while self._snapshots.nearly_complete and (left := deadline - time.monotonic()) > 0:
+            try:
+                event, arrays = self._inbox.get(timeout=left)
+            except queue.Empty:
+                break
+            self._is_of_snapshots(event, arrays)
+        self._snapshots.close(_SNAPSHOT_SECONDS)
 
     def _finish_merges(self) -> None:
         """Notes the merges that were under way as the word to stop came, since they are durable."""
@@ -207,6 +268,8 @@ class SyncerWorker:
         values: Mapping[str, Any] = action.values
         if action.name == "round":
             values = {**values, **arrays[1]}
+        if action.name == "learner_silent" and self._snapshots is not None:
+            self._snapshots.silent(values["learner"])
         self._arrivals.forget(action)
         self._record(records.Noted(action.name, values, time.time()))
 
@@ -245,6 +308,16 @@ class SyncerWorker:
         if committed:  # else the run is over, and what was merged is as if it had never been
             metrics = {**metrics, "contributions": [_brief(c) for c in action.contributions]}
             self._inbox.put((events.MergeFinished(action.round), (pieces, metrics, sha256)))
+
+    def _gather(self) -> None:
+        """The fragments for a snapshot, after the merges before this one in line and before all later."""
+        try:
+            states = [self._model.state(p) for p in range(self._model.layout.num_fragments)]
+        except Exception as error:  # as when there is no memory for copies
+            told = f"a snapshot is not begun: {type(error).__name__}: {error}"
+            self._record(records.Alarm(told, time.time()))
+            states = []
+        self._inbox.put((_Gathered(states), None))
 
 
 def _brief(c: Contribution) -> list[int]:

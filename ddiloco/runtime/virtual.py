@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import pathlib
 import threading
@@ -12,7 +13,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import assemble
-from ddiloco.outer.global_model import GlobalModel, InvalidContribution
+from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContribution
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.state import SyncerState
@@ -21,13 +22,23 @@ from ddiloco.runtime.delivery import Pieces
 from ddiloco.runtime.experiment import Experiment
 from ddiloco.runtime.learner_arrays import TrainingArrays
 from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.snapshots.books import Books
+from ddiloco.runtime.snapshots.store import Snapshot as RunSnapshot
+from ddiloco.runtime.snapshots.virtual import (
+    goes_on_exactly,
+    make_snapshots,
+    put_back_exactly,
+    put_back_observers,
+)
+from ddiloco.runtime.snapshots.virtual_return import VirtualReturn
 from ddiloco.runtime.syncer import host_arrays
 from ddiloco.runtime.taping import FleetTapes, Tapes
 from ddiloco.runtime.transfer import Snapshot
 from ddiloco.runtime.virtual_fleet import chips_by_learner, horizon, make_fleet
 from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.ghosts import Relay
 from ddiloco.virtual.learner import VirtualLearner
-from ddiloco.virtual.ports import Observer, Payload
+from ddiloco.virtual.ports import Held, Observer, Payload
 
 Record = Callable[[Any], None]
 
@@ -68,6 +79,23 @@ class GlobalArrays:
         """Merges, and gives the outer step's metrics."""
         pieces = [self._decoded(fragment, payload) for _, payload in given]
         return self.model.merge(fragment, pieces, [(c.steps, c.tokens) for c, _ in given])[1]
+
+    def state(self) -> Held:
+        """`fragment/<p>/<i>` and `outer/<p>/<i>`, of `GlobalModel.state`, and the versions."""
+        states = [self.model.state(p) for p in range(self.model.layout.num_fragments)]
+        arrays = {f"fragment/{p}/{i}": x for p, s in enumerate(states) for i, x in enumerate(s.pieces)}
+        arrays |= {f"outer/{p}/{i}": x for p, s in enumerate(states) for i, x in enumerate(s.optimizer)}
+        return arrays, {"versions": [s.version for s in states]}
+
+    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Takes over what `state` gave; raises ValueError if it is of another layout or optimizer."""
+        found = collections.Counter(name.rpartition("/")[0] for name in arrays)
+        for p, version in enumerate(values["versions"]):
+            held = [
+                tuple(arrays[f"{kind}/{p}/{i}"] for i in range(found[f"{kind}/{p}"]))
+                for kind in ("fragment", "outer")
+            ]
+            self.model.restore(p, FragmentState(version, *held))
 
     def _decoded(self, fragment: int, snapshot: Snapshot) -> Pieces:
         # The version now is the one anchored on, or the core has dropped the contribution or will.
@@ -157,10 +185,19 @@ class VirtualRun:
         record: Record,
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
+        snapshot: RunSnapshot | None = None,
     ) -> None:
-        """`workdir`: where tapes go; None: none are kept."""
+        """`workdir`: where tapes and snapshots go; None: none are kept. `snapshot`: what to go on from.
+
+        A run that goes on exactly is the rest of one that has its tapes, and keeps none of its own.
+
+        Raises:
+          ConfigError: the snapshot holds no arrays, or is of another version of the program.
+          DataError: it is of other data.
+          SnapshotError: it has been damaged since it was opened, or is of another model.
+        """
         e = self._experiment = assembly.experiment
-        self._record = record
+        self._record = books = Books(record)
         self._stop = stop
         initial = assembly.initial_parameters()
         model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
@@ -168,27 +205,38 @@ class VirtualRun:
         self._arrays = GlobalArrays(model, e.outer.codec)
         equipment = assembly.equipment()
         self._score = assembly.scorer(equipment[0].program.mesh)
-        self._next_score = e.eval.every
-        tapes = Tapes(workdir, e, assembly.layout, record, clock=lambda: 0.0, wall=lambda: 0.0)
+        self._next_score = self._score_after(0)
+        taped = workdir if snapshot is None else None
+        tapes = Tapes(taped, e, assembly.layout, record, clock=lambda: 0.0, wall=lambda: 0.0)
         begin = SyncerState.initial(e.sync.num_fragments)
         self._tapes = FleetTapes(tapes, begin, model, equipment)
-        self._observer = RecordingObserver(record, self._score_at, self._tapes)
+        self._observer = RecordingObserver(books, self._score_at, self._tapes)
+        relay = Relay(self._observer)
         self.learners: dict[int, TrainingArrays] = {}  # of each learner's newest process
+
+        exactly = snapshot is None or goes_on_exactly(snapshot, e)
+        back = None if exactly else VirtualReturn(snapshot, e, assembly.layout)
 
         # One process after another of a learner draws from the same batches: each row is trained on once.
         def train(learner: int) -> TrainingArrays:
             erred = functools.partial(self._erred, learner)
-            self.learners[learner] = TrainingArrays(equipment[learner], erred)
+            make = TrainingArrays if back is None else functools.partial(back.arrays, learner)
+            self.learners[learner] = make(equipment[learner], erred)
             return self.learners[learner]
 
-        self._fleet: Fleet = make_fleet(
-            e,
-            e.train.steps,
-            train,
-            self._arrays,
-            self._observer,
+        self._fleet: Fleet = make_fleet(e, e.train.steps, train, self._arrays, relay, exactly)
+        if snapshot is None:
+            self._evaluate(0, 0, 0.0)
+        else:
+            put_back_observers(snapshot, books, self._observer)
+            self._next_score = self._score_after(snapshot.header["step"])
+            if back is None:
+                put_back_exactly(self._fleet, relay, snapshot)
+            else:
+                back.begin(self._fleet, model, equipment, self._observer)
+        self._snapshots = make_snapshots(
+            workdir, e, assembly.layout.fingerprint, self._fleet, relay, books, self._observer, snapshot
         )
-        self._evaluate(0, 0, 0.0)
 
     def run(self) -> Outcome:
         """Trains to the last step, or until nothing more can happen or `stop` is set."""
@@ -196,6 +244,8 @@ class VirtualRun:
             failure = play(self._fleet, self._experiment, self._observer, self._stop)
         finally:
             self._tapes.end()
+            if self._snapshots is not None:
+                self._snapshots.close()
         step = self._fleet.syncer.durable.step
         loss = self._evaluate(step, self._observer.tokens, self._fleet.calendar.now)
         return Outcome(self._arrays.model.parameters(), step, loss, self._fleet.over, failure)
@@ -203,8 +253,12 @@ class VirtualRun:
     def _score_at(self, step: int, tokens: int, now: float) -> None:
         every, last = self._experiment.eval.every, self._experiment.train.steps
         if every and self._next_score <= step < last:  # the last one is scored when all is over
-            self._next_score = (step // every + 1) * every
+            self._next_score = self._score_after(step)
             self._evaluate(step, tokens, now)
+
+    def _score_after(self, step: int) -> int:
+        every = self._experiment.eval.every
+        return (step // every + 1) * every if every else 0
 
     def _erred(self, learner: int, step: int, devices: list[str]) -> None:
         for found in records.corruption(learner, step, devices, self._fleet.calendar.now):
@@ -218,7 +272,11 @@ class VirtualRun:
 
 
 def run_virtual(
-    assembly: Assembly, record: Record, stop: threading.Event, workdir: pathlib.Path | None = None
+    assembly: Assembly,
+    record: Record,
+    stop: threading.Event,
+    workdir: pathlib.Path | None = None,
+    snapshot: RunSnapshot | None = None,
 ) -> Outcome:
-    """Makes and runs a VirtualRun."""
-    return VirtualRun(assembly, record, stop, workdir).run()
+    """Makes and runs a VirtualRun; raises as that does."""
+    return VirtualRun(assembly, record, stop, workdir, snapshot).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,9 @@ from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.baseline import JobArrays
 from ddiloco.runtime.experiment import Experiment
 from ddiloco.runtime.outcome import Outcome
+from ddiloco.runtime.snapshots.books import Books
+from ddiloco.runtime.snapshots.one_job import JOB_PART, JobSnapshots
+from ddiloco.runtime.snapshots.store import Snapshot
 from ddiloco.runtime.virtual_fleet import chips_by_learner, fleet_changes, horizon, step_times
 
 
@@ -47,14 +51,18 @@ class StandsStill(Exception):
 class JobClock:
     """How long the job's steps take: each as long as its slowest learner's, at the pace of the phase."""
 
-    def __init__(self, experiment: Experiment, record: Callable[[Any], None]) -> None:
+    def __init__(self, experiment: Experiment, record: Callable[[Any], None], done: int = 0) -> None:
+        """`done` steps are over, and their states recorded."""
         self.now = 0.0
         self._phases = phases(experiment)
         times = step_times(experiment)
         self._times = times[:1] if experiment.algorithm == "lone_learner" else times
-        self._record = record
+        self._record = record if not done else lambda state: None
         self._at = -1
         self._enter_phase()
+        for _ in range(done):
+            self.step()
+        self._record = record
 
     def step(self) -> None:
         """Lets the time of one step pass, with all that interrupts it.
@@ -107,18 +115,31 @@ class JobClock:
 class VirtualBaselineRun:
     """Trains one copy of the model; what an interruption loses of a step is time, not arrays."""
 
-    def __init__(self, assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> None:
+    def __init__(
+        self,
+        assembly: Assembly,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+        workdir: pathlib.Path | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
         self._experiment = assembly.experiment
-        self._record = record
         self._stop = stop
         self._arrays = JobArrays(assembly)
-        self._clock = JobClock(assembly.experiment, record)
-        self._evaluate(0)
+        self._snapshots = JobSnapshots(workdir, assembly.experiment, record)
+        self._books = self._record = Books(record)
+        self._begin = 0 if snapshot is None else snapshot.header["step"]
+        self._clock = JobClock(assembly.experiment, self._record, self._begin)
+        if snapshot is None:
+            self._evaluate(0)
+        else:
+            self._arrays.restore(snapshot.part(JOB_PART))
+            self._books.resume(snapshot.header["records"], snapshot.header["summary"])
 
     def run(self) -> Outcome:
         """Trains to the last step, or until the job stands still for good or `stop` is set."""
         e = self._experiment
-        step, failure = 0, None
+        step, failure = self._begin, None
         while step < e.train.steps and not self._stop.is_set():
             try:
                 self._step(step)
@@ -128,9 +149,12 @@ class VirtualBaselineRun:
             step += 1
             if e.eval.every and step % e.eval.every == 0 and step < e.train.steps:
                 self._evaluate(step)
+            if self._snapshots.due(step):
+                self._snapshots.take(self._arrays.state(), self._header(step), wait=True)
         self._clock.finish()
         loss = self._evaluate(step)
         params = self._arrays.parameters()
+        self._snapshots.close(e.snapshot.timeout)
         return Outcome(params, step, loss, finished=step == e.train.steps, failure=failure)
 
     def _step(self, step: int) -> None:
@@ -139,15 +163,25 @@ class VirtualBaselineRun:
         jax.block_until_ready(metrics)
         self._record(records.StepDone(0, step + 1, self._clock.now, tokens, metrics))
 
+    def _header(self, step: int) -> dict[str, Any]:
+        told = {"records": self._books.lines(), "summary": self._books.summary()}
+        return {"step": step, "time": self._clock.now, **told}
+
     def _evaluate(self, step: int) -> float:
         score, tokens = self._arrays.score(), self._arrays.tokens
         self._record(records.Evaluated(step, tokens, self._clock.now, score.loss, score.statistics))
         return score.loss
 
 
-def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> Outcome:
+def run_virtual_baseline(
+    assembly: Assembly,
+    record: Callable[[Any], None],
+    stop: threading.Event,
+    workdir: pathlib.Path | None = None,
+    snapshot: Snapshot | None = None,
+) -> Outcome:
     """Runs `data_parallel`, `elastic_data_parallel` or `lone_learner` in virtual time."""
-    return VirtualBaselineRun(assembly, record, stop).run()
+    return VirtualBaselineRun(assembly, record, stop, workdir, snapshot).run()
 
 
 def _failing(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Phase]:

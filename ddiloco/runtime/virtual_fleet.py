@@ -11,6 +11,7 @@ from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.lives import JobChange, draw_interruptions, job_changes, job_chips
 from ddiloco.runtime.experiment import BASELINES, Experiment, task_of
+from ddiloco.virtual.durations import Steady, Varying, spread
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.learner import Place
 from ddiloco.virtual.links import Link, LinkQuality
@@ -123,8 +124,9 @@ def make_fleet(
     learner_arrays: Callable[[int], LearnerArrays],
     syncer_arrays: SyncerArrays,
     observer: Observer,
+    lively: bool = True,
 ) -> Fleet:
-    """The experiment's fleet with its lives entered; the same experiment gives the same run."""
+    """The experiment's fleet, with its lives entered if `lively`; the same experiment gives the same run."""
     v = experiment.virtual
     chips = chips_by_learner(experiment)
     times = step_times(experiment)
@@ -143,12 +145,13 @@ def make_fleet(
         places,
         learner_arrays,
         syncer_arrays,
-        merge_time=lambda: v.merge_seconds,
+        merge_time=Steady(v.merge_seconds),
         notice_seconds=v.notice_seconds,
         recovery_seconds=v.recovery_seconds,
         observer=observer,
     )
-    fleet.live(lives(experiment))
+    if lively:
+        fleet.live(lives(experiment))
     return fleet
 
 
@@ -159,13 +162,8 @@ def _is_elastic(experiment: Experiment) -> bool:
 def _step_time(experiment: Experiment, learner: int) -> Callable[[], float]:
     v = experiment.virtual
     rng = random.Random(f"{experiment.seed} speed {learner}")
-    mean = v.of("step_seconds", learner) * _spread(rng, v.speed_variation)
-    return lambda: mean * _spread(rng, v.step_variation)
-
-
-def _spread(rng: random.Random, deviation: float) -> float:
-    """A normal factor about 1; cut off where a time would come near 0."""
-    return max(0.1, rng.gauss(1.0, deviation)) if deviation else 1.0
+    mean = v.of("step_seconds", learner) * spread(rng, v.speed_variation)
+    return Varying(mean, v.step_variation, rng)
 
 
 def _changes_of_jobs(changes: list[JobChange], chips: Mapping[int, int]) -> list[Change]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.learner import FragmentWork, LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.learner import Place, VirtualLearner
@@ -15,6 +14,7 @@ from ddiloco.virtual.lives import PAUSES, Change
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload, SyncerArrays
 from ddiloco.virtual.syncer import VirtualSyncer
 
+_PACE = ("step", *PAUSES)  # changes that nobody comes or goes by
 INCARNATIONS_EACH = 1000  # numbers apart, so that a process that rejoins by itself never takes a later one's
 
 
@@ -47,9 +47,6 @@ class Fleet:
         self._notice_seconds = notice_seconds
         self._recovery_seconds = recovery_seconds
         self._observer = observer or Observer()
-        self._starts: collections.Counter[int] = collections.Counter()
-        self._expected: collections.Counter[int] = collections.Counter()  # goes up when plans change
-        self._recovering: set[int] = set()
         self._routes: dict[tuple[int, int], VirtualLearner] = {}
         self.syncer = VirtualSyncer(
             policy,
@@ -78,69 +75,90 @@ class Fleet:
             if last is not None and self.calendar.happened >= last:
                 raise TimeoutError(f"the run is not over after {max_events} events")
 
-    def live(self, changes: Iterable[Change]) -> None:
-        """Enters what befalls the learners; those that no change lets join are there from the start."""
+    def live(
+        self,
+        changes: Iterable[Change],
+        since: float = 0.0,
+        come: Callable[[int], VirtualLearner] | None = None,
+    ) -> None:
+        """Enters what befalls the learners; those that no change lets join are there from the start.
+
+        A fleet that begins at `since` seconds has behind it what was before; then `come` starts the learners
+        that are there, where not all of them join.
+        """
         changes = list(changes)
         first = {change.learner: change.event for change in reversed(changes)}
-        for learner in self.places:
-            if first.get(learner) != "join":
-                self.calendar.at(0.0, self.join, learner)
+        there = {learner: first.get(learner) != "join" for learner in self.places}
         for change in changes:
-            self.calendar.at(change.time, self._befall, change)
+            if change.time < since:
+                there[change.learner] = self._has_befallen(change, there[change.learner])
+        for learner in self.places:
+            if there[learner]:
+                self.calendar.at(since, come or self.join, learner)
+        for change in changes:
+            if change.time >= since:
+                self.calendar.at(change.time, self._befall, change)
 
     # What befalls learners.
 
     def join(self, learner: int) -> VirtualLearner:
         """Starts a process of the learner, under the next incarnation; an old one that lives lingers."""
-        incarnation = 1 + INCARNATIONS_EACH * self._starts[learner]
-        self._starts[learner] += 1
-        core = LearnerCore(learner, incarnation, self.policy, self._total_steps)
-        process = VirtualLearner(
-            core,
-            self.places[learner],
-            self._learner_arrays(learner),
-            self.calendar,
-            self._observer,
-            self._send,
-        )
+        place = self.places[learner]
+        incarnation = 1 + INCARNATIONS_EACH * place.starts
+        place.starts += 1
+        process = self._process(learner, incarnation)
         self.processes[learner] = self._routes[learner, incarnation] = process
         process.start()
         return process
 
+    def come_back(
+        self,
+        learner: int,
+        incarnation: int,
+        load: Callable[[LearnerArrays], None],
+        clock: int,
+        fragments: Sequence[FragmentWork],
+    ) -> VirtualLearner:
+        """Starts a process that goes on with what an earlier one held; `load` puts it into the arrays."""
+        self.places[learner].starts = 1 + incarnation // INCARNATIONS_EACH
+        process = self._process(learner, incarnation)
+        self.processes[learner] = self._routes[learner, incarnation] = process
+        load(process.arrays)
+        process.come_back(clock, fragments)
+        return process
+
     def fail(self, learner: int, notice_seconds: float | None = None) -> None:
         """Kills the learner's process; the syncer hears of it later."""
-        process = self.processes.get(learner)
-        self._expected[learner] += 1
+        process, place = self.processes.get(learner), self.places[learner]
+        place.plan += 1
         if process is not None and process.alive:
             incarnation = process.core.incarnation
             process.die()
             wait = self._notice_seconds if notice_seconds is None else notice_seconds
             lost = events.LearnerLost(learner, incarnation, "died")
             self.calendar.after(wait, self.syncer.take, lost)
-        elif learner in self._recovering:
-            chips = self.places[learner].chips
-            self._observer.entered(learner, State.FAILED, chips, self.calendar.now)
-        self._recovering.discard(learner)
+        elif place.recovering:
+            self._observer.entered(learner, State.FAILED, place.chips, self.calendar.now)
+        place.recovering = False
 
     def recover(self, learner: int) -> None:
         """Starts the process of a learner that has none; it joins when it has started up."""
         process = self.processes.get(learner)
         if process is not None and process.alive:
             return
-        self._expected[learner] += 1
-        self._recovering.add(learner)
         place = self.places[learner]
+        place.plan += 1
+        place.recovering = True
         place.share, place.paused = 1.0, None
         self._observer.entered(learner, State.RECONFIGURING, place.chips, self.calendar.now)
-        self.calendar.after(self._recovery_seconds, self._join_if_expected, learner, self._expected[learner])
+        self.calendar.after(self._recovery_seconds, self._join_if_expected, learner, place.plan)
 
     def leave(self, learner: int) -> None:
         """The learner departs and says so; its chips are given back."""
-        process = self.processes.get(learner)
-        self._expected[learner] += 1
-        self._recovering.discard(learner)
-        chips = self.places[learner].chips
-        self._observer.entered(learner, State.FINISHED, chips, self.calendar.now)
+        process, place = self.processes.get(learner), self.places[learner]
+        place.plan += 1
+        place.recovering = False
+        self._observer.entered(learner, State.FINISHED, place.chips, self.calendar.now)
         if process is not None and process.alive:
             incarnation = process.core.incarnation
             process.die(State.FINISHED)
@@ -150,6 +168,17 @@ class Fleet:
         """Partitions the learner from the syncer, or heals the partition."""
         place = self.places[learner]
         place.up.cut = place.down.cut = cut
+
+    def _has_befallen(self, change: Change, there: bool) -> bool:
+        """Whether a learner is there after a change that lies behind; its place is as it left it."""
+        place = self.places[change.learner]
+        if change.event in ("join", "recover"):
+            place.share, place.paused = 1.0, None
+        elif change.event in PAUSES:
+            place.paused = PAUSES[change.event]
+        elif change.event == "step":
+            place.share, place.paused = change.share, None
+        return change.event not in ("fail", "leave") if change.event not in _PACE else there
 
     def _befall(self, change: Change) -> None:
         process, place = self.processes.get(change.learner), self.places[change.learner]
@@ -170,9 +199,39 @@ class Fleet:
                     process.pause(place.paused)
 
     def _join_if_expected(self, learner: int, plan: int) -> None:
-        if plan == self._expected[learner]:
-            self._recovering.discard(learner)
+        if plan == self.places[learner].plan:
+            self.places[learner].recovering = False
             self.join(learner)
+
+    # Putting back what was recorded.
+
+    def routes(self, learner: int) -> dict[int, VirtualLearner]:
+        """The learner's processes, dead or alive, by the incarnations under which they have joined."""
+        return {number: p for (m, number), p in self._routes.items() if m == learner}
+
+    def put_back(
+        self, learner: int, processes: Iterable[int], routes: Mapping[int, int], newest: int | None
+    ) -> dict[int, VirtualLearner]:
+        """Makes processes of a learner anew, by their first incarnations; none of them starts, or joins.
+
+        `routes`: by incarnation, the process that has joined under it. `newest`: that of the processes.
+        """
+        made = {first: self._process(learner, first) for first in sorted(processes)}
+        self._routes |= {(learner, number): made[first] for number, first in routes.items()}
+        if newest is not None:
+            self.processes[learner] = made[newest]
+        return made
+
+    def _process(self, learner: int, incarnation: int) -> VirtualLearner:
+        core = LearnerCore(learner, incarnation, self.policy, self._total_steps)
+        return VirtualLearner(
+            core,
+            self.places[learner],
+            self._learner_arrays(learner),
+            self.calendar,
+            self._observer,
+            self._send,
+        )
 
     # Messages.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.learner import FragmentWork, LearnerCore
 from ddiloco.protocol.messages import Contribution
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link
@@ -28,6 +28,9 @@ class Place:
     chips: int = 1
     share: float = 1.0
     paused: State | None = None
+    starts: int = 0  # processes so far
+    plan: int = 0  # goes up when what is to become of the learner changes
+    recovering: bool = False  # a process is to start
 
 
 @dataclasses.dataclass
@@ -61,7 +64,7 @@ class VirtualLearner:
         self.process = core.incarnation  # its number; the core's own goes up with each return
         self.place = place
         self.alive = True
-        self._arrays = arrays
+        self.arrays = arrays
         self._calendar = calendar
         self._observer = observer
         self._send = send
@@ -84,13 +87,19 @@ class VirtualLearner:
         return self.core.learner
 
     @property
-    def stepping(self) -> bool:
-        """Whether an inner step is under way."""
-        return self._step is not None
+    def step(self) -> tuple[int, int] | None:
+        """The clock after the step that is under way, and its tokens; None: none is."""
+        return None if self._step is None else (self._step.clock, self._step.tokens)
 
     def start(self) -> None:
         """Asks the syncer to take part."""
         self._send(self, events.LearnerJoined(self.number, self.core.incarnation))
+        self._go_on()
+
+    def come_back(self, clock: int, fragments: Sequence[FragmentWork]) -> None:
+        """Goes on with the work of an earlier process, whose state the arrays hold, and asks to take part."""
+        for action in self.core.resume(clock, fragments):
+            self._perform(action, None)
         self._go_on()
 
     def take(self, event: events.LearnerEvent, payload: Payload = None) -> None:
@@ -107,7 +116,7 @@ class VirtualLearner:
         if fragment not in self._shelf or incarnation != self.core.incarnation:
             return None
         contribution, payload = self._shelf[fragment]
-        self._arrays.pulled(fragment, payload)
+        self.arrays.pulled(fragment, payload)
         self._observer.pulled(self, contribution, self._calendar.now)
         self._on_the_wire.add(fragment)
         self._show()
@@ -153,7 +162,7 @@ class VirtualLearner:
         if self.alive:
             self.alive = False
             self._step = None
-            self._arrays.lose()
+            self.arrays.lose()
             self._observer.entered(self.number, state, self._chips, self._calendar.now)
 
     def _unhang(self, order: int) -> None:
@@ -193,7 +202,7 @@ class VirtualLearner:
             self._calendar.after(self.core.policy.heartbeat, self._beat)
 
     def _start_step(self) -> None:
-        tokens, metrics = self._arrays.step(self.core.clock)
+        tokens, metrics = self.arrays.step(self.core.clock)
         self._step = _Step(self.core.clock + 1, tokens, metrics, left=self.place.step_time())
         self._stepped = True
         self._tell(events.StepStarted(tokens))
@@ -238,17 +247,17 @@ class VirtualLearner:
             case actions.Leave():
                 self.die(State.FINISHED)
             case actions.AdoptAll(step=step, versions=versions):
-                self._arrays.adopt(payload)
+                self.arrays.adopt(payload)
                 self._shelf.clear()
                 self._snapshots.clear()
                 self._on_the_wire.clear()
                 self._send(self, events.LearnerReady(self.number, self.core.incarnation, step, versions))
             case actions.TakeSnapshot(contribution=c):
-                self._snapshots[c.fragment, c.step] = self._arrays.snapshot(c.fragment)
+                self._snapshots[c.fragment, c.step] = self.arrays.snapshot(c.fragment)
             case actions.Publish(contribution=c):
                 self._shelf[c.fragment] = (c, self._snapshots.pop((c.fragment, c.step)))
             case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
-                self._arrays.apply(fragment, mixing, payload)
+                self.arrays.apply(fragment, mixing, payload)
                 self._shelf.pop(fragment, None)
                 self._on_the_wire.discard(fragment)
             case actions.SendReport(report=report):

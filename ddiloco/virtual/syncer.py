@@ -34,7 +34,7 @@ class VirtualSyncer:
         self.finished_at: float | None = None
         self.durable = SyncerState.initial(policy.num_fragments)
         self._policy, self._total_steps = policy, total_steps
-        self._arrays = arrays
+        self.arrays = arrays
         self._calendar = calendar
         self._observer = observer
         self._merge_time = merge_time
@@ -57,13 +57,19 @@ class VirtualSyncer:
             self._arrivals = Arrivals()
             self.core = SyncerCore(self._policy, self._total_steps, self.durable)
 
+    def begin_from(self, state: SyncerState) -> None:
+        """Starts anew, from what another process left durable."""
+        self.durable = state
+        self.crash()
+        self.restart()
+
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
         """Handles an event; while the process is down it vanishes."""
         if self.core is None:
             return
         if isinstance(event, events.FragmentArrived):
             c = event.contribution
-            problem = self._arrays.problem(event.round.fragment, payload)
+            problem = self.arrays.problem(event.round.fragment, payload)
             if problem is not None:
                 event = events.PullFailed(event.round, c.learner, c.incarnation, problem)
         out = self.core.handle(event, self._calendar.now)
@@ -80,8 +86,8 @@ class VirtualSyncer:
         match action:
             case actions.Welcome():
                 told = (action.incarnation, action.step, action.versions, action.merged_steps)
-                size = sum(self._arrays.size(p) for p in range(self._policy.num_fragments))
-                everything = self._arrays.fragments()
+                size = sum(self.arrays.size(p) for p in range(self._policy.num_fragments))
+                everything = self.arrays.fragments()
                 welcomed = events.Welcomed(*told)
                 self._deliver(action.learner, action.incarnation, welcomed, everything, size)
             case actions.Reject():
@@ -94,13 +100,13 @@ class VirtualSyncer:
                 for receiver in action.receivers:
                     self._deliver(*receiver, events.ClockSet(action.step), None, 0)
             case actions.PullFragment():
-                self._pull(action, self._arrays.encoded_size(action.round.fragment))
+                self._pull(action, self.arrays.encoded_size(action.round.fragment))
             case actions.Merge():
                 given = self._arrivals.take(action)
                 self._calendar.after(self._merge_time(), self._merge, self._process, action, given)
             case actions.Broadcast():
                 update = events.UpdateArrived(action.fragment, action.version, action.step)
-                payload, size = self._arrays.fragment(action.fragment), self._arrays.size(action.fragment)
+                payload, size = self.arrays.fragment(action.fragment), self.arrays.size(action.fragment)
                 for receiver in action.receivers:
                     self._deliver(*receiver, update, payload, size)
             case actions.Drop():
@@ -116,7 +122,7 @@ class VirtualSyncer:
         """Merges and commits, then tells the core: after a crash in between, the commit stands."""
         if process != self._process:
             return
-        metrics = self._arrays.merge(action.round.fragment, given)
+        metrics = self.arrays.merge(action.round.fragment, given)
         self.durable = self.durable.after(action.round)
         self._observer.merged(action, self._calendar.now)
         self.take(events.MergeFinished(action.round), metrics)

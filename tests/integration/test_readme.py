@@ -24,9 +24,10 @@ def blocks() -> list[list[str]]:
 
 def groups() -> list[list[str]]:
     """All commands; together in their order those that go on with each other's run."""
-    mine = [command for block in blocks() for command in block if "runs/mine" in command]
-    alone = [[command] for block in blocks() for command in block if command not in mine]
-    return [mine, *alone]
+    commands = [command for block in blocks() for command in block]
+    together = [[c for c in commands if folder in c] for folder in ("runs/mine", "runs/long")]
+    alone = [[c] for c in commands if not any(c in group for group in together)]
+    return [*together, *alone]
 
 
 def shortened(command: str, runs: pathlib.Path) -> str:

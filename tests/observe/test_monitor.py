@@ -103,6 +103,8 @@ SUMMARY = {
     "bytes_sent": 11,
     "bytes_received": 22,
     "inner_states": {},
+    "snapshots": 0,
+    "snapshots_given_up": 0,
     "drops": {"late": 2, "stale": 1},
     "failures": [{"learner": 1, "time": 15.0, "traceback": TRACEBACK}],
     "alarms": ["an evaluation failed at step 2: ValueError: no device"],

@@ -12,6 +12,7 @@ from unittest import mock
 
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.observe import records
+from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.outer.outer_step import OuterStep
 from ddiloco.runtime import job
@@ -47,15 +48,23 @@ class Workshop:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """On one device, and the outer steps are shared too."""
-        make = OuterStep._compiled
+        """On one device, and the outer steps and decoders are shared too."""
+        make, make_decoder = OuterStep._compiled, FragmentDecoder._executable
 
         def compiled(step: OuterStep, *key: Hashable) -> Any:
             return self._once(
                 (step._config, step._num_learners, step._donate, *key), lambda: make(step, *key)
             )
 
-        with mock.patch.object(OuterStep, "_compiled", compiled), workbench.devices(1):
+        def decoder(decode: FragmentDecoder, p: int) -> Any:
+            key = ("decoder", decode._name, decode._layout.piece_shapes(p))
+            return self._once(key, lambda: make_decoder(decode, p))
+
+        with (
+            mock.patch.object(OuterStep, "_compiled", compiled),
+            mock.patch.object(FragmentDecoder, "_executable", decoder),
+            workbench.devices(1),
+        ):
             yield
 
     def run(self, experiment: Experiment, stop: threading.Event | None = None) -> "VirtualRun":

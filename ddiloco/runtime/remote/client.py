@@ -11,17 +11,24 @@ from typing import Protocol
 import grpc
 
 from ddiloco.protocol.messages import Contribution
-from ddiloco.runtime.delivery import Delivery, Leave, Notice
+from ddiloco.runtime.delivery import Delivery, Leave, Notice, SnapshotBegun
 from ddiloco.runtime.remote import wire
 from ddiloco.runtime.remote import wire_pb2 as pb
 from ddiloco.runtime.remote.downlink import Uplink
-from ddiloco.runtime.remote.event_messages import check_down_header, syncer_event, up_header
+from ddiloco.runtime.remote.event_messages import (
+    check_down_header,
+    checked_number,
+    syncer_event,
+    up_header,
+)
 from ddiloco.runtime.remote.outbox import Outbox
 from ddiloco.runtime.remote.payload import chunks, payload_bytes, receive
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.settings import RemoteConfig, backoff
+from ddiloco.runtime.remote.snapshot_messages import snapshot_message
 from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.remote.wire import WireError, parse
+from ddiloco.runtime.snapshots.messages import SnapshotMessage
 from ddiloco.runtime.syncer import host_arrays
 from ddiloco.runtime.transfer import Snapshot
 
@@ -71,6 +78,7 @@ class SyncerClient:
         self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
         self.newest_incarnation = 0  # of this learner, of those that the syncer had heard of
         self.position = ""  # JSON: where an earlier process's batches go on; empty: none is known
+        self.resume_from = 0  # snapshot that has the learner's state, for its first process; 0: none
         self.refusal: str | None = None  # why the syncer will never let it in, in a line
         self.connections = self.malformed = 0
         self._address, self._learner, self._process = address, learner, process
@@ -95,6 +103,10 @@ class SyncerClient:
             self._worker = worker
             if self._over:
                 worker.inbox.put(Leave())
+
+    def tell_of_snapshot(self, message: SnapshotMessage) -> None:
+        """Tells the syncer about a snapshot; never waits."""
+        self.outbox.say(snapshot_message(message, self._terms.num_fragments))
 
     def peers(self, timeout: float) -> list[str]:
         """Addresses of learners that may have an inner state to give; none while there is no connection."""
@@ -211,7 +223,7 @@ class _Connection:
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
         if client.connections == 1:
-            client.position = accepted.position
+            client.position, client.resume_from = accepted.position, accepted.resume_from
         client.outbox.accepted()
         client.accepted.set()
 
@@ -254,6 +266,10 @@ class _Connection:
                 client.outbox.taken(message.records_taken.next)
             case "leave":
                 client._leave()
+            case "snapshot_begun":
+                if client._worker is not None:
+                    number = checked_number(message.snapshot_begun.snapshot)
+                    client._worker.inbox.put(SnapshotBegun(number, ()))
             case _:
                 event = syncer_event(message)
                 if client._worker is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddiloco.protocol import events
-from ddiloco.runtime.delivery import Pieces, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.delivery import Pieces, SnapshotBegun, UpdateDelivery, WelcomeDelivery
 from ddiloco.runtime.remote import wire_pb2 as pb
 from ddiloco.runtime.remote.payload import chunks, payload_bytes
 
@@ -54,6 +54,7 @@ class Downlink:
         self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
         self._updates: dict[int, None] = {}  # in the order in which they became due
         self._sent: dict[int, int] = {}  # version by fragment
+        self._snapshot: SnapshotBegun | None = None  # the newest that the learner was asked to be in
         self._closed = False
 
     def welcome(self, delivery: WelcomeDelivery) -> None:
@@ -80,6 +81,11 @@ class Downlink:
         with self._change:
             self._updates[event.fragment] = None
             self._change.notify_all()
+
+    def begun(self, snapshot: SnapshotBegun) -> None:
+        """Has later versions carry the snapshot's number: they may come before the word that it has begun."""
+        with self._change:
+            self._snapshot = snapshot
 
     def close(self) -> None:
         """Ends the streams."""
@@ -112,6 +118,8 @@ class Downlink:
     def _take(self, fragment: int, welcome: int) -> tuple[pb.DownHeader, Pieces]:
         newest = self._newest.get(fragment)
         self._sent[fragment] = newest.version
+        snapshot = self._snapshot
+        later = snapshot is not None and newest.version > snapshot.versions[fragment]
         header = pb.DownHeader(
             fragment=fragment,
             version=newest.version,
@@ -119,6 +127,7 @@ class Downlink:
             size=payload_bytes(newest.pieces),
             welcome=welcome,
             step=self._step,
+            epoch=snapshot.number if later else 0,
         )
         return header, newest.pieces
 
@@ -138,7 +147,7 @@ class Uplink:
         arrived = Version(header.version, header.merged_step, pieces)
         if not header.welcome:
             event = events.UpdateArrived(header.fragment, header.version, header.merged_step)
-            return UpdateDelivery(event, pieces)
+            return UpdateDelivery(event, pieces, header.epoch)
         with self._lock:
             if header.welcome < self._welcome:
                 return None

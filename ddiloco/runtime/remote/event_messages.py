@@ -50,21 +50,27 @@ def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> 
         case "join":
             m = message.join
             if not m.HasField("step"):
-                return events.LearnerJoined(learner, _number(m.incarnation))
-            versions = _numbers(m.versions, num_fragments)
-            return events.LearnerJoined(learner, _number(m.incarnation), _number(m.step), versions)
+                return events.LearnerJoined(learner, checked_number(m.incarnation))
+            versions = checked_numbers(m.versions, num_fragments)
+            return events.LearnerJoined(
+                learner, checked_number(m.incarnation), checked_number(m.step), versions
+            )
         case "ready":
             m = message.ready
-            versions = _numbers(m.versions, num_fragments)
-            return events.LearnerReady(learner, _number(m.incarnation), _number(m.step), versions)
+            versions = checked_numbers(m.versions, num_fragments)
+            return events.LearnerReady(
+                learner, checked_number(m.incarnation), checked_number(m.step), versions
+            )
         case "report":
             m = message.report
-            columns = (_numbers(column, num_fragments) for column in (m.versions, m.steps, m.tokens))
+            columns = (checked_numbers(column, num_fragments) for column in (m.versions, m.steps, m.tokens))
             counters = tuple(FragmentCounters(*row) for row in zip(*columns, strict=True))
-            return events.StepReported(Report(learner, _number(m.incarnation), _number(m.step), counters))
+            return events.StepReported(
+                Report(learner, checked_number(m.incarnation), checked_number(m.step), counters)
+            )
         case "lost":
             m = message.lost
-            return events.LearnerLost(learner, _number(m.incarnation), m.reason[:LONGEST_REASON])
+            return events.LearnerLost(learner, checked_number(m.incarnation), m.reason[:LONGEST_REASON])
         case kind:
             raise WireError("unexpected message", f"{kind or 'an empty one'} where an event must be")
 
@@ -89,12 +95,12 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
     """
     match message.WhichOneof("kind"):
         case "clock_set":
-            return events.ClockSet(_number(message.clock_set.step))
+            return events.ClockSet(checked_number(message.clock_set.step))
         case "not_member":
-            return events.NotMember(_number(message.not_member.incarnation))
+            return events.NotMember(checked_number(message.not_member.incarnation))
         case "rejected":
             m = message.rejected
-            return events.Rejected(_number(m.incarnation), m.reason[:LONGEST_REASON])
+            return events.Rejected(checked_number(m.incarnation), m.reason[:LONGEST_REASON])
         case kind:
             raise WireError("unexpected message", f"{kind or 'an empty one'} where an event must be")
 
@@ -123,7 +129,7 @@ def contribution_of(header: pb.UpHeader, learner: int, fragment: int) -> Contrib
     if header.fragment != fragment:
         raise WireError("another fragment", f"{header.fragment} came where {fragment} was asked for")
     h = header
-    numbers = map(_number, (h.incarnation, h.version, h.step, h.steps, h.tokens))
+    numbers = map(checked_number, (h.incarnation, h.version, h.step, h.steps, h.tokens))
     incarnation, version, step, steps, tokens = numbers
     return Contribution(learner, incarnation, fragment, version, step, steps, tokens)
 
@@ -136,17 +142,19 @@ def check_down_header(header: pb.DownHeader, num_fragments: int) -> None:
     """
     if header.fragment >= num_fragments:
         raise WireError("another fragment", f"{header.fragment} of {num_fragments}")
-    for value in (header.version, header.merged_step, header.step, header.welcome):
-        _number(value)
+    for value in (header.version, header.merged_step, header.step, header.welcome, header.epoch):
+        checked_number(value)
 
 
-def _number(value: int) -> int:
+def checked_number(value: int) -> int:
+    """The number; raises WireError if it is beyond LARGEST."""
     if value > LARGEST:
         raise WireError("number too large", f"{value}")
     return value
 
 
-def _numbers(values: Sequence[int], count: int) -> tuple[int, ...]:
+def checked_numbers(values: Sequence[int], count: int) -> tuple[int, ...]:
+    """The numbers, one a fragment; raises WireError if there are not `count`, or one cannot be."""
     if len(values) != count:
         raise WireError("another number of fragments", f"{len(values)} where there are {count}")
-    return tuple(map(_number, values))
+    return tuple(map(checked_number, values))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from ddiloco.config import ConfigError
+from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.runtime.assembly import Assembly, make_layout
@@ -21,9 +22,14 @@ from ddiloco.runtime.remote.donor import Donor, InnerFormat
 from ddiloco.runtime.remote.recovery import Checkpointer, ProcessRecovery
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.terms import terms_of
+from ddiloco.runtime.snapshots.recording import LearnerRecording, parts_folder
+from ddiloco.runtime.snapshots.returning import Origin, ReturningLearner
+from ddiloco.runtime.snapshots.store import PartWriter, SnapshotError, SnapshotStore
+from ddiloco.runtime.snapshots.taking import FOLDER
 from ddiloco.runtime.taping import Tapes
 
 _TOLD_SECONDS = 30.0  # for the last records to be heard, when the syncer is there
+_PART_SECONDS = 20.0  # for a part of a snapshot to be written
 _ABANDONED_SECONDS = 2.0  # the same after the word to stop, when it may not be
 
 
@@ -127,12 +133,26 @@ class LearnerProcess:
             client, inner, self._security, config, folder, lambda: donor.attach(worker.inbox, inner)
         )
         recovery.resume_data(equipment.batches)
-        tapes = Tapes(workdir, self._experiment, self._assembly.layout, record)
+        tapes = Tapes(
+            None if self._experiment.resume else workdir, self._experiment, self._assembly.layout, record
+        )
         tape = tapes.learner(core.learner, core.incarnation, equipment)
-        worker = LearnerWorker(core, equipment, client.outbox.send, record, recovery, tape)
+        writer = None if workdir is None else PartWriter(parts_folder(workdir / FOLDER))
+        worker = LearnerWorker(
+            core,
+            equipment,
+            client.outbox.send,
+            record,
+            recovery,
+            tape,
+            LearnerRecording(core.learner, writer, client.tell_of_snapshot),
+            self._returning(core.learner, equipment, client, recovery, workdir),
+        )
         client.attach(worker)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)
+            if writer is not None:
+                stack.callback(writer.close, _PART_SECONDS)
             if folder is not None and config.checkpoint_every:
                 copies = Checkpointer(worker.inbox, inner, folder, config.checkpoint_every, record)
                 copies.start()
@@ -140,6 +160,32 @@ class LearnerProcess:
             worker.start()
             _wait(worker, stop)
         return worker.failure
+
+    def _returning(
+        self,
+        learner: int,
+        equipment: Equipment,
+        client: SyncerClient,
+        recovery: ProcessRecovery,
+        workdir: pathlib.Path | None,
+    ) -> ReturningLearner | None:
+        """What the snapshot that the run goes on from has of the learner, if this process is to take it up.
+
+        A learner that the snapshot has nothing of joins anew, with the inner state of another one; one that
+        cannot read it joins anew too, with an alarm.
+        """
+        if not client.resume_from or workdir is None:
+            return None
+        try:
+            snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from)
+            origin = Origin(snapshot, self._experiment, self._assembly.layout)
+            returning = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
+            if returning is None:
+                recovery.donated = origin.donated()
+            return returning
+        except SnapshotError as error:
+            client.outbox.record(records.Alarm(f"{error}: the learner joins anew", time.time()))
+            return None
 
 
 def _wait(worker: LearnerWorker, stop: threading.Event) -> None:

@@ -1,6 +1,7 @@
 """How a learner's process takes over where another left off: inner optimizer state and position in the data.
 
-In order: a healthy peer's inner state, the learner's own last copy on disk, a fresh one.
+In order: a healthy peer's inner state, the learner's own last copy on disk, that of another learner in the
+snapshot that the run goes on from, a fresh one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Found(NamedTuple):
     """An inner state and where it came from."""
 
     state: InnerState | None
-    source: str  # "peer", "checkpoint" or "fresh"
+    source: str  # "peer", "checkpoint", "snapshot" or "fresh"
     seconds: float
 
 
@@ -51,6 +52,7 @@ class ProcessRecovery:
         stepping: Callable[[], None] = lambda: None,
     ) -> None:
         """`folder`: of the learner's own copies; None: none. `stepping`: called at the first step."""
+        self.donated: InnerState | None = None  # by a learner of the snapshot that the run goes on from
         self._client, self._inner = client, inner
         self._stepping: Callable[[], None] | None = stepping
         self._security, self._config, self._folder = security, config, folder
@@ -61,6 +63,8 @@ class ProcessRecovery:
         state, source = self._from_peers(versions, begun + self._config.donation_timeout), "peer"
         if state is None:
             state, source = self._from_disk(), "checkpoint"
+        if state is None:
+            state, source = self.donated, "snapshot"
         if state is None:
             source = "fresh"
         values = {

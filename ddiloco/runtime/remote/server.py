@@ -23,11 +23,14 @@ from ddiloco.runtime.remote.event_messages import contribution_of, learner_event
 from ddiloco.runtime.remote.intake import RecordIntake
 from ddiloco.runtime.remote.payload import receive
 from ddiloco.runtime.remote.positions import Positions
+from ddiloco.runtime.remote.resumed import ResumedFrom
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.session import Session
 from ddiloco.runtime.remote.settings import RemoteConfig
+from ddiloco.runtime.remote.snapshot_messages import told_of_snapshot
 from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.remote.wire import WireError, parse
+from ddiloco.runtime.snapshots.messages import SnapshotMessage
 from ddiloco.runtime.syncer import LearnerLink
 
 FURTHEST_AHEAD = 1 << 41  # microseconds, 25 days: a larger incarnation would keep out every later process
@@ -46,13 +49,18 @@ class SyncerServer:
         security: Security,
         config: RemoteConfig,
         connect: Callable[[int, int, LearnerLink], None],
-        send: Callable[[events.SyncerEvent], None],
+        send: Callable[[events.SyncerEvent | SnapshotMessage], None],
         record: Callable[[object], None],
         positions: Positions | None = None,
+        resumed_from: ResumedFrom | None = None,
     ) -> None:
-        """`connect` and `send` are those of a SyncerWorker, or do the same."""
+        """`connect` and `send` are those of a SyncerWorker, or do the same.
+
+        `resumed_from`: the snapshot that the run goes on from, if it does.
+        """
         self.intake = RecordIntake(record)
         self.positions = positions or Positions(None)
+        self._resumed_from = resumed_from
         self._terms, self._security = terms, security
         self._connect, self._send, self._record = connect, send, record
         self._handshake = config.handshake
@@ -100,16 +108,26 @@ class SyncerServer:
                 self._hear(learner, incarnation)
 
     def gather(self, patience: float, stop: threading.Event) -> None:
-        """Waits until all learners have joined, `patience` seconds have passed since the first, or `stop`."""
+        """Waits until all learners have joined, `patience` seconds have passed since the first, or `stop`.
+
+        Where a run goes on from a snapshot they have to come back: what one holds would be overwritten
+        unmerged if a round went on without it.
+        """
         deadline = None
         with self._lock:
-            while len(self._newest_incarnation) < self._terms.num_learners and not stop.is_set():
+            while (here := self._joined()) < self._terms.num_learners and not stop.is_set():
                 now = time.monotonic()
-                if deadline is None and self._newest_incarnation:
+                if deadline is None and here:
                     deadline = now + patience
                 if deadline is not None and now >= deadline:
                     return
                 self._changed.wait(0.2)
+
+    def _joined(self) -> int:
+        """How many learners have joined, since the snapshot if the run goes on from one."""
+        origin = self._resumed_from
+        known = self._newest_incarnation.items()
+        return sum(origin is None or not origin.number_for(learner, newest) for learner, newest in known)
 
     def stop(self, timeout: float) -> bool:
         """Tells all learners that the run is over, and ends once they have said goodbye; whether all did."""
@@ -249,10 +267,12 @@ class SyncerServer:
         with self._lock:
             known = self._newest_incarnation.get(hello.learner, 0)
             self._sessions[session.name] = session
+        origin = self._resumed_from
         accepted = pb.Accepted(
             session=session.name,
             newest_incarnation=known,
             position=self.positions.get(hello.learner),
+            resume_from=0 if origin is None else origin.number_for(hello.learner, known),
         )
         session.say(pb.ToLearner(accepted=accepted))
         if self._over:  # it was away as the others were told
@@ -303,6 +323,8 @@ class SyncerServer:
                     asked[1].set_exception(ConnectionError(message.pull_failed.reason[:200]))
                 elif asked is not None:
                     asked[1].set_result(None)
+            case "state_recorded" | "part_written":
+                self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
             case _:
                 self._hear_event(session, learner_event(message, session.learner, self._terms.num_fragments))
         return False

@@ -11,7 +11,14 @@ import numpy as np
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution
-from ddiloco.runtime.delivery import Delivery, Leave, Notice, UpdateDelivery, WelcomeDelivery
+from ddiloco.runtime.delivery import (
+    Delivery,
+    Leave,
+    Notice,
+    SnapshotBegun,
+    UpdateDelivery,
+    WelcomeDelivery,
+)
 from ddiloco.runtime.remote import wire_pb2 as pb
 from ddiloco.runtime.remote.downlink import Downlink, NewestFragments
 from ddiloco.runtime.remote.event_messages import from_syncer
@@ -62,6 +69,9 @@ class Session:
                 self.down.update(delivery)
             case Notice():
                 self.say(from_syncer(delivery.event), replaces=isinstance(delivery.event, events.ClockSet))
+            case SnapshotBegun():
+                self.down.begun(delivery)
+                self.say(pb.ToLearner(snapshot_begun=pb.SnapshotBegun(snapshot=delivery.number)))
             case Leave():
                 self.say(pb.ToLearner(leave=pb.Leave()))
 

@@ -20,9 +20,12 @@ from ddiloco.runtime.durable import DurableState
 from ddiloco.runtime.evaluator import Evaluator
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.remote.positions import Positions
+from ddiloco.runtime.remote.resumed import ResumedFrom, begin_from
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.server import SyncerServer
 from ddiloco.runtime.remote.terms import terms_of
+from ddiloco.runtime.snapshots.store import Snapshot
+from ddiloco.runtime.snapshots.taking import FOLDER, SnapshotTaker, snapshot_header
 from ddiloco.runtime.syncer import SyncerWorker
 from ddiloco.runtime.taping import Tapes
 from ddiloco.training.evaluation import Score
@@ -44,15 +47,21 @@ class SyncerRun:
         durable: DurableState,
         resumed: bool,
         alone: bool = False,
+        snapshot: Snapshot | None = None,
     ) -> None:
         """Listens on `address`, HOST:PORT, from now on; `run` begins to answer.
 
         Raises:
           ConfigError: the address cannot be had.
+          DataError: the snapshot is of other data.
           DurableStateError: what an earlier syncer left cannot be gone on with.
+          SnapshotError: the snapshot has been damaged since it was opened.
         """
-        start = durable.load() if resumed else None
         e = assembly.experiment
+        positions = Positions(durable.folder)
+        if snapshot is not None:
+            begin_from(snapshot, assembly, durable, positions)
+        start = durable.load() if resumed or snapshot is not None else None
         self._assembly = assembly
         self._record = record
         self._stop, self._alone = stop, alone
@@ -64,13 +73,17 @@ class SyncerRun:
         if start is None:
             durable.begin(self._model)
         else:
-            for p, fragment in enumerate(start.fragments):
-                self._model.restore(p, fragment)
+            start.restore(self._model)
             record(records.Resumed(start.state.versions, time.time()))
         core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
-        tape = Tapes(durable.folder.parent, e, assembly.layout, record).syncer(core.state(), self._model)
+        workdir = durable.folder.parent
+        tapes = Tapes(None if e.resume else workdir, e, assembly.layout, record)
+        tape = tapes.syncer(core.state(), self._model)
         self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
-        positions = Positions(durable.folder)
+        if e.snapshot.every:
+            header, send = snapshot_header(e, assembly.layout), self._syncer.send
+            taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record)
+            self._syncer.take_snapshots(taker)
         if start is not None:
             positions.load()
         self._server = SyncerServer(
@@ -81,12 +94,13 @@ class SyncerRun:
             self._syncer.send,
             record,
             positions,
+            ResumedFrom.load(durable.folder) if start is not None else None,
         )
         self._server.know(core.state().incarnations)
         self._server.start(address)  # learners compile while this process does
         self._scorer: Callable[[Mapping[str, Any]], Score] | None = None
         self._evaluator = Evaluator(self._score, e.eval.every, self._tokens_so_far, record)
-        if start is None:  # else learners wait: the first merge and evaluation compile for themselves
+        if not resumed:  # else learners wait: the first merge and evaluation compile for themselves
             self._model.compile()
             self._evaluator.evaluate(core.step, self._model.parameters())
 
@@ -134,6 +148,8 @@ def run_syncer(
     assembly: Assembly,
     record: Callable[[Any], None],
     stop: threading.Event,
+    snapshot: Snapshot | None,
+    *,
     address: str,
     security: Security,
     folder: pathlib.Path,
@@ -142,7 +158,8 @@ def run_syncer(
 ) -> Outcome:
     """Makes and runs a SyncerRun, whose durable state is in `folder`; a resumed one goes on from there.
 
+    With a snapshot the durable state is made anew from that, and learners come back with what it has of them.
     `alone`: all learners have left after their last step, so that only the result is to be saved.
     """
     durable = DurableState(folder, assembly.layout, record, stop)
-    return SyncerRun(assembly, record, stop, address, security, durable, resumed, alone).run()
+    return SyncerRun(assembly, record, stop, address, security, durable, resumed, alone, snapshot).run()

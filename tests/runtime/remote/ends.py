@@ -71,11 +71,11 @@ def report(learner, incarnation, step):
 class SyncerEnd:
     """A SyncerServer, what it hears, and the links that it makes."""
 
-    def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True):
+    def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True, **more):
         self.heard, self.records = queue.SimpleQueue(), []
         self.links = {}
         self.server = SyncerServer(
-            terms, security or Security(), config, self._connect, self.heard.put, self.records.append
+            terms, security or Security(), config, self._connect, self.heard.put, self.records.append, **more
         )
         self.port = self.server.start(address)
         if opened:

@@ -232,7 +232,7 @@ def test_another_version_of_the_wire_is_refused(ends):
     with pytest.raises(grpc.RpcError) as raised:
         next(control(syncer, said(hello=hello)))
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert raised.value.details() == "the syncer speaks version 2 of the wire, the learner 3"
+    assert raised.value.details() == "the syncer speaks version 3 of the wire, the learner 4"
 
 
 def control(syncer, *messages):

@@ -1,0 +1,72 @@
+"""A run whose processes are all killed goes on from its newest snapshot: nothing twice, nothing lost."""
+
+import json
+
+import pytest
+
+from tests.integration.programs import LIMIT
+from tests.runtime.remote.ends import until
+
+STEADY = ("--config.eval.every=0", "--config.sample.tokens=0", "--config.sync.quorum=None")
+TAKING = (*STEADY, "--config.snapshot.every=6")
+
+
+def lines(path):
+    """The complete lines of a file."""
+    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
+
+
+def manifests(workdir):
+    """By number: the manifests of the complete snapshots."""
+    found = (workdir / "snapshots").glob("[0-9]*/manifest.json")
+    return {int(path.parent.name): json.loads(path.read_text()) for path in found}
+
+
+@pytest.mark.parametrize("driver", ["remote", pytest.param("local", marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, programs, tmp_path):
+    changes = [*programs.training(tmp_path), f"--config.driver={driver}", *TAKING]
+    process = programs.start("train", *changes, "--config.train.steps=100000")
+    try:
+
+        def two_are_complete():
+            assert process.poll() is None, process.communicate()
+            return len(manifests(tmp_path)) >= 2
+
+        until(two_are_complete, "the second snapshot", LIMIT)
+    finally:
+        process.kill()  # the rest of its processes go with it
+        process.communicate()
+    number, manifest = max(manifests(tmp_path).items())
+    header = manifest["header"]
+    clocks = header["clocks"]["learners"]
+    at = {m: clocks[str(m)]["learners"][str(m)][1] for m in (0, 1)}
+    steps = max(at.values()) + 12
+    resumed = programs.run("train", *changes, f"--config.train.steps={steps}", "--config.resume=true")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"going on from snapshot {number}, step {header['step']}" in resumed.stderr
+
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["finished"], summary["failures"], summary["step"]) == (True, [], steps)
+    rounds = lines(tmp_path / "rounds.jsonl")
+    made = [(told["fragment"], told["version"]) for told in rounds]
+    assert len(set(made)) == len(made)
+    for p, version in enumerate(header["versions"]):
+        assert summary["outer_steps"][str(p)] == max(v for q, v in made if q == p) > version
+        assert sorted(v for q, v in made if q == p) == list(range(1, summary["outer_steps"][str(p)] + 1))
+    merged = [(told["fragment"], c[0], c[2]) for told in rounds for c in told["contributions"]]
+    assert len(set(merged)) == len(merged)  # no work on a version was merged a second time
+    assert {m for _, m, _ in merged} == {0, 1}
+    for m in (0, 1):
+        clocks = [told["step"] for told in lines(tmp_path / "learners" / str(m) / "steps.jsonl")]
+        assert clocks == sorted(set(clocks))
+        assert len(clocks) == summary["inner_steps"][str(m)]
+        assert at[m] in clocks
+        assert clocks[clocks.index(at[m]) + 1] == at[m] + 1  # the step after those of the snapshot
+
+
+def test_without_a_snapshot_there_is_nothing_to_resume(programs, tmp_path):
+    result = programs.train(tmp_path, "--config.resume=true")
+    assert result.returncode == 2
+    assert result.stderr.strip() == (
+        f"error: config.resume: is true, but there is no complete snapshot in {tmp_path}/snapshots"
+    )

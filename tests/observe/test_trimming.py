@@ -1,0 +1,104 @@
+"""The files of a run cut back to a snapshot: what was before it counts once, what came after not at all."""
+
+import json
+
+import pytest
+
+from ddiloco.observe.trimming import Cut, trim
+
+
+def write(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Learner 0 takes a step each second from time 1 on, learner 1 each two; a merge each four."""
+    workdir = tmp_path / "run"
+    for m in (0, 1):
+        steps = [{"time": float(i * (m + 1)), "step": i, "tokens": 10} for i in range(1, 11)]
+        write(workdir / "learners" / str(m) / "steps.jsonl", steps)
+    (workdir / "learners" / "0" / "inner_state").write_text("of a later step")
+    rounds = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+    lines = [{"time": 4.0 * i, "fragment": p, "version": v} for i, (v, p) in enumerate(rounds, 1)]
+    write(workdir / "rounds.jsonl", lines)
+    states = [(0.0, 0, "stepping"), (0.0, 1, "stepping"), (9.0, 0, "failed"), (15.0, 1, "failed")]
+    write(
+        workdir / "states.jsonl",
+        [{"time": t, "learner": m, "state": s, "chips": None} for t, m, s in states],
+    )
+    scores = [{"step": step, "loss": 1.0, "tokens": 0, "seconds": 0.0} for step in (0, 8, 16)]
+    (workdir / "summary.json").write_text(json.dumps({"bytes_sent": 7, "eval_history": scores}))
+    for name in ("config.json", "loss.png"):
+        (workdir / name).write_text("{}")
+    (workdir / "checkpoints").mkdir()
+    (workdir / "snapshots").mkdir()
+    return workdir
+
+
+CUT = Cut(time=8.0, versions=(1, 1), step=8, times={0: 8.5, 1: 8.5}, unfinished={0: 2, 1: 0})
+
+
+def test_each_learner_keeps_the_steps_before_its_own_cut_and_those_it_had_started(run):
+    trim(run, CUT)
+    assert [line["step"] for line in read(run / "learners/0/steps.jsonl")] == [*range(1, 9), 9, 10]
+    assert [line["step"] for line in read(run / "learners/1/steps.jsonl")] == [1, 2, 3, 4]
+
+
+def test_merges_stay_up_to_the_versions_of_the_snapshot(run):
+    trim(run, CUT)
+    assert [(line["fragment"], line["version"]) for line in read(run / "rounds.jsonl")] == [(0, 1), (1, 1)]
+
+
+def test_learners_are_down_from_their_cuts_on(run):
+    trim(run, CUT)
+    told = [(line["time"], line["learner"], line["state"]) for line in read(run / "states.jsonl")]
+    assert told[2:] == [(8.5, 0, "failed"), (8.5, 1, "failed")]
+
+
+def test_what_is_cut_off_and_what_is_made_anew_is_kept_aside(run):
+    target = trim(run, CUT)
+    assert target == run / "previous" / "1"
+    assert {path.name for path in target.iterdir()} == {
+        "learners", "rounds.jsonl", "states.jsonl", "summary.json", "config.json", "loss.png", "checkpoints",
+    }  # fmt: skip
+    assert (target / "learners/0/inner_state").exists()
+    assert len(read(target / "learners/1/steps.jsonl")) == 6
+    assert (run / "snapshots").is_dir()
+
+
+def test_the_summary_keeps_its_counts_and_the_scores_up_to_the_cut(run):
+    trim(run, CUT)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["bytes_sent"] == 7
+    assert [score["step"] for score in summary["eval_history"]] == [0, 8]
+
+
+def test_a_second_time_changes_nothing_more(run):
+    trim(run, CUT)
+    files = [path for path in run.rglob("*.json*") if "previous" not in path.parts]
+    before = {path: path.read_text() for path in files}
+    trim(run, CUT)
+    assert {path: path.read_text() for path in files} == before
+
+
+def test_known_numbers_of_lines_and_a_known_summary_go_before_times(run):
+    lines = {"learners/0/steps.jsonl": 3, "learners/1/steps.jsonl": 0, "rounds.jsonl": 4, "states.jsonl": 2}
+    trim(run, Cut(8.0, (1, 1), 8, lines=lines, summary={"drops": {"late": 1}}))
+    assert len(read(run / "learners/0/steps.jsonl")) == 3
+    assert read(run / "learners/1/steps.jsonl") == []
+    assert len(read(run / "rounds.jsonl")) == 4
+    assert len(read(run / "states.jsonl")) == 2
+    assert json.loads((run / "summary.json").read_text()) == {"drops": {"late": 1}}
+
+
+def test_a_line_that_a_crash_has_torn_is_no_hindrance(run):
+    with (run / "learners/1/steps.jsonl").open("a") as file:
+        file.write('{"time": 2')
+    trim(run, CUT)
+    assert len(read(run / "learners/1/steps.jsonl")) == 4

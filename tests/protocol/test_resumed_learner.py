@@ -1,0 +1,93 @@
+"""A learner that comes back with what a snapshot has of it: its counters, and what it had offered."""
+
+import pytest
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.clocks import VectorClock
+from ddiloco.protocol.errors import LocalProtocolError
+from ddiloco.protocol.learner import FragmentWork, LearnerCore
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
+
+POLICY = SyncPolicy(num_learners=2, num_fragments=2, interval=4)
+HELD = [FragmentWork(3, 12, 2, 20, offered=False), FragmentWork(2, 10, 4, 40, offered=True)]
+
+
+def resumed(policy=POLICY, total_steps=None, clock=14, held=HELD):
+    core = LearnerCore(0, 7, policy, total_steps)
+    return core, core.resume(clock, held)
+
+
+def test_it_joins_as_a_returner_with_its_versions_and_tells_its_counters():
+    core, out = resumed()
+    assert out[0] == actions.Join(0, 7, 14, (3, 2))
+    assert out[-1] == actions.SendReport(
+        Report(0, 7, 14, (FragmentCounters(3, 2, 20), FragmentCounters(2, 4, 40)))
+    )
+    assert (core.clock, core.versions) == (14, (3, 2))
+
+
+def test_what_it_had_offered_it_offers_anew_with_the_same_counters():
+    _, out = resumed()
+    contribution = Contribution(0, 7, 1, 2, 14, 4, 40)
+    assert out[1:3] == [actions.TakeSnapshot(contribution), actions.Publish(contribution)]
+
+
+def test_its_counters_go_on_from_what_they_were():
+    core, _ = resumed()
+    core.handle(events.StepStarted(10), 0.0)
+    assert [(f.steps, f.tokens) for f in core.fragments] == [(3, 30), (5, 50)]
+
+
+def test_a_learner_that_was_blocked_is_so_until_the_update_comes():
+    policy = SyncPolicy(
+        num_learners=2, num_fragments=1, interval=4, overlap=0, quorum=None, max_run_ahead=0
+    )
+    core, _ = resumed(policy, clock=4, held=[FragmentWork(0, 0, 4, 40, offered=True)])
+    core.handle(events.UpdateArrived(0, 1, 4), 0.0)
+    assert not core.blocked
+
+
+def test_the_state_that_it_gives_is_a_copy():
+    core, _ = resumed()
+    before = core.fragments
+    core.handle(events.StepStarted(10), 0.0)
+    assert before[0].steps == 2
+
+
+def test_a_syncer_that_starts_from_the_same_snapshot_lets_it_in_and_merges_what_it_held():
+    _, out = resumed(total_steps=20)
+    [publish] = [action for action in out if isinstance(action, actions.Publish)]
+    syncer = SyncerCore(POLICY, 20, SyncerState((3, 2), (12, 10), ((0, 6),)))
+    syncer.handle(events.LearnerJoined(0, 7, 14, (3, 2)), 0.0)
+    assert syncer.vector_clock == VectorClock({0: (7, 14)}, {0: 3, 1: 2})
+    [pull] = [
+        action
+        for action in syncer.handle(events.StepReported(out[-1].report), 0.0)
+        if isinstance(action, actions.PullFragment)
+    ]
+    merges = syncer.handle(events.FragmentArrived(pull.round, publish.contribution), 0.0)
+    [merge] = [action for action in merges if isinstance(action, actions.Merge)]
+    assert merge.round == RoundId(14, 1)
+    assert merge.contributions == (publish.contribution,)
+
+
+@pytest.mark.parametrize("held", [[], HELD[:1]])
+def test_a_state_of_another_number_of_fragments_is_refused(held):
+    with pytest.raises(LocalProtocolError, match="cannot be taken up"):
+        LearnerCore(0, 7, POLICY).resume(14, held)
+
+
+def test_only_a_core_that_has_not_begun_takes_a_state_up():
+    core, _ = resumed()
+    with pytest.raises(LocalProtocolError):
+        core.resume(14, HELD)
+
+
+def test_the_vector_clock_holds_the_steps_that_are_under_way():
+    core, _ = resumed()
+    core.handle(events.StepStarted(10), 0.0)
+    assert core.vector_clock.learners == {0: (7, 15)}
+    assert core.vector_clock.versions == {0: 3, 1: 2}

@@ -3,7 +3,7 @@
   python -m experiments.chaos --config=configs/chaos_processes.py[:PRESET] --workdir=DIR [--undisturbed]
 
 PRESET
-  default    10 minutes, about 200 kills, and some hangs and partitions
+  default    10 minutes, about 210 kills, and some hangs and partitions
   short      2 minutes
   quick      about 45 s, a few faults; what the tests run
 
@@ -50,7 +50,7 @@ def get_chaos(preset: str = "default") -> ConfigDict:
     c.seed = {"default": 0, "short": 2, "quick": 40}[preset]  # the short ones have every kind of fault
     c.steady_seconds = 5.0 if quick else 10.0  # that all learners have stepped before the first fault
     c.seconds = SECONDS[preset]
-    c.learner_every = {"default": 10.0, "short": 20.0, "quick": 12.0}[preset]  # seconds between its faults
+    c.learner_every = {"default": 9.6, "short": 20.0, "quick": 12.0}[preset]  # seconds between its faults
     c.syncer_every = {"default": 28.0, "short": 40.0, "quick": 14.0}[preset]  # the same of the syncer
     c.spared_seconds = 4.0  # after a fault of the syncer, in which learners have none: they could not return
     c.hang_share = 0.04 if default else 0.2  # share of the faults that stop a process for a while

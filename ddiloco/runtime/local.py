@@ -24,8 +24,8 @@ from ddiloco.runtime.learner_arrays import Equipment
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.snapshots.recording import LearnerRecording
 from ddiloco.runtime.snapshots.returning import DonatedInner, Origin
-from ddiloco.runtime.snapshots.store import Snapshot
-from ddiloco.runtime.snapshots.taking import FOLDER, SnapshotTaker, snapshot_header
+from ddiloco.runtime.snapshots.store import FOLDER, Snapshot
+from ddiloco.runtime.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.runtime.syncer import SyncerWorker, host_arrays
 from ddiloco.runtime.taping import Tapes
 

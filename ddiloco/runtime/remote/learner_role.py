@@ -24,8 +24,7 @@ from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.terms import terms_of
 from ddiloco.runtime.snapshots.recording import LearnerRecording, parts_folder
 from ddiloco.runtime.snapshots.returning import Origin, ReturningLearner
-from ddiloco.runtime.snapshots.store import PartWriter, SnapshotError, SnapshotStore
-from ddiloco.runtime.snapshots.taking import FOLDER
+from ddiloco.runtime.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.runtime.taping import Tapes
 
 _TOLD_SECONDS = 30.0  # for the last records to be heard, when the syncer is there

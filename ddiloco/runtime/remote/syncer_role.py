@@ -24,8 +24,8 @@ from ddiloco.runtime.remote.resumed import ResumedFrom, begin_from
 from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.server import SyncerServer
 from ddiloco.runtime.remote.terms import terms_of
-from ddiloco.runtime.snapshots.store import Snapshot
-from ddiloco.runtime.snapshots.taking import FOLDER, SnapshotTaker, snapshot_header
+from ddiloco.runtime.snapshots.store import FOLDER, Snapshot
+from ddiloco.runtime.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.runtime.syncer import SyncerWorker
 from ddiloco.runtime.taping import Tapes
 from ddiloco.training.evaluation import Score

@@ -11,9 +11,8 @@ from typing import Any
 from ddiloco.observe import records
 from ddiloco.runtime.experiment import Experiment, to_json
 from ddiloco.runtime.snapshots.parts import write_part
-from ddiloco.runtime.snapshots.store import Part, SnapshotError, SnapshotStore
+from ddiloco.runtime.snapshots.store import FOLDER, Part, SnapshotError, SnapshotStore
 
-FOLDER = "snapshots"
 JOB_PART = "job"
 
 

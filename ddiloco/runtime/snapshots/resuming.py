@@ -12,8 +12,7 @@ from ddiloco.observe.trimming import Cut, trim
 from ddiloco.runtime.experiment import Experiment, parse
 from ddiloco.runtime.snapshots.changes import check_resumable
 from ddiloco.runtime.snapshots.recording import learner_part
-from ddiloco.runtime.snapshots.store import Snapshot, SnapshotError, SnapshotStore
-from ddiloco.runtime.snapshots.taking import FOLDER
+from ddiloco.runtime.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotStore
 
 
 def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:

@@ -25,11 +25,13 @@ from ddiloco.runtime.snapshots.parts import (
     reason,
 )
 
-__all__ = ["Part", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "SnapshotStore"]
+__all__ = ["FOLDER", "Part", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "SnapshotStore"]
+
+FOLDER = "snapshots"  # of a run, in its workdir
 
 _MANIFEST = "manifest.json"
 _FORMAT = 1
-_FOLDER = re.compile(r"[0-9]{6,15}")
+_NUMBERED = re.compile(r"[0-9]{6,15}")
 _OPENING = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
 _LONGEST_MANIFEST = 1 << 28
 
@@ -148,7 +150,7 @@ class SnapshotStore:
 
     def _numbers(self) -> list[int]:
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
-        numbers = [int(name) for name in names if _FOLDER.fullmatch(name)]
+        numbers = [int(name) for name in names if _NUMBERED.fullmatch(name)]
         return [number for number in numbers if self._at(number).name in names]
 
     def _at(self, number: int) -> pathlib.Path:

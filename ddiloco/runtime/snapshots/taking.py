@@ -28,7 +28,6 @@ from ddiloco.runtime.snapshots.recording import SYNCER_PART, learner_part, parts
 from ddiloco.runtime.snapshots.settings import SnapshotConfig
 from ddiloco.runtime.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
 
-FOLDER = "snapshots"  # in the workdir
 _SYNCER = -1  # stands for the syncer among those whose part is awaited
 _MOST_IN_FLIGHT = 10_000  # messages kept; more than the channels of any fleet hold
 

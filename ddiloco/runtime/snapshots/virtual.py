@@ -15,6 +15,7 @@ from ddiloco.runtime.snapshots.books import Books
 from ddiloco.runtime.snapshots.cut import clocks_to_json
 from ddiloco.runtime.snapshots.recording import SYNCER_PART, learner_part
 from ddiloco.runtime.snapshots.store import (
+    FOLDER,
     Part,
     PartFiles,
     PartWriter,
@@ -22,7 +23,6 @@ from ddiloco.runtime.snapshots.store import (
     SnapshotError,
     SnapshotStore,
 )
-from ddiloco.runtime.snapshots.taking import FOLDER
 from ddiloco.runtime.transfer import Snapshot as FragmentSnapshot
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ghosts import Relay

@@ -10,8 +10,8 @@ from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.runtime.baseline import run_baseline
 from ddiloco.runtime.experiment import parse, to_json
-from ddiloco.runtime.snapshots.one_job import FOLDER, JobSnapshots
-from ddiloco.runtime.snapshots.store import Part, SnapshotStore
+from ddiloco.runtime.snapshots.one_job import JobSnapshots
+from ddiloco.runtime.snapshots.store import FOLDER, Part, SnapshotStore
 from ddiloco.runtime.virtual_baseline import run_virtual_baseline
 from tests.runtime.virtual_runs import shared_workshop, virtual
 from tests.runtime.workbench import experiment

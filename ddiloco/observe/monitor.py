@@ -19,6 +19,7 @@ from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, Status
 from ddiloco.observe.records import (
     Alarm,
     Evaluated,
+    Flush,
     LearnerDied,
     Noted,
     Record,
@@ -137,7 +138,7 @@ class Monitor:
         self._end()
 
     def _take(self, record: Record) -> None:
-        if not isinstance(record, Transferred):
+        if not isinstance(record, Transferred | Flush):
             self._tally.seen(record.time)
         match record:
             case StepDone():
@@ -155,6 +156,9 @@ class Monitor:
                 self._died(record)
             case Resumed():
                 self._tally.rounds.resumed(record.versions)
+            case Flush():
+                self._flush()
+                record.done.set()
             case Alarm():
                 self._alarms.raise_once(record.sentence, record.sentence)
 

@@ -7,6 +7,7 @@ scalars that are complete; only the monitor's thread turns them into floats.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,11 +92,20 @@ class Resumed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Flush:
+    """Everything that was recorded before is to be in the run's files; `done` is set once it is."""
+
+    done: threading.Event
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
     """Nothing follows: the monitor writes everything and ends."""
 
 
-Record = StepDone | StateChanged | Noted | Transferred | Evaluated | LearnerDied | Alarm | Resumed | Stop
+Record = (
+    StepDone | StateChanged | Noted | Transferred | Evaluated | LearnerDied | Alarm | Resumed | Flush | Stop
+)
 
 
 def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> list[Record]:

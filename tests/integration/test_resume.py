@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from ddiloco.runtime.snapshots.recording import learner_part
+from ddiloco.runtime.snapshots.store import SnapshotStore
 from tests.integration.programs import LIMIT
 from tests.runtime.remote.ends import until
 
@@ -20,6 +22,12 @@ def manifests(workdir):
     """By number: the manifests of the complete snapshots."""
     found = (workdir / "snapshots").glob("[0-9]*/manifest.json")
     return {int(path.parent.name): json.loads(path.read_text()) for path in found}
+
+
+def part_state(workdir, number, learner):
+    """What a learner's part says beside its arrays."""
+    snapshot = SnapshotStore(workdir / "snapshots", keep=2).open(number)
+    return snapshot.part(learner_part(learner)).state
 
 
 @pytest.mark.parametrize("driver", ["remote", pytest.param("local", marks=pytest.mark.slow)])
@@ -40,6 +48,7 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, pro
     header = manifest["header"]
     clocks = header["clocks"]["learners"]
     at = {m: clocks[str(m)]["learners"][str(m)][1] for m in (0, 1)}
+    taken = {m: part_state(tmp_path, number, m)["steps"] for m in (0, 1)}
     steps = max(at.values()) + 12
     resumed = programs.run("train", *changes, f"--config.train.steps={steps}", "--config.resume=true")
     assert resumed.returncode == 0, resumed.stderr
@@ -60,8 +69,7 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, pro
         clocks = [told["step"] for told in lines(tmp_path / "learners" / str(m) / "steps.jsonl")]
         assert clocks == sorted(set(clocks))
         assert len(clocks) == summary["inner_steps"][str(m)]
-        assert at[m] in clocks
-        assert clocks[clocks.index(at[m]) + 1] == at[m] + 1  # the step after those of the snapshot
+        assert sum(clock <= at[m] for clock in clocks) == taken[m] < len(clocks)
 
 
 def test_without_a_snapshot_there_is_nothing_to_resume(programs, tmp_path):

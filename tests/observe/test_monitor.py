@@ -11,7 +11,16 @@ import pytest
 from ddiloco.goodput.accounting import CAUSES, State
 from ddiloco.observe import monitor as monitor_module
 from ddiloco.observe.monitor import FLUSH_EVERY, POLL, Monitor
-from ddiloco.observe.records import Alarm, Evaluated, LearnerDied, Noted, StateChanged, StepDone, Transferred
+from ddiloco.observe.records import (
+    Alarm,
+    Evaluated,
+    Flush,
+    LearnerDied,
+    Noted,
+    StateChanged,
+    StepDone,
+    Transferred,
+)
 from tests.observe.event_files import scalars
 
 pytestmark = pytest.mark.usefixtures("no_figure")
@@ -174,6 +183,15 @@ def test_steps_reach_the_disk_within_a_second_though_nothing_follows_them(make, 
     put(monitor, step(0, 1), step(0, 2))
     wait_until(path.exists)
     wait_until(lambda: path.read_bytes().count(b"\n") == 2)
+
+
+def test_whoever_waits_for_a_flush_finds_all_that_was_recorded_before(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "FLUSH_EVERY", 1e9)
+    monitor, flushed = make(), threading.Event()
+    monitor.start()
+    put(monitor, step(0, 1), step(0, 2), Flush(flushed))
+    assert flushed.wait(20.0)
+    assert [line["step"] for line in lines(tmp_path / "run", 0)] == [1, 2]
 
 
 def test_steps_reach_the_disk_though_the_queue_is_never_empty(make, tmp_path):

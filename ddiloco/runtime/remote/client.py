@@ -28,7 +28,7 @@ from ddiloco.runtime.remote.settings import RemoteConfig, backoff
 from ddiloco.runtime.remote.snapshot_messages import snapshot_message
 from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.remote.wire import WireError, parse
-from ddiloco.runtime.snapshots.messages import SnapshotMessage
+from ddiloco.runtime.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.runtime.syncer import host_arrays
 from ddiloco.runtime.transfer import Snapshot
 
@@ -105,8 +105,12 @@ class SyncerClient:
                 worker.inbox.put(Leave())
 
     def tell_of_snapshot(self, message: SnapshotMessage) -> None:
-        """Tells the syncer about a snapshot; never waits."""
-        self.outbox.say(snapshot_message(message, self._terms.num_fragments))
+        """Tells the syncer about a snapshot; never waits. Of a part, only after the steps that it holds."""
+        told = snapshot_message(message, self._terms.num_fragments)
+        if isinstance(message, PartWritten):
+            self.outbox.say_after_records(told)
+        else:
+            self.outbox.say(told)
 
     def peers(self, timeout: float) -> list[str]:
         """Addresses of learners that may have an inner state to give; none while there is no connection."""

@@ -45,9 +45,10 @@ class Outbox:
         self._position: dict[str, Any] | None = None  # of the batches; goes with every batch of records
         self._first = self._sent = 0  # numbers of the oldest record kept, and of the next one to send
         self._waiting_since: float | None = None  # the oldest record that is not sent
+        self._due = 0  # number of the first record that may wait longer than the messages
         self._connection = 0
         self._finished = False
-        self._raw: queue.SimpleQueue[LearnerRecord | threading.Event] = queue.SimpleQueue()
+        self._raw: queue.SimpleQueue[LearnerRecord | pb.FromLearner | threading.Event] = queue.SimpleQueue()
         threading.Thread(target=self._pack, name=f"records-{learner}", daemon=True).start()
 
     def send(self, event: LearnerToSyncer) -> None:
@@ -68,6 +69,10 @@ class Outbox:
             if presence and kind != "ready":
                 self._presence = message
             self._change.notify_all()
+
+    def say_after_records(self, message: pb.FromLearner) -> None:
+        """Puts a message in that goes out only after every record that was put in before."""
+        self._raw.put(message)
 
     def record(self, record: LearnerRecord) -> None:
         """Puts a record in; its metrics may still be on the devices."""
@@ -136,6 +141,8 @@ class Outbox:
                 if unsent and self._waiting_since is None:
                     self._waiting_since = now
                 left = self._waiting_since + BATCH_EVERY - now if unsent else None
+                if unsent and self._sent < self._due:
+                    return self._batch()
                 if self._events:
                     return self._events.popleft()
                 if unsent and (unsent >= BATCH or left <= 0 or self._finished):
@@ -158,6 +165,11 @@ class Outbox:
             record = self._raw.get()
             if isinstance(record, threading.Event):
                 record.set()
+                continue
+            if isinstance(record, pb.FromLearner):
+                with self._change:
+                    self._due = self._first + len(self._records)
+                self.say(record)
                 continue
             try:
                 message = record_message(record)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from ddiloco.runtime.snapshots.settings import SnapshotConfig
 from ddiloco.runtime.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
 
 _SYNCER = -1  # stands for the syncer among those whose part is awaited
+_FLUSH_SECONDS = 2.0  # for what led to a snapshot to be in the run's files before it is complete
 _MOST_IN_FLIGHT = 10_000  # messages kept; more than the channels of any fleet hold
 
 
@@ -237,7 +239,13 @@ class SnapshotTaker:
         self._finisher.submit(self._complete, taking.number, header, parts)
 
     def _complete(self, number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> None:
-        """On a thread of its own, since disks may hang."""
+        """On a thread of its own, since disks may hang.
+
+        The records of all that the snapshot holds were made before: they are to outlive the run with it.
+        """
+        flushed = threading.Event()
+        self._record(records.Flush(flushed))
+        flushed.wait(_FLUSH_SECONDS)
         try:
             staged, folder = parts_folder(self.folder) / f"{number:06d}", self.folder / f"{number:06d}"
             folder.mkdir(parents=True, exist_ok=True)

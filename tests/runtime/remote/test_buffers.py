@@ -98,6 +98,18 @@ def test_of_the_reports_that_wait_only_the_newest_is_sent_and_the_rest_are_count
     assert outbox.coalesced == 999
 
 
+def test_a_message_that_follows_records_is_never_sent_before_them():
+    outbox, message = Outbox(0), pb.FromLearner(goodbye=pb.Goodbye())
+    for step in (1, 2):
+        outbox.record(records.StepDone(0, step, 0.0, 10, {}))
+    outbox.say_after_records(message)
+    for _ in range(2):  # on a connection after this one the records go first again
+        [sent] = drain(outbox, 1)
+        assert [r.step_done.step for r in sent.records.records] == [1, 2]
+    sent, last = drain(outbox, 2)
+    assert (sent.WhichOneof("kind"), last.WhichOneof("kind")) == ("records", "goodbye")
+
+
 def test_what_was_sent_over_a_lost_connection_is_said_again_until_it_is_confirmed():
     outbox = Outbox(0)
     for step in range(1, 4):

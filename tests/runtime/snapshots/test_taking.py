@@ -37,7 +37,13 @@ class Desk:
             self.core.handle(events.LearnerJoined(learner, 1), 0.0)
             self.core.handle(events.LearnerReady(learner, 1, 0, (0,)), 0.0)
         config = SnapshotConfig(every=4, **settings)
-        self.taker = SnapshotTaker(folder, config, {"layout": "x"}, 0, self.inbox.put, self.records.append)
+        self.taker = SnapshotTaker(folder, config, {"layout": "x"}, 0, self.inbox.put, self._record)
+
+    def _record(self, record):
+        self.records.append(record)
+        if isinstance(record, records.Flush):
+            self.flushed_before = self.newest() is None
+            record.done.set()
 
     def begin(self):
         piece = np.arange(3, dtype=np.float32)
@@ -92,6 +98,7 @@ def test_it_is_complete_when_every_learner_has_recorded_and_every_part_is_writte
     desk.settle()
     [(name, values)] = desk.noted
     assert (name, values["learners"], values["absent"]) == ("snapshot", [0, 1], [])
+    assert desk.flushed_before  # so the run's files have what the snapshot follows from
     snapshot = desk.newest()
     assert set(snapshot.parts) == {SYNCER_PART, "learner_000", "learner_001"}
     part = snapshot.part(SYNCER_PART)

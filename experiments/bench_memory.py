@@ -29,7 +29,7 @@ from ddiloco.runtime.remote.settings import RemoteConfig
 from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.shelf import Shelf
 from ddiloco.runtime.syncer import SyncerWorker
-from ddiloco.runtime.transfer import Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 from experiments.bench_row import row
 
 PATIENCE = 120.0
@@ -116,7 +116,7 @@ class _Learner:
         for step in range(1, 3 * INTERVAL + 1):
             due = step % INTERVAL
             contribution = Contribution(self._learner, 1, due, versions[due], step, 1, 10)
-            self.shelf.put(contribution, Snapshot(arrays[0]))
+            self.shelf.put(contribution, FragmentSnapshot(arrays[0]))
             counters = tuple(FragmentCounters(version, 1, 10) for version in versions)
             send(events.StepReported(Report(self._learner, 1, step, counters)))
             while versions[due] < contribution.version + 1:

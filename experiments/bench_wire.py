@@ -30,7 +30,7 @@ from ddiloco.runtime.remote.server import SyncerServer
 from ddiloco.runtime.remote.settings import RemoteConfig
 from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.shelf import Shelf
-from ddiloco.runtime.transfer import Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 from experiments.bench_row import row
 
 PATIENCE = 60.0
@@ -78,7 +78,7 @@ class _WireEnd:
         rng = np.random.default_rng(0)
         arrays = tuple(rng.standard_normal(part.shape, np.float32) for part in _formats(size))
         self.inbox, self.shelf = queue.SimpleQueue(), Shelf()
-        self.shelf.put(Contribution(0, 1, 0, 0, 1, 1, 1), Snapshot(arrays))
+        self.shelf.put(Contribution(0, 1, 0, 0, 1, 1, 1), FragmentSnapshot(arrays))
         self._client = SyncerClient(address, 0, 1, _terms(size), Security(), CONFIG)
         self._client.attach(self)
         self._client.start()

@@ -30,7 +30,7 @@ from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
 from ddiloco.runtime.shelf import Shelf
 from ddiloco.runtime.snapshots.recording import LearnerRecording
 from ddiloco.runtime.snapshots.returning import ReturningLearner
-from ddiloco.runtime.transfer import Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 from ddiloco.tape.recorder import LearnerTape
 
 
@@ -90,7 +90,7 @@ class LearnerWorker:
         self._to_syncer = to_syncer
         self._record = record
         self._arrays = TrainingArrays(equipment, self._erred)
-        self._snapshots: dict[tuple[int, int], Snapshot] = {}  # (fragment, step)
+        self._snapshots: dict[tuple[int, int], FragmentSnapshot] = {}  # (fragment, step)
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._recovery = recovery
         self._tape = tape or LearnerTape(core.learner, core.incarnation)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ddiloco.runtime.delivery import Pieces
-from ddiloco.runtime.transfer import FragmentTransfer, Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot, FragmentTransfer
 from ddiloco.training.corruption import differing_devices
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import Metrics, TrainState
@@ -91,12 +91,12 @@ class TrainingArrays:
                 self._erred(clock + 1, differing)
         return int(batch["weights"].sum()), metrics
 
-    def snapshot(self, fragment: int) -> Snapshot:
+    def snapshot(self, fragment: int) -> FragmentSnapshot:
         """The fragment as it stands, encoded on the devices, with its copy to the host under way."""
         anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
         return self._equipment.transfer.snapshot(fragment, self._state.params, anchor, residual)
 
-    def pulled(self, fragment: int, snapshot: Snapshot) -> None:
+    def pulled(self, fragment: int, snapshot: FragmentSnapshot) -> None:
         """The syncer has this one of the snapshots since the last update; the newest word counts.
 
         The next update is taken to contain it. Where it does not, because the pull came too late or the

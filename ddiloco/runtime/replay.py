@@ -17,7 +17,7 @@ from ddiloco.runtime.experiment import BASELINES, Experiment, parse
 from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
 from ddiloco.runtime.syncer import host_arrays
 from ddiloco.runtime.taping import fingerprint, machine_of
-from ddiloco.runtime.transfer import Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 from ddiloco.tape import plan as plans
 from ddiloco.tape.file import TapeError
 from ddiloco.tape.order import Uses, perform_all
@@ -198,7 +198,7 @@ class _Replay:
             self._things[key] = pieces
         self._progress(work)
 
-    def _pieces(self, p: int, snapshot: Snapshot, anchor: Sequence[np.ndarray]) -> Sequence[Any]:
+    def _pieces(self, p: int, snapshot: FragmentSnapshot, anchor: Sequence[np.ndarray]) -> Sequence[Any]:
         return self._model.decode(p, host_arrays(snapshot.arrays), anchor)
 
     def _mismatch(self, work: plans.Merge) -> str:

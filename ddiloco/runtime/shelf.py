@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from ddiloco.protocol.messages import Contribution
-from ddiloco.runtime.transfer import Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 
 
 class Shelf:
@@ -16,15 +16,15 @@ class Shelf:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._published: dict[int, tuple[Contribution, Snapshot]] = {}
-        self._pulled: dict[int, tuple[Contribution, Snapshot]] = {}
+        self._published: dict[int, tuple[Contribution, FragmentSnapshot]] = {}
+        self._pulled: dict[int, tuple[Contribution, FragmentSnapshot]] = {}
 
-    def put(self, contribution: Contribution, snapshot: Snapshot) -> None:
+    def put(self, contribution: Contribution, snapshot: FragmentSnapshot) -> None:
         """Publishes a fragment in place of what was published of it before."""
         with self._lock:
             self._published[contribution.fragment] = (contribution, snapshot)
 
-    def get(self, fragment: int) -> tuple[Contribution, Snapshot] | None:
+    def get(self, fragment: int) -> tuple[Contribution, FragmentSnapshot] | None:
         """The newest published snapshot of the fragment, if there is one; it counts as pulled."""
         with self._lock:
             published = self._published.get(fragment)
@@ -32,7 +32,7 @@ class Shelf:
                 self._pulled[fragment] = published
             return published
 
-    def take_down(self, fragment: int) -> tuple[Contribution, Snapshot] | None:
+    def take_down(self, fragment: int) -> tuple[Contribution, FragmentSnapshot] | None:
         """Takes a fragment down, since an update overwrites it; gives the last one pulled, if any was."""
         with self._lock:
             self._published.pop(fragment, None)

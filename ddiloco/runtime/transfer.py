@@ -19,7 +19,7 @@ Parameters = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class FragmentSnapshot:
     """A fragment as it stood at a step boundary, encoded, on the devices.
 
     Attributes:
@@ -75,7 +75,7 @@ class FragmentTransfer:
         params: Parameters,
         anchor: Sequence[jax.Array] = (),
         residual: Sequence[jax.Array] = (),
-    ) -> Snapshot:
+    ) -> FragmentSnapshot:
         """The fragment as it stands, encoded on the devices, with its copy to the host under way.
 
         `anchor`: the version adopted, as `place` gave it, where the codec needs one. `residual`: what is to
@@ -83,9 +83,9 @@ class FragmentTransfer:
         """
         tensors = {name: params[name] for name in self._names[fragment]}
         if self.keeps_anchors:
-            snapshot = Snapshot(*self._take[fragment](tensors, tuple(anchor), tuple(residual)))
+            snapshot = FragmentSnapshot(*self._take[fragment](tensors, tuple(anchor), tuple(residual)))
         else:
-            snapshot = Snapshot(self._take[fragment](tensors))
+            snapshot = FragmentSnapshot(self._take[fragment](tensors))
         for array in snapshot.arrays:
             array.copy_to_host_async()
         return snapshot

@@ -23,7 +23,7 @@ from ddiloco.runtime.experiment import Experiment
 from ddiloco.runtime.learner_arrays import TrainingArrays
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.snapshots.books import Books
-from ddiloco.runtime.snapshots.store import Snapshot as RunSnapshot
+from ddiloco.runtime.snapshots.store import Snapshot
 from ddiloco.runtime.snapshots.virtual import (
     goes_on_exactly,
     make_snapshots,
@@ -33,7 +33,7 @@ from ddiloco.runtime.snapshots.virtual import (
 from ddiloco.runtime.snapshots.virtual_return import VirtualReturn
 from ddiloco.runtime.syncer import host_arrays
 from ddiloco.runtime.taping import FleetTapes, Tapes
-from ddiloco.runtime.transfer import Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 from ddiloco.runtime.virtual_fleet import chips_by_learner, horizon, make_fleet
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ghosts import Relay
@@ -97,7 +97,7 @@ class GlobalArrays:
             ]
             self.model.restore(p, FragmentState(version, *held))
 
-    def _decoded(self, fragment: int, snapshot: Snapshot) -> Pieces:
+    def _decoded(self, fragment: int, snapshot: FragmentSnapshot) -> Pieces:
         # The version now is the one anchored on, or the core has dropped the contribution or will.
         return self.model.decode(fragment, host_arrays(snapshot.arrays), self.fragment(fragment))
 
@@ -185,7 +185,7 @@ class VirtualRun:
         record: Record,
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
-        snapshot: RunSnapshot | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
         """`workdir`: where tapes and snapshots go; None: none are kept. `snapshot`: what to go on from.
 
@@ -276,7 +276,7 @@ def run_virtual(
     record: Record,
     stop: threading.Event,
     workdir: pathlib.Path | None = None,
-    snapshot: RunSnapshot | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Outcome:
     """Makes and runs a VirtualRun; raises as that does."""
     return VirtualRun(assembly, record, stop, workdir, snapshot).run()

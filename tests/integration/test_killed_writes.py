@@ -1,11 +1,9 @@
 """A process that commits for ever and is killed in the middle: what it leaves was committed; a full disk."""
 
-import errno
 import itertools
 import os
 import pathlib
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +17,7 @@ import pytest
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol.messages import RoundId
 from ddiloco.runtime.durable import DurableState
+from tests import small_disks
 from tests.integration.programs import ROOT
 from tests.runtime.remote.ends import PATIENCE, until
 from tests.runtime.test_durable import Disk, merge, model
@@ -113,23 +112,8 @@ def test_whenever_a_committing_process_is_killed_its_state_is_the_last_commit_or
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder on a file system of 128 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounts are not permitted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(path):
-    """A file that leaves no room."""
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
+    with small_disks.small_disk(tmp_path / "disk", "128k") as folder:
+        yield folder
 
 
 def test_a_disk_that_is_full_pauses_commits_with_an_alarm_and_loses_nothing(small_disk, monkeypatch):
@@ -137,7 +121,7 @@ def test_a_disk_that_is_full_pauses_commits_with_an_alarm_and_loses_nothing(smal
     disk, trained, done = Disk(small_disk), model(), []
     disk.state.begin(trained)
     before = disk.state.load()
-    fill(small_disk / "in the way")
+    small_disks.fill(small_disk / "in the way")
     merge(trained, 0, 3.0)
     committing = threading.Thread(target=lambda: done.append(disk.state.commit(RoundId(4, 0), trained)))
     committing.start()

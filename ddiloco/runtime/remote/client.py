@@ -30,7 +30,7 @@ from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.remote.wire import WireError, parse
 from ddiloco.runtime.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.runtime.syncer import host_arrays
-from ddiloco.runtime.transfer import Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 
 TOLD_AFTER = 7  # tries, a quarter of a minute: a learner may be started before its syncer
 
@@ -38,7 +38,7 @@ TOLD_AFTER = 7  # tries, a quarter of a minute: a learner may be started before 
 class Shelf(Protocol):
     """Where published snapshots are."""
 
-    def get(self, fragment: int) -> tuple[Contribution, Snapshot] | None:
+    def get(self, fragment: int) -> tuple[Contribution, FragmentSnapshot] | None:
         """The newest published snapshot of the fragment, if there is one."""
 
 

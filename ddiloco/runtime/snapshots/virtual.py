@@ -23,7 +23,7 @@ from ddiloco.runtime.snapshots.store import (
     SnapshotError,
     SnapshotStore,
 )
-from ddiloco.runtime.transfer import Snapshot as FragmentSnapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ghosts import Relay
 from ddiloco.virtual.graph import GraphError

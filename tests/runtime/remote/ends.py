@@ -18,7 +18,7 @@ from ddiloco.runtime.remote.server import SyncerServer
 from ddiloco.runtime.remote.settings import RemoteConfig
 from ddiloco.runtime.remote.terms import Terms
 from ddiloco.runtime.shelf import Shelf
-from ddiloco.runtime.transfer import Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 
 PATIENCE = 30.0
 CONFIG = RemoteConfig(longest_backoff=0.25)
@@ -121,7 +121,7 @@ class LearnerEnd:
     def publish(self, fragment, value, **fields):
         """Puts a contribution on the shelf, and gives it."""
         contribution = dataclasses.replace(Contribution(0, 100, fragment, 0, 4, 3, 30), **fields)
-        self.shelf.put(contribution, Snapshot(arrays(fragment, value)))
+        self.shelf.put(contribution, FragmentSnapshot(arrays(fragment, value)))
         return contribution
 
 

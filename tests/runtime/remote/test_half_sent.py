@@ -35,7 +35,7 @@ from ddiloco.runtime.remote.security import Security
 from ddiloco.runtime.remote.server import SyncerServer
 from ddiloco.runtime.remote.settings import RemoteConfig
 from ddiloco.runtime.syncer import SyncerWorker
-from ddiloco.runtime.transfer import Snapshot
+from ddiloco.runtime.transfer import FragmentSnapshot
 from tests.runtime.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
 from tests.runtime.remote.test_donor import Steps, notes, with_client
 
@@ -70,7 +70,7 @@ class Giver(LearnerEnd):
 
     def offer(self, step):
         given = tuple(np.full(part.shape, self.value, part.dtype) for part in LARGE)
-        self.shelf.put(Contribution(self.number, self.process, 0, 0, step, 4, 40), Snapshot(given))
+        self.shelf.put(Contribution(self.number, self.process, 0, 0, step, 4, 40), FragmentSnapshot(given))
         report = Report(self.number, self.process, step, (FragmentCounters(0, 4, 40),))
         self.send(events.StepReported(report))
 

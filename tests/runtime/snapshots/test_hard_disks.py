@@ -1,8 +1,6 @@
 """Disks that are full, and processes that are killed as they write."""
 
-import errno
 import random
-import shutil
 import subprocess
 import sys
 
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 
 from ddiloco.runtime.snapshots.store import Part, PartWriter, SnapshotError, SnapshotStore
+from tests import small_disks
 from tests.runtime.snapshots.conftest import HEADER
 
 KILLS = 8
@@ -34,24 +33,8 @@ while True:
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder on a file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounts are not permitted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(path, leave):
-    """A file that leaves so many bytes."""
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
-        file.truncate(file.tell() - leave)
+    with small_disks.small_disk(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("leave", [0, 20_480, 131_072])
@@ -62,7 +45,7 @@ def test_a_full_disk_costs_a_snapshot_and_no_other(small_disk, leave):
         [],
     )
     store.complete(1, HEADER, {"syncer": writer.write(1, "syncer", PART).result()})
-    fill(small_disk / "in the way", leave)
+    small_disks.fill(small_disk / "in the way", leave)
     with pytest.raises(SnapshotError, match="cannot be written") as error:
         writer.write(2, "syncer", PART).result()
     assert "\n" not in str(error.value)
@@ -81,7 +64,7 @@ def test_a_disk_that_is_full_for_the_manifest_alone_leaves_the_snapshot_incomple
         [],
     )
     files = writer.write(1, "syncer", PART).result()
-    fill(small_disk / "in the way", 0)
+    small_disks.fill(small_disk / "in the way", 0)
     with pytest.raises(SnapshotError, match="cannot be completed: No space left on device"):
         store.complete(1, HEADER, {"syncer": files})
     assert store.newest(warnings.append) is None

@@ -36,9 +36,7 @@ def run(quick: bool) -> list[dict]:
     ratios = [b / a for a, b in zip(bare, decoupled, strict=True)]
     limit = reference  # a learner cannot be faster than its bare step loop
     unit = "tokens/s of all learners"
-    return [
-        row("learner", measured, reference, limit, unit, ratio=statistics.median(ratios), ratios=ratios)
-    ]
+    return [row("learner", measured, reference, limit, unit, ratio=statistics.median(ratios), ratios=ratios)]
 
 
 def experiment(steps: int, quick: bool) -> Experiment:

@@ -26,6 +26,10 @@ class Attendance:
         self.policy = policy
         self.total_steps = total_steps
         self._members = Membership()
+        # Where a merge is of all, the first is of all that the run starts with, however late one begins.
+        starts = policy.quorum is None and not state.step
+        self._not_yet = set(range(policy.num_learners)) if starts else set()
+        self._patience: float | None = None  # until when those are waited for
         for learner, incarnation in state.incarnations:
             self._members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
 
@@ -54,9 +58,15 @@ class Attendance:
         """Whether the learner has come to the last step."""
         return self.total_steps is not None and m.step >= self.total_steps
 
+    @property
+    def gathering(self) -> bool:
+        """Whether learners that the run starts with have yet to begin; never where K is a number."""
+        return bool(self._not_yet)
+
     def deadlines(self) -> list[float]:
-        """When learners become silent unless they speak, in the seconds of `now`."""
-        return [m.heard_at + self.policy.silence_timeout for m in self.live() if not self.done(m)]
+        """When learners become silent unless they speak or come, in the seconds of `now`."""
+        silent = [m.heard_at + self.policy.silence_timeout for m in self.live() if not self.done(m)]
+        return [*silent, self._patience] if self._not_yet and self._patience is not None else silent
 
     # Coming and going.
 
@@ -99,6 +109,7 @@ class Attendance:
 
     def lost(self, event: events.LearnerLost) -> Actions:
         """Lets an incarnation go for good."""
+        self._not_yet.discard(event.learner)
         m = self._members.current(event.learner, event.incarnation)
         if m is None:
             return []
@@ -109,6 +120,10 @@ class Attendance:
     def mark_silent(self, now: float) -> Actions:
         """Waits no longer for those that have not been heard of for the silence timeout."""
         out: Actions = []
+        if self._patience is None:
+            self._patience = now + self.policy.silence_timeout
+        if now >= self._patience:
+            self._not_yet.clear()
         for m in self.live():
             if now >= m.heard_at + self.policy.silence_timeout and not self.done(m):
                 self._members.move(m, State.SILENT)
@@ -153,6 +168,7 @@ class Attendance:
     ) -> Actions:
         """Counts a member that holds these versions, and sends it what is newer."""
         self._members.move(m, State.LIVE)
+        self._not_yet.discard(m.learner)
         m.heard_at = now
         m.step = step
         out: Actions = [actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})]

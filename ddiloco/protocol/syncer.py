@@ -157,7 +157,7 @@ class SyncerCore:
     def _has_quorum(self, r: Round) -> bool:
         count = len(r.arrived) + len(self._candidates(r))
         if self.policy.quorum is None:
-            return count > 0 and not self._awaited(r)
+            return count > 0 and not self._awaited(r) and not self._attendance.gathering
         return count >= self.policy.quorum
 
     def _start_grace(self, r: Round, now: float) -> Actions:
@@ -211,7 +211,9 @@ class SyncerCore:
     def _abandon_and_finish(self) -> Actions:
         """Once all live learners are done, a round without its quorum can never get it."""
         live = self._attendance.live()
-        if self.finished or self.total_steps is None or not live or not all(map(self._attendance.done, live)):
+        if self.finished or self.total_steps is None or not live or self._attendance.gathering:
+            return []
+        if not all(map(self._attendance.done, live)):
             return []
         hopeless = [r for r in self._rounds if r.phase is Phase.GATHERING and not self._has_quorum(r)]
         out: Actions = [

@@ -155,4 +155,3 @@ class DurableState:
     @staticmethod
     def _name(p: int) -> str:
         return f"fragment-{p:04d}"
-

@@ -179,7 +179,7 @@ def test_an_overlap_of_two_steps_keeps_two_rounds_in_flight():
 
 def test_the_quorum_of_all_without_grace_waits_for_the_slowest():
     """One synchronisation, end: with K=M learners end up waiting for the slowest one."""
-    desk = Desk(learners=3, num_fragments=1, interval=2, quorum=None)
+    desk = Desk(learners=3, num_learners=3, num_fragments=1, interval=2, quorum=None)
     desk.report(0, 2, at=2.0)
     desk.report(1, 2, at=2.5)
     assert not desk.tell(events.Timeout(), at=50.0)

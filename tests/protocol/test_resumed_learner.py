@@ -42,9 +42,7 @@ def test_its_counters_go_on_from_what_they_were():
 
 
 def test_a_learner_that_was_blocked_is_so_until_the_update_comes():
-    policy = SyncPolicy(
-        num_learners=2, num_fragments=1, interval=4, overlap=0, quorum=None, max_run_ahead=0
-    )
+    policy = SyncPolicy(num_learners=2, num_fragments=1, interval=4, overlap=0, quorum=None, max_run_ahead=0)
     core, _ = resumed(policy, clock=4, held=[FragmentWork(0, 0, 4, 40, offered=True)])
     core.handle(events.UpdateArrived(0, 1, 4), 0.0)
     assert not core.blocked

@@ -146,11 +146,39 @@ def test_a_live_learner_without_a_report_of_this_incarnation_is_not_pulled():
 
 
 def test_the_quorum_of_all_is_of_those_that_are_live():
-    desk = Desk(learners=3, num_fragments=1, interval=2, quorum=None)
+    desk = Desk(learners=3, num_learners=3, num_fragments=1, interval=2, quorum=None)
     desk.report(0, 2)
     desk.report(1, 2)
     out = desk.tell(events.LearnerLost(2, 1, "its host died"))
     assert pulled(out) == [0, 1]
+
+
+@pytest.mark.parametrize("end", ["ready", "lost", "silence"])
+def test_where_a_merge_is_of_all_the_first_waits_for_whom_the_run_starts_with(end):
+    """Learner 1 takes part from the start, but is late: its host compiles, or its thread has not run yet."""
+    desk = Desk(total_steps=2, num_learners=2, num_fragments=1, interval=2, quorum=None, silence_timeout=9.0)
+    desk.enter(0)
+    desk.tell(events.LearnerJoined(1, 1))
+    assert not desk.report(0, 2, at=5.0)  # its last step too: the run is not over
+    assert desk.core.next_deadline() == 9.0
+    if end == "ready":
+        desk.tell(events.LearnerReady(1, 1, 0, (0,)))
+        assert pulled(desk.report(1, 2)) == [0, 1]
+    elif end == "lost":
+        assert pulled(desk.tell(events.LearnerLost(1, 1, "its host died"))) == [0]
+    else:
+        desk.report(0, 2, at=8.9)
+        assert pulled(desk.tell(events.Timeout(), at=9.0)) == [0]
+
+
+def test_where_a_merge_is_of_all_a_syncer_that_goes_on_waits_for_nobody_who_is_not_there():
+    desk = Desk(num_learners=2, num_fragments=1, interval=2, quorum=None)
+    desk.enter(0)
+    desk.enter(1)
+    desk.complete(desk.report(0, 2) + desk.report(1, 2))
+    desk.core = SyncerCore(desk.policy, state=desk.core.state())
+    desk.enter(0, incarnation=2)
+    assert pulled(desk.report(0, 4, incarnation=2)) == [0]
 
 
 def test_the_clock_is_the_newest_merged_step_even_if_rounds_end_out_of_order():
@@ -229,7 +257,8 @@ def test_a_quorum_lost_within_the_grace_window_is_gathered_again():
 
 @pytest.mark.parametrize("quorum", [1, None])
 def test_a_last_round_whose_only_pull_fails_is_abandoned(quorum):
-    desk = Desk(total_steps=2, learners=1, num_fragments=1, interval=2, quorum=quorum, gamma=0.0)
+    one = {"learners": 1, "num_learners": 1, "num_fragments": 1, "interval": 2}
+    desk = Desk(total_steps=2, quorum=quorum, gamma=0.0, **one)
     (pull,) = pulls(desk.report(0, 2))
     out = desk.tell(events.PullFailed(pull.round, 0, 1, "connection closed"))
     assert records(out, "round_abandoned") == [{"step": 2, "fragment": 0}]
@@ -380,7 +409,7 @@ def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits(
 
 @pytest.mark.parametrize("end", ["lost", "replaced", "merging"])
 def test_a_late_fragment_is_not_taken_of_one_that_has_gone_or_once_the_merge_began(end):
-    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=None, pull_timeout=3.0)
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None, pull_timeout=3.0)
     desk.report(0, 2)
     first, second = pulls(desk.report(1, 2))
     if end == "lost":

@@ -57,6 +57,7 @@ def _again(experiment, tapes, workdir: pathlib.Path) -> int:
 
     until = _round(_UNTIL.value, experiment.sync.num_fragments)
     plan = replay.make_plan(experiment, tapes)
+    snapshot = replay.first_snapshot(plan, workdir)
     platform.prepare()
     begun = time.monotonic()
     told = [0.0]
@@ -67,7 +68,7 @@ def _again(experiment, tapes, workdir: pathlib.Path) -> int:
             print(f"step {merge.round.step}/{experiment.train.steps}", flush=True)
 
     try:
-        done = replay.replay(Assembly(experiment), plan, until, progress)
+        done = replay.replay(Assembly(experiment), plan, until, progress, snapshot)
     except replay.ReplayMismatch as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

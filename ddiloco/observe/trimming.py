@@ -16,6 +16,10 @@ KEPT = {"snapshots", "previous", "learners", "metrics", "rounds.jsonl", "states.
 """What of a workdir the resumed run goes on below; the rest it makes anew."""
 
 
+TAPES = "tape"
+"""The folder of the tapes, which stay where the run goes on as if it had never ended."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Cut:
     """Where a run is cut; a learner that is not in the mappings is cut at `time`.
@@ -26,6 +30,7 @@ class Cut:
       times: by learner, when it recorded its state.
       unfinished: by learner, the steps that it had started by then and finished later.
       lines: by file relative to the workdir, how many lines stay; in place of the above where it is known.
+      tapes: by name of a tape, how many bytes stay; all others are of processes that the run is without.
       summary: the figures as of the cut; None: those of the last summary, with the scores up to `step`.
       step: the global step.
     """
@@ -36,6 +41,7 @@ class Cut:
     times: Mapping[int, float] = dataclasses.field(default_factory=dict)
     unfinished: Mapping[int, int] = dataclasses.field(default_factory=dict)
     lines: Mapping[str, int] | None = None
+    tapes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     summary: Mapping[str, Any] | None = None
 
     def at(self, learner: int) -> float:
@@ -55,12 +61,15 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
       OSError: the disk refuses.
     """
     target = next_previous(workdir)
+    kept = KEPT | {TAPES} if cut.tapes else KEPT
     for path in workdir.glob("*"):
-        if path.name not in KEPT:
+        if path.name not in kept:
             target.mkdir(parents=True, exist_ok=True)
             shutil.move(path, target / path.name)
     for path in workdir.glob("learners/*/inner_state"):  # of a later step than the snapshot
         _moved(path, workdir, target)
+    for path in (workdir / TAPES).glob("*"):
+        _cut_tape(path, workdir, target, cut.tapes.get(path.name))
     for path in _records(workdir):
         kept, gone = _split(path.read_text().splitlines(keepends=True), path.relative_to(workdir), cut)
         if gone:
@@ -80,6 +89,20 @@ def next_previous(workdir: pathlib.Path) -> pathlib.Path:
     previous = workdir / "previous"
     number = 1 + max((int(p.name) for p in previous.glob("*") if p.name.isdigit()), default=0)
     return previous / str(number)
+
+
+def _cut_tape(path: pathlib.Path, workdir: pathlib.Path, target: pathlib.Path, size: int | None) -> None:
+    """Leaves the first `size` bytes; None: nothing. A tape that is shorter is not the one that was cut."""
+    has = path.stat().st_size
+    if size == has:
+        return
+    if size is None or size > has:
+        _moved(path, workdir, target)
+        return
+    place = target / path.relative_to(workdir)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(path, place)
+    _replace(path, path.read_bytes()[:size])
 
 
 def _records(workdir: pathlib.Path) -> list[pathlib.Path]:
@@ -157,7 +180,7 @@ def _moved(path: pathlib.Path, workdir: pathlib.Path, target: pathlib.Path) -> N
     shutil.move(path, place)
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
+def _replace(path: pathlib.Path, content: str | bytes) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(text)
+    new.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(new, path)

@@ -24,6 +24,7 @@ from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.rehearsal import run_without_arrays, with_steps
 from ddiloco.runtime.snapshots.resuming import newest_snapshot, trim_records
 from ddiloco.runtime.snapshots.store import Snapshot
+from ddiloco.runtime.snapshots.virtual import goes_on_exactly
 from ddiloco.runtime.virtual import run_virtual
 from ddiloco.runtime.virtual_baseline import run_virtual_baseline
 from ddiloco.runtime.virtual_fleet import check_fleet, chips_by_learner, lives
@@ -85,7 +86,7 @@ def run_job(
         assembly.check()
     snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
     if snapshot is not None:
-        trim_records(snapshot, workdir)
+        trim_records(snapshot, workdir, goes_on_exactly(snapshot, experiment))
     _write_settings(workdir, experiment, resume or snapshot is not None)
     monitor = Monitor(
         workdir,

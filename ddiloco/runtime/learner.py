@@ -138,7 +138,7 @@ class LearnerWorker:
             self.joining.set()
             return
         returning.load(self._arrays, self.core.policy.mixing)
-        for action in self.core.resume(returning.clock, returning.fragments):
+        for action in self.core.resume(returning.returned.clock, returning.returned.fragments):
             self._perform(action)
         self.joining.set()
 

@@ -72,8 +72,7 @@ class LocalRun:
         self._assembly, self._record, self._stop = assembly, record, stop
         origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
         self._origin = origin
-        # A tape tells of a run from its beginning; what a snapshot held is on none.
-        self._tapes = Tapes(workdir if origin is None else None, e, assembly.layout, record)
+        self._tapes = Tapes(workdir, e, assembly.layout, record)
         initial = assembly.initial_parameters()
         self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
         self._model.compile()
@@ -85,7 +84,8 @@ class LocalRun:
         self._final_score = assembly.scorer(equipment[0].program.mesh)
         score = assembly.scorer(assembly.evaluation_mesh())
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record)
-        tape = self._tapes.syncer(core.state(), self._model)
+        self._begins_with = None if snapshot is None else snapshot.name
+        tape = self._tapes.syncer(core.state(), self._model, self._begins_with)
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
         self._taker = self._snapshots(workdir, core.step)
         self._learners = self._make_learners(equipment)
@@ -127,7 +127,8 @@ class LocalRun:
             return None
         header = snapshot_header(e, self._assembly.layout)
         folder = workdir / FOLDER
-        taker = SnapshotTaker(folder, e.snapshot, header, step, lambda m: self._syncer.send(m), self._record)
+        send, also = lambda m: self._syncer.send(m), self._begins_with if e.tape.enabled else None
+        taker = SnapshotTaker(folder, e.snapshot, header, step, send, self._record, also)
         self._syncer.take_snapshots(taker)
         return taker
 
@@ -155,15 +156,17 @@ class LocalRun:
         taker = self._taker
         if position is not None:
             equipment.batches.set_state(position)
+        returning = None if origin is None else origin.learner(learner, position, equipment.transfer)
+        returned = None if returning is None else returning.returned
         worker = LearnerWorker(
             core,
             equipment,
             send,
             self._record,
             recovery=None if origin is None or learner in origin.learners else DonatedInner(origin),
-            tape=self._tapes.learner(learner, incarnation, equipment),
+            tape=self._tapes.learner(learner, incarnation, equipment, returned),
             recording=None if taker is None else LearnerRecording(learner, taker.writer, self._syncer.send),
-            returning=None if origin is None else origin.learner(learner, position, equipment.transfer),
+            returning=returning,
         )
         link = LocalLink(worker)
         return worker

@@ -15,10 +15,14 @@ from ddiloco.protocol.messages import RoundId
 from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.experiment import BASELINES, Experiment, parse
 from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
+from ddiloco.runtime.snapshots.returning import Origin
+from ddiloco.runtime.snapshots.store import FOLDER as SNAPSHOTS
+from ddiloco.runtime.snapshots.store import Snapshot, SnapshotError, SnapshotStore
 from ddiloco.runtime.syncer import host_arrays
 from ddiloco.runtime.taping import fingerprint, machine_of
 from ddiloco.runtime.transfer import FragmentSnapshot
 from ddiloco.tape import plan as plans
+from ddiloco.tape.entries import InnerOrigin
 from ddiloco.tape.file import TapeError
 from ddiloco.tape.order import Uses, perform_all
 from ddiloco.tape.plan import Actor, Key, Plan, VersionId, Work
@@ -69,11 +73,6 @@ def recorded_experiment(workdir: pathlib.Path) -> Experiment:
         raise TapeError(
             f"{workdir}: is of {experiment.algorithm}, which needs no tape: run it again by its seed"
         )
-    if experiment.resume:
-        raise TapeError(
-            f"{workdir}: was resumed from a snapshot, and a resumed run keeps no tape; "
-            f"{workdir}/previous has the run up to there"
-        )
     return experiment
 
 
@@ -94,19 +93,49 @@ def make_plan(experiment: Experiment, tapes: RunTapes) -> Plan:
     return plans.make_plan(tapes, experiment.sync, experiment.train.steps)
 
 
+def first_snapshot(plan: Plan, workdir: pathlib.Path) -> Snapshot | None:
+    """What the run in a folder goes on from; None if it is whole.
+
+    A run that was set aside is in the folder `previous` of one that has its snapshots.
+
+    Raises:
+      TapeError: the snapshot is gone or damaged.
+    """
+    wanted = plan.syncer.tapes[0].header.resumed_from
+    if wanted is None:
+        return None
+    aside = workdir.resolve().parent
+    folders = [workdir, *([aside.parent] if aside.name == "previous" else [])]
+    problem: Exception | str = "it is no longer there"
+    for folder in folders:
+        try:
+            snapshot = SnapshotStore(folder / SNAPSHOTS, 1).open(wanted.number)
+        except SnapshotError as error:
+            problem = error
+            continue
+        if snapshot.name == wanted:
+            return snapshot
+        problem = "the one of that number is another"
+    raise TapeError(f"{workdir}: goes on from {wanted}, without which it cannot be done again: {problem}")
+
+
 def replay(
     assembly: Assembly,
     plan: Plan,
     until: RoundId | None = None,
     progress: Callable[[plans.Merge], None] = lambda merge: None,
+    snapshot: Snapshot | None = None,
 ) -> Replayed:
     """Does all of a plan, or until the last round not after `until` is merged.
 
+    `snapshot`: what the run goes on from, as `first_snapshot` found it.
+
     Raises:
       TapeError: what an actor needs is on no tape, or the layouts differ.
+      SnapshotError: the snapshot has just been damaged.
       ReplayMismatch: a batch or a version is not the one of the run.
     """
-    return _Replay(assembly, plans.without_needless(plan), until, progress).run()
+    return _Replay(assembly, plans.without_needless(plan), until, progress, snapshot).run()
 
 
 class _Replay:
@@ -116,6 +145,7 @@ class _Replay:
         plan: Plan,
         until: RoundId | None,
         progress: Callable[[plans.Merge], None],
+        snapshot: Snapshot | None,
     ) -> None:
         e = assembly.experiment
         self._assembly, self._plan, self._progress = assembly, plan, progress
@@ -123,16 +153,33 @@ class _Replay:
         self._model = GlobalModel(
             assembly.layout, assembly.initial_parameters(), e.outer, e.sync.num_learners
         )
-        self._things: dict[Key, Any] = {
-            VersionId(p, 0): self._model.fragment(p)[1] for p in range(assembly.layout.num_fragments)
-        }
+        self._origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
+        if self._origin is not None:
+            self._origin.start.restore(self._model)
+        self._things: dict[Key, Any] = {key: self._given(key) for key in plan.given}
         self._equipment = _equipment(assembly, plan)
         self._learners: dict[int, TrainingArrays] = {}  # by the actor's id
         self._last_merge = _last_merge(plan, until)
         self._merges = self._compared = self._steps = self._step = 0
         for tape in (tape for actor in plan.actors for tape in actor.tapes):
+            returned = tape.header.returned
+            if returned is not None and (snapshot is None or returned.snapshot != snapshot.name):
+                raise TapeError(f"{tape.path}: comes back from {returned.snapshot}, but the run does not")
             if tape.header.layout != assembly.layout.fingerprint:
                 raise TapeError(f"{tape.path}: is of another layout of fragments")
+
+    def _given(self, key: Key) -> Any:
+        """What is there from the start, which the first tape must have begun from too."""
+        tape = self._plan.syncer.tapes[0]
+        if isinstance(key, InnerOrigin):
+            donated = None if self._origin is None else self._origin.donated()
+            if donated is None or donated.origin != key:
+                raise TapeError(f"{tape.path}: {key} is not what learners without a part were given")
+            return donated.arrays
+        version, pieces = self._model.fragment(key.fragment)
+        if version != key.version:
+            raise TapeError(f"{tape.path}: begins at {key}, not at {version}: the tape before it is missing")
+        return pieces
 
     def run(self) -> Replayed:
         perform_all(self._plan, self._do, lambda: self._merges == self._last_merge)
@@ -151,6 +198,11 @@ class _Replay:
     def _on_learner(self, actor: Actor, work: Work) -> None:
         arrays = self._learners.get(id(actor)) or self._begin(actor)
         match work:
+            case plans.Return():
+                header = actor.tapes[0].header
+                transfer = self._equipment[header.learner].transfer
+                returning = self._origin.learner(header.learner, header.position, transfer)
+                returning.load(arrays, self._assembly.experiment.sync.mixing)
             case plans.Adopt():
                 fragments = [self._things[key] for key in work.needs[: len(work.versions)]]
                 inner = None if work.inner is None else self._things[work.inner]

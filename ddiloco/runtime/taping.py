@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import importlib.metadata
 import json
@@ -9,7 +10,7 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +24,8 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.state import SyncerState
 from ddiloco.runtime.experiment import Experiment, to_json
 from ddiloco.runtime.learner_arrays import Batches, Equipment
-from ddiloco.tape.header import Header, Machine
+from ddiloco.tape.entries import InnerOrigin
+from ddiloco.tape.header import Header, Machine, Returned, SnapshotName
 from ddiloco.tape.reading import FOLDER, learner_tape, next_syncer, syncer_tape
 from ddiloco.tape.recorder import LearnerTape, SyncerTape
 
@@ -46,30 +48,57 @@ class Tapes:
         record: Callable[[records.Record], None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        goes_on: bool = False,
     ) -> None:
-        """`clock`: seconds that the cores are timed by. `wall`: unix seconds. `record` hears alarms."""
-        self._folder = None if workdir is None or not experiment.tape.enabled else workdir / FOLDER
+        """`clock`: seconds that the cores are timed by. `wall`: unix seconds. `record` hears alarms.
+
+        `goes_on`: the tapes of the processes that are there, of one syncer among them, are written on.
+        """
+        self.folder = None if workdir is None or not experiment.tape.enabled else workdir / FOLDER
         self._experiment, self._layout, self._record = experiment, layout, record
         self._clock, self._wall = clock, wall
+        self._goes_on = goes_on
+        if goes_on and self.folder is not None and not syncer_tape(self.folder, 1).exists():
+            self.folder = None
+            told = "up to the snapshot the run has no whole tape, so it keeps none from there on"
+            record(records.Alarm(told, wall()))
 
-    def learner(self, learner: int, process: int, equipment: Equipment) -> LearnerTape:
-        """The tape of a learner's process, before its first batch; `process`: its first incarnation."""
-        if self._folder is None:
+    def learner(
+        self, learner: int, process: int, equipment: Equipment, returned: Returned | None = None
+    ) -> LearnerTape:
+        """The tape of a learner's process, before its first batch.
+
+        Args:
+          learner: its number.
+          process: its first incarnation.
+          equipment: its own.
+          returned: with what it comes back from a snapshot, if it does.
+        """
+        if self.folder is None:
             return LearnerTape(learner, process)
         machine = machine_of(equipment.program.mesh)
-        header = self._header("learner", learner, process, machine, position=_position(equipment.batches))
-        return LearnerTape(
-            learner, process, learner_tape(self._folder, learner, process), header, self._record
-        )
+        position = _position(equipment.batches)
+        header = self._header("learner", learner, process, machine, position=position, returned=returned)
+        path = learner_tape(self.folder, learner, process)
+        return LearnerTape(learner, process, path, header, self._record, self._goes_on and path.exists())
 
-    def syncer(self, state: SyncerState, model: GlobalModel) -> SyncerTape:
-        """The tape of a syncer's process, which begins from this state of its core and these fragments."""
-        if self._folder is None:
+    def syncer(
+        self, state: SyncerState, model: GlobalModel, resumed_from: SnapshotName | None = None
+    ) -> SyncerTape:
+        """The tape of a syncer's process.
+
+        Args:
+          state: what its core begins from.
+          model: has the fragments that it begins from.
+          resumed_from: the snapshot that the run goes on from, if it does.
+        """
+        if self.folder is None:
             return SyncerTape()
         sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in range(model.layout.num_fragments))
-        process = next_syncer(self._folder)
-        header = self._header("syncer", None, process, machine_of(None), state=state, sha256=sha256)
-        return SyncerTape(syncer_tape(self._folder, process), header, self._record)
+        process = 1 if self._goes_on else next_syncer(self.folder)
+        begun = {"state": state, "sha256": sha256, "resumed_from": resumed_from}
+        header = self._header("syncer", None, process, machine_of(None), **begun)
+        return SyncerTape(syncer_tape(self.folder, process), header, self._record, self._goes_on)
 
     def _header(
         self, role: str, learner: int | None, process: int, machine: Machine, **begun_from: Any
@@ -97,12 +126,42 @@ class FleetTapes:
         state: SyncerState,
         model: GlobalModel,
         equipment: Sequence[Equipment],
+        resumed_from: SnapshotName | None = None,
     ) -> None:
-        """`state` is what the syncer's core begins from."""
+        """`state` is what the syncer's core begins from, `resumed_from` the snapshot that it is of."""
         self._tapes, self._model, self._equipment = tapes, model, equipment
-        self._syncer = tapes.syncer(state, model)
+        self._syncer = tapes.syncer(state, model, resumed_from)
         self._learners: dict[int, tuple[int, LearnerTape]] = {}  # by number, its newest process
-        self._pulled: dict[tuple[int, int], Contribution] = {}  # by learner and fragment
+        self._pulled: dict[int, dict[int, int]] = collections.defaultdict(dict)  # by learner: fragment, step
+
+    @property
+    def begins_with(self) -> SnapshotName | None:
+        """The snapshot without which the tapes cannot be replayed."""
+        return self._syncer.header.resumed_from if self._syncer.on else None
+
+    def came_back(self, learner: int, process: int, returned: Returned) -> None:
+        """A process of a learner comes back from a snapshot, and has drawn no batch yet."""
+        tape = self._tapes.learner(learner, process, self._equipment[learner], returned)
+        self._learners[learner] = process, tape
+
+    def state(self, learner: int | None) -> dict[str, Any]:
+        """How far the tapes of a learner, or of the syncer (None), have come: JSON values, for `go_on`."""
+        if not self._syncer.on:
+            return {}
+        if learner is None:
+            self._syncer.flush()
+        elif learner in self._learners:
+            self._learners[learner][1].flush()
+        name = "syncer-*" if learner is None else f"learner-{learner}-*"
+        sizes = {path.name: path.stat().st_size for path in self._tapes.folder.glob(name)}
+        return {
+            "tapes": sizes,
+            "pulled": sorted(self._pulled[learner].items()) if learner is not None else [],
+        }
+
+    def go_on(self, learner: int, told: Mapping[str, Any]) -> None:
+        """Takes over what `state` told of a learner; its tape was cut back to there."""
+        self._pulled[learner] = dict(told.get("pulled", ()))
 
     def syncer_handled(
         self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float
@@ -120,24 +179,25 @@ class FleetTapes:
         event: events.LearnerEvent,
         out: Sequence[actions.LearnerAction],
         now: float,
+        donated: InnerOrigin | None = None,
     ) -> None:
-        """A learner's core took an event."""
+        """A learner's core took an event; `donated`: whose inner state it adopts, unless a fresh one."""
         tape = self._tape(learner, process)
         tape.told(event, now)
         for action in out:
             match action:
                 case actions.AdoptAll():
-                    tape.adopted(fresh=True, origin=None)
-                    self._forget(learner)
+                    tape.adopted(fresh=donated is None, origin=donated)
+                    self._pulled[learner].clear()
                 case actions.ApplyUpdate(fragment=fragment):
-                    pulled = self._pulled.pop((learner, fragment), None)
-                    if pulled is not None:
-                        tape.pulled(fragment, pulled.step)
+                    step = self._pulled[learner].pop(fragment, None)
+                    if step is not None:
+                        tape.pulled(fragment, step)
 
     def pulled(self, learner: int, contribution: Contribution) -> None:
         """The syncer has this snapshot of a learner."""
         if self._equipment[learner].transfer.error_feedback:
-            self._pulled[learner, contribution.fragment] = contribution
+            self._pulled[learner][contribution.fragment] = contribution.step
 
     def end(self) -> None:
         """The run is over."""
@@ -150,13 +210,10 @@ class FleetTapes:
         if known is None or known[0] != process:
             if known is not None:
                 known[1].close()
-                self._forget(learner)
+                self._pulled[learner].clear()
             known = process, self._tapes.learner(learner, process, self._equipment[learner])
             self._learners[learner] = known
         return known[1]
-
-    def _forget(self, learner: int) -> None:
-        self._pulled = {key: c for key, c in self._pulled.items() if key[0] != learner}
 
 
 def fingerprint(experiment: Experiment) -> str:

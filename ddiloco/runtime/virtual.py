@@ -12,7 +12,7 @@ from typing import Any
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes
-from ddiloco.outer.fragments import assemble
+from ddiloco.outer.fragments import FragmentLayout, assemble
 from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContribution
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
@@ -20,7 +20,7 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.runtime.assembly import Assembly
 from ddiloco.runtime.delivery import Pieces
 from ddiloco.runtime.experiment import Experiment
-from ddiloco.runtime.learner_arrays import TrainingArrays
+from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
 from ddiloco.runtime.outcome import Outcome
 from ddiloco.runtime.snapshots.books import Books
 from ddiloco.runtime.snapshots.store import Snapshot
@@ -127,7 +127,8 @@ class RecordingObserver(Observer):
     ) -> None:
         """An event of a learner."""
         if self._tapes is not None:
-            self._tapes.learner_handled(learner.number, learner.process, event, out, now)
+            donated = learner.arrays.donated
+            self._tapes.learner_handled(learner.number, learner.process, event, out, now, donated)
 
     def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
         """A snapshot that the syncer takes."""
@@ -189,7 +190,7 @@ class VirtualRun:
     ) -> None:
         """`workdir`: where tapes and snapshots go; None: none are kept. `snapshot`: what to go on from.
 
-        A run that goes on exactly is the rest of one that has its tapes, and keeps none of its own.
+        A run that goes on exactly writes on the tapes of the one that it is the rest of.
 
         Raises:
           ConfigError: the snapshot holds no arrays, or is of another version of the program.
@@ -206,16 +207,13 @@ class VirtualRun:
         equipment = assembly.equipment()
         self._score = assembly.scorer(equipment[0].program.mesh)
         self._next_score = self._score_after(0)
-        taped = workdir if snapshot is None else None
-        tapes = Tapes(taped, e, assembly.layout, record, clock=lambda: 0.0, wall=lambda: 0.0)
-        begin = SyncerState.initial(e.sync.num_fragments)
-        self._tapes = FleetTapes(tapes, begin, model, equipment)
-        self._observer = RecordingObserver(books, self._score_at, self._tapes)
-        relay = Relay(self._observer)
         self.learners: dict[int, TrainingArrays] = {}  # of each learner's newest process
 
         exactly = snapshot is None or goes_on_exactly(snapshot, e)
         back = None if exactly else VirtualReturn(snapshot, e, assembly.layout)
+        self._tapes = self._fleet_tapes(workdir, assembly.layout, model, equipment, snapshot, back)
+        self._observer = RecordingObserver(books, self._score_at, self._tapes)
+        relay = Relay(self._observer)
 
         # One process after another of a learner draws from the same batches: each row is trained on once.
         def train(learner: int) -> TrainingArrays:
@@ -231,11 +229,11 @@ class VirtualRun:
             put_back_observers(snapshot, books, self._observer)
             self._next_score = self._score_after(snapshot.header["step"])
             if back is None:
-                put_back_exactly(self._fleet, relay, snapshot)
+                put_back_exactly(self._fleet, relay, snapshot, self._tapes)
             else:
-                back.begin(self._fleet, model, equipment, self._observer)
+                back.begin(self._fleet, equipment, self._observer, self._tapes)
         self._snapshots = make_snapshots(
-            workdir, e, assembly.layout.fingerprint, self._fleet, relay, books, self._observer, snapshot
+            workdir, e, assembly.layout, self._fleet, relay, books, self._observer, snapshot, self._tapes
         )
 
     def run(self) -> Outcome:
@@ -249,6 +247,23 @@ class VirtualRun:
         step = self._fleet.syncer.durable.step
         loss = self._evaluate(step, self._observer.tokens, self._fleet.calendar.now)
         return Outcome(self._arrays.model.parameters(), step, loss, self._fleet.over, failure)
+
+    def _fleet_tapes(
+        self,
+        workdir: pathlib.Path | None,
+        layout: FragmentLayout,
+        model: GlobalModel,
+        equipment: Sequence[Equipment],
+        snapshot: Snapshot | None,
+        back: VirtualReturn | None,
+    ) -> FleetTapes:
+        """The tapes; with `back`, the model is where the snapshot has it then."""
+        exactly = snapshot is not None and back is None
+        clock = {"clock": lambda: 0.0, "wall": lambda: 0.0}
+        tapes = Tapes(workdir, self._experiment, layout, self._record, **clock, goes_on=exactly)
+        if back is None:
+            return FleetTapes(tapes, SyncerState.initial(layout.num_fragments), model, equipment)
+        return FleetTapes(tapes, back.restore(model), model, equipment, snapshot.name)
 
     def _score_at(self, step: int, tokens: int, now: float) -> None:
         every, last = self._experiment.eval.every, self._experiment.train.steps

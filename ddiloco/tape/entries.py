@@ -14,13 +14,23 @@ from ddiloco.tape import tape_pb2 as pb
 
 @dataclasses.dataclass(frozen=True, order=True)
 class InnerOrigin:
-    """Where an inner optimizer state is from: a learner's process, and the how-manieth that it gave away."""
+    """Where an inner optimizer state is from: a learner's process, and the how-manieth that it gave away.
+
+    Process 0: it is in the learner's part of the snapshot of that number, from which the run goes on.
+    """
 
     learner: int
     process: int
     number: int  # from 1
 
+    @property
+    def in_snapshot(self) -> bool:
+        """Whether it was there when the run went on."""
+        return not self.process
+
     def __str__(self) -> str:
+        if self.in_snapshot:
+            return f"the inner state of learner {self.learner} in snapshot {self.number}"
         return f"inner state {self.number} of learner {self.learner}'s process {self.process}"
 
 

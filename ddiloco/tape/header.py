@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ddiloco.protocol.learner import FragmentWork
 from ddiloco.protocol.state import SyncerState
 
 
@@ -39,6 +40,26 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
+class SnapshotName:
+    """A snapshot of a run, by which another goes on."""
+
+    number: int
+    sha256: str  # of its manifest, which vouches for every byte; hex
+
+    def __str__(self) -> str:
+        return f"snapshot {self.number}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """With what a learner comes back from a snapshot, as `LearnerCore.resume` takes it."""
+
+    snapshot: SnapshotName
+    clock: int
+    fragments: tuple[FragmentWork, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Header:
     """Of one process of one actor.
 
@@ -55,6 +76,8 @@ class Header:
       position: of a learner, where its first batch comes from, as its batches tell it; None: their beginning.
       state: of the syncer, what it began from.
       sha256: of the syncer, of each fragment that it began from, hex.
+      resumed_from: of the syncer, the snapshot that the run goes on from, if it does.
+      returned: of a learner that comes back from a snapshot, with what.
     """
 
     role: str
@@ -69,6 +92,14 @@ class Header:
     position: Mapping[str, Any] | None = None
     state: SyncerState | None = None
     sha256: tuple[str, ...] = ()
+    resumed_from: SnapshotName | None = None
+    returned: Returned | None = None
+
+    def differences(self, other: Header) -> list[str]:
+        """What of that which numbers follow from is another, as short phrases."""
+        names = [name for name in ("config", "layout") if getattr(self, name) != getattr(other, name)]
+        told = {"config": "other settings", "layout": "other fragments"}
+        return [*(told[name] for name in names), *self.machine.differences(other.machine)]
 
     @property
     def actor(self) -> str:
@@ -94,8 +125,18 @@ def from_json(text: str) -> Header:
                 tuple(state["merged_steps"]),
                 tuple((m, number) for m, number in state["incarnations"]),
             )
-        sha256 = tuple(values.pop("sha256"))
-        return Header(machine=Machine(**machine), state=state, sha256=sha256, **values)
+        sha256, name, returned = (values.pop(key) for key in ("sha256", "resumed_from", "returned"))
+        if returned is not None:
+            fragments = tuple(FragmentWork(**told) for told in returned["fragments"])
+            returned = Returned(SnapshotName(**returned["snapshot"]), returned["clock"], fragments)
+        return Header(
+            machine=Machine(**machine),
+            state=state,
+            sha256=tuple(sha256),
+            resumed_from=None if name is None else SnapshotName(**name),
+            returned=returned,
+            **values,
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a header that cannot be read: {error}") from None
 

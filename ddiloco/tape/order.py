@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Iterable, Iterator
 
 from ddiloco.tape.file import TapeError
-from ddiloco.tape.plan import Actor, Key, Plan, VersionId, Work
+from ddiloco.tape.plan import Actor, Key, Plan, Work
 
 Perform = Callable[[Actor, Work], None]
 
@@ -40,8 +40,7 @@ def perform(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: False) -
     Returns:
       What keeps the actors that could not go on, a line each; [] where all was done or it was ended early.
     """
-    fragments = len(plan.syncer.tapes[0].header.state.versions)
-    there: set[Key] = {VersionId(p, 0) for p in range(fragments)}
+    there = plan.given
     at = [0] * len(plan.actors)
     moved = True
     while moved:
@@ -72,13 +71,13 @@ def perform_all(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: Fals
     stuck = perform(plan, do, over)
     if stuck:
         folder = plan.syncer.tapes[0].path.parent
-        made = {work.makes for actor in plan.actors for work in actor.works}
+        made = {work.makes for actor in plan.actors for work in actor.works} | plan.given
         missing = [
             line
             for actor in plan.actors
             for work in actor.works
             for key in work.needs
-            if key not in made and not (isinstance(key, VersionId) and not key.version)
+            if key not in made
             for line in [f"{actor.name} needs {key}, which is on no tape"]
         ]
         raise TapeError(f"{folder}: {(missing or stuck)[0]}; a tape is missing or was cut")

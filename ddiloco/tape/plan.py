@@ -16,6 +16,9 @@ from ddiloco.tape.entries import Adopted, Committed, End, Gave, InnerOrigin, Pul
 from ddiloco.tape.file import TapeError
 from ddiloco.tape.reading import RunTapes, Tape
 
+BEFORE = -1
+"""The place of what is done before the first entry of a tape."""
+
 
 class VersionId(NamedTuple):
     """A version of a fragment."""
@@ -74,6 +77,11 @@ class Adopt(Work):
     def needs(self) -> tuple[Key, ...]:
         versions = tuple(VersionId(p, v) for p, v in enumerate(self.versions))
         return versions if self.inner is None else (*versions, self.inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class Return(Work):
+    """A learner loads what its part of the snapshot holds, from which the run goes on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +180,14 @@ class Plan:
         """All of them, the syncer last."""
         return [*self.learners, self.syncer]
 
+    @property
+    def given(self) -> set[Key]:
+        """What is there from the start: the first versions, and inner states in a snapshot."""
+        versions = self.syncer.tapes[0].header.state.versions
+        needs = {key for actor in self.learners for work in actor.works for key in work.needs}
+        inner = {key for key in needs if isinstance(key, InnerOrigin) and key.in_snapshot}
+        return {VersionId(p, version) for p, version in enumerate(versions)} | inner
+
 
 def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> Plan:
     """Runs every core over its tape.
@@ -200,6 +216,8 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     h = tape.header
     core = LearnerCore(h.learner, h.process, policy, total_steps)
     works: list[Work] = []
+    if h.returned is not None:
+        works = [Return(BEFORE), *_offered(core, tape)]
     told: list[Told] = []
     welcome: actions.AdoptAll | None = None  # of which it is not yet known what inner state came with it
     since = h.process
@@ -242,6 +260,17 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     return Actor(f"learner {h.learner}", [tape], works, [told])
 
 
+def _offered(core: LearnerCore, tape: Tape) -> list[Work]:
+    """What a learner that comes back from a snapshot offers anew."""
+    h = tape.header
+    try:
+        decided = core.resume(h.returned.clock, h.returned.fragments)
+    except LocalProtocolError as error:
+        raise TapeError(f"{tape.path}: {error}") from None
+    taken = [a.contribution for a in decided if isinstance(a, actions.TakeSnapshot)]
+    return [Take(BEFORE, SnapshotId(h.learner, h.process, h.process, c.fragment, c.step), c) for c in taken]
+
+
 def _handled(core: LearnerCore | SyncerCore, tape: Tape, i: int, now: float, event: Any) -> Sequence[Any]:
     try:
         return core.handle(event, now)
@@ -277,7 +306,7 @@ class _Syncer:
         works: list[Work] = []
         told: list[list[Told]] = []
         first = self._tapes[0]
-        if any(first.header.state.versions):
+        if any(first.header.state.versions) and first.header.resumed_from is None:
             raise TapeError(f"{first.path}: does not begin with the run: the tape before it is missing")
         for n, tape in enumerate(self._tapes):
             following = self._tapes[n + 1] if n + 1 < len(self._tapes) else None

@@ -6,12 +6,23 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
+from google.protobuf.message import DecodeError
+
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.tape import header as headers
 from ddiloco.tape import tape_pb2 as pb
-from ddiloco.tape.entries import Adopted, Committed, Encoder, End, Gave, InnerOrigin, Pulled, Thing
-from ddiloco.tape.file import TapeFile
+from ddiloco.tape.entries import (
+    Adopted,
+    Committed,
+    Encoder,
+    End,
+    Gave,
+    InnerOrigin,
+    Pulled,
+    Thing,
+)
+from ddiloco.tape.file import TapeError, TapeFile, read
 from ddiloco.tape.header import Header
 
 _LONGEST_WAIT = 1.0  # seconds that the syncer's entries may wait to be written, where nothing hangs on them
@@ -25,18 +36,31 @@ class Recorder:
         path: pathlib.Path | None = None,
         header: Header | None = None,
         record: Callable[[records.Record], None] = lambda record: None,
+        goes_on: bool = False,
     ) -> None:
-        """Begins the file. `path` None: nothing is written, and no header needed. `record` takes an alarm."""
+        """Begins the file, or goes on in one that is there.
+
+        Args:
+          path: of the file; None: nothing is written, and no header needed.
+          header: what the tape begins with; where it goes on, it must have begun with the same settings and
+            on the same machine.
+          record: takes an alarm.
+          goes_on: whether the file is there.
+        """
         self._path, self._record = path, record
         self._file: TapeFile | None = None
         self._encode = Encoder()
         self._waiting: list[pb.Entry] = []
         self._written_at = 0.0
+        self.header = header
         if path is not None:
             try:
-                self._file = TapeFile(path)
-                self._append(pb.Record(header=headers.to_json(header)))
-            except OSError as error:
+                if goes_on:
+                    self._go_on(path)
+                else:
+                    self._file = TapeFile(path)
+                    self._append(pb.Record(header=headers.to_json(header)))
+            except (OSError, TapeError, ValueError, DecodeError) as error:
                 self._fail(error)
 
     @property
@@ -60,6 +84,17 @@ class Recorder:
         self.flush()
         self._close()
 
+    def _go_on(self, path: pathlib.Path) -> None:
+        content = read(path)
+        if content.torn or not content.records:
+            raise TapeError("its end is torn off")
+        begun = headers.from_json(pb.Record.FromString(content.records[0][1]).header)
+        differences = begun.differences(self.header)
+        if differences:
+            raise TapeError(f"it was begun with {', '.join(differences)}")
+        self.header = begun
+        self._file = TapeFile(path, content)
+
     def _note(self, thing: Thing, now: float | None = None) -> None:
         if self._file is None:
             return
@@ -76,7 +111,7 @@ class Recorder:
 
     def _fail(self, error: Exception) -> None:
         self._close()
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{self._path}: ")
         told = f"{self._path}: {reason}: the tape ends here, and the run cannot be replayed beyond it"
         self._record(records.Alarm(told, time.time()))
 
@@ -97,8 +132,10 @@ class LearnerTape(Recorder):
         path: pathlib.Path | None = None,
         header: Header | None = None,
         record: Callable[[records.Record], None] = lambda record: None,
+        goes_on: bool = False,
     ) -> None:
-        super().__init__(path, header, record)
+        """As of `Recorder`; only a tape on which no inner state was given away goes on."""
+        super().__init__(path, header, record, goes_on)
         self._learner, self._process = learner, process
         self._given = 0
 

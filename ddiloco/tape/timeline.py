@@ -37,8 +37,10 @@ class Clocks:
     """The vector clock of each actor's parameters after each entry, by the way of the data."""
 
     def __init__(self, plan: Plan) -> None:
-        self._at: dict[int, VectorClock] = {id(actor): VectorClock() for actor in plan.actors}
         self._of: dict[Key, VectorClock] = {}
+        for p, version in enumerate(plan.syncer.tapes[0].header.state.versions):
+            self._of[VersionId(p, version)] = VectorClock({}, {p: version} if version else {})
+        self._at = {id(actor): self._begin(actor, 0) for actor in plan.actors}
         self._after: dict[tuple[int, str, int], VectorClock] = {}
         perform(plan, self._do)
 
@@ -50,16 +52,21 @@ class Clocks:
         """The clocks after each of `count` entries of one of an actor's tapes; None once it is not known."""
         path = str(actor.tapes[tape].path)
         works = {w.entry for w in actor.works if self._tape_of(actor, w) == path}
-        clock: VectorClock | None = VectorClock() if tape == 0 else self._begin(actor, tape)
+        clock: VectorClock | None = self._begin(actor, tape)
         for entry in range(count):
             if entry in works:
                 clock = self._after.get((id(actor), path, entry))
             yield clock
 
     def _begin(self, actor: Actor, tape: int) -> VectorClock:
-        state = actor.tapes[tape].header.state
-        clock = VectorClock()
-        for p, version in enumerate(state.versions):
+        header = actor.tapes[tape].header
+        clock, versions = VectorClock(), ()
+        if header.returned is not None:
+            clock = VectorClock({header.learner: (header.process, header.returned.clock)})
+            versions = [fragment.version for fragment in header.returned.fragments]
+        elif header.state is not None:
+            versions = header.state.versions
+        for p, version in enumerate(versions):
             clock = clock.joined(self._of.get(VersionId(p, version), VectorClock()))
         return clock
 

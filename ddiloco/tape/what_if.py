@@ -18,6 +18,7 @@ from typing import Any
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.tape.plan import Plan, Told
 from ddiloco.virtual.calendar import Calendar
@@ -73,8 +74,10 @@ class _Counted:
 class _Shadow:
     """A learner's process under the other policy: its steps as recorded, its counters as they then are."""
 
-    def __init__(self, versions: Sequence[int], step: int) -> None:
+    def __init__(self, versions: Sequence[int], step: int, returned: bool = False) -> None:
+        """`returned`: it holds work already, which its first report tells of."""
         self.step = step
+        self._returned = returned
         self.fragments = [_Counted(version) for version in versions]
         self.waiting: dict[int, tuple[int, float]] = {}  # by fragment, the newest update and when it came
         self.last: Report | None = None  # as recorded
@@ -86,6 +89,9 @@ class _Shadow:
             if came <= self.boundary:
                 del self.waiting[p]
                 self.fragments[p] = _Counted(version)
+        if self._returned:
+            self.fragments = [_Counted(c.version, c.steps, c.tokens) for c in recorded.counters]
+            self._returned, self.last = False, recorded
         steps, tokens = _work(self.last, recorded)
         self.last, self.step, self.boundary = recorded, recorded.step, now
         for counted in self.fragments:
@@ -115,10 +121,15 @@ class WhatIf:
     """One run of the recorded arrivals through a core of another policy."""
 
     def __init__(
-        self, policy: SyncPolicy, total_steps: int | None, told: Sequence[Told], delays: Delays
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        told: Sequence[Told],
+        delays: Delays,
+        state: SyncerState | None = None,
     ) -> None:
-        """`told`: what the syncer was told in the run."""
-        self._core = SyncerCore(policy, total_steps)
+        """`told`: what the syncer was told in the run, which began from `state`."""
+        self._core = SyncerCore(policy, total_steps, state)
         self._delays = delays
         self._calendar = Calendar()
         self._shadows: dict[int, tuple[int, _Shadow]] = {}  # by learner, its newest incarnation
@@ -148,6 +159,8 @@ class WhatIf:
                     shadow = known[1]
                     self._shadows[m] = incarnation, shadow
                     event = dataclasses.replace(event, versions=shadow.versions())
+                elif event.versions is not None:  # from the snapshot that the run goes on from
+                    self._shadows[m] = incarnation, _Shadow(event.versions, event.step, returned=True)
                 else:
                     event = events.LearnerJoined(m, incarnation)
                     self._shadows[m] = incarnation, _Shadow(self._core.versions, self._core.step)
@@ -211,7 +224,8 @@ class WhatIf:
 
 def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
     """What the rounds would have come to under a policy of the same fragments and learners."""
-    return WhatIf(policy, total_steps, _all_told(plan), delays(plan)).run()
+    state = plan.syncer.tapes[0].header.state
+    return WhatIf(policy, total_steps, _all_told(plan), delays(plan), state).run()
 
 
 def recorded(plan: Plan) -> Outcome:

@@ -82,7 +82,7 @@ class Recorder:
         keep: Callable[[Recording], None],
         give_up: Callable[[int, str], None] = lambda number, reason: None,
         *,
-        observer_state: Callable[[], dict[str, Any]] = dict,
+        observer_state: Callable[[int | None], dict[str, Any]] = lambda learner: {},
         payloads: Iterable[type] = (),
         epoch: int = 0,
     ) -> None:
@@ -95,7 +95,7 @@ class Recorder:
           wanted: asked between two events, while none is under way: the number of the snapshot to begin.
           keep: takes a finished one.
           give_up: hears of one that was not finished, and why.
-          observer_state: JSON values, stored with the syncer's.
+          observer_state: JSON values, stored with a learner's or, for None, with the syncer's.
           payloads: classes of what travels beside messages.
           epoch: number of the newest snapshot of an earlier run.
         """
@@ -133,8 +133,8 @@ class Recorder:
     def _begin(self, number: int) -> None:
         fleet, now = self._fleet, self._fleet.calendar.now
         alive = [m for m in fleet.places if _alive(fleet, m)]
-        cut = self._cut = _Cut(fleet, self._relay, self._vocabulary, number)
-        cut.record_syncer(self._observer_state())
+        cut = self._cut = _Cut(fleet, self._relay, self._vocabulary, number, self._observer_state)
+        cut.record_syncer()
         for mark in self._core.begin(number, alive, now):
             cut.send(mark.learner, "down", now)
         for m in fleet.places:
@@ -190,8 +190,16 @@ class Recorder:
 class _Cut:
     """What has been recorded of one snapshot so far."""
 
-    def __init__(self, fleet: Fleet, relay: Relay, known: Any, number: int) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        relay: Relay,
+        known: Any,
+        number: int,
+        observer_state: Callable[[int | None], dict[str, Any]],
+    ) -> None:
         self.number = number
+        self._observer_state = observer_state
         self.marks: list[tuple[float, int, int, str]] = []  # time, order, learner, way
         self.learners: dict[int, Document] = {}
         self._fleet, self._relay = fleet, relay
@@ -248,7 +256,7 @@ class _Cut:
             self._ghosts[self._acting].append([entry.time, entry.order, told, made, down.cut])
         self._relay.kept = self._acting = None
 
-    def record_syncer(self, observer: dict[str, Any]) -> None:
+    def record_syncer(self) -> None:
         """Records the syncer's process, with what it needs to send, and what is on its way to it."""
         fleet, writer = self._fleet, self._writers[SYNCER]
         calendar = fleet.calendar
@@ -260,7 +268,7 @@ class _Cut:
             "links": [[m, writer.fields(place.down)] for m, place in fleet.places.items()],
             "entries": [write_entry(writer, entry) for entry in entries],
             "calendar": [calendar.now, calendar.happened, calendar.entered],
-            "observer": observer,
+            "observer": self._observer_state(None),
         }
         core, held = fleet.syncer.core, fleet.syncer.arrays.state()
         told = dataclasses.asdict(core.state())
@@ -287,6 +295,7 @@ class _Cut:
             "entries": [write_entry(writer, entry) for entry in entries],
             "channel": self._channels[learner],
             "ghosts": self._ghosts[learner],
+            "observer": self._observer_state(learner),
         }
         if newest is None:
             self.learners[learner] = Document(values, writer.arrays, None)

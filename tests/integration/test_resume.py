@@ -71,6 +71,10 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, pro
         assert len(clocks) == summary["inner_steps"][str(m)]
         assert sum(clock <= at[m] for clock in clocks) == taken[m] < len(clocks)
 
+    again = programs.run("replay", f"--workdir={tmp_path}")
+    assert again.returncode == 0, again.stderr
+    assert "the same as the run's" in again.stdout
+
 
 def test_without_a_snapshot_there_is_nothing_to_resume(programs, tmp_path):
     result = programs.train(tmp_path, "--config.resume=true")

@@ -207,7 +207,7 @@ def play(plan, at=(), *, start=None, timeout=60.0, prepare=lambda fleet: None):
             wanted,
             lambda recording: recordings.append(stored(recording)),
             lambda number, reason: given_up.append((number, reason)),
-            observer_state=lambda: {"told": len(told.all)},
+            observer_state=lambda learner: {"told": len(told.all)},
             epoch=epoch,
         )
     run_out(fleet)

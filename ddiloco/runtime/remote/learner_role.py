@@ -132,10 +132,10 @@ class LearnerProcess:
             client, inner, self._security, config, folder, lambda: donor.attach(worker.inbox, inner)
         )
         recovery.resume_data(equipment.batches)
-        tapes = Tapes(
-            None if self._experiment.resume else workdir, self._experiment, self._assembly.layout, record
-        )
-        tape = tapes.learner(core.learner, core.incarnation, equipment)
+        returning = self._returning(core.learner, equipment, client, recovery, workdir)
+        returned = None if returning is None else returning.returned
+        tapes = Tapes(workdir, self._experiment, self._assembly.layout, record)
+        tape = tapes.learner(core.learner, core.incarnation, equipment, returned)
         writer = None if workdir is None else PartWriter(parts_folder(workdir / FOLDER))
         worker = LearnerWorker(
             core,
@@ -145,7 +145,7 @@ class LearnerProcess:
             recovery,
             tape,
             LearnerRecording(core.learner, writer, client.tell_of_snapshot),
-            self._returning(core.learner, equipment, client, recovery, workdir),
+            returning,
         )
         client.attach(worker)
         with contextlib.ExitStack() as stack:

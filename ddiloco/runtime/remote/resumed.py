@@ -14,6 +14,7 @@ from ddiloco.runtime.durable import DurableState
 from ddiloco.runtime.remote.positions import Positions
 from ddiloco.runtime.snapshots.returning import Origin
 from ddiloco.runtime.snapshots.store import Snapshot
+from ddiloco.tape.header import SnapshotName
 
 _NAME = "resumed_from.json"
 
@@ -22,16 +23,17 @@ _NAME = "resumed_from.json"
 class ResumedFrom:
     """A snapshot, and by learner the newest incarnation that it knows of."""
 
-    number: int
+    name: SnapshotName
     incarnations: Mapping[int, int]
 
     def number_for(self, learner: int, newest_incarnation: int) -> int:
         """The snapshot's number for a learner that has not come back since; 0 for one that has."""
-        return self.number if newest_incarnation <= self.incarnations.get(learner, 0) else 0
+        return self.name.number if newest_incarnation <= self.incarnations.get(learner, 0) else 0
 
     def save(self, folder: pathlib.Path) -> None:
         """Keeps it in the syncer's folder; raises OSError."""
-        told = {"snapshot": self.number, "incarnations": {str(m): i for m, i in self.incarnations.items()}}
+        incarnations = {str(m): i for m, i in self.incarnations.items()}
+        told = {"snapshot": dataclasses.asdict(self.name), "incarnations": incarnations}
         array_file.replace(folder / _NAME, [json.dumps(told).encode()])
 
     @classmethod
@@ -39,7 +41,8 @@ class ResumedFrom:
         """What `save` kept; None if there is nothing, or it cannot be read: then all join anew."""
         try:
             told = json.loads((folder / _NAME).read_text())
-            return cls(int(told["snapshot"]), {int(m): int(i) for m, i in told["incarnations"].items()})
+            name = SnapshotName(int(told["snapshot"]["number"]), str(told["snapshot"]["sha256"]))
+            return cls(name, {int(m): int(i) for m, i in told["incarnations"].items()})
         except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return None
 
@@ -58,7 +61,7 @@ def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState, po
     known |= {m: max(known.get(m, 0), origin.incarnation(m) - 1) for m in origin.learners}
     try:
         durable.replace(origin.start)
-        ResumedFrom(snapshot.number, known).save(durable.folder)
+        ResumedFrom(snapshot.name, known).save(durable.folder)
         for m, position in enumerate(origin.positions(e.sync.num_learners)):
             if position is not None:
                 positions.put(m, json.dumps(position))

@@ -77,12 +77,14 @@ class SyncerRun:
             record(records.Resumed(start.state.versions, time.time()))
         core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
         workdir = durable.folder.parent
-        tapes = Tapes(None if e.resume else workdir, e, assembly.layout, record)
-        tape = tapes.syncer(core.state(), self._model)
+        resumed_from = ResumedFrom.load(durable.folder) if start is not None else None
+        begins_with = None if resumed_from is None else resumed_from.name
+        tape = Tapes(workdir, e, assembly.layout, record).syncer(core.state(), self._model, begins_with)
         self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
         if e.snapshot.every:
             header, send = snapshot_header(e, assembly.layout), self._syncer.send
-            taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record)
+            also = begins_with if e.tape.enabled else None
+            taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record, also)
             self._syncer.take_snapshots(taker)
         if start is not None:
             positions.load()
@@ -94,7 +96,7 @@ class SyncerRun:
             self._syncer.send,
             record,
             positions,
-            ResumedFrom.load(durable.folder) if start is not None else None,
+            resumed_from,
         )
         self._server.know(core.state().incarnations)
         self._server.start(address)  # learners compile while this process does

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
@@ -30,16 +31,22 @@ def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
 
 
 def trim_records(
-    snapshot: Snapshot, workdir: pathlib.Path, tell: Callable[[str], None] | None = None
+    snapshot: Snapshot,
+    workdir: pathlib.Path,
+    exactly: bool = False,
+    tell: Callable[[str], None] | None = None,
 ) -> pathlib.Path:
     """Cuts the run's records back to the snapshot; the folder that has what was cut off.
+
+    `exactly`: the run goes on as if it had never ended, and so do its tapes.
 
     Raises:
       ConfigError: the disk refuses, or the snapshot has been damaged since it was opened.
     """
     tell = _warn if tell is None else tell
     try:
-        previous = trim(workdir, _cut(snapshot))
+        tapes = snapshot.header.get("tapes", {}) if exactly else {}
+        previous = trim(workdir, dataclasses.replace(_cut(snapshot), tapes=tapes))
     except SnapshotError as error:
         raise ConfigError(f"config.resume: {error}") from None
     except OSError as error:

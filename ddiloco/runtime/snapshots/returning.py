@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from ddiloco.runtime.learner_arrays import TrainingArrays
 from ddiloco.runtime.snapshots.recording import SYNCER_PART, fragments_from_json, learner_part
 from ddiloco.runtime.snapshots.store import Part, Snapshot, SnapshotError
 from ddiloco.runtime.transfer import FragmentTransfer
+from ddiloco.tape.entries import InnerOrigin
+from ddiloco.tape.header import Returned
 
 _CODEC_STATE = ("anchor", "residual", "left")  # what a learner keeps for the codec of its outer gradients
 
@@ -30,13 +32,12 @@ class ReturningLearner:
     """A learner as a snapshot has it, with the updates applied that were then on their way to it.
 
     Attributes:
-      clock: its global step.
-      fragments: its counters, by fragment; none for work that an update has overwritten.
+      returned: with what it comes back: its global step, and its counters by fragment; none for work that an
+        update has overwritten.
       tokens: that its process had trained on.
     """
 
-    clock: int
-    fragments: Sequence[FragmentWork]
+    returned: Returned
     tokens: int
     _arrays: Mapping[str, np.ndarray]
     _values: Mapping[str, Any]
@@ -62,7 +63,7 @@ class Origin:
         header = snapshot.header
         if header["layout"] != layout.fingerprint:
             raise SnapshotError(f"{snapshot.folder}: is of another model, or of other fragments")
-        self.number = snapshot.number
+        self.name = snapshot.name
         self.learners: tuple[int, ...] = tuple(header["learners"])  # that have a part
         self._snapshot = snapshot
         outer = header["experiment"]["outer"]
@@ -116,15 +117,18 @@ class Origin:
         if transfer.keeps_anchors:
             arrays |= self._codec_state(part, transfer.error_feedback)
         values = {"position": position, "steps": part.state["steps"]}
-        return ReturningLearner(clock, fragments, part.state["tokens"], arrays, values, updates)
+        returned = Returned(self.name, clock, tuple(fragments))
+        return ReturningLearner(returned, part.state["tokens"], arrays, values, updates)
 
     def donated(self) -> InnerState | None:
         """The inner state that a learner without a part begins with: that of the lowest number."""
         if not self.learners:
             return None
-        part = self._part(self.learners[0])
+        donor = self.learners[0]
+        part = self._part(donor)
         versions = tuple(row[0] for row in part.state["fragments"])
-        return InnerState(part.state["clock"], versions, _numbered(part, "inner"))
+        known = InnerOrigin(donor, 0, self.name.number)
+        return InnerState(part.state["clock"], versions, _numbered(part, "inner"), known)
 
     def _part(self, learner: int) -> Part:
         return self._snapshot.part(learner_part(learner))

@@ -24,6 +24,7 @@ from ddiloco.runtime.snapshots.parts import (
     read_part,
     reason,
 )
+from ddiloco.tape.header import SnapshotName
 
 __all__ = ["FOLDER", "Part", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "SnapshotStore"]
 
@@ -44,10 +45,15 @@ class Snapshot:
       folder: where it is.
       header: JSON values: of which moment it is, and of which experiment.
       parts: the names of its parts.
+      name: what a tape calls it by.
     """
 
-    def __init__(self, folder: pathlib.Path, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> None:
+    def __init__(
+        self, folder: pathlib.Path, header: dict[str, Any], parts: Mapping[str, PartFiles], sha256: str
+    ) -> None:
+        """`sha256`: of its manifest, hex."""
         self.number = int(folder.name)
+        self.name = SnapshotName(self.number, sha256)
         self.folder = folder
         self.header = header
         self.parts = tuple(parts)
@@ -67,10 +73,10 @@ class Snapshot:
 class SnapshotStore:
     """The folder of a run's snapshots; for one thread of the process that decides when one is complete."""
 
-    def __init__(self, folder: pathlib.Path, keep: int) -> None:
-        """`keep` complete snapshots stay, the newest ones."""
+    def __init__(self, folder: pathlib.Path, keep: int, also: SnapshotName | None = None) -> None:
+        """`keep` complete snapshots stay, the newest ones, and `also` the one with which tapes begin."""
         self.folder = folder
-        self._keep = keep
+        self._keep, self._also = keep, also
         self._given = 0
 
     def next_number(self) -> int:
@@ -120,7 +126,7 @@ class SnapshotStore:
         """
         folder = self._at(number)
         try:
-            header, parts = _manifest(folder)
+            header, parts, sha256 = _manifest(folder)
             check_cut(header)
             expected = {_MANIFEST, *(f"{name}/{path}" for name, part in parts.items() for path in part.files)}
             strange = sorted(set(files_under(folder)) - expected)
@@ -132,7 +138,7 @@ class SnapshotStore:
             raise SnapshotError(f"{folder}: is incomplete: it has no {_MANIFEST}") from None
         except (OSError, ValueError, SnapshotError) as error:
             raise SnapshotError(f"{folder}: cannot be used: {reason(error)}") from None
-        return Snapshot(folder, header, parts)
+        return Snapshot(folder, header, parts, sha256)
 
     def _retain(self, newest: int) -> None:
         complete = 0
@@ -142,7 +148,7 @@ class SnapshotStore:
             try:
                 _manifest(self._at(number))
                 complete += 1
-                stays = complete <= self._keep
+                stays = complete <= self._keep or (self._also is not None and number == self._also.number)
             except (OSError, ValueError):
                 stays = False
             if not stays:
@@ -168,8 +174,8 @@ def _encoded(number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]
     return b'{"sha256": "' + hashlib.sha256(rest).hexdigest().encode() + b'", ' + rest
 
 
-def _manifest(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, PartFiles]]:
-    """Header and parts of a manifest; raises FileNotFoundError, OSError, or ValueError if it is damaged."""
+def _manifest(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, PartFiles], str]:
+    """Header, parts and SHA-256 of a manifest; raises OSError, or ValueError if it is damaged."""
     path = folder / _MANIFEST
     if path.stat().st_size > _LONGEST_MANIFEST:
         raise ValueError(f"{_MANIFEST} is longer than any")
@@ -187,7 +193,7 @@ def _manifest(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, PartFiles
         raise ValueError(f"{_MANIFEST} is of format {form!r}, but must be of {_FORMAT}")
     if number != int(folder.name) or len(files) != len(parts):
         raise ValueError(f"{_MANIFEST} is of another snapshot, number {number!r}")
-    return header, files
+    return header, files, opening[1].decode()
 
 
 def _remove(folder: pathlib.Path) -> None:

@@ -28,6 +28,7 @@ from ddiloco.runtime.snapshots.messages import PartWritten, SnapshotMessage, Sta
 from ddiloco.runtime.snapshots.recording import SYNCER_PART, learner_part, parts_folder
 from ddiloco.runtime.snapshots.settings import SnapshotConfig
 from ddiloco.runtime.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.tape.header import SnapshotName
 
 _SYNCER = -1  # stands for the syncer among those whose part is awaited
 _FLUSH_SECONDS = 2.0  # for what led to a snapshot to be in the run's files before it is complete
@@ -75,14 +76,15 @@ class SnapshotTaker:
         step: int,
         tell: Callable[[SnapshotMessage | Completed], None],
         record: Callable[[Any], None],
+        also: SnapshotName | None = None,
     ) -> None:
         """`folder`: of the run's snapshots. `header`: what is the same in all. `step`: the syncer's now.
 
-        `tell` puts a message into the syncer's inbox, from any thread.
+        `tell` puts a message into the syncer's inbox, from any thread. `also`: stays beside the newest ones.
         """
         self.folder = folder
         self.writer = PartWriter(parts_folder(folder))
-        self._store = SnapshotStore(folder, config.keep)
+        self._store = SnapshotStore(folder, config.keep, also)
         self._every = config.every
         self._core = SnapshotCore(config.timeout)
         self._header = dict(header)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ddiloco.config import ConfigError
 from ddiloco.observe import records
+from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.runtime.experiment import Experiment, to_json
 from ddiloco.runtime.snapshots.books import Books
 from ddiloco.runtime.snapshots.cut import clocks_to_json
@@ -23,7 +24,9 @@ from ddiloco.runtime.snapshots.store import (
     SnapshotError,
     SnapshotStore,
 )
+from ddiloco.runtime.taping import FleetTapes
 from ddiloco.runtime.transfer import FragmentSnapshot
+from ddiloco.tape.header import SnapshotName
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ghosts import Relay
 from ddiloco.virtual.graph import GraphError
@@ -55,8 +58,9 @@ class VirtualSnapshots:
         fleet: Fleet,
         relay: Relay,
         record: Callable[[Any], None],
-        observer_state: Callable[[], dict[str, Any]],
+        observer_state: Callable[[int | None], dict[str, Any]],
         since: Snapshot | None = None,
+        also: SnapshotName | None = None,
     ) -> None:
         """Begins to watch the fleet.
 
@@ -67,12 +71,14 @@ class VirtualSnapshots:
           fleet: as it begins, or as it was put back.
           relay: its observer.
           record: hears what becomes of snapshots.
-          observer_state: JSON values of those who observe: `records` and `summary`, for the header, and more.
+          observer_state: JSON values of those who observe a learner, or the syncer (None): of the latter
+            `records` and `summary`, for the header, of both `tapes` if there are any, and more.
           since: the snapshot that the run goes on from.
+          also: the one that stays beside the newest ones.
         """
         config = experiment.snapshot
         self._every = config.every
-        self._store = SnapshotStore(workdir / FOLDER, config.keep)
+        self._store = SnapshotStore(workdir / FOLDER, config.keep, also)
         self._writer = PartWriter(workdir / FOLDER)
         self._header = {"experiment": to_json(experiment), "layout": layout}
         self._fleet, self._record = fleet, record
@@ -165,21 +171,30 @@ def check_goes_on_exactly(snapshot: Snapshot, experiment: Experiment) -> None:
 def make_snapshots(
     workdir: pathlib.Path | None,
     experiment: Experiment,
-    layout: str | None,
+    layout: FragmentLayout | None,
     fleet: Fleet,
     relay: Relay,
     books: Books,
     observer: Counting,
     since: Snapshot | None,
+    tapes: FleetTapes | None = None,
 ) -> VirtualSnapshots | None:
-    """What takes the snapshots of a run; None where its settings ask for none, or it has no folder."""
+    """What takes the snapshots of a run; None where its settings ask for none, or it has no folder.
+
+    `layout` and `tapes` are None where there are no arrays.
+    """
     if workdir is None or not experiment.snapshot.every:
         return None
 
-    def observed() -> dict[str, Any]:
-        return {"tokens": observer.tokens, "records": books.lines(), "summary": books.summary()}
+    def observed(learner: int | None) -> dict[str, Any]:
+        told = {} if tapes is None else tapes.state(learner)
+        if learner is not None:
+            return told
+        return {"tokens": observer.tokens, "records": books.lines(), "summary": books.summary(), **told}
 
-    return VirtualSnapshots(workdir, experiment, layout, fleet, relay, books, observed, since)
+    fingerprint = None if layout is None else layout.fingerprint
+    also = None if tapes is None else tapes.begins_with
+    return VirtualSnapshots(workdir, experiment, fingerprint, fleet, relay, books, observed, since, also)
 
 
 def put_back_observers(snapshot: Snapshot, books: Books, observer: Counting) -> None:
@@ -189,8 +204,8 @@ def put_back_observers(snapshot: Snapshot, books: Books, observer: Counting) -> 
     observer.tokens = observed["tokens"]
 
 
-def put_back_exactly(fleet: Fleet, relay: Relay, snapshot: Snapshot) -> None:
-    """Puts a fleet of the same settings, which has not begun, where it was.
+def put_back_exactly(fleet: Fleet, relay: Relay, snapshot: Snapshot, tapes: FleetTapes | None = None) -> None:
+    """Puts a fleet of the same settings, which has not begun, where it was; and those who tape it.
 
     Raises:
       ConfigError: the snapshot is of another version of the program.
@@ -200,6 +215,9 @@ def put_back_exactly(fleet: Fleet, relay: Relay, snapshot: Snapshot) -> None:
         syncer = _document(snapshot.part(SYNCER_PART))
         learners = {m: _document(snapshot.part(learner_part(m))) for m in fleet.places}
         put_back(fleet, relay, syncer, learners, payloads=PAYLOADS)
+        if tapes is not None:
+            for m, document in learners.items():
+                tapes.go_on(m, document.values["observer"])
     except (GraphError, KeyError, ValueError) as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(f"config.resume: {snapshot.folder} cannot be gone on from: {told}") from error
@@ -209,6 +227,7 @@ def _header(recording: Recording) -> dict[str, Any]:
     learners = recording.learners
     clocks = {m: document.clock for m, document in learners.items() if document.clock is not None}
     observed = recording.syncer.values["observer"]
+    everybody = (recording.syncer, *learners.values())
     return {
         "step": recording.step,
         "versions": list(recording.syncer.told["versions"]),
@@ -219,6 +238,9 @@ def _header(recording: Recording) -> dict[str, Any]:
         "in_flight": [f"{what} from {who} to {whom}" for who, whom, what, _ in recording.in_flight],
         "records": observed["records"],
         "summary": observed["summary"],
+        "tapes": {
+            k: size for who in everybody for k, size in who.values["observer"].get("tapes", {}).items()
+        },
     }
 
 

@@ -6,17 +6,16 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ddiloco.config import ConfigError
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import GlobalModel
-from ddiloco.runtime.delivery import Pieces
+from ddiloco.protocol.state import SyncerState
 from ddiloco.runtime.experiment import Experiment
 from ddiloco.runtime.learner_arrays import Equipment, TrainingArrays
 from ddiloco.runtime.snapshots.recording import learner_part
 from ddiloco.runtime.snapshots.returning import Origin
 from ddiloco.runtime.snapshots.store import Snapshot
+from ddiloco.runtime.taping import FleetTapes
 from ddiloco.runtime.virtual_fleet import lives
 from ddiloco.virtual.fleet import INCARNATIONS_EACH, Fleet
 from ddiloco.virtual.learner import VirtualLearner
@@ -47,11 +46,15 @@ class VirtualReturn:
         if learner not in self._donated:
             return TrainingArrays(equipment, erred)
         self._donated.discard(learner)
-        donor = self._origin.donated()
-        return _DonatedArrays(equipment, erred, None if donor is None else donor.arrays)
+        return TrainingArrays(equipment, erred, self._origin.donated())
+
+    def restore(self, model: GlobalModel) -> SyncerState:
+        """Puts the model where it was; what the syncer's core begins from."""
+        self._origin.start.restore(model)
+        return self._origin.start.state
 
     def begin(
-        self, fleet: Fleet, model: GlobalModel, equipment: Sequence[Equipment], observer: Observer
+        self, fleet: Fleet, equipment: Sequence[Equipment], observer: Observer, tapes: FleetTapes
     ) -> None:
         """Has a fleet, into which no lives are entered yet, begin where the snapshot was taken.
 
@@ -59,7 +62,6 @@ class VirtualReturn:
           DataError: the positions are of other data.
         """
         origin = self._origin
-        origin.start.restore(model)
         fleet.syncer.begin_from(origin.start.state)
         positions = origin.positions(len(equipment))
         for m, position in enumerate(positions):
@@ -69,32 +71,21 @@ class VirtualReturn:
         for m, part in self._parts.items():
             for clock, tokens, time in part["untold"]:
                 observer.stepped(m, clock, tokens, {}, time)
-        come = functools.partial(self._come, fleet, equipment, positions)
+        come = functools.partial(self._come, fleet, equipment, positions, tapes)
         fleet.live(lives(self._experiment), self.since, come)
 
     def _come(
-        self, fleet: Fleet, equipment: Sequence[Equipment], positions: Sequence[Any], learner: int
+        self,
+        fleet: Fleet,
+        equipment: Sequence[Equipment],
+        positions: Sequence[Any],
+        tapes: FleetTapes,
+        learner: int,
     ) -> VirtualLearner:
         returning = self._origin.learner(learner, positions[learner], equipment[learner].transfer)
         if returning is None:
             return fleet.join(learner)
         load = functools.partial(returning.load, mixing=self._experiment.sync.mixing)
-        incarnation = self._origin.incarnation(learner)
-        return fleet.come_back(learner, incarnation, load, returning.clock, returning.fragments)
-
-
-class _DonatedArrays(TrainingArrays):
-    """Adopts its first welcome with another learner's inner optimizer state."""
-
-    def __init__(
-        self,
-        equipment: Equipment,
-        erred: Callable[[int, list[str]], None],
-        inner: Sequence[np.ndarray] | None,
-    ) -> None:
-        super().__init__(equipment, erred)
-        self._donated = inner
-
-    def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
-        super().adopt(fragments, self._donated if inner is None else inner)
-        self._donated = None
+        incarnation, returned = self._origin.incarnation(learner), returning.returned
+        tapes.came_back(learner, incarnation, returned)
+        return fleet.come_back(learner, incarnation, load, returned.clock, returned.fragments)

@@ -15,6 +15,7 @@ from ddiloco.runtime.remote.snapshot_messages import snapshot_message, told_of_s
 from ddiloco.runtime.remote.wire import WireError
 from ddiloco.runtime.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.runtime.snapshots.store import PartFiles
+from ddiloco.tape.header import SnapshotName
 from tests.runtime.remote.ends import LearnerEnd, SyncerEnd, ended, joined, report, until, update
 
 NUMBERS = st.integers(1, 1 << 50)
@@ -36,6 +37,8 @@ MESSAGES = st.one_of(
     st.builds(PartWritten, st.just(1), NUMBERS, st.just(FILES)),
     st.builds(PartWritten, st.just(1), NUMBERS, st.none(), st.text(min_size=1, max_size=80)),
 )
+
+FOURTH = SnapshotName(4, "ab" * 32)
 
 
 @given(MESSAGES)
@@ -103,22 +106,22 @@ def test_a_learner_of_another_session_gets_updates_without_a_number():
 
 
 def test_a_learner_is_told_of_the_snapshot_until_a_process_of_it_has_come_back():
-    resumed = ResumedFrom(4, {0: 90})
+    resumed = ResumedFrom(FOURTH, {0: 90})
     assert resumed.number_for(0, newest_incarnation=90) == 4
     assert resumed.number_for(0, newest_incarnation=91) == 0
     assert resumed.number_for(1, newest_incarnation=0) == 4
 
 
 def test_which_snapshot_a_run_goes_on_from_outlives_its_syncer(tmp_path):
-    ResumedFrom(4, {0: 90, 3: 7}).save(tmp_path)
-    assert ResumedFrom.load(tmp_path) == ResumedFrom(4, {0: 90, 3: 7})
+    ResumedFrom(FOURTH, {0: 90, 3: 7}).save(tmp_path)
+    assert ResumedFrom.load(tmp_path) == ResumedFrom(FOURTH, {0: 90, 3: 7})
     (tmp_path / "resumed_from.json").write_text("{")
     assert ResumedFrom.load(tmp_path) is None
     assert ResumedFrom.load(tmp_path / "elsewhere") is None
 
 
 def test_the_first_process_of_a_learner_hears_where_its_state_is_and_the_next_one_does_not():
-    syncer = SyncerEnd(resumed_from=ResumedFrom(4, {0: 50}))
+    syncer = SyncerEnd(resumed_from=ResumedFrom(FOURTH, {0: 50}))
     first = LearnerEnd(syncer.address, process=100)
     with ended(first, syncer):
         until(first.client.accepted.is_set, "the welcome")

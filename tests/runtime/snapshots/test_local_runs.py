@@ -358,8 +358,8 @@ def test_an_update_that_was_on_its_way_is_applied_before_the_learner_comes_back(
     back = origin.learner(0, origin.positions(2)[0], equipment.transfer)
     merged = origin.start.state.merged_steps[1]
     newer = max(version, origin.start.state.versions[1])
-    assert back.fragments[1] == FragmentWork(newer, merged)
-    assert back.clock == max(2, merged)
+    assert back.returned.fragments[1] == FragmentWork(newer, merged)
+    assert back.returned.clock == max(2, merged)
     arrays = TrainingArrays(equipment)
     back.load(arrays, mixing=0.0)
     held = arrays.state()[0]

@@ -3,7 +3,7 @@
   python -m experiments.sweep --sweep=configs/sweeps/gamma.py --output=runs/gamma --jobs=2
 
 18 runs of the micro model (configs/micro.py), all of the same global steps. With gamma 0 whoever comes first
-is merged alone.
+is merged alone; from 0.5 on the window is as long as it may be, one step (`sync.max_grace`).
 """
 
 from configs import micro

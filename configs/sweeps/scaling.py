@@ -9,7 +9,7 @@ PART
   batch  sizes x learners x global batch, one seed
   outer  sizes x learners x outer learning rate, one seed
 SCALE
-  cpu    20 to 350 thousand parameters, at most 20 tokens a parameter (default)
+  cpu    19 to 126 thousand parameters, at most 20 tokens a parameter (default)
   accelerator  1 to 30 million
 
 After "Scaling Laws for DiLoCo" (arXiv 2503.09799), whose models are a hundred times as large and more.
@@ -23,7 +23,7 @@ BASELINE = {"algorithm": "data_parallel"}
 PARTS = ("loss", "inner", "batch", "outer")
 #          layers width mlp: parameters, of which embedding and head are 518 a width
 SIZES = {
-    "cpu": ((1, 24, 64), (1, 48, 128), (2, 64, 176), (3, 96, 256)),
+    "cpu": ((1, 24, 64), (1, 32, 88), (1, 48, 128), (2, 64, 176)),
     "accelerator": ((4, 160, 432), (6, 256, 688), (8, 384, 1024), (10, 512, 1408)),
 }
 LEARNERS = (1, 2, 4, 8)

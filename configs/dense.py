@@ -54,7 +54,6 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.train.batch_sizes = ()  # the same by learner, where they differ
     config.train.steps_in_flight = 2  # steps handed to the devices before the oldest is complete
     config.train.min_step_seconds = ()  # by learner, to play slower hardware
-    config.train.sdc_check_every = 0  # steps between two that a learner takes twice, to see its devices err
 
     config.inner = ConfigDict()  # AdamW
     config.inner.learning_rate = {"tiny": 3e-3, "small": 1e-3}.get(size, 3e-4)  # peak
@@ -102,6 +101,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.snapshot.keep = 2  # complete ones that are kept
     config.snapshot.timeout = 120.0  # seconds until one that is not complete is given up
     config.resume = False  # go on from the newest complete snapshot in the workdir
+    config.sdc_check_every = 0  # steps between two that a learner takes twice, to see its devices err
     return config
 
 

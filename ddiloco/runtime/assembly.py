@@ -194,7 +194,7 @@ class Assembly:
             batches=self.batches((learner,), rows),
             steps_in_flight=e.train.steps_in_flight,
             min_step_seconds=e.min_step_seconds(learner),
-            sdc_check_every=e.train.sdc_check_every,
+            sdc_check_every=e.sdc_check_every,
         )
 
     def _program(self, key: tuple[Mesh, int]) -> TrainProgram:

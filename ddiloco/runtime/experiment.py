@@ -41,11 +41,6 @@ class TrainConfig:
         "by learner, seconds that a step takes at least, to play slower hardware; (): as fast as it goes",
         at_least=0.0,
     )
-    sdc_check_every: int = setting(
-        0,
-        "steps between two that a learner takes twice, to see that its devices do not err; 0: none",
-        at_least=0,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +81,11 @@ class Experiment:
     tape: TapeConfig = section(TapeConfig)
     snapshot: SnapshotConfig = section(SnapshotConfig)
     resume: bool = setting(False, "go on from the newest complete snapshot in the workdir")
+    sdc_check_every: int = setting(
+        0,
+        "steps between two that a learner takes twice, to see that its devices do not err; 0: none",
+        at_least=0,
+    )
 
     def __post_init__(self) -> None:
         learners = self.sync.num_learners
@@ -106,9 +106,9 @@ class Experiment:
             raise ValueError(
                 f"remote.spares: is {self.remote.spares}, but must be 0 where train.batch_sizes differ"
             )
-        if self.train.sdc_check_every and self.algorithm in BASELINES:
+        if self.sdc_check_every and self.algorithm in BASELINES:
             raise ValueError(
-                f"train.sdc_check_every: is {self.train.sdc_check_every}, but must be 0 for {self.algorithm}"
+                f"sdc_check_every: is {self.sdc_check_every}, but must be 0 for {self.algorithm}"
             )
         if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
             raise ValueError(f"driver: is {self.driver}, but elastic_data_parallel needs virtual")

@@ -270,7 +270,7 @@ class _Replay:
                 return f"{told}; {header.actor} had {', '.join(differences)}"
         return (
             f"{told}; platform, devices and packages are the same: the code or the data differ, or a device "
-            "erred (config.train.sdc_check_every finds one that does)"
+            "erred (config.sdc_check_every finds one that does)"
         )
 
 

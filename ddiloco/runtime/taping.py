@@ -33,7 +33,7 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "optax", "grain", "ddiloco")
 _DECISIVE = ("algorithm", "seed", "model", "data", "train", "inner", "sync", "outer", "mesh")
 _FREE = {  # of these, what may differ from process to process
     "data": {"data_dir", "prefetch"},
-    "train": {"steps_in_flight", "min_step_seconds", "sdc_check_every", "tokens"},
+    "train": {"steps_in_flight", "min_step_seconds", "tokens"},
 }
 
 

@@ -107,6 +107,11 @@ class Recorder:
         self._cut: _Cut | None = None
         fleet.calendar.watcher = self
 
+    def end(self) -> None:
+        """The run is over: one that is under way is given up."""
+        if self._cut is not None:
+            self._abandon("the run ended before every learner had recorded its state")
+
     # What the calendar tells.
 
     def comes(self, entry: Entry) -> None:

@@ -40,7 +40,7 @@ class Erring:
 
 @pytest.fixture(scope="module")
 def assembly(data_dir):
-    return Assembly(workbench.experiment(data_dir, train={"sdc_check_every": 3}))
+    return Assembly(workbench.experiment(data_dir, sdc_check_every=3))
 
 
 def stepped(assembly, equipment, told):
@@ -88,5 +88,5 @@ def test_a_run_raises_an_alarm_with_learner_step_and_device(assembly):
 
 
 def test_a_baseline_has_no_learner_to_check(data_dir):
-    with pytest.raises(ConfigError, match=r"train\.sdc_check_every: is 5, but must be 0 for lone_learner"):
-        workbench.experiment(data_dir, "lone_learner", train={"sdc_check_every": 5})
+    with pytest.raises(ConfigError, match=r"sdc_check_every: is 5, but must be 0 for lone_learner"):
+        workbench.experiment(data_dir, "lone_learner", sdc_check_every=5)

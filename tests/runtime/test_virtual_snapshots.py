@@ -175,6 +175,15 @@ def test_a_disk_that_refuses_is_told_of_and_the_run_goes_on(run, tmp_path):
     assert done.sha256 == run().sha256
 
 
+def test_a_snapshot_that_is_under_way_when_the_run_ends_is_given_up_and_told_of(run, tmp_path):
+    with at_events([129]):  # the last of its events but one
+        done = run(tmp_path, **CALM, snapshot=KEEP_ALL)
+    [given_up] = done.noted("snapshot_given_up")
+    assert given_up["number"] == 1
+    assert given_up["reason"] == "the run ended before every learner had recorded its state"
+    assert not done.noted("snapshot")
+
+
 @pytest.mark.slow
 def test_from_300_random_points_runs_end_with_the_parameters_of_the_uninterrupted_ones(run, tmp_path):
     count = seed = 0

@@ -57,10 +57,11 @@ def experiment(data_dir: str, algorithm: str = "decoupled", **groups: Mapping[st
     values: dict[str, Any] = {name: dict(group) for name, group in SMALLEST.items()}
     values["data"]["data_dir"] = data_dir
     values["sync"].update(POLICIES.get(algorithm, {}))
-    seed, driver = groups.pop("seed", 0), groups.pop("driver", "local")
+    alone = {"seed": 0, "driver": "local", "sdc_check_every": 0}
+    alone = {name: groups.pop(name, value) for name, value in alone.items()}
     for name, changes in groups.items():
         values.setdefault(name, {}).update(changes)
-    return parse({**values, "algorithm": algorithm, "driver": driver, "seed": seed})
+    return parse({**values, "algorithm": algorithm, **alone})
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ MAY_CHANGE = frozenset(
         "tape",
         "snapshot",
         "resume",
+        "sdc_check_every",
         "data.data_dir",
         "data.eval_split",
         "data.held_out_pool",

@@ -35,7 +35,8 @@ from ddiloco.virtual.resumption import put_back
 
 PAYLOADS = (FragmentSnapshot,)
 _PAYLOAD = "payload/"
-_FREE = {"snapshot", "resume", "log", "tape", "eval", "sample", "remote"}  # change nothing that happens
+# What changes nothing that happens.
+_FREE = {"snapshot", "resume", "log", "tape", "eval", "sample", "remote", "sdc_check_every"}
 _FREE_IN = {"data": {"data_dir", "prefetch"}, "train": {"steps_in_flight", "min_step_seconds"}}
 
 Futures = dict[str, "concurrent.futures.Future[PartFiles]"]
@@ -85,7 +86,7 @@ class VirtualSnapshots:
         self._number = 0 if since is None else since.number
         self._next_step = self._after(fleet.syncer.durable.step)
         self._writing: tuple[Recording, Futures, float] | None = None
-        Recorder(
+        self._recorder = Recorder(
             fleet,
             relay,
             config.timeout,
@@ -99,6 +100,7 @@ class VirtualSnapshots:
 
     def close(self) -> None:
         """The run is over: waits for what is being written."""
+        self._recorder.end()
         self._settle()
         self._writer.close(timeout=0.0)
 

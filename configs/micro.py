@@ -2,6 +2,7 @@
 
   python -m experiments.sweep --sweep=configs/sweeps/NAME.py --output=runs/NAME
   python -m experiments.train --config=configs/micro.py[:FAMILY][,ALGORITHM] [--config.any.field=value]
+  python -m experiments.compare --config=configs/micro.py[:FAMILY] --output=runs/compare-micro-FAMILY
 
 FAMILY
   dense       0.13M parameters, 2 layers 64 wide, on the Python standard library's sources (default)
@@ -19,7 +20,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import dense, moe, multimodal, vit
+from configs import baselines, dense, moe, multimodal, vit
 
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 SEEDS = (0, 1, 2)
@@ -49,6 +50,12 @@ def get_config(preset: str = "dense") -> ConfigDict:
     config.eval.every = 0
     config.eval.num_batches *= 2
     return config
+
+
+def get_comparison(family: str = "dense") -> list[dict[str, Any]]:
+    """Five algorithms side by side, in virtual time."""
+    rows = baselines.comparison(get_config, family, tuple(FAMILIES))
+    return [{**row, "eval.every": 24} for row in rows]
 
 
 def grid(*axes: Mapping[str, Sequence[Any]], config: str = "configs/micro.py:dense") -> list[dict[str, Any]]:

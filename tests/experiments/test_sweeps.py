@@ -71,19 +71,23 @@ def test_a_sweep_is_drawn_along_what_it_is_about(name, axes):
     assert series.axes_of(points, settings) == series.Axes(*axes)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_five_algorithms_are_compared_at_equal_tokens_and_global_batch(family):
-    rows = FAMILIES[family].get_comparison("tiny")
+COMPARED = {name: (module, "tiny") for name, module in FAMILIES.items()}
+COMPARED |= {f"micro {name}": (micro, name) for name in micro.FAMILIES}
+
+
+@pytest.mark.parametrize(("module", "argument"), COMPARED.values(), ids=COMPARED)
+def test_the_five_algorithms_are_compared_at_equal_tokens_and_global_batch(module, argument):
+    rows = module.get_comparison(argument)
     assert [row["algorithm"] for row in rows] == list(baselines.ALGORITHMS.values())
     found = []
     for row in rows:
         overrides = [(name, value) for name, value in row.items() if name not in ("label", "preset")]
-        found.append(parse(cli.resolve(f"configs/{family}.py:{row['preset']}", overrides)))
+        found.append(parse(cli.resolve(f"{module.__file__}:{row['preset']}", overrides)))
     assert len({tokens(e) for e in found}) == 1
     assert len({e.sync.num_learners * e.batch_size(0) for e in found}) == 1
     assert {e.driver for e in found} == {"virtual"}
-    with pytest.raises(ValueError, match="no size 'streaming'; there are tiny"):
-        FAMILIES[family].get_comparison("streaming")
+    with pytest.raises(ValueError, match=r"no size 'streaming'; there are (tiny|dense)"):
+        module.get_comparison("streaming")
 
 
 @pytest.mark.parametrize("family", micro.FAMILIES)

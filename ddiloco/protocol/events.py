@@ -30,13 +30,17 @@ class LearnerReady:
     versions: tuple[int, ...]
 
 
+LEFT = "it left"
+"""Why a learner is lost that went by itself, as when a run is stopped."""
+
+
 @dataclasses.dataclass(frozen=True)
 class LearnerLost:
     """A learner's incarnation is gone for good."""
 
     learner: int
     incarnation: int
-    reason: str
+    reason: str  # LEFT of one that went by itself
 
 
 @dataclasses.dataclass(frozen=True)

@@ -297,7 +297,7 @@ class SyncerServer:
             self._open.wait()
             for data in requests:
                 if self._hear_message(session, parse(pb.FromLearner, data)):
-                    reason = "it left"
+                    reason = events.LEFT
                     break
         except WireError as error:
             self._count(session.learner, error)

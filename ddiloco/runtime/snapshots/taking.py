@@ -137,7 +137,13 @@ class SnapshotTaker:
         if learner is None or taking.asked.get(learner) is None:
             return
         if incarnation != taking.asked[learner] or isinstance(event, events.LearnerLost):
-            if incarnation >= taking.asked[learner]:
+            left = isinstance(event, events.LearnerLost) and event.reason == events.LEFT
+            if incarnation < taking.asked[learner]:
+                return
+            if left and learner not in taking.parts:
+                # The run is being stopped, most likely, and this would be the snapshot that it goes on from.
+                self._give_up(f"learner {learner} left before its part was written")
+            else:
                 self.lost(learner)
         elif self._core.told(learner) and len(taking.in_flight) < _MOST_IN_FLIGHT:
             number = len(taking.in_flight)

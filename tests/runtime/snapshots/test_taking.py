@@ -139,6 +139,18 @@ def test_a_learner_that_is_lost_before_its_part_is_written_is_left_out(desk, mar
     assert set(desk.newest().parts) == {SYNCER_PART, "learner_000"}
 
 
+def test_a_learner_that_leaves_by_itself_before_its_part_is_written_gives_the_snapshot_up(desk):
+    """As when a run is stopped: resumed from a snapshot without learners, it would lose what they held."""
+    desk.begin()
+    desk.mark(0)
+    desk.taker.told(events.LearnerLost(1, 0, events.LEFT), None)  # of an earlier incarnation
+    assert not desk.noted
+    desk.taker.told(events.LearnerLost(1, 1, events.LEFT), None)
+    [(name, values)] = desk.noted
+    assert (name, values["reason"]) == ("snapshot_given_up", "learner 1 left before its part was written")
+    assert desk.newest() is None
+
+
 def test_one_that_has_nothing_to_record_or_is_silent_is_left_out(desk):
     desk.begin()
     desk.taker.take(StateRecorded(0, 1, 1, None))

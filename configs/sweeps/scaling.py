@@ -5,9 +5,9 @@
 
 PART
   loss   sizes x tokens a parameter x learners, and data-parallel, three seeds (default)
-  inner  sizes x learners x inner learning rate, one seed
-  batch  sizes x learners x global batch, one seed
-  outer  sizes x learners x outer learning rate, one seed
+  inner  sizes but the largest x learners x inner learning rate, one seed
+  batch  the same with the global batch
+  outer  the same with the outer learning rate
 SCALE
   cpu    19 to 126 thousand parameters, at most 20 tokens a parameter (default)
   accelerator  1 to 30 million
@@ -57,7 +57,7 @@ def get_sweep(argument: str = "loss") -> list[dict]:
     if part != "outer":
         systems.insert(0, ("data_parallel", 1))
     points = []
-    for size, (algorithm, learners), value in itertools.product(sizes, systems, values):
+    for size, (algorithm, learners), value in itertools.product(sizes[:-1], systems, values):
         rows = value if part == "batch" else ROWS
         point = _point(size, TOKENS_A_PARAMETER[1], algorithm, learners, rows)
         if part != "batch":

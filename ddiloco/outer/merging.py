@@ -30,7 +30,8 @@ class Merged(NamedTuple):
       value: the merged outer gradient, float32, of the vectors' shape.
       length: its norm.
       norms: (M,) norms of the vectors, 0 for absent learners.
-      cosine: mean cosine between the vectors of different learners, 1 if there are fewer than two.
+      cosine: mean cosine between the vectors of different learners, 1 if there are fewer than two. That of
+        `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
     """
 
     value: jax.Array

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddiloco.outer.merging import DEGENERATE, MERGE_RULES, direct, rda
@@ -166,6 +166,7 @@ def test_rda_of_sixteen_million_elements_is_within_1e_5_of_float64(opposite):
 
 
 @settings(max_examples=20, deadline=None)
+@example(19041264, 2)  # one vector 55,000 times as long as the other
 @given(SEEDS, st.sampled_from([2, 5]))
 def test_cosine_is_the_mean_over_pairs_of_learners(seed, num_learners):
     vectors, weights = draw(seed, num_learners)
@@ -178,7 +179,9 @@ def test_cosine_is_the_mean_over_pairs_of_learners(seed, num_learners):
     )
     products = pairs * np.outer(np.linalg.norm(v, axis=1), np.linalg.norm(v, axis=1))
     want = (products * cosines).sum() / products.sum()
-    assert RULES["direct"](vectors, weights).cosine == pytest.approx(want, abs=5e-2)
+    own = np.sum((shares * np.linalg.norm(v, axis=1)) ** 2)  # of which the rest is a difference, in float32
+    rounding = 2e-4 + 3e-6 * own / products.sum()
+    assert RULES["direct"](vectors, weights).cosine == pytest.approx(want, abs=rounding)
 
 
 def test_cosine_of_a_single_learner_is_one():

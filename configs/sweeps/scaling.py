@@ -9,7 +9,7 @@ PART
   batch  the same with the global batch
   outer  the same with the outer learning rate
 SCALE
-  cpu    19 to 126 thousand parameters, at most 20 tokens a parameter (default)
+  cpu    25 to 126 thousand parameters, at most 20 tokens a parameter (default)
   accelerator  1 to 30 million
 
 After "Scaling Laws for DiLoCo" (arXiv 2503.09799), whose models are a hundred times as large and more.
@@ -23,7 +23,7 @@ BASELINE = {"algorithm": "data_parallel"}
 PARTS = ("loss", "inner", "batch", "outer")
 #          layers width mlp: parameters, of which embedding and head are 518 a width
 SIZES = {
-    "cpu": ((1, 24, 64), (1, 32, 88), (1, 48, 128), (2, 64, 176)),
+    "cpu": ((2, 24, 64), (2, 32, 88), (2, 48, 128), (2, 64, 176)),
     "accelerator": ((4, 160, 432), (6, 256, 688), (8, 384, 1024), (10, 512, 1408)),
 }
 LEARNERS = (1, 2, 4, 8)

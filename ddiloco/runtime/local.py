@@ -84,8 +84,8 @@ class LocalRun:
         self._final_score = assembly.scorer(equipment[0].program.mesh)
         score = assembly.scorer(assembly.evaluation_mesh())
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record)
-        self._begins_with = None if snapshot is None else snapshot.name
-        tape = self._tapes.syncer(core.state(), self._model, self._begins_with)
+        self._resumed_from = None if snapshot is None else snapshot.name
+        tape = self._tapes.syncer(core.state(), self._model, self._resumed_from)
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
         self._taker = self._snapshots(workdir, core.step)
         self._learners = self._make_learners(equipment)
@@ -127,8 +127,10 @@ class LocalRun:
             return None
         header = snapshot_header(e, self._assembly.layout)
         folder = workdir / FOLDER
-        send, also = lambda m: self._syncer.send(m), self._begins_with if e.tape.enabled else None
-        taker = SnapshotTaker(folder, e.snapshot, header, step, send, self._record, also)
+        keep_also = self._resumed_from if e.tape.enabled else None
+        taker = SnapshotTaker(
+            folder, e.snapshot, header, step, lambda m: self._syncer.send(m), self._record, keep_also
+        )
         self._syncer.take_snapshots(taker)
         return taker
 

@@ -135,7 +135,7 @@ class FleetTapes:
         self._pulled: dict[int, dict[int, int]] = collections.defaultdict(dict)  # by learner: fragment, step
 
     @property
-    def begins_with(self) -> SnapshotName | None:
+    def resumed_from(self) -> SnapshotName | None:
         """The snapshot without which the tapes cannot be replayed."""
         return self._syncer.header.resumed_from if self._syncer.on else None
 

@@ -78,13 +78,13 @@ class SyncerRun:
         core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
         workdir = durable.folder.parent
         resumed_from = ResumedFrom.load(durable.folder) if start is not None else None
-        begins_with = None if resumed_from is None else resumed_from.name
-        tape = Tapes(workdir, e, assembly.layout, record).syncer(core.state(), self._model, begins_with)
+        snapshot_name = None if resumed_from is None else resumed_from.name
+        tape = Tapes(workdir, e, assembly.layout, record).syncer(core.state(), self._model, snapshot_name)
         self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
         if e.snapshot.every:
             header, send = snapshot_header(e, assembly.layout), self._syncer.send
-            also = begins_with if e.tape.enabled else None
-            taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record, also)
+            keep_also = snapshot_name if e.tape.enabled else None
+            taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record, keep_also)
             self._syncer.take_snapshots(taker)
         if start is not None:
             positions.load()

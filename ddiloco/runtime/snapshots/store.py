@@ -73,10 +73,11 @@ class Snapshot:
 class SnapshotStore:
     """The folder of a run's snapshots; for one thread of the process that decides when one is complete."""
 
-    def __init__(self, folder: pathlib.Path, keep: int, also: SnapshotName | None = None) -> None:
-        """`keep` complete snapshots stay, the newest ones, and `also` the one with which tapes begin."""
+    def __init__(self, folder: pathlib.Path, keep: int, keep_also: SnapshotName | None = None) -> None:
+        """`keep` complete snapshots stay, the newest ones, and `keep_also` the one with which tapes begin."""
         self.folder = folder
-        self._keep, self._also = keep, also
+        self._keep = keep
+        self._keep_also = None if keep_also is None else keep_also.number
         self._given = 0
 
     def next_number(self) -> int:
@@ -148,7 +149,7 @@ class SnapshotStore:
             try:
                 _manifest(self._at(number))
                 complete += 1
-                stays = complete <= self._keep or (self._also is not None and number == self._also.number)
+                stays = complete <= self._keep or number == self._keep_also
             except (OSError, ValueError):
                 stays = False
             if not stays:

@@ -76,15 +76,15 @@ class SnapshotTaker:
         step: int,
         tell: Callable[[SnapshotMessage | Completed], None],
         record: Callable[[Any], None],
-        also: SnapshotName | None = None,
+        keep_also: SnapshotName | None = None,
     ) -> None:
         """`folder`: of the run's snapshots. `header`: what is the same in all. `step`: the syncer's now.
 
-        `tell` puts a message into the syncer's inbox, from any thread. `also`: stays beside the newest ones.
+        `tell` puts a message into the syncer's inbox, from any thread. `keep_also` stays beside the newest.
         """
         self.folder = folder
         self.writer = PartWriter(parts_folder(folder))
-        self._store = SnapshotStore(folder, config.keep, also)
+        self._store = SnapshotStore(folder, config.keep, keep_also)
         self._every = config.every
         self._core = SnapshotCore(config.timeout)
         self._header = dict(header)

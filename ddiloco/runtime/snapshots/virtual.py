@@ -61,7 +61,7 @@ class VirtualSnapshots:
         record: Callable[[Any], None],
         observer_state: Callable[[int | None], dict[str, Any]],
         since: Snapshot | None = None,
-        also: SnapshotName | None = None,
+        keep_also: SnapshotName | None = None,
     ) -> None:
         """Begins to watch the fleet.
 
@@ -75,11 +75,11 @@ class VirtualSnapshots:
           observer_state: JSON values of those who observe a learner, or the syncer (None): of the latter
             `records` and `summary`, for the header, of both `tapes` if there are any, and more.
           since: the snapshot that the run goes on from.
-          also: the one that stays beside the newest ones.
+          keep_also: the one that stays beside the newest ones.
         """
         config = experiment.snapshot
         self._every = config.every
-        self._store = SnapshotStore(workdir / FOLDER, config.keep, also)
+        self._store = SnapshotStore(workdir / FOLDER, config.keep, keep_also)
         self._writer = PartWriter(workdir / FOLDER)
         self._header = {"experiment": to_json(experiment), "layout": layout}
         self._fleet, self._record = fleet, record
@@ -195,8 +195,8 @@ def make_snapshots(
         return {"tokens": observer.tokens, "records": books.lines(), "summary": books.summary(), **told}
 
     fingerprint = None if layout is None else layout.fingerprint
-    also = None if tapes is None else tapes.begins_with
-    return VirtualSnapshots(workdir, experiment, fingerprint, fleet, relay, books, observed, since, also)
+    keep_also = None if tapes is None else tapes.resumed_from
+    return VirtualSnapshots(workdir, experiment, fingerprint, fleet, relay, books, observed, since, keep_also)
 
 
 def put_back_observers(snapshot: Snapshot, books: Books, observer: Counting) -> None:

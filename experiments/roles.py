@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
-import socket
 import sys
 import tempfile
 import threading
@@ -51,11 +50,12 @@ def run_all(
     `observe` is the supervisor's. `route` gives the HOST:PORT under which a learner reaches the syncer's.
     """
     from ddiloco.runtime.remote import supervisor
+    from ddiloco.runtime.remote.ports import reserved_port
 
     learners = experiment.sync.num_learners
     forks = _fork_server()  # it imports while the rest is made ready
-    address = f"127.0.0.1:{_free_port()}"
-    with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder, reserved_port() as port:
+        address = f"127.0.0.1:{port}"
         token = pathlib.Path(folder) / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(16))
@@ -108,11 +108,6 @@ def _fork_server():
         return fork_server.ForkServer()
     except fork_server.ForkError:  # elsewhere than on Linux
         return None
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
 
 
 def _tell(line: str) -> None:

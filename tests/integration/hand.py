@@ -5,11 +5,11 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 
 from ddiloco.runtime import array_file
+from ddiloco.runtime.remote.ports import reserved_port
 from tests.integration.programs import ROOT, SMALLEST
 from tests.runtime.remote.ends import until
 
@@ -38,16 +38,13 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
-
-
 class Job:
     """One run by hand. `settings` are the same for all its roles."""
 
     def __init__(self, programs, workdir: pathlib.Path, settings=UNENDING, host="127.0.0.1"):
-        self.workdir, self.address = workdir, f"{host}:{free_port()}"
+        self._reservation = contextlib.ExitStack()
+        port = self._reservation.enter_context(reserved_port(host))
+        self.workdir, self.address = workdir, f"{host}:{port}"
         given = [*SMALLEST, *settings, f"--config.data.data_dir={programs.data_dir}"]
         self.settings = list({setting.partition("=")[0]: setting for setting in given}.values())
         self._environment = programs.environment
@@ -129,6 +126,7 @@ class Job:
                 process.kill()
             with contextlib.suppress(ValueError):  # it was communicated with before
                 process.communicate()
+        self._reservation.close()
 
 
 def stop(process):

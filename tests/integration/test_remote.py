@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from ddiloco.runtime.remote.ports import reserved_port
 from tests.integration.programs import LIMIT, SMALLEST
 from tests.runtime.remote.ends import until
 
@@ -50,6 +51,12 @@ def answers(address):
     except OSError:
         return False
     return True
+
+
+@pytest.fixture
+def address():
+    with reserved_port() as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -184,9 +191,7 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(pr
     assert again["inner_steps"] == {"0": 12, "1": 12}
 
 
-def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, started, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, address, started, tmp_path):
     for name in ("ours", "other"):
         (tmp_path / name).write_text(f"the token that is {name}\n")
     settings = [*SMALLEST, f"--config.data.data_dir={programs.data_dir}", *UNENDING]

@@ -1,0 +1,24 @@
+"""A port that stays a run's own while nobody listens on it, as while its syncer is dead."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
+    """A free port of `host` that the system gives to nobody who asks for any port, until the block ends.
+
+    Linux lets a server with SO_REUSEADDR, as gRPC's are, listen on a port that a socket with the same option
+    is bound to without listening. Elsewhere the port is only known to be free when the block begins.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        port = holder.getsockname()[1]
+        if sys.platform != "linux":
+            holder.close()
+        yield port

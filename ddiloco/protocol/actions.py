@@ -39,7 +39,10 @@ class NotMember:
 
 @dataclasses.dataclass(frozen=True)
 class SetClock:
-    """Tell these (learner, incarnation) pairs that the global step has come: a grace window is open."""
+    """Tell these (learner, incarnation) pairs that the global step has come.
+
+    A grace window is open, or those who are done have nothing more for any round.
+    """
 
     step: int
     receivers: tuple[tuple[int, int], ...]

@@ -45,6 +45,7 @@ class SyncerCore:
         self._attendance = Attendance(policy, total_steps, self._merged)
         self._rounds: list[Round] = []
         self._next = self._due_from(min(self._merged.merged_steps) + 1, 0)
+        self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
         self._sync_time = MovingAverage()
 
     # What a driver calls.
@@ -119,6 +120,7 @@ class SyncerCore:
         while before != (before := self._progress()):
             out += self._open_rounds(now)
             out += self._move_rounds(now)
+            out += self._call_the_rest()
             out += self._abandon_and_finish()
         return out
 
@@ -208,6 +210,20 @@ class SyncerCore:
             self._round_record(r, now),
         ]
 
+    def _call_the_rest(self) -> Actions:
+        """Has those who lag give what they have when those who are done have nothing for any open round.
+
+        Updates took the place of their last work; they would wait while the slowest trains on alone.
+        """
+        live = self._attendance.live()
+        behind = tuple((m.learner, m.incarnation) for m in live if not self._attendance.done(m))
+        if self.policy.quorum is None or len(behind) == len(live) or self._called.issuperset(behind):
+            return []
+        if not self._rounds or any(r.phase is not Phase.GATHERING or self._may_gain(r) for r in self._rounds):
+            return []
+        self._called |= set(behind)
+        return [actions.SetClock(self.total_steps, behind)]
+
     def _abandon_and_finish(self) -> Actions:
         """Once all live learners are done, a round without its quorum can never get it."""
         live = self._attendance.live()
@@ -267,10 +283,20 @@ class SyncerCore:
         return [m for m in self._attendance.live() if m.learner not in r.arrived and self._can_give(m, r)]
 
     def _can_give(self, m: Member, r: Round) -> bool:
-        if m.step < r.id.step or not m.counters or r.is_passed_over(m.learner, m.incarnation, m.reports):
+        if m.step < r.id.step or r.is_passed_over(m.learner, m.incarnation, m.reports):
             return False
+        return bool(m.counters) and self._has_work(m, r)
+
+    def _has_work(self, m: Member, r: Round) -> bool:
         counters = m.counters[r.id.fragment]
         return counters.version == self.versions[r.id.fragment] and counters.steps > 0
+
+    def _may_gain(self, r: Round) -> bool:
+        """Whether a learner at the round's step has given or may yet, by a step or a second pull."""
+        return bool(r.arrived) or any(
+            m.step >= r.id.step and (not self._attendance.done(m) or not m.counters or self._has_work(m, r))
+            for m in self._attendance.live()
+        )
 
     def _awaited(self, r: Round) -> bool:
         """Whether a live learner has yet to reach the round's step."""

@@ -1,0 +1,61 @@
+"""The end of a run: when those who are done have nothing left for any round, those who lag are called in."""
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
+from tests.protocol.desk import Desk, only, pulls
+
+
+def calls(out):
+    return [action for action in out if isinstance(action, actions.SetClock)]
+
+
+def overtaken(last=4):
+    """Learner 0 does its last step while the round of step 2 is merged; the others are at step 1."""
+    desk = Desk(total_steps=last, learners=3, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.0)
+    for learner in range(3):
+        desk.report(learner, 1)
+    [pull] = pulls(desk.report(0, 2, steps=2))
+    desk.arrive(pull, steps=2)
+    desk.report(0, last, steps=last)
+    return desk
+
+
+def idle(learner, step, version, incarnation=1):
+    return events.StepReported(Report(learner, incarnation, step, (FragmentCounters(version, 0, 0),)))
+
+
+def test_each_incarnation_that_lags_is_told_once_that_the_last_step_has_come():
+    desk = overtaken()
+    assert calls(desk.merged(2, 0)) == [actions.SetClock(4, ((1, 1), (2, 1)))]
+    assert desk.tell(idle(0, 4, 1)) == []
+    assert desk.tell(idle(1, 2, 1)) == []
+    assert calls(desk.tell(events.LearnerJoined(2, 2, 1, (1,)))) == [actions.SetClock(4, ((1, 1), (2, 2)))]
+
+
+def test_nobody_is_told_while_a_learner_at_the_rounds_step_has_steps_to_do():
+    desk = overtaken(last=5)
+    desk.report(1, 4, steps=4)
+    assert not calls(desk.merged(2, 0))
+    assert calls(desk.tell(events.LearnerLost(1, 1, "its host died"))) == [actions.SetClock(5, ((2, 1),))]
+
+
+def test_nobody_is_told_while_a_pull_that_failed_may_be_repeated():
+    desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    [pull] = pulls(desk.report(0, 2, steps=2))
+    assert not calls(desk.tell(events.PullFailed(pull.round, 0, 1, "a connection broke")))
+    [again] = pulls(desk.report(0, 2, steps=2))
+    assert again.round == RoundId(2, 0)
+
+
+def test_where_all_are_waited_for_all_do_every_step():
+    desk = Desk(total_steps=2, learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None)
+    assert desk.tell(idle(0, 2, 0)) == []
+
+
+def test_the_run_ends_with_the_last_that_is_called():
+    desk = overtaken()
+    desk.merged(2, 0)
+    desk.tell(idle(1, 4, 1))
+    out = desk.tell(idle(2, 4, 1))
+    assert only(actions.Record, out).name == "round_abandoned"
+    assert isinstance(out[-1], actions.Finish)

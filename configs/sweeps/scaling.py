@@ -30,7 +30,7 @@ LEARNERS = (1, 2, 4, 8)
 ROWS = 8  # of the global batch
 LENGTH = 128  # tokens in a row
 TOKENS_A_PARAMETER = (5, 10, 20)
-INNER_RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
+INNER_RATES = (4e-3, 8e-3, 16e-3, 32e-3, 64e-3)
 GLOBAL_BATCHES = (8, 16, 32, 64)
 OUTER_RATES = (0.35, 0.5, 0.7, 1.0, 1.4)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SEED = "seed"
+LENGTH = "train.steps"
 Row = Mapping[str, Any]  # a run: its settings, and the figures of its summary
 
 
@@ -75,32 +76,28 @@ def label(point: Row, axes: Axes) -> str:
 def gaps(group: Group, rows: Sequence[Row], axes: Axes, baseline: Row, measure: str) -> list[float]:
     """By how much of the baseline the figure of each run is above it, seed by seed: 0.02 is 2%.
 
-    A run is held against the baseline's run of its own seed and place on the axis; or of its seed alone,
-    where the baseline stands at one place only. Runs without either are left out.
+    A run is held against the baseline's run of its own seed that has the same settings wherever the
+    baseline's runs differ among themselves. Runs without one, or with several, are left out.
     """
     found = []
-    references = [row for row in rows if is_of(row, baseline) and row.get(measure)]
-    places = {row.get(axes.x) for row in references} if axes.x else set()
     for row in group.rows:
-        peers = [
-            peer
-            for peer in references
-            if peer.get(SEED) == row.get(SEED) and (len(places) < 2 or peer[axes.x] == row[axes.x])
-        ]
+        peers = [peer for peer in counterparts(row, rows, axes, baseline) if peer.get(measure)]
         if len(peers) == 1 and row.get(measure) is not None:
             found.append(row[measure] / peers[0][measure] - 1)
     return found
 
 
-def tokens_to_match(group: Group, rows: Sequence[Row], baseline: Row) -> list[float]:
+def tokens_to_match(group: Group, rows: Sequence[Row], axes: Axes, baseline: Row) -> list[float]:
     """With what part of its tokens the baseline has each run's held-out loss, seed by seed: 0.8 is 80%.
 
     Between two lengths of the baseline its loss goes along a straight line, both in logarithms. A loss that
-    is not between those of two lengths in turn is left out, as is a baseline of one length.
+    is not between those of two lengths in turn is left out, as is a baseline of one length. All lengths are
+    of a model as large as the run's.
     """
     found = []
     for row in group.rows:
-        peers = [p for p in rows if is_of(p, baseline) and p.get(SEED) == row.get(SEED)]
+        peers = counterparts(row, rows, axes, baseline, apart=LENGTH)
+        peers = [peer for peer in peers if peer.get("num_params") == row.get("num_params")]
         curve = sorted((p["tokens_total"], p["eval_loss"]) for p in peers if p.get("eval_loss"))
         for (fewer, worse), (more, better) in itertools.pairwise(curve):
             if row.get("eval_loss") and better <= row["eval_loss"] <= worse and better < worse:
@@ -108,6 +105,30 @@ def tokens_to_match(group: Group, rows: Sequence[Row], baseline: Row) -> list[fl
                 found.append(fewer * (more / fewer) ** part / row["tokens_total"])
                 break
     return found
+
+
+def counterparts(
+    row: Row, rows: Sequence[Row], axes: Axes, baseline: Row, apart: str | None = None
+) -> list[Row]:
+    """The baseline's runs of a run's seed, and of its settings but `apart` where the baseline has several."""
+    references = [peer for peer in rows if is_of(peer, baseline)]
+    several = [
+        name
+        for name in (*axes.lines, *([axes.x] if axes.x else []))
+        if name not in (*baseline, apart) and len({_setting(peer, name) for peer in references}) > 1
+    ]
+    return [
+        peer
+        for peer in references
+        if all(_setting(peer, name) == _setting(row, name) for name in (SEED, *several))
+    ]
+
+
+def _setting(row: Row, name: str) -> str:
+    """The text of a setting; of a batch that of the global one, which differs from it by the learners."""
+    value = row.get(name)
+    batch, learners = number(value), number(row.get("sync.num_learners"))
+    return str(batch * learners) if name == "train.batch_size" and batch and learners else str(value)
 
 
 def is_of(row: Row, settings: Row) -> bool:

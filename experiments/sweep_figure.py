@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Spread = Callable[[series.Group], Sequence[float]]  # a group's values, of one panel
+_MANY = 6  # lines above which the legend stands below the panels
 _WIDE = 8.0  # the largest over the smallest place from which on the axis is logarithmic
 
 
@@ -36,7 +37,9 @@ def draw(
             100 * gap for gap in series.gaps(group, rows, axes, baseline, "eval_loss")
         ]
     names = list(dict.fromkeys(group.line for group in groups))
+    below = axes.x is not None and len(names) > _MANY
     height = 4.2 if axes.x else 1.4 + 0.34 * len(names)
+    height += 0.2 * math.ceil(len(names) / len(panels)) if below else 0.0
     figure = Figure(figsize=(1 + 5.2 * len(panels), height), dpi=120, layout="constrained")
     for panel, (title, values) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
@@ -45,12 +48,16 @@ def draw(
             _draw_lines(panel, groups, names, values)
             panel.set_xlabel(axes.x)
             panel.set_ylabel(title)
-            _tell_lines(panel, axes)
+            if axes.lines and not below:
+                _tell_lines(panel, axes)
         else:
             _draw_points(panel, groups, names, values)
             panel.set_xlabel(title)
         panel.grid(alpha=0.25)
         panel.spines[["right", "top"]].set_visible(False)
+    if below:
+        known = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*known, loc="outside lower center", ncols=len(panels), frameon=False, fontsize=7)
     FigureCanvasAgg(figure).print_png(path)
 
 
@@ -67,7 +74,8 @@ def _draw_lines(panel: Axes, groups: Sequence[series.Group], names: Sequence[str
         if len(members) == 1 and len(groups) > 1:
             panel.axhline(mean[0], color=f"C{i % 10}", ls="--", lw=1.2, label=name)
         else:
-            panel.errorbar(x, mean, yerr=spread, color=f"C{i % 10}", marker="o", ms=4, capsize=2, label=name)
+            form = {"marker": "osD^v"[i // 10 % 5], "ms": 4, "capsize": 2}
+            panel.errorbar(x, mean, yerr=spread, color=f"C{i % 10}", label=name, **form)
     if places and places[0] > 0 and places[-1] >= _WIDE * places[0]:
         panel.set_xscale("log", base=2)
     if 1 < len(places) <= 8:
@@ -86,6 +94,6 @@ def _draw_points(panel: Axes, groups: Sequence[series.Group], names: Sequence[st
 
 
 def _tell_lines(panel: Axes, axes: series.Axes) -> None:
-    if axes.lines and panel.get_legend_handles_labels()[0]:
+    if panel.get_legend_handles_labels()[0]:
         title = axes.lines[0] if len(axes.lines) == 1 else None
         panel.legend(frameon=False, fontsize=8, title=title, title_fontsize=8)

@@ -38,14 +38,15 @@ def means_table(rows: Sequence[Mapping[str, Any]], sweep: Sweep) -> str:
     """
     axes = sweep.axes()
     points = series.groups(rows, axes)
-    matching = [series.tokens_to_match(g, rows, sweep.baseline) if sweep.baseline else [] for g in points]
+    base = sweep.baseline
+    matching = [series.tokens_to_match(point, rows, axes, base) if base else [] for point in points]
     matched = any(value != 1 for values in matching for value in values)
     measures = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
     head = [
         *axes.lines,
         *([axes.x] if axes.x else []),
         "runs",
-        *(["gap"] if sweep.baseline else []),
+        *(["gap"] if base else []),
         *(["same loss at"] if matched else []),
         *measures,
     ]
@@ -53,8 +54,8 @@ def means_table(rows: Sequence[Mapping[str, Any]], sweep: Sweep) -> str:
     for group, match in zip(points, matching, strict=True):
         settings = [str(group.rows[0].get(name, "")) for name in head[: len(axes.lines) + bool(axes.x)]]
         gap = []
-        if sweep.baseline:
-            gap = [100 * value for value in series.gaps(group, rows, axes, sweep.baseline, "eval_loss")]
+        if base:
+            gap = [100 * value for value in series.gaps(group, rows, axes, base, "eval_loss")]
             gap = [_spread(gap, "+.2f", "%")]
         share = [_spread([100 * value for value in match], ".0f", "%")] if matched else []
         figures = [_spread(group.values(name)) for name in measures]

@@ -7,7 +7,7 @@ PART
   loss   sizes x tokens a parameter x learners, and data-parallel, three seeds (default)
   inner  sizes but the largest x learners x inner learning rate, one seed
   batch  the same with the global batch
-  outer  the same with the outer learning rate
+  outer  the same with the outer learning rate, beside data-parallel, which has none
 SCALE
   cpu    25 to 126 thousand parameters, at most 20 tokens a parameter (default)
   accelerator  1 to 30 million
@@ -43,8 +43,8 @@ def get_sweep(argument: str = "loss") -> list[dict]:
         raise ValueError(f"no part or scale {unknown[0]!r}; there are {', '.join((*PARTS, *SIZES))}")
     part = next((word for word in words if word in PARTS), "loss")
     sizes = SIZES[next((word for word in words if word in SIZES), "cpu")]
+    systems = [("data_parallel", 1), *(("decoupled", m) for m in LEARNERS)]
     if part == "loss":
-        systems = [("data_parallel", 1), *(("decoupled", m) for m in LEARNERS)]
         return [
             _point(size, multiple, algorithm, learners, seed=seed)
             for seed in micro.SEEDS
@@ -53,16 +53,15 @@ def get_sweep(argument: str = "loss") -> list[dict]:
             for algorithm, learners in systems
         ]
     values = {"inner": INNER_RATES, "batch": GLOBAL_BATCHES, "outer": OUTER_RATES}[part]
-    systems = [("decoupled", m) for m in LEARNERS]
-    if part != "outer":
-        systems.insert(0, ("data_parallel", 1))
     points = []
-    for size, (algorithm, learners), value in itertools.product(sizes[:-1], systems, values):
-        rows = value if part == "batch" else ROWS
-        point = _point(size, TOKENS_A_PARAMETER[1], algorithm, learners, rows)
-        if part != "batch":
-            point[f"{part}.learning_rate"] = value
-        points.append(point)
+    for size, (algorithm, learners) in itertools.product(sizes[:-1], systems):
+        if part == "outer" and algorithm == "data_parallel":
+            points.append(_point(size, TOKENS_A_PARAMETER[1], algorithm, learners))
+            continue
+        for value in values:
+            rows = value if part == "batch" else ROWS
+            rate = {} if part == "batch" else {f"{part}.learning_rate": value}
+            points.append(rate | _point(size, TOKENS_A_PARAMETER[1], algorithm, learners, rows))
     return points
 
 

@@ -161,25 +161,40 @@ def test_what_is_no_sweep_is_told_in_one_line(text, baseline, told, tmp_path):
 
 def test_the_tokens_with_which_the_baseline_has_a_loss_lie_on_its_curve_in_logarithms():
     def row(kind, steps, seed, loss):
-        return {"kind": kind, "steps": steps, "seed": seed, "eval_loss": loss, "tokens_total": 10 * steps}
+        length = {"train.steps": steps, "tokens_total": 10 * steps}
+        return {"kind": kind, "seed": seed, "eval_loss": loss, **length}
 
     curve = {100: 4.0, 200: 2.0, 400: 1.0}  # in each doubling to a half, but for the seed's factor
     rows = [row("base", t, seed, loss * (1 + seed)) for t, loss in curve.items() for seed in (0, 1)]
     rows += [row("new", 400, 0, 2**0.5), row("new", 400, 1, 4.0)]
     rows += [row("new", 200, 0, 9.0), row("new", 200, 1, 1.0)]
-    axes, baseline = series.Axes("steps", ("kind",)), {"kind": "base"}
-    found = {(g.line, g.x): series.tokens_to_match(g, rows, baseline) for g in series.groups(rows, axes)}
+    axes, baseline = series.Axes("train.steps", ("kind",)), {"kind": "base"}
+    found = {
+        (g.line, g.x): series.tokens_to_match(g, rows, axes, baseline) for g in series.groups(rows, axes)
+    }
     assert found["new", 400] == pytest.approx([2**-0.5, 0.5])
     assert found["new", 200] == []  # 9 is above all, and 1 below all of the other seed's
     assert found["base", 200] == pytest.approx([1.0, 1.0])
 
 
+def test_the_tokens_are_those_of_a_baseline_with_the_runs_own_model_and_settings():
+    def row(kind, steps, rate, params, loss):
+        point = {"kind": kind, "train.steps": steps, "rate": rate, "seed": 0}
+        return {**point, "num_params": params, "eval_loss": loss, "tokens_total": steps}
+
+    rows = [row("base", 100, 1, 7, 4.0), row("base", 400, 1, 7, 1.0), row("base", 200, 2, 7, 2.0)]
+    rows += [row("base", 200, 1, 9, 2.5), row("new", 400, 1, 7, 2.0), row("new", 400, 2, 7, 2.0)]
+    axes = series.Axes("train.steps", ("kind", "rate"))
+    found = [series.tokens_to_match(g, rows, axes, {"kind": "base"}) for g in series.groups(rows, axes)]
+    assert found[4:] == [[pytest.approx(0.5)], []]
+
+
 def test_the_table_tells_with_which_tokens_the_baseline_has_the_same_loss_where_it_has_several_lengths():
     def row(kind, steps, loss):
-        return {"kind": kind, "steps": steps, "seed": 0, "eval_loss": loss, "tokens_total": steps}
+        return {"kind": kind, "train.steps": steps, "seed": 0, "eval_loss": loss, "tokens_total": steps}
 
     rows = [row("base", 100, 4.0), row("base", 400, 1.0), row("new", 400, 2.0)]
-    points = [{name: r[name] for name in ("kind", "steps", "seed")} for r in rows]
+    points = [{name: r[name] for name in ("kind", "train.steps", "seed")} for r in rows]
     told = sweep_report.means_table(rows, grid.Sweep(points, {"kind": "base"}))
     assert "| same loss at |" in told and "| new | 400 | 1 | +100.00% | 50% |" in told
     points, rows = points[1:], rows[1:]

@@ -8,9 +8,10 @@ import pytest
 from configs import baselines, dense, micro, moe, multimodal, vit
 from configs.sweeps import scaling
 from ddiloco.runtime.experiment import parse, task_of
-from experiments import cli, series
+from experiments import cli, grid, series, sweep_figure
 
 SWEEPS = sorted((pathlib.Path(__file__).parents[2] / "configs" / "sweeps").glob("*.py"))
+GRIDS = [*map(str, SWEEPS), *(f"{scaling.__file__}:{part}" for part in scaling.PARTS)]
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 
 
@@ -31,9 +32,9 @@ def tokens(e):
     return e.train.tokens or e.train.steps * rows * task_of(e).row_tokens
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_every_point_of_a_sweep_is_a_run_that_could_start(path):
-    points = load(path).get_sweep()
+@pytest.mark.parametrize("argument", GRIDS, ids=lambda argument: pathlib.Path(argument).name)
+def test_every_point_of_a_sweep_is_a_run_that_could_start(argument):
+    points = grid.load(argument).points
     assert len({tuple(point.items()) for point in points}) == len(points)
     first = [point for point in points if point.get("seed", 0) == 0]
     for point in first[:: max(1, len(first) // 12)]:
@@ -48,6 +49,23 @@ def test_an_ablation_compares_at_equal_tokens_and_global_batch(name):
     ]
     assert len({tokens(e) for e in experiments}) == 1
     assert len({sum(e.batch_size(m) for m in range(e.sync.num_learners)) for e in experiments}) == 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("part", scaling.PARTS)
+def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(part, tmp_path):
+    sweep = grid.load(f"{scaling.__file__}:{part}")
+    rows = [row(point) for point in sweep.points]
+    others = [group for group in series.groups(rows, sweep.axes()) if "decoupled" in group.line]
+    found = [series.gaps(group, rows, sweep.axes(), sweep.baseline, "eval_loss") for group in others]
+    assert found == [pytest.approx([0.5] * len(group.rows)) for group in others]
+    sweep_figure.draw(tmp_path / "sweep.png", rows, sweep.axes(), sweep.baseline)
+
+
+def row(point):
+    """A run with a loss by half above the baseline's of the same steps and inner learning rate."""
+    loss = 1 / (point["train.steps"] + point.get("inner.learning_rate", 0))
+    return {**point, "eval_loss": loss * (1 if point["algorithm"] == "data_parallel" else 1.5)}
 
 
 AXES = {

@@ -39,7 +39,7 @@ def main(_) -> int:
     output = pathlib.Path(_OUTPUT.value or comparison.default_output(_CONFIG.value))
     entries = comparison.load(_CONFIG.value)
     rows = comparison.make_rows(_CONFIG.value, entries, parse_seeds(_SEEDS.value), _GIVEN, output)
-    settings = {run.workdir: comparison.settings_of(row, run) for row in rows for run in row.runs.values()}
+    settings = {run.workdir: runs.settings_of(run, row.label) for row in rows for run in row.runs.values()}
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -116,21 +116,6 @@ def make_rows(
     return list(rows.values())
 
 
-def settings_of(row: Row, run: runs.Run) -> dict[str, Any]:
-    """All settings that the run is going to have, checked before any run starts.
-
-    Raises:
-      UsageError: a setting is unknown or impossible; the message names row and field.
-    """
-    from ddiloco.config import ConfigError
-    from ddiloco.runtime.experiment import parse, to_json
-
-    try:
-        return to_json(parse(cli.resolve(run.config, run.overrides)))
-    except (cli.UsageError, ConfigError) as error:
-        raise cli.UsageError(f"{row.label}: {error}") from None
-
-
 def digest(rows: Sequence[Row], done: Callable[[runs.Run], bool]) -> list[dict[str, Any]]:
     """The figures of every row, ready for JSON: of each finished run, their means and standard deviations.
 

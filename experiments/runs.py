@@ -64,6 +64,22 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     return None
 
 
+def settings_of(run: Run, name: str) -> dict[str, Any]:
+    """All settings that a run is going to have; to be asked for before any run starts.
+
+    Raises:
+      UsageError: a setting is unknown or impossible; the message begins with `name` and names the field.
+    """
+    from ddiloco.config import ConfigError
+    from ddiloco.runtime.experiment import parse, to_json
+    from experiments import cli
+
+    try:
+        return to_json(parse(cli.resolve(run.config, run.overrides)))
+    except (cli.UsageError, ConfigError) as error:
+        raise cli.UsageError(f"{name}: {error}") from None
+
+
 def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
     """The summary of a run, with `tokens_total`, those of all learners."""
     summary = json.loads((workdir / "summary.json").read_text())

@@ -1,7 +1,8 @@
 """Trains at each point of a grid: `python -m experiments.sweep --sweep="a.b=1,2;seed=0,1" --output=DIR`.
 
 Each point is a run of `experiments.train` in a process of its own, in DIR/<point>; --jobs=N at a time. A
-point whose run has finished is not run again, so that an interrupted sweep goes on where it was.
+point whose run has finished with the same settings is not run again, so that an interrupted sweep goes on
+where it was. A setting that a point may not have is told before any run starts.
 
 `--sweep=FILE.py[:ARGUMENT]` names a Python file with `get_sweep()`, a list of {setting: value}, for grids
 that are no product; there the key `config` is the config file itself. With `--baseline="setting=value"`, or
@@ -14,6 +15,7 @@ first setting that is a number is the axis of the figure, and the other settings
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -40,50 +42,71 @@ def main(_) -> int:
         raise cli.UsageError("sweep: give both --sweep and --output")
     output = pathlib.Path(_OUTPUT.value)
     sweep = grid.load(_SWEEP.value, _BASELINE.value)
+    points = [Point.of(settings, output) for settings in sweep.points]
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cli.UsageError(f"output: {output}: {error.strerror}") from None
 
     def gather() -> list[dict[str, Any]]:
-        workdirs = [(point, output / grid.point_name(point)) for point in sweep.points]
-        rows = [{**point, **figures(workdir)} for point, workdir in workdirs if runs.finished(workdir)]
+        rows = [{**p.given, **figures(p.run.workdir)} for p in points if p.lacks() is None]
         write(output, rows, sweep)
         return rows
 
-    train(sweep.points, output, _JOBS.value, gather)
+    train(points, _JOBS.value, gather)
     print(sweep_report.report(gather(), sweep))
     print(f"{output}/sweep.json  {output}/sweep.md  {output}/sweep.png")
     return 0
 
 
-def train(
-    points: Sequence[Mapping[str, Any]], output: pathlib.Path, jobs: int, ended: Callable[[], object]
-) -> None:
-    """Runs the points that have not finished, and calls `ended` after each; a failing one ends the sweep.
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A point of the grid: what it gives, its run, and all settings that the run is going to have."""
+
+    given: Mapping[str, Any]
+    run: runs.Run
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], output: pathlib.Path) -> Point:
+        """The point with its run in a folder of its own.
+
+        Raises:
+          UsageError: a setting is unknown or impossible.
+        """
+        name = grid.point_name(given)
+        overrides = tuple((name, value) for name, value in given.items() if name != "config")
+        run = runs.Run(given.get("config", _CONFIG.value), overrides, output / name)
+        return cls(given, run, runs.settings_of(run, f"the point {name}"))
+
+    @property
+    def name(self) -> str:
+        return self.run.workdir.name
+
+    def lacks(self) -> str | None:
+        """What there is still to do; None if nothing."""
+        return runs.lacking(self.run.workdir, self.settings)
+
+
+def train(points: Sequence[Point], jobs: int, ended: Callable[[], object]) -> None:
+    """Runs the points that lack something, and calls `ended` after each; a failing one ends the sweep.
 
     Raises:
       UsageError: a run failed; its own message stands above.
     """
-    left = [
-        (i, point) for i, point in enumerate(points) if not runs.finished(output / grid.point_name(point))
-    ]
-    commands = []
-    for _, point in left:
-        overrides = tuple((name, value) for name, value in point.items() if name != "config")
-        config = point.get("config", _CONFIG.value)
-        commands.append(runs.Run(config, overrides, output / grid.point_name(point)).command())
+    left = [(i, point, why) for i, point in enumerate(points) if (why := point.lacks()) is not None]
 
     def tell(place: int) -> None:
-        i, point = left[place]
-        print(f"[{i + 1}/{len(points)}] {grid.point_name(point)}", file=sys.stderr, flush=True)
+        i, point, why = left[place]
+        again = f", again: {why}" if runs.finished(point.run.workdir) else ""
+        print(f"[{i + 1}/{len(points)}] {point.name}{again}", file=sys.stderr, flush=True)
 
     def note(place: int, status: int) -> None:
         if status:
-            raise cli.UsageError(f"sweep: the point {grid.point_name(left[place][1])} failed")
+            raise cli.UsageError(f"sweep: the point {left[place][1].name} failed")
         ended()
 
-    runs.run_all(commands, jobs, tell, note)
+    runs.run_all([point.run.command() for _, point, _ in left], jobs, tell, note)
 
 
 def figures(workdir: pathlib.Path) -> dict[str, Any]:

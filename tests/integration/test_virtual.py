@@ -44,10 +44,28 @@ def test_a_bad_trace_is_a_usage_error_of_one_line(programs, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_sweep_without_arrays_has_a_table_though_no_loss(programs, tmp_path):
-    grid = "driver=virtual;virtual.arrays=False;train.steps=12,24"
-    done = programs.run("sweep", f"--sweep={grid}", f"--output={tmp_path}")
-    assert done.returncode == 0, done.stderr
+def test_a_sweep_without_arrays_has_a_table_though_no_loss_and_runs_again_only_what_changed(
+    programs, tmp_path
+):
+    def sweep(*changes):
+        grid = "driver=virtual;virtual.arrays=False;train.steps=12,24"
+        done = programs.run("sweep", f"--sweep={grid}", f"--output={tmp_path}", *changes)
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stderr.splitlines() if line.startswith("[")]
+
+    names = [f"driver=virtual,virtual.arrays=False,train.steps={steps}" for steps in (12, 24)]
+    assert sweep() == [f"[1/2] {names[0]}", f"[2/2] {names[1]}"]
+    path = tmp_path / names[1] / "config.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
+    assert sweep() == [f"[2/2] {names[1]}, again: seed was 7, but is 0 now"]
     rows = json.loads((tmp_path / "sweep.json").read_text())
     assert [(row["train.steps"], row["eval_loss"]) for row in rows] == [("12", None), ("24", None)]
     assert (tmp_path / "sweep.png").stat().st_size
+
+
+def test_a_sweep_tells_what_a_point_may_not_be_before_any_run_starts(programs, tmp_path):
+    done = programs.run("sweep", "--sweep=train.steps=12,0", f"--output={tmp_path}/sweep")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the point train.steps=0: config.train.steps: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()

@@ -8,32 +8,20 @@ import time
 import jax.numpy as jnp
 import pytest
 
-from ddiloco.goodput.accounting import CAUSES, State
+from ddiloco.goodput.accounting import State
 from ddiloco.observe import monitor as monitor_module
 from ddiloco.observe.monitor import FLUSH_EVERY, POLL, Monitor
 from ddiloco.observe.records import (
     Alarm,
     Evaluated,
     Flush,
-    LearnerDied,
-    Noted,
     StateChanged,
-    StepDone,
     Transferred,
 )
 from tests.observe.event_files import scalars
+from tests.observe.monitor_script import SUMMARY, TRACEBACK, put, scripted, step
 
 pytestmark = pytest.mark.usefixtures("no_figure")
-TRACEBACK = "Traceback (most recent call last):\n  in step\nValueError: no batch\n"
-
-
-def step(learner, number, time=None, tokens=10, **metrics):
-    return StepDone(learner, number, float(number) if time is None else time, tokens, metrics)
-
-
-def put(monitor, *records):
-    for record in records:
-        monitor.queue.put(record)
 
 
 def lines(workdir, learner):
@@ -47,80 +35,6 @@ def wait_until(true, seconds=20.0):
     while not true():
         assert time.monotonic() < deadline, "it did not happen in time"
         pause.wait(0.005)
-
-
-def scripted():
-    """Two learners of 4 chips; 1 dies at half-time, 0 goes on to the end. Seconds 5 to 20."""
-    values = {"tokens": 1, "learners": (0, 1), "live": 2, "quorum_seconds": 0.1, "sync_seconds": 0.1}
-    return [
-        Evaluated(0, 0, 5.0, jnp.float32(6.0)),
-        StateChanged(0, State.STEPPING, 10.0),
-        StateChanged(1, State.STEPPING, 10.0),
-        step(0, 1, 12.5, 100, loss=jnp.float32(4.0), skipped=jnp.int32(0)),
-        step(1, 1, 12.5, 50, loss=5.0),
-        step(1, 2, 15.0, 50, loss=math.nan, skipped=1),
-        StateChanged(1, State.FAILED, 15.0),
-        LearnerDied(1, 15.0, TRACEBACK),
-        step(0, 2, 15.0, 100, loss=3.0),
-        Noted("round", {"step": 2, "fragment": 0, "quorum": 2, "grace_seconds": 0.5, **values}, 16.0),
-        Noted("round_skipped", {"step": 3, "fragment": 1}, 16.0),
-        Noted("round_abandoned", {"step": 3, "fragment": 2}, 16.0),
-        *(Noted("drop", {"learner": 1, "reason": reason}, 17.0) for reason in ("stale", "late", "late")),
-        step(0, 3, 17.5, 100, loss=2.0),
-        Noted("round", {"step": 4, "fragment": 2, "quorum": 1, "grace_seconds": 1.5, **values}, 19.0),
-        Transferred(0, 10, 20),
-        Transferred(1, 1, 2),
-        Alarm("an evaluation failed at step 2: ValueError: no device", 18.0),
-        step(0, 4, 20.0, 100, loss=1.0),
-        StateChanged(0, State.FINISHED, 20.0),
-        Evaluated(4, 500, 20.0, 1.25, {"accuracy": jnp.float32(0.5)}),
-    ]
-
-
-SUMMARY = {
-    "algorithm": "decoupled",
-    "seed": 7,
-    "num_learners": 2,
-    "num_params": 1000,
-    "num_fragments": 3,
-    "total_steps": 4,
-    "step": 4,
-    "inner_steps": {"0": 4, "1": 2},
-    "skipped_steps": 1,
-    "tokens": {"0": 400, "1": 100},
-    "tokens_per_second": 50.0,
-    "wall_seconds": 15.0,
-    "train_loss": 3.0,
-    "eval_loss": 1.25,
-    "eval_accuracy": 0.5,
-    "eval_history": [
-        {"step": 0, "tokens": 0, "seconds": 0.0, "loss": 6.0},
-        {"step": 4, "tokens": 500, "seconds": 15.0, "loss": 1.25, "accuracy": 0.5},
-    ],
-    "rounds": 2,
-    "rounds_skipped": 1,
-    "rounds_abandoned": 1,
-    "outer_steps": {"0": 1, "1": 0, "2": 1},
-    "mean_quorum": 1.5,
-    "min_quorum": 1,
-    "max_quorum": 2,
-    "mean_grace_seconds": 1.0,
-    "goodput": 0.75,
-    "uptime": 1.0,
-    "lost": {cause.value: 0.25 if cause is State.FAILED else 0.0 for cause in CAUSES},
-    "learner_blocked_seconds": 0.0,
-    "bytes_sent": 11,
-    "bytes_received": 22,
-    "inner_states": {},
-    "snapshots": 0,
-    "snapshots_given_up": 0,
-    "drops": {"late": 2, "stale": 1},
-    "failures": [{"learner": 1, "time": 15.0, "traceback": TRACEBACK}],
-    "alarms": ["an evaluation failed at step 2: ValueError: no device"],
-    "params_sha256": "abc",
-    "finished": True,
-    "interrupted": False,
-}
 
 
 def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
@@ -334,80 +248,6 @@ def test_what_the_run_knows_better_replaces_the_monitors_own_figures(make):
         "interrupted": True,
     }
     assert monitor.stop()["interrupted"] is True
-
-
-def test_the_last_line_of_a_healthy_run_says_that_all_learners_are_alive(make, tmp_path, capsys):
-    monitor = make()
-    for learner in (0, 1):
-        states = (State.STEPPING, 0.0), (State.FINISHED, 10.0)
-        put(monitor, *(StateChanged(learner, state, time) for state, time in states))
-        put(monitor, step(learner, 4, 10.0, loss=1.5))
-    monitor.stop()
-    assert capsys.readouterr().out == (
-        "step 4/4  loss 1.500  - tok/s  alive 2/2  0:10<-  goodput 100.0%  quorum -  grace - ms\n"
-    )
-    assert scalars(tmp_path / "run/metrics/global")["run/alive"] == [(4, 2.0)]
-
-
-def test_a_dead_learner_is_not_alive(make, tmp_path, capsys):
-    monitor = make()
-    put(monitor, *scripted())
-    monitor.stop()
-    assert "  alive 1/2  " in capsys.readouterr().out.splitlines()[-1]
-    assert scalars(tmp_path / "run/metrics/global")["run/alive"] == [(4, 1.0)]
-
-
-def test_a_terminal_shows_one_live_line_below_evaluations_and_problems(make, terminal):
-    screen = terminal()
-    monitor = make(live=True)
-    put(monitor, *scripted())
-    monitor.stop()
-    *above, last, empty = screen.lines()
-    assert above == [
-        "step 0: held-out loss 6.0000  (0 s)",
-        "learner 1 died: ValueError: no batch",
-        "step 4: held-out loss 1.2500  accuracy 50.0%  (15 s)",
-    ]
-    assert last.startswith("step 4/4  loss ") and "  alive 1/2  0:15<" in last and not empty
-
-
-def test_comings_and_goings_are_told_unless_a_learner_had_finished(make, capsys):
-    monitor = make()
-    put(monitor, Noted("learner_ready", {"learner": 0}, 0.0))
-    for name in ("learner_silent", "learner_returned", "learner_lost", "learner_ready"):
-        put(monitor, Noted(name, {"learner": 0, "reason": "killed"}, 1.0))
-    put(monitor, StateChanged(1, State.STEPPING, 1.0), StateChanged(1, State.FINISHED, 2.0))
-    for name in ("learner_silent", "learner_lost"):
-        put(monitor, Noted(name, {"learner": 1, "reason": "left"}, 3.0))
-    monitor.stop()
-    assert capsys.readouterr().out.splitlines()[:-1] == [
-        "learner 0 is silent; the others go on",
-        "learner 0 is heard again",
-        "learner 0 lost: killed",
-        "learner 0 is back",
-    ]
-
-
-def test_ci_is_quiet_but_for_evaluations_and_problems(make, monkeypatch, capsys):
-    monkeypatch.setenv("CI", "true")
-    monitor = make(live=True)
-    put(monitor, *scripted(), Noted("learner_ready", {"learner": 1}, 20.0))
-    monitor.stop()
-    captured = capsys.readouterr()
-    starts = [line.split(":")[0] for line in captured.out.splitlines()]
-    assert starts == ["step 0", "learner 1 died", "step 4"]
-    assert captured.err == f"ddiloco: {SUMMARY['alarms'][0]}\n"
-
-
-def test_a_stdout_that_was_closed_ends_nothing(make, terminal):
-    screen = terminal()
-    monitor = make(live=True)
-    screen.close()
-    put(monitor, *scripted())
-    summary = monitor.stop({"params_sha256": "abc"})
-    assert summary["step"] == 4
-    starts = [alarm.split(":")[0] for alarm in summary["alarms"]]
-    assert starts == ["the terminal", "an evaluation failed at step 2"]
 
 
 def test_steps_between_metrics_must_be_at_least_one(tmp_path, run_info):

@@ -1,0 +1,93 @@
+"""A run as a monitor hears of it, record by record, and the summary that belongs to it."""
+
+import math
+
+import jax.numpy as jnp
+
+from ddiloco.goodput.accounting import CAUSES, State
+from ddiloco.observe.records import Alarm, Evaluated, LearnerDied, Noted, StateChanged, StepDone, Transferred
+
+TRACEBACK = "Traceback (most recent call last):\n  in step\nValueError: no batch\n"
+
+
+def step(learner, number, time=None, tokens=10, **metrics):
+    return StepDone(learner, number, float(number) if time is None else time, tokens, metrics)
+
+
+def put(monitor, *records):
+    for record in records:
+        monitor.queue.put(record)
+
+
+def scripted():
+    """Two learners of 4 chips; 1 dies at half-time, 0 goes on to the end. Seconds 5 to 20."""
+    values = {"tokens": 1, "learners": (0, 1), "live": 2, "quorum_seconds": 0.1, "sync_seconds": 0.1}
+    return [
+        Evaluated(0, 0, 5.0, jnp.float32(6.0)),
+        StateChanged(0, State.STEPPING, 10.0),
+        StateChanged(1, State.STEPPING, 10.0),
+        step(0, 1, 12.5, 100, loss=jnp.float32(4.0), skipped=jnp.int32(0)),
+        step(1, 1, 12.5, 50, loss=5.0),
+        step(1, 2, 15.0, 50, loss=math.nan, skipped=1),
+        StateChanged(1, State.FAILED, 15.0),
+        LearnerDied(1, 15.0, TRACEBACK),
+        step(0, 2, 15.0, 100, loss=3.0),
+        Noted("round", {"step": 2, "fragment": 0, "quorum": 2, "grace_seconds": 0.5, **values}, 16.0),
+        Noted("round_skipped", {"step": 3, "fragment": 1}, 16.0),
+        Noted("round_abandoned", {"step": 3, "fragment": 2}, 16.0),
+        *(Noted("drop", {"learner": 1, "reason": reason}, 17.0) for reason in ("stale", "late", "late")),
+        step(0, 3, 17.5, 100, loss=2.0),
+        Noted("round", {"step": 4, "fragment": 2, "quorum": 1, "grace_seconds": 1.5, **values}, 19.0),
+        Transferred(0, 10, 20),
+        Transferred(1, 1, 2),
+        Alarm("an evaluation failed at step 2: ValueError: no device", 18.0),
+        step(0, 4, 20.0, 100, loss=1.0),
+        StateChanged(0, State.FINISHED, 20.0),
+        Evaluated(4, 500, 20.0, 1.25, {"accuracy": jnp.float32(0.5)}),
+    ]
+
+
+SUMMARY = {
+    "algorithm": "decoupled",
+    "seed": 7,
+    "num_learners": 2,
+    "num_params": 1000,
+    "num_fragments": 3,
+    "total_steps": 4,
+    "step": 4,
+    "inner_steps": {"0": 4, "1": 2},
+    "skipped_steps": 1,
+    "tokens": {"0": 400, "1": 100},
+    "tokens_per_second": 50.0,
+    "wall_seconds": 15.0,
+    "train_loss": 3.0,
+    "eval_loss": 1.25,
+    "eval_accuracy": 0.5,
+    "eval_history": [
+        {"step": 0, "tokens": 0, "seconds": 0.0, "loss": 6.0},
+        {"step": 4, "tokens": 500, "seconds": 15.0, "loss": 1.25, "accuracy": 0.5},
+    ],
+    "rounds": 2,
+    "rounds_skipped": 1,
+    "rounds_abandoned": 1,
+    "outer_steps": {"0": 1, "1": 0, "2": 1},
+    "mean_quorum": 1.5,
+    "min_quorum": 1,
+    "max_quorum": 2,
+    "mean_grace_seconds": 1.0,
+    "goodput": 0.75,
+    "uptime": 1.0,
+    "lost": {cause.value: 0.25 if cause is State.FAILED else 0.0 for cause in CAUSES},
+    "learner_blocked_seconds": 0.0,
+    "bytes_sent": 11,
+    "bytes_received": 22,
+    "inner_states": {},
+    "snapshots": 0,
+    "snapshots_given_up": 0,
+    "drops": {"late": 2, "stale": 1},
+    "failures": [{"learner": 1, "time": 15.0, "traceback": TRACEBACK}],
+    "alarms": ["an evaluation failed at step 2: ValueError: no device"],
+    "params_sha256": "abc",
+    "finished": True,
+    "interrupted": False,
+}

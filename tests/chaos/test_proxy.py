@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.chaos.proxy import LinkShape, Pace, Proxy
+from ddiloco.runtime.remote.ports import reserved_port
 from tests.runtime.remote.ends import until
 
 PATIENCE = 30.0
@@ -157,9 +158,7 @@ def test_the_end_of_one_direction_is_passed_on_and_the_other_goes_on(echo):
 
 
 def test_without_a_server_a_connection_is_closed_and_the_next_one_may_work(echo):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = taken.getsockname()
-    with Proxy(nobody) as proxy, connect(proxy) as end:
+    with reserved_port() as port, Proxy(nobody := ("127.0.0.1", port)) as proxy, connect(proxy) as end:
         with pytest.raises(ConnectionError):
             if not end.recv(1):
                 raise ConnectionError("closed")

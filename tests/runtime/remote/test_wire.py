@@ -17,6 +17,7 @@ from ddiloco.runtime.delivery import Leave, Notice, UpdateDelivery, WelcomeDeliv
 from ddiloco.runtime.remote import wire
 from ddiloco.runtime.remote import wire_pb2 as pb
 from ddiloco.runtime.remote.payload import payload_bytes
+from ddiloco.runtime.remote.ports import reserved_port
 from ddiloco.runtime.remote.security import Security, check_reach, load_security
 from ddiloco.runtime.remote.settings import RemoteConfig
 from tests.runtime.remote.ends import (
@@ -46,6 +47,13 @@ def assert_same(ours, theirs):
 
 def said(**kind):
     return pb.FromLearner(**kind).SerializeToString()
+
+
+@pytest.fixture
+def address():
+    """One that stays free while no syncer listens there."""
+    with reserved_port() as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -132,8 +140,8 @@ def test_a_lost_learner_is_told_to_the_core_and_its_pulls_fail():
         blocked.set()
 
 
-def test_a_learner_connects_anew_and_says_again_where_it_stands():
-    syncer = SyncerEnd()
+def test_a_learner_connects_anew_and_says_again_where_it_stands(address):
+    syncer = SyncerEnd(address=address)
     with ended(learner := LearnerEnd(syncer.address)):
         joined(syncer, learner)
         learner.send(report(0, 100, 3))
@@ -142,20 +150,20 @@ def test_a_learner_connects_anew_and_says_again_where_it_stands():
         syncer.next(events.LearnerLost)
         learner.send(report(0, 100, 4))
         learner.send(report(0, 100, 5))  # steps go on meanwhile
-        with ended(again := SyncerEnd(address=f"127.0.0.1:{syncer.port}")):
+        with ended(again := SyncerEnd(address=address)):
             assert again.next(events.StepReported).report.step == 5
             assert learner.client.outbox.coalesced >= 1
             assert (0, 100) in again.links
 
 
-def test_records_of_the_time_without_a_syncer_arrive_when_it_is_back():
-    syncer = SyncerEnd()
+def test_records_of_the_time_without_a_syncer_arrive_when_it_is_back(address):
+    syncer = SyncerEnd(address=address)
     with ended(learner := LearnerEnd(syncer.address)):
         joined(syncer, learner)
         syncer.die()
         for step in range(1, 301):
             learner.client.outbox.record(records.StepDone(0, step, float(step), 10, {"loss": 1.0}))
-        with ended(again := SyncerEnd(address=f"127.0.0.1:{syncer.port}")):
+        with ended(again := SyncerEnd(address=address)):
             until(lambda: again.server.intake.tokens == 3000)
             steps = [r.step for r in again.records if isinstance(r, records.StepDone)]
             assert steps == list(range(1, 301))

@@ -6,7 +6,7 @@
 PART
   loss   sizes x tokens a parameter x learners, and data-parallel, three seeds (default)
   inner  sizes but the largest x learners x inner learning rate, one seed
-  batch  the same with the global batch
+  batch  the same with the global batch, of at least a row a learner, at an inner rate good at all sizes
   outer  the same with the outer learning rate, beside data-parallel, which has none
 SCALE
   cpu    25 to 126 thousand parameters, at most 20 tokens a parameter (default)
@@ -31,7 +31,8 @@ ROWS = 8  # of the global batch
 LENGTH = 128  # tokens in a row
 TOKENS_A_PARAMETER = (5, 10, 20)
 INNER_RATES = (4e-3, 8e-3, 16e-3, 32e-3, 64e-3)
-GLOBAL_BATCHES = (8, 16, 32, 64)
+GOOD_RATE = 16e-3  # losses within 5% of the best at each size and M; lower rates favour small batches
+GLOBAL_BATCHES = (2, 4, 8, 16, 32)  # rows
 OUTER_RATES = (0.35, 0.5, 0.7, 1.0, 1.4)
 
 
@@ -60,8 +61,9 @@ def get_sweep(argument: str = "loss") -> list[dict]:
             continue
         for value in values:
             rows = value if part == "batch" else ROWS
-            rate = {} if part == "batch" else {f"{part}.learning_rate": value}
-            points.append(rate | _point(size, TOKENS_A_PARAMETER[1], algorithm, learners, rows))
+            rate = {f"{part}.learning_rate": value} if part != "batch" else {"inner.learning_rate": GOOD_RATE}
+            if rows >= learners:
+                points.append(rate | _point(size, TOKENS_A_PARAMETER[1], algorithm, learners, rows))
     return points
 
 

@@ -88,13 +88,16 @@ def fit_optima(optima: Mapping[Place, float]) -> Fit:
     """The power law of the best values, in those of N and M that vary.
 
     Raises:
-      ScalingError: neither does, or there are too few values.
+      ScalingError: neither does, or there are no more values than the law has parameters.
     """
     places = list(optima)
     sizes, learners = {place.params for place in places}, {place.learners for place in places}
     if len(sizes) < 2 and len(learners) < 2:
         raise ScalingError(f"best values: there are {len(places)}, at one N and M, which make no law")
     law = LAWS["power"] if min(len(sizes), len(learners)) > 1 else SINGLE if len(sizes) > 1 else BY_LEARNERS
+    if len(places) <= len(law.parameters):
+        told = f"there are {len(places)}, and {law.formula} goes through as many whether it holds or not"
+        raise ScalingError(f"best values: {told}")
     return fit(law, {place: [value] for place, value in optima.items()})
 
 

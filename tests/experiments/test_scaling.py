@@ -30,7 +30,7 @@ def told(programs, tmp_path_factory):
     for point in study.get_sweep("inner"):
         size = tuple(point[f"model.{name}"] for name in ("num_layers", "model_dim", "mlp_dim"))
         n, d = study.parameters(size), point["train.steps"] * study.ROWS * study.LENGTH
-        best = 0.1 * n**-0.3 * point["sync.num_learners"] ** 0.1
+        best = 0.4 * n**-0.3 * point["sync.num_learners"] ** 0.1
         loss = 3 + 0.05 * math.log(point["inner.learning_rate"] / best) ** 2
         rates.append({**point, "eval_loss": loss, "num_params": n, "tokens_total": d})
     for name, rows in (("loss", [*rows_of(0.003), {"eval_loss": None}]), ("inner", rates)):
@@ -62,7 +62,7 @@ def test_gaps_are_those_to_data_parallel(told):
 
 def test_the_best_rates_follow_their_law(told):
     ours, theirs = json.loads((told[0] / "scaling.json").read_text())["hyperparameters"]
-    assert ours["parameters"] == pytest.approx({"A": 0.1, "alpha": -0.3, "beta": 0.1}, rel=1e-3)
+    assert ours["parameters"] == pytest.approx({"A": 0.4, "alpha": -0.3, "beta": 0.1}, rel=1e-3)
     assert theirs["data_parallel"] and theirs["parameters"]["alpha"] == pytest.approx(-0.3, rel=1e-3)
     assert ours["intervals"] is None  # one seed
 

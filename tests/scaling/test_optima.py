@@ -74,6 +74,12 @@ def test_at_one_size_the_law_is_in_m_alone_and_at_one_m_in_n_alone():
         optima.fit_optima({Place(1000, 20_000, 2): 0.7})
 
 
+def test_no_more_values_than_parameters_make_no_law():
+    told = r"there are 2, and A N\^alpha goes through as many whether it holds or not"
+    with pytest.raises(ScalingError, match=told):
+        optima.fit_optima({Place(n, 20 * n, 0): 3.0 for n in SIZES[:2]})
+
+
 def test_intervals_of_a_law_of_best_values_hold_the_truth():
     losses = bowls(noise=0.002, seeds=5, rng=np.random.default_rng(4))
     kept = list(optima.find(losses, "inner_rate").values)

@@ -133,9 +133,7 @@ def test_a_lost_learner_is_told_to_the_core_and_its_pulls_fail():
         asked = threading.Thread(target=lambda: failed.append(error_of(link.pull, 0)))
         asked.start()
         until(lambda: link._pulls)
-        assert learner.client.accepted.wait(
-            PATIENCE
-        )  # the syncer hears of it before
+        assert learner.client.accepted.wait(PATIENCE)  # the syncer hears of it before
         learner.client._control.cancel()
         assert syncer.next(events.LearnerLost).incarnation == 100
         asked.join(PATIENCE)

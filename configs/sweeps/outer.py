@@ -2,9 +2,9 @@
 
   python -m experiments.sweep --sweep=configs/sweeps/outer.py[:FAMILY] --output=runs/outer-FAMILY --jobs=2
 
-48 runs of the dense micro model (configs/micro.py) for 240 steps; 27 of another FAMILY for 480, as images take
-longer to be learnt. The effective step of a steady outer gradient is rate / (1 - momentum); the kinds of outer
-optimizer are compared in configs/sweeps/outer_optimizer.py.
+48 runs of the dense micro model (configs/micro.py) for 240 steps; 27 of another FAMILY for 480, as images
+take longer to be learnt. The effective step of a steady outer gradient is rate / (1 - momentum); the kinds
+of outer optimizer are compared in configs/sweeps/outer_optimizer.py.
 """
 
 from configs import micro

@@ -34,7 +34,8 @@ def shortened(command: str, runs: pathlib.Path) -> str:
     """The same command, made short: fewer steps, one quick test, the folder of the test."""
     command = command.replace("runs/", f"{runs}/")
     if "experiments.sweep" in command:
-        short = command.replace("seed=0,1", "seed=0")
+        short = command.replace("interval=12,24;seed=0,1", "interval=12;seed=0")
+        assert short != command
         return short.replace('--sweep="', '--sweep="train.steps=24;eval.every=0;sample.tokens=4;')
     if "experiments.bench" in command:
         return f"{command} --quick"

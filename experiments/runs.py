@@ -12,6 +12,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddiloco.config import ConfigError
+from experiments import cli
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -70,9 +73,7 @@ def settings_of(run: Run, name: str) -> dict[str, Any]:
     Raises:
       UsageError: a setting is unknown or impossible; the message begins with `name` and names the field.
     """
-    from ddiloco.config import ConfigError
     from ddiloco.runtime.experiment import parse, to_json
-    from experiments import cli
 
     try:
         return to_json(parse(cli.resolve(run.config, run.overrides)))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SEED = "seed"
-LENGTH = "train.steps"
+STEPS = "train.steps"
 Row = Mapping[str, Any]  # a run: its settings, and the figures of its summary
 
 
@@ -96,7 +96,7 @@ def tokens_to_match(group: Group, rows: Sequence[Row], axes: Axes, baseline: Row
     """
     found = []
     for row in group.rows:
-        peers = counterparts(row, rows, axes, baseline, apart=LENGTH)
+        peers = counterparts(row, rows, axes, baseline, apart=STEPS)
         peers = [peer for peer in peers if peer.get("num_params") == row.get("num_params")]
         curve = sorted((p["tokens_total"], p["eval_loss"]) for p in peers if p.get("eval_loss"))
         for (fewer, worse), (more, better) in itertools.pairwise(curve):

@@ -53,18 +53,22 @@ def get_sweep(argument: str = "loss") -> list[dict]:
             for multiple in TOKENS_A_PARAMETER
             for algorithm, learners in systems
         ]
-    values = {"inner": INNER_RATES, "batch": GLOBAL_BATCHES, "outer": OUTER_RATES}[part]
-    points = []
-    for size, (algorithm, learners) in itertools.product(sizes[:-1], systems):
-        if part == "outer" and algorithm == "data_parallel":
-            points.append(_point(size, TOKENS_A_PARAMETER[1], algorithm, learners))
-            continue
-        for value in values:
-            rows = value if part == "batch" else ROWS
-            rate = {f"{part}.learning_rate": value} if part != "batch" else {"inner.learning_rate": GOOD_RATE}
-            if rows >= learners:
-                points.append(rate | _point(size, TOKENS_A_PARAMETER[1], algorithm, learners, rows))
-    return points
+    return [
+        settings | _point(size, TOKENS_A_PARAMETER[1], algorithm, learners, rows)
+        for size, (algorithm, learners) in itertools.product(sizes[:-1], systems)
+        for rows, settings in _tried(part, algorithm, learners)
+    ]
+
+
+def _tried(part: str, algorithm: str, learners: int) -> list[tuple[int, dict]]:
+    """The rows of the global batch and the other settings that a part tries at each size."""
+    if part == "batch":
+        return [(rows, {"inner.learning_rate": GOOD_RATE}) for rows in GLOBAL_BATCHES if rows >= learners]
+    if part == "inner":
+        return [(ROWS, {"inner.learning_rate": rate}) for rate in INNER_RATES]
+    if algorithm == "data_parallel":
+        return [(ROWS, {})]
+    return [(ROWS, {"outer.learning_rate": rate}) for rate in OUTER_RATES]
 
 
 def parameters(size: tuple[int, int, int]) -> int:

@@ -133,7 +133,7 @@ class SyncerCore:
         for r in self._rounds:
             if r.phase is Phase.GATHERING and self._has_quorum(r):
                 out += self._start_grace(r, now)
-            if r.phase is Phase.GRACE and (now >= r.deadline or not self._awaited(r)):
+            if r.phase is Phase.GRACE and (now >= r.deadline or not self._behind(r.id.step)):
                 out += self._pull(r, now)
             if r.phase is Phase.PULLING and now >= r.deadline:
                 out += self._give_up_pulls(r)
@@ -159,7 +159,7 @@ class SyncerCore:
     def _has_quorum(self, r: Round) -> bool:
         count = len(r.arrived) + len(self._candidates(r))
         if self.policy.quorum is None:
-            return count > 0 and not self._awaited(r) and not self._attendance.gathering
+            return count > 0 and not self._behind(r.id.step) and not self._attendance.gathering
         return count >= self.policy.quorum
 
     def _start_grace(self, r: Round, now: float) -> Actions:
@@ -168,7 +168,7 @@ class SyncerCore:
         r.quorum_time = now - r.opened_at
         r.grace_started = now
         r.deadline = now + self._grace_window(r)
-        behind = tuple((m.learner, m.incarnation) for m in self._attendance.live() if m.step < r.id.step)
+        behind = self._behind(r.id.step)
         return [actions.SetClock(r.id.step, behind)] if behind and r.deadline > now else []
 
     def _pull(self, r: Round, now: float) -> Actions:
@@ -215,14 +215,13 @@ class SyncerCore:
 
         Updates took the place of their last work; they would wait while the slowest trains on alone.
         """
-        live = self._attendance.live()
-        behind = tuple((m.learner, m.incarnation) for m in live if not self._attendance.done(m))
-        if self.policy.quorum is None or len(behind) == len(live) or self._called.issuperset(behind):
+        if self.policy.quorum is None or not any(map(self._attendance.done, self._attendance.live())):
             return []
         if not self._rounds or any(r.phase is not Phase.GATHERING or self._may_gain(r) for r in self._rounds):
             return []
-        self._called |= set(behind)
-        return [actions.SetClock(self.total_steps, behind)]
+        rest = tuple(who for who in self._behind(self.total_steps) if who not in self._called)
+        self._called |= set(rest)
+        return [actions.SetClock(self.total_steps, rest)] if rest else []
 
     def _abandon_and_finish(self) -> Actions:
         """Once all live learners are done, a round without its quorum can never get it."""
@@ -298,9 +297,9 @@ class SyncerCore:
             for m in self._attendance.live()
         )
 
-    def _awaited(self, r: Round) -> bool:
-        """Whether a live learner has yet to reach the round's step."""
-        return any(m.step < r.id.step for m in self._attendance.live())
+    def _behind(self, step: int) -> tuple[tuple[int, int], ...]:
+        """(learner, incarnation) of the live learners that have yet to reach a step."""
+        return tuple((m.learner, m.incarnation) for m in self._attendance.live() if m.step < step)
 
     def _grace_window(self, r: Round) -> float:
         """Seconds; by the fastest live learner's steps, since it is the first that could miss the update."""

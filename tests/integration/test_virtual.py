@@ -47,9 +47,9 @@ def test_a_bad_trace_is_a_usage_error_of_one_line(programs, tmp_path):
 def test_a_sweep_without_arrays_has_a_table_though_no_loss_and_runs_again_only_what_changed(
     programs, tmp_path
 ):
-    def sweep(*changes):
+    def sweep():
         grid = "driver=virtual;virtual.arrays=False;train.steps=12,24"
-        done = programs.run("sweep", f"--sweep={grid}", f"--output={tmp_path}", *changes)
+        done = programs.run("sweep", f"--sweep={grid}", f"--output={tmp_path}")
         assert done.returncode == 0, done.stderr
         return [line for line in done.stderr.splitlines() if line.startswith("[")]
 

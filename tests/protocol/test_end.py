@@ -20,8 +20,8 @@ def overtaken(last=4):
     return desk
 
 
-def idle(learner, step, version, incarnation=1):
-    return events.StepReported(Report(learner, incarnation, step, (FragmentCounters(version, 0, 0),)))
+def idle(learner, step, version):
+    return events.StepReported(Report(learner, 1, step, (FragmentCounters(version, 0, 0),)))
 
 
 def test_each_incarnation_that_lags_is_told_once_that_the_last_step_has_come():
@@ -29,7 +29,7 @@ def test_each_incarnation_that_lags_is_told_once_that_the_last_step_has_come():
     assert calls(desk.merged(2, 0)) == [actions.SetClock(4, ((1, 1), (2, 1)))]
     assert desk.tell(idle(0, 4, 1)) == []
     assert desk.tell(idle(1, 2, 1)) == []
-    assert calls(desk.tell(events.LearnerJoined(2, 2, 1, (1,)))) == [actions.SetClock(4, ((1, 1), (2, 2)))]
+    assert calls(desk.tell(events.LearnerJoined(2, 2, 1, (1,)))) == [actions.SetClock(4, ((2, 2),))]
 
 
 def test_nobody_is_told_while_a_learner_at_the_rounds_step_has_steps_to_do():

@@ -160,8 +160,7 @@ class _Job:
 
     def _forked(self) -> Child:
         command = self._command("learner", f"--syncer={self._address}", f"--learner_id={VICTIM}")
-        with open(os.devnull) as nothing:
-            return self._forks.start(command, self._environment(), nothing.fileno(), piped=False)
+        return self._forks.start(command, self._environment())
 
     def _command(self, name: str, *arguments: str) -> list[str]:
         program = [sys.executable, "-m", f"experiments.{name}", "--config=configs/dense.py:tiny"]

@@ -150,6 +150,11 @@ def resolve(argument: str, overrides: Sequence[tuple[str, Any]]) -> ConfigDict:
     return values.config
 
 
+def tell(line: str) -> None:
+    """A line for whoever looks on; results are printed."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def _fail(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(USAGE_ERROR)

@@ -97,7 +97,7 @@ def train(
     def tell(place: int) -> None:
         i, name, run, why = left[place]
         again = f", again: {why}" if runs.finished(run.workdir) else ""
-        print(f"[{i + 1}/{len(named)}] {name}{again}", file=sys.stderr, flush=True)
+        cli.tell(f"[{i + 1}/{len(named)}] {name}{again}")
 
     def note(place: int, status: int) -> None:
         _, name, run, _ = left[place]

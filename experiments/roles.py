@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
-import sys
 import tempfile
 import threading
 
 from absl import command_name, flags
+
+from experiments import cli
 
 
 def define_security() -> None:
@@ -18,17 +19,28 @@ def define_security() -> None:
     flags.DEFINE_string(
         "tls", None, "Folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh), for mutual TLS."
     )
-    flags.DEFINE_integer("lifeline", None, "File descriptor that closes when the parent dies.")
+    define_lifeline()
 
 
 def begin():
     """Holds the lifeline, if there is one; the Security that the flags name."""
-    from ddiloco.runtime.remote import lifeline
     from ddiloco.runtime.remote.security import load_security
+
+    hold_lifeline()
+    return load_security(flags.FLAGS.token_file, flags.FLAGS.tls)
+
+
+def define_lifeline() -> None:
+    """The flag --lifeline."""
+    flags.DEFINE_integer("lifeline", None, "File descriptor that closes when the parent dies.")
+
+
+def hold_lifeline() -> None:
+    """From now on this process ends with its parent, if that gave it a lifeline."""
+    from ddiloco.runtime.remote import lifeline
 
     if flags.FLAGS.lifeline is not None:
         lifeline.hold(flags.FLAGS.lifeline)
-    return load_security(flags.FLAGS.token_file, flags.FLAGS.tls)
 
 
 def name_process(name: str) -> None:
@@ -51,9 +63,10 @@ def run_all(
     """
     from ddiloco.runtime.remote import supervisor
     from ddiloco.runtime.remote.ports import reserved_port
+    from ddiloco.runtime.remote.starter import Starter
 
     learners = experiment.sync.num_learners
-    forks = _fork_server()  # it imports while the rest is made ready
+    starter = Starter.warm(cli.tell)  # it imports while the rest is made ready
     with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder, reserved_port() as port:
         address = f"127.0.0.1:{port}"
         token = pathlib.Path(folder) / "token"
@@ -96,19 +109,6 @@ def run_all(
             for n in range(experiment.remote.spares)
         ]
         watched = supervisor.Supervisor(
-            syncer, roles, experiment.remote, _tell, observe=observe, spares=spares, forks=forks
+            syncer, roles, experiment.remote, cli.tell, observe=observe, spares=spares, starter=starter
         )
         return watched.run(stop)
-
-
-def _fork_server():
-    from ddiloco.runtime.remote import fork_server
-
-    try:
-        return fork_server.ForkServer()
-    except fork_server.ForkError:  # elsewhere than on Linux
-        return None
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import json
+import os
 import pathlib
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -95,34 +95,45 @@ def run_all(
 ) -> None:
     """Runs Python with each of the arguments, in their order and `jobs` at a time.
 
+    Processes are forked from one that has imported everything, where that can be, and end with this one.
     `started` is told the place of a command, in a thread of its own; `ended` the place and the exit status,
     in the thread of the caller. What `ended` raises, like Ctrl-C, ends the processes under way by SIGTERM;
     the exception goes on when they are gone.
     """
-    under_way: list[subprocess.Popen] = []
+    from ddiloco.runtime.remote.lifeline import Lifeline
+    from ddiloco.runtime.remote.starter import Starter
+
+    starter = Starter.warm(cli.tell) if len(commands) > 1 else Starter(None, cli.tell)
+    lifeline = Lifeline()
+    under_way: list[Any] = []
     over = threading.Event()
-    lock = threading.Lock()  # no process starts once it is over
+    lock = threading.Lock()  # one starts at a time, and none once it is over
 
     def run(i: int) -> int | None:
         with lock:
             if over.is_set():
                 return None
             started(i)
-            process = subprocess.Popen([sys.executable, *commands[i]], stdout=subprocess.DEVNULL)
+            command = [sys.executable, *commands[i], f"--lifeline={lifeline.fd}"]
+            process = starter.start(command, os.environ, fd=lifeline.fd, quiet=True)
             under_way.append(process)
         return process.wait()
 
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        try:
-            places = {pool.submit(run, i): i for i in range(len(commands))}
-            for future in concurrent.futures.as_completed(places):
-                ended(places[future], future.result())
-        except BaseException:
-            with lock:
-                over.set()
-                for process in under_way:
-                    process.terminate()
-            raise
+    try:
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            try:
+                places = {pool.submit(run, i): i for i in range(len(commands))}
+                for future in concurrent.futures.as_completed(places):
+                    ended(places[future], future.result())
+            except BaseException:
+                with lock:
+                    over.set()
+                    for process in under_way:
+                        process.terminate()
+                raise
+    finally:
+        starter.stop()
+        lifeline.cut()
 
 
 def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,7 +98,7 @@ def train(points: Sequence[Point], jobs: int, ended: Callable[[], object]) -> No
     def tell(place: int) -> None:
         i, point, why = left[place]
         again = f", again: {why}" if runs.finished(point.run.workdir) else ""
-        print(f"[{i + 1}/{len(points)}] {point.name}{again}", file=sys.stderr, flush=True)
+        cli.tell(f"[{i + 1}/{len(points)}] {point.name}{again}")
 
     def note(place: int, status: int) -> None:
         if status:

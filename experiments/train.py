@@ -11,6 +11,7 @@ from experiments import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/dense.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
+roles.define_lifeline()
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; allocates no parameters.")
 
 
@@ -20,6 +21,7 @@ def main(_) -> int:
     from ddiloco.runtime.experiment import parse
     from ddiloco.runtime.job import run_job
 
+    roles.hold_lifeline()
     experiment = parse(_CONFIG.value)
     if _DRY_RUN.value:
         print(describe(experiment))

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import signal
 import sys
 
 import pytest
@@ -281,30 +279,6 @@ def test_steps_that_a_token_budget_set_are_not_compared(tmp_path):
     (tmp_path / "summary.json").write_text('{"finished": true}')
     assert runs.lacking(tmp_path, {"train": {"steps": 7, "tokens": 500}}) is None
     assert runs.lacking(tmp_path, {"train": {"steps": 7, "tokens": 600}}) is not None
-
-
-def test_runs_side_by_side_tell_their_exit_statuses():
-    started, ended = [], {}
-    commands = [["-c", f"raise SystemExit({status})"] for status in (0, 3, 2)]
-    runs.run_all(commands, 2, started.append, ended.__setitem__)
-    assert (started, ended) == ([0, 1, 2], {0: 0, 1: 3, 2: 2})
-
-
-@pytest.fixture
-def ctrl_c():
-    """Ctrl-C raises, also where the tests were started in a shell's background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other(ctrl_c):
-    send = f"import os, signal; signal.alarm(60); os.kill({os.getpid()}, signal.SIGINT)"
-    impatient = f"{send}; signal.pause()"
-    started, ended = [], []
-    with pytest.raises(KeyboardInterrupt):
-        runs.run_all([["-c", impatient], ["-c", ""]], 1, started.append, lambda *_: ended.append(_))
-    assert (started, ended) == ([0], [])
 
 
 OVERRIDES = {

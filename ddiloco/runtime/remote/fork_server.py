@@ -1,4 +1,4 @@
-"""A process that has imported everything and forks the processes of a run: a start costs no imports.
+"""A process that has imported everything and forks others: their start costs no imports.
 
 Imports are more than half of the processor time of a start. The server starts no thread and uses no device,
 so that its children may. What it forks falls to the process that asked, which alone may wait for it.
@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -50,20 +51,18 @@ class Child:
         self.pid = pid
         self.stdin = stdin
         self.returncode: int | None = None  # minus the signal that killed it
+        self._one = threading.Lock()  # whoever waits for it reaps it, and nobody signals its number after
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
-        if self.returncode is None:
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+        with self._one:
+            return self._poll()
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, once it has ended; raises subprocess.TimeoutExpired."""
-        if self.poll() is None:
-            ended = os.pidfd_open(self.pid)
+        with self._one:
+            ended = os.pidfd_open(self.pid) if self._poll() is None else None
+        if ended is not None:
             try:
                 select.select([ended], [], [], timeout)
             finally:
@@ -81,12 +80,21 @@ class Child:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self.poll() is None:  # once waited for, the number may be another process's
-            os.kill(self.pid, number)
+        with self._one:
+            if self._poll() is None:  # once waited for, the number may be another process's
+                os.kill(self.pid, number)
+
+    def _poll(self) -> int | None:
+        if self.returncode is None:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
 
 
 class ForkServer:
-    """The asking end, for one thread. The server ends with it."""
+    """The asking end, for one thread at a time. The server ends with it."""
 
     def __init__(self) -> None:
         """Starts the server, which imports while the caller goes on.
@@ -108,25 +116,34 @@ class ForkServer:
                 command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
             )
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], fd: int, piped: bool) -> Child:
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        fd: int | None = None,
+        piped: bool = False,
+        quiet: bool = False,
+    ) -> Child:
         """Has a command run, `python -m MODULE` of this interpreter and its arguments.
 
         Args:
           command: as for a process of its own.
           environment: all of it.
-          fd: a file descriptor that it keeps, under the same number.
+          fd: a file descriptor that it keeps, under the same number, if any.
           piped: whether its standard input is a pipe, `Child.stdin`, or empty.
+          quiet: whether its standard output goes nowhere, or where that of the server goes.
 
         Raises:
           ForkError: the command is another, or the server is gone or does not answer.
         """
-        if list(command[:2]) != [sys.executable, "-m"]:
+        if not forkable(command):
             raise ForkError(f"{command[0]} is not forked")
-        told = {"module": command[2], "arguments": list(command[3:]), "fd": fd}
+        told = {"module": command[2], "arguments": list(command[3:]), "fd": fd, "quiet": quiet}
         request = json.dumps({**told, "environment": dict(environment)}).encode()
         theirs, ours = os.pipe() if piped else (os.open(os.devnull, os.O_RDONLY), None)
         try:
-            socket.send_fds(self._socket, [request], [fd, theirs])
+            socket.send_fds(self._socket, [request], [theirs] if fd is None else [theirs, fd])
             answer = self._socket.recv(_LONGEST_REQUEST)
             if not answer:
                 raise OSError("it has ended")
@@ -143,6 +160,11 @@ class ForkServer:
         self._socket.close()
         self._process.kill()
         self._process.wait()
+
+
+def forkable(command: Sequence[str]) -> bool:
+    """Whether a command is one that a server can start."""
+    return list(command[:2]) == [sys.executable, "-m"]
 
 
 def serve(requests: socket.socket) -> dict[str, Any]:
@@ -188,15 +210,18 @@ def _fork_apart() -> int:
     return pid
 
 
-def _take_on(request: Mapping[str, Any], kept: int, stdin: int) -> None:
+def _take_on(request: Mapping[str, Any], stdin: int, kept: int | None = None) -> None:
     """Makes the forked process what it would be, had it been started by itself."""
-    os.setsid()  # a Ctrl-C is for the supervisor, which passes it on in order
+    os.setsid()  # a Ctrl-C is for who asked, which passes it on in order
     os.dup2(stdin, 0)
-    if kept != request["fd"]:
+    os.close(stdin)
+    if kept is not None and kept != request["fd"]:
         os.dup2(kept, request["fd"])
         os.close(kept)
-    if stdin != request["fd"]:
-        os.close(stdin)
+    if request["quiet"]:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv[1:] = request["arguments"]

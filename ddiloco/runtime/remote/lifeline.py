@@ -13,8 +13,9 @@ class Lifeline:
         self.fd, self._held = os.pipe()
 
     def cut(self) -> None:
-        """Ends all children that hold on to it."""
+        """Ends all children that hold on to it, and closes both ends."""
         os.close(self._held)
+        os.close(self.fd)
 
 
 def hold(fd: int) -> None:

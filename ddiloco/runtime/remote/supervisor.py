@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 import signal
 import subprocess
@@ -13,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ddiloco.runtime.remote.fork_server import Child, ForkError, ForkServer
+from ddiloco.runtime.remote.fork_server import Child
 from ddiloco.runtime.remote.lifeline import Lifeline
 from ddiloco.runtime.remote.settings import RemoteConfig, backoff
+from ddiloco.runtime.remote.starter import Starter
 
 POLL = 0.1  # seconds
 LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop
@@ -66,13 +66,14 @@ class Supervisor:
         late_seconds: float = LATE_SECONDS,
         observe: Observe = lambda name, pid, code: None,
         spares: Sequence[Role] = (),
-        forks: ForkServer | None = None,
+        starter: Starter | None = None,
     ) -> None:
         """`tell` takes a line on each death; learners have `late_seconds` to follow the syncer.
 
-        `spares` wait to take the place of a learner that dies; `forks` starts processes faster.
+        `spares` wait to take the place of a learner that dies. `starter` is stopped at the end; None: one
+        that forks nothing.
         """
-        self._forks = forks
+        self._starter = starter or Starter(None, tell)
         self._spares = list(spares)
         self._late_seconds, self._observe = late_seconds, observe
         self._syncer, self._learners = syncer, learners
@@ -162,27 +163,12 @@ class Supervisor:
             again = (*again, *role.alone)
         command = [*role.command, *again, f"--lifeline={self._lifeline.fd}"]
         role.started_at, role.due_at = time.monotonic(), None
-        role.process = self._launch(role, command, piped=role in self._spares)
+        role.process = self._starter.start(
+            command, role.environment, fd=self._lifeline.fd, piped=role in self._spares
+        )
         if role not in self._spares:  # which are nobody yet
             role.observed = False
             self._observe(role.name, role.process.pid, None)
-
-    def _launch(self, role: Role, command: Sequence[str], piped: bool) -> subprocess.Popen | Child:
-        """Forked where that can be, else started from nothing."""
-        if self._forks is not None:
-            try:
-                return self._forks.start(command, role.environment, self._lifeline.fd, piped)
-            except ForkError as error:
-                self._tell(f"processes start slower from now on: {error}")
-                self._forks.stop()
-                self._forks = None
-        return subprocess.Popen(
-            command,
-            env=dict(role.environment),
-            pass_fds=(self._lifeline.fd,),
-            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is for the parent, which passes it on in order
-        )
 
     def _tell_end(self, role: Role) -> None:
         if not role.observed and role.process.poll() is not None:
@@ -214,10 +200,8 @@ class Supervisor:
                 role.process.kill()
                 role.process.wait()
             self._tell_end(role)
-        if self._forks is not None:
-            self._forks.stop()
+        self._starter.stop()
         self._lifeline.cut()
-        os.close(self._lifeline.fd)
 
 
 def learner_environment(learner: int, num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:

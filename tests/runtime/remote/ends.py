@@ -38,6 +38,15 @@ def until(condition, told="it", patience=PATIENCE):
         between_looks.wait(0.01)
 
 
+def alive(pid):
+    """Whether the process still runs."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def error_of(function, *arguments):
     """The error that the call raises; None if it raises none."""
     try:

@@ -10,10 +10,11 @@ import threading
 
 import pytest
 
-from ddiloco.runtime.remote.fork_server import ForkError, ForkServer
+from ddiloco.runtime.remote.fork_server import Child, ForkError, ForkServer
 from ddiloco.runtime.remote.settings import RemoteConfig
+from ddiloco.runtime.remote.starter import Starter
 from ddiloco.runtime.remote.supervisor import Role, Supervisor
-from tests.runtime.remote.ends import until
+from tests.runtime.remote.ends import alive, until
 
 TELLS = """
     import json, os, sys
@@ -32,13 +33,14 @@ COMPUTES = """
         file.write(f"{jax.device_count()} {int(jax.jit(lambda x: x + 1)(41))}")
 """
 WAITS = "import signal; signal.pause()"
+SPEAKS = "print('here I am')"
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     """A PYTHONPATH with the modules above."""
     folder = tmp_path_factory.mktemp("modules")
-    for name, text in {"tells": TELLS, "computes": COMPUTES, "waits": WAITS}.items():
+    for name, text in {"tells": TELLS, "computes": COMPUTES, "waits": WAITS, "speaks": SPEAKS}.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(text))
     return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
@@ -69,7 +71,7 @@ def module(name, *arguments):
 
 def test_a_forked_program_has_its_own_arguments_environment_input_and_descriptor(forks, pipe, tmp_path):
     told = tmp_path / "told"
-    child = forks.start(module("tells", pipe, told), {"ONLY": "this"}, pipe, piped=True)
+    child = forks.start(module("tells", pipe, told), {"ONLY": "this"}, fd=pipe, piped=True)
     child.stdin.write(b"a line\n")
     child.stdin.close()
     assert child.wait(60) == child.poll() == 7
@@ -85,28 +87,51 @@ def test_a_forked_program_has_its_own_arguments_environment_input_and_descriptor
     }
 
 
-def test_a_forked_program_computes_on_as_many_devices_as_its_environment_says(forks, pipe, tmp_path):
+def test_a_forked_program_computes_on_as_many_devices_as_its_environment_says(forks, tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_PLATFORMS": "cpu"}
-    child = forks.start(module("computes", tmp_path / "told"), {**os.environ, **flags}, pipe, piped=False)
+    child = forks.start(module("computes", tmp_path / "told"), {**os.environ, **flags})
     assert child.wait(60) == 0
     assert (tmp_path / "told").read_text() == "3 42"
 
 
-def test_how_a_forked_program_ended_is_known(forks, pipe):
-    child = forks.start(module("waits"), dict(os.environ), pipe, piped=False)
+def test_how_a_forked_program_ended_is_known(forks):
+    child = forks.start(module("waits"), dict(os.environ))
     assert child.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.01)
     child.kill()
     assert child.wait(60) == -signal.SIGKILL
     child.terminate()  # there is nobody to hear it, nor anybody else who has its number by now
-    absent = forks.start(module("there_is_none"), {**os.environ}, pipe, piped=False)
+    absent = forks.start(module("there_is_none"), dict(os.environ))
     assert absent.wait(60) == 1
 
 
-def test_other_commands_are_not_forked(forks, pipe):
+def test_one_thread_may_end_what_another_waits_for(forks):
+    child = forks.start(module("waits"), dict(os.environ))
+    codes = []
+    waiting = threading.Thread(target=lambda: codes.append(child.wait(60)))
+    waiting.start()
+    child.terminate()
+    waiting.join(60)
+    assert codes == [-signal.SIGTERM]
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_only_a_quiet_program_is_not_heard(path, forked, capfd):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        starter = Starter(ForkServer() if forked else None, print)
+    for quiet in (True, False):
+        child = starter.start(module("speaks"), {**os.environ, "PYTHONPATH": path}, quiet=quiet)
+        assert child.wait(60) == 0
+        assert capfd.readouterr().out == ("" if quiet else "here I am\n")
+        assert isinstance(child, Child) == forked
+    starter.stop()
+
+
+def test_other_commands_are_not_forked(forks):
     with pytest.raises(ForkError, match="true is not forked"):
-        forks.start(["true"], {}, pipe, piped=False)
+        forks.start(["true"], {})
 
 
 def test_a_server_ends_with_its_owner_and_what_it_forked_does_not(path):
@@ -114,7 +139,7 @@ def test_a_server_ends_with_its_owner_and_what_it_forked_does_not(path):
         import os, signal
         from ddiloco.runtime.remote.fork_server import ForkServer
         server = ForkServer()
-        child = server.start({module("waits")!r}, dict(os.environ), 0, False)
+        child = server.start({module("waits")!r}, dict(os.environ))
         print(server._process.pid, child.pid, flush=True)
         signal.pause()
     """)
@@ -127,18 +152,10 @@ def test_a_server_ends_with_its_owner_and_what_it_forked_does_not(path):
     server, child = map(int, process.stdout.readline().split())
     process.kill()
     process.wait()
-    until(lambda: not _runs(server), "the server's end")
-    assert _runs(child)
+    until(lambda: not alive(server), "the server's end")
+    assert alive(child)
     os.kill(child, signal.SIGKILL)
     process.stdout.close()
-
-
-def _runs(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_supervisor_without_its_server_says_so_and_starts_processes_all_the_same(monkeypatch):
@@ -146,6 +163,8 @@ def test_a_supervisor_without_its_server_says_so_and_starts_processes_all_the_sa
     os.kill(server._process.pid, signal.SIGKILL)
     told = []
     role = Role("the syncer", module("http"), dict(os.environ))  # a package without a program: it fails
-    supervisor = Supervisor(role, [], RemoteConfig(restarts=0), told.append, forks=server)
+    supervisor = Supervisor(
+        role, [], RemoteConfig(restarts=0), told.append, starter=Starter(server, told.append)
+    )
     assert supervisor.run(threading.Event()) == 1
     assert [line.partition(": the fork")[0] for line in told] == ["processes start slower from now on"]

@@ -39,22 +39,23 @@ def main(_) -> int:
     output = pathlib.Path(_OUTPUT.value or comparison.default_output(_CONFIG.value))
     entries = comparison.load(_CONFIG.value)
     rows = comparison.make_rows(_CONFIG.value, entries, parse_seeds(_SEEDS.value), _GIVEN, output)
-    settings = {run.workdir: runs.settings_of(run, row.label) for row in rows for run in row.runs.values()}
+    planned = {
+        run.workdir: runs.Planned(f"{row.label}, seed {seed}", run, runs.settings_of(run, row.label))
+        for row in rows
+        for seed, run in row.runs.items()
+    }
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cli.UsageError(f"output: {output}: {error.strerror}") from None
 
-    def lacking(run: runs.Run) -> str | None:
-        return runs.lacking(run.workdir, settings[run.workdir])
-
     def write() -> list[dict]:
-        results = comparison.digest(rows, lambda run: lacking(run) is None)
+        results = comparison.digest(rows, lambda run: planned[run.workdir].lacks() is None)
         comparison.write(output, results)
         return results
 
     signal.signal(signal.SIGTERM, _leave)
-    failed = train(rows, lacking, _JOBS.value, write)
+    failed = train([*planned.values()], _JOBS.value, write)
     results = write()
     comparison_figure.draw(output / "compare.png", results, comparison.clock_of(results))
     print(comparison.table(results))
@@ -79,36 +80,23 @@ def parse_seeds(texts: Sequence[str]) -> list[int]:
     return seeds
 
 
-def train(
-    rows: Sequence[comparison.Row],
-    lacking: Callable[[runs.Run], str | None],
-    jobs: int,
-    ended: Callable[[], object],
-) -> list[str]:
+def train(planned: Sequence[runs.Planned], jobs: int, ended: Callable[[], object]) -> list[str]:
     """Runs what lacks something, and calls `ended` after each; returns the names of the runs that failed.
 
     Raises:
       UsageError: a run had one; the others are ended too.
     """
-    named = [(f"{row.label}, seed {seed}", run) for row in rows for seed, run in row.runs.items()]
-    left = [(i, name, run, why) for i, (name, run) in enumerate(named) if (why := lacking(run)) is not None]
     failed = []
 
-    def tell(place: int) -> None:
-        i, name, run, why = left[place]
-        again = f", again: {why}" if runs.finished(run.workdir) else ""
-        cli.tell(f"[{i + 1}/{len(named)}] {name}{again}")
-
-    def note(place: int, status: int) -> None:
-        _, name, run, _ = left[place]
+    def note(plan: runs.Planned, status: int) -> None:
         if status == cli.USAGE_ERROR:
-            raise cli.UsageError(f"{name}: cannot run; the reason stands above")
-        why = lacking(run)
+            raise cli.UsageError(f"{plan.name}: cannot run; the reason stands above")
+        why = plan.lacks()
         if status or why:
-            failed.append(f"{name} ({why or f'exit status {status}'})")
+            failed.append(f"{plan.name} ({why or f'exit status {status}'})")
         ended()
 
-    runs.run_all([run.command() for _, _, run, _ in left], jobs, tell, note)
+    runs.run_lacking(planned, jobs, note)
     return failed
 
 

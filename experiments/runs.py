@@ -87,6 +87,35 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
     return {**summary, "tokens_total": sum(summary["tokens"].values())}
 
 
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A run with its name among others, and all settings that it is going to have, as `settings_of` tells."""
+
+    name: str
+    run: Run
+    settings: Mapping[str, Any]
+
+    def lacks(self) -> str | None:
+        """What there is still to do; None if nothing."""
+        return lacking(self.run.workdir, self.settings)
+
+
+def run_lacking(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned, int], object]) -> None:
+    """Runs what lacks something, in order and `jobs` at a time, and tells of each as it starts.
+
+    `ended` is told each run and its exit status, as by `run_all`.
+    """
+    left = [(i, plan, why) for i, plan in enumerate(planned) if (why := plan.lacks()) is not None]
+
+    def tell(place: int) -> None:
+        i, plan, why = left[place]
+        again = f", again: {why}" if finished(plan.run.workdir) else ""
+        cli.tell(f"[{i + 1}/{len(planned)}] {plan.name}{again}")
+
+    commands = [plan.run.command() for _, plan, _ in left]
+    run_all(commands, jobs, tell, lambda place, status: ended(left[place][1], status))
+
+
 def run_all(
     commands: Sequence[Sequence[str]],
     jobs: int,

@@ -15,7 +15,6 @@ first setting that is a number is the axis of the figure, and the other settings
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -41,14 +40,18 @@ def main(_) -> int:
         raise cli.UsageError("sweep: give both --sweep and --output")
     output = pathlib.Path(_OUTPUT.value)
     sweep = grid.load(_SWEEP.value, _BASELINE.value)
-    points = [Point.of(settings, output) for settings in sweep.points]
+    points = [point(given, output) for given in sweep.points]
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cli.UsageError(f"output: {output}: {error.strerror}") from None
 
     def gather() -> list[dict[str, Any]]:
-        rows = [{**p.given, **figures(p.run.workdir)} for p in points if p.lacks() is None]
+        rows = [
+            {**given, **figures(plan.run.workdir)}
+            for given, plan in zip(sweep.points, points, strict=True)
+            if plan.lacks() is None
+        ]
         write(output, rows, sweep)
         return rows
 
@@ -58,54 +61,31 @@ def main(_) -> int:
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """A point of the grid: what it gives, its run, and all settings that the run is going to have."""
+def point(given: Mapping[str, Any], output: pathlib.Path) -> runs.Planned:
+    """The run of a point of the grid, in a folder of its own.
 
-    given: Mapping[str, Any]
-    run: runs.Run
-    settings: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], output: pathlib.Path) -> Point:
-        """The point with its run in a folder of its own.
-
-        Raises:
-          UsageError: a setting is unknown or impossible.
-        """
-        name = grid.point_name(given)
-        overrides = tuple((name, value) for name, value in given.items() if name != "config")
-        run = runs.Run(given.get("config", _CONFIG.value), overrides, output / name)
-        return cls(given, run, runs.settings_of(run, f"the point {name}"))
-
-    @property
-    def name(self) -> str:
-        return self.run.workdir.name
-
-    def lacks(self) -> str | None:
-        """What there is still to do; None if nothing."""
-        return runs.lacking(self.run.workdir, self.settings)
+    Raises:
+      UsageError: a setting is unknown or impossible.
+    """
+    name = grid.point_name(given)
+    overrides = tuple((name, value) for name, value in given.items() if name != "config")
+    run = runs.Run(given.get("config", _CONFIG.value), overrides, output / name)
+    return runs.Planned(name, run, runs.settings_of(run, f"the point {name}"))
 
 
-def train(points: Sequence[Point], jobs: int, ended: Callable[[], object]) -> None:
+def train(points: Sequence[runs.Planned], jobs: int, ended: Callable[[], object]) -> None:
     """Runs the points that lack something, and calls `ended` after each; a failing one ends the sweep.
 
     Raises:
       UsageError: a run failed; its own message stands above.
     """
-    left = [(i, point, why) for i, point in enumerate(points) if (why := point.lacks()) is not None]
 
-    def tell(place: int) -> None:
-        i, point, why = left[place]
-        again = f", again: {why}" if runs.finished(point.run.workdir) else ""
-        cli.tell(f"[{i + 1}/{len(points)}] {point.name}{again}")
-
-    def note(place: int, status: int) -> None:
+    def note(plan: runs.Planned, status: int) -> None:
         if status:
-            raise cli.UsageError(f"sweep: the point {left[place][1].name} failed")
+            raise cli.UsageError(f"sweep: the point {plan.name} failed")
         ended()
 
-    runs.run_all([point.run.command() for _, point, _ in left], jobs, tell, note)
+    runs.run_lacking(points, jobs, note)
 
 
 def figures(workdir: pathlib.Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ddiloco.runtime.remote.fork_server import Child, ForkServer
+from ddiloco.runtime.processes.fork_server import Child, ForkServer
 from experiments.bench_row import row
 
 WAYS = ("restart", "restart_forked", "restart_spare")

@@ -37,7 +37,7 @@ def define_lifeline() -> None:
 
 def hold_lifeline() -> None:
     """From now on this process ends with its parent, if that gave it a lifeline."""
-    from ddiloco.runtime.remote import lifeline
+    from ddiloco.runtime.processes import lifeline
 
     if flags.FLAGS.lifeline is not None:
         lifeline.hold(flags.FLAGS.lifeline)
@@ -61,9 +61,9 @@ def run_all(
 
     `observe` is the supervisor's. `route` gives the HOST:PORT under which a learner reaches the syncer's.
     """
+    from ddiloco.runtime.processes.starter import Starter
     from ddiloco.runtime.remote import supervisor
     from ddiloco.runtime.remote.ports import reserved_port
-    from ddiloco.runtime.remote.starter import Starter
 
     learners = experiment.sync.num_learners
     starter = Starter.warm(cli.tell)  # it imports while the rest is made ready

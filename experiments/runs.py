@@ -129,11 +129,11 @@ def run_all(
     in the thread of the caller. What `ended` raises, like Ctrl-C, ends the processes under way by SIGTERM;
     the exception goes on when they are gone.
     """
-    from ddiloco.runtime.remote.lifeline import Lifeline
-    from ddiloco.runtime.remote.starter import Starter
+    from ddiloco.runtime.processes.lifeline import Lifeline
+    from ddiloco.runtime.processes.starter import Starter
 
-    starter = Starter.warm(cli.tell) if len(commands) > 1 else Starter(None, cli.tell)
     lifeline = Lifeline()
+    starter = Starter.warm(cli.tell) if len(commands) > 1 else Starter(None, cli.tell)
     under_way: list[Any] = []
     over = threading.Event()
     lock = threading.Lock()  # one starts at a time, and none once it is over

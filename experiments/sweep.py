@@ -40,7 +40,7 @@ def main(_) -> int:
         raise cli.UsageError("sweep: give both --sweep and --output")
     output = pathlib.Path(_OUTPUT.value)
     sweep = grid.load(_SWEEP.value, _BASELINE.value)
-    points = [point(given, output) for given in sweep.points]
+    planned = [plan(given, output) for given in sweep.points]
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -48,20 +48,20 @@ def main(_) -> int:
 
     def gather() -> list[dict[str, Any]]:
         rows = [
-            {**given, **figures(plan.run.workdir)}
-            for given, plan in zip(sweep.points, points, strict=True)
-            if plan.lacks() is None
+            {**given, **figures(point.run.workdir)}
+            for given, point in zip(sweep.points, planned, strict=True)
+            if point.lacks() is None
         ]
         write(output, rows, sweep)
         return rows
 
-    train(points, _JOBS.value, gather)
+    train(planned, _JOBS.value, gather)
     print(sweep_report.report(gather(), sweep))
     print(f"{output}/sweep.json  {output}/sweep.md  {output}/sweep.png")
     return 0
 
 
-def point(given: Mapping[str, Any], output: pathlib.Path) -> runs.Planned:
+def plan(given: Mapping[str, Any], output: pathlib.Path) -> runs.Planned:
     """The run of a point of the grid, in a folder of its own.
 
     Raises:
@@ -73,19 +73,19 @@ def point(given: Mapping[str, Any], output: pathlib.Path) -> runs.Planned:
     return runs.Planned(name, run, runs.settings_of(run, f"the point {name}"))
 
 
-def train(points: Sequence[runs.Planned], jobs: int, ended: Callable[[], object]) -> None:
+def train(planned: Sequence[runs.Planned], jobs: int, ended: Callable[[], object]) -> None:
     """Runs the points that lack something, and calls `ended` after each; a failing one ends the sweep.
 
     Raises:
       UsageError: a run failed; its own message stands above.
     """
 
-    def note(plan: runs.Planned, status: int) -> None:
+    def note(point: runs.Planned, status: int) -> None:
         if status:
-            raise cli.UsageError(f"sweep: the point {plan.name} failed")
+            raise cli.UsageError(f"sweep: the point {point.name} failed")
         ended()
 
-    runs.run_lacking(points, jobs, note)
+    runs.run_lacking(planned, jobs, note)
 
 
 def figures(workdir: pathlib.Path) -> dict[str, Any]:

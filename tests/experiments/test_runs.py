@@ -38,7 +38,7 @@ def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other(ctrl_c):
 
 HOLDS = """
     import os, signal, sys
-    from ddiloco.runtime.remote import lifeline
+    from ddiloco.runtime.processes import lifeline
     lifeline.hold(int(sys.argv[2].partition("=")[2]))
     with open(sys.argv[1], "a") as file:
         file.write(f"{os.getpid()} {'tensorboardX' in sys.modules}\\n")

@@ -12,7 +12,7 @@ from experiments import cli, grid, series, sweep_figure
 
 SWEEPS = sorted((pathlib.Path(__file__).parents[2] / "configs" / "sweeps").glob("*.py"))
 GRIDS = [*map(str, SWEEPS), *(f"{scaling.__file__}:{part}" for part in scaling.PARTS)]
-GRIDS += [f"{path.with_stem(name)}:vit" for path in SWEEPS[:1] for name in ("outer", "horizons")]
+GRIDS += [f"{path}:vit" for path in SWEEPS if path.stem in ("outer", "horizons")]
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 
 

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ddiloco.runtime.remote.fork_server import Child
-from ddiloco.runtime.remote.lifeline import Lifeline
+from ddiloco.runtime.processes.fork_server import Child
+from ddiloco.runtime.processes.lifeline import Lifeline
+from ddiloco.runtime.processes.starter import Starter
 from ddiloco.runtime.remote.settings import RemoteConfig, backoff
-from ddiloco.runtime.remote.starter import Starter
 
 POLL = 0.1  # seconds
 LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop

@@ -17,7 +17,7 @@ from ddiloco.runtime.remote.supervisor import (
     learner_environment,
     syncer_environment,
 )
-from tests.runtime.remote.ends import until
+from tests.runtime.remote.ends import alive, until
 
 ROOT = pathlib.Path(__file__).parents[3]
 CONFIG = RemoteConfig(longest_backoff=0.25, restarts=2)
@@ -27,7 +27,7 @@ STANDS = "signal.pause()"
 ENDS_AT_THE_WORD = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); signal.pause()"
 PROGRAM = """
 import os, signal, sys
-from ddiloco.runtime.remote import lifeline
+from ddiloco.runtime.processes import lifeline
 lifeline.hold(int(sys.argv[-1].partition("=")[2]))
 with open({path!r}, "a") as file:
     file.write(" ".join(map(str, [os.getpid(), *sys.argv[1:-1]])) + "\\n")
@@ -73,16 +73,8 @@ class Run:
         until(lambda: not self._thread.is_alive(), "the end")
         for path in self.folder.iterdir():
             for number, *_ in self.starts(path.name):
-                assert gone(int(number))
+                assert not alive(int(number))
         return self.codes[0]
-
-
-def gone(process):
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    return pathlib.Path(f"/proc/{process}/stat").read_text().split()[2] == "Z"
 
 
 @pytest.fixture
@@ -158,7 +150,7 @@ def test_a_parent_that_is_killed_takes_its_children_along(tmp_path):
         until(lambda: path.exists() and path.read_text().count("\n") == 2)
         process.kill()
     children = [int(line) for line in path.read_text().splitlines()]
-    until(lambda: all(map(gone, children)))
+    until(lambda: not any(map(alive, children)))
 
 
 def test_waits_between_tries_grow_up_to_their_bound():

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from ddiloco.runtime.remote.fork_server import Child, ForkError, ForkServer
+from ddiloco.runtime.processes.fork_server import Child, ForkError, ForkServer
+from ddiloco.runtime.processes.starter import Starter
 from ddiloco.runtime.remote.settings import RemoteConfig
-from ddiloco.runtime.remote.starter import Starter
 from ddiloco.runtime.remote.supervisor import Role, Supervisor
 from tests.runtime.remote.ends import alive, until
 
@@ -137,7 +137,7 @@ def test_other_commands_are_not_forked(forks):
 def test_a_server_ends_with_its_owner_and_what_it_forked_does_not(path):
     owner = textwrap.dedent(f"""
         import os, signal
-        from ddiloco.runtime.remote.fork_server import ForkServer
+        from ddiloco.runtime.processes.fork_server import ForkServer
         server = ForkServer()
         child = server.start({module("waits")!r}, dict(os.environ))
         print(server._process.pid, child.pid, flush=True)

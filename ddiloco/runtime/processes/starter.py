@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from ddiloco.runtime.remote.fork_server import Child, ForkError, ForkServer, forkable
+from ddiloco.runtime.processes.fork_server import Child, ForkError, ForkServer, forkable
 
 
 class Starter:

@@ -111,7 +111,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_ANSWER_SECONDS)
         with theirs:
-            command = [sys.executable, "-m", "ddiloco.runtime.remote.fork_server", str(theirs.fileno())]
+            command = [sys.executable, "-m", "ddiloco.runtime.processes.fork_server", str(theirs.fileno())]
             self._process = subprocess.Popen(
                 command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
             )

@@ -11,8 +11,8 @@ setup(
     long_description=(pathlib.Path(__file__).parent / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments"]),
-    package_data={"ddiloco.runtime.remote": ["wire.proto"], "ddiloco.tape": ["tape.proto"]},
+    packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments", "experiments.*"]),
+    package_data={"ddiloco.remote.wire": ["wire.proto"], "ddiloco.disk.tape": ["tape.proto"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",

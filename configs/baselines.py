@@ -57,7 +57,7 @@ def comparison(
 def budget(config: ConfigDict) -> int:
     """The tokens that a config's steps come to: of all learners, with every batch full."""
     # Only who compares waits for JAX to be imported.
-    from ddiloco.runtime.experiment import parse, task_of
+    from ddiloco.settings.experiment import parse, task_of
 
     experiment = parse(config)
     rows = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from absl import flags
 
-from experiments import cli
+from experiments.front import cli
 
 _DAYS = flags.DEFINE_float("days", 30.0, "Simulated time of the check by the event engine; 0: no check.")
 
 
 def main(_) -> int:
-    from ddiloco.goodput import calibration
     from ddiloco.goodput.failures import FailureModel
+    from experiments.studies.goodput import calibration
 
     if not _DAYS.value >= 0.0:
         raise cli.UsageError(f"days: is {_DAYS.value}, but must be at least 0")

@@ -17,7 +17,7 @@ import threading
 
 from absl import flags
 
-from experiments import cli, ending, roles
+from experiments.front import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/chaos_processes.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
@@ -55,11 +55,11 @@ def load_chaos(argument: str, given: dict[str, str]) -> dict:
 
 
 def main(_) -> int:
-    from ddiloco.chaos import aftermath, lanes_figure
-    from ddiloco.chaos.processes import ProcessChaos, draw_plan
     from ddiloco.config import build
-    from ddiloco.runtime.experiment import parse
-    from ddiloco.runtime.job import set_aside
+    from ddiloco.run.job import set_aside
+    from ddiloco.settings.experiment import parse
+    from experiments.studies.chaos import aftermath, lanes_figure
+    from experiments.studies.chaos.processes import ProcessChaos, draw_plan
 
     experiment = parse(_CONFIG.value)
     if experiment.driver != "remote":
@@ -106,8 +106,8 @@ def steps_of_tokens(experiment, told) -> int:
 
 def run(experiment, workdir, faults, plan, stop, overrides=()):
     """One run under a plan of faults; its report, what it left, and its exit code."""
-    from ddiloco.chaos import aftermath, killer
-    from ddiloco.chaos.traces import read_trace
+    from experiments.studies.chaos import aftermath, killer
+    from experiments.studies.chaos.traces import read_trace
 
     over, struck = threading.Event(), threading.Event()
     watch = Watch(experiment, workdir, killer.Journal(faults), over)
@@ -149,7 +149,7 @@ class Watch:
 
     def observe(self, name: str, pid: int, code: int | None) -> None:
         """What the supervisor tells; a syncer's durable versions are written down before its next start."""
-        from ddiloco.chaos.processes import SYNCER
+        from experiments.studies.chaos.processes import SYNCER
 
         target = SYNCER if name.endswith(SYNCER) else name
         if code is None:
@@ -166,8 +166,8 @@ class Watch:
 
     def route(self, learner: int, address: str) -> str:
         """The address of the learner's proxy, which passes on to the syncer's."""
-        from ddiloco.chaos.processes import learner_name
-        from ddiloco.chaos.proxy import Proxy
+        from experiments.studies.chaos.processes import learner_name
+        from experiments.studies.chaos.proxy import Proxy
 
         host, port = address.rsplit(":", 1)
         proxy = self._proxies[learner_name(learner)] = Proxy((host, int(port)), seed=learner).start()
@@ -197,8 +197,8 @@ class Watch:
         self.journal.close()
 
     def _durable(self) -> dict:
-        from ddiloco.runtime.assembly import make_layout
-        from ddiloco.runtime.durable import DurableState, DurableStateError
+        from ddiloco.disk.durable import DurableState, DurableStateError
+        from ddiloco.roles.assembly import make_layout
 
         self._layout = self._layout or make_layout(self._experiment)
         durable = DurableState(self._workdir / "syncer", self._layout, lambda record: None, threading.Event())

@@ -5,7 +5,8 @@ The file has `get_comparison()`, a list with a dict a row:
   {"label": "decoupled, M=8", "preset": "decoupled", "paper": {"goodput": 0.84}, "any.field": value, ...}
 
 `label` names the row; `preset` is what stands after the colon of experiments.train's --config; `paper` has
-published figures, shown beside ours (which: `COLUMNS` in experiments/comparison.py); all else are settings.
+published figures, shown beside ours (which: `COLUMNS` in
+experiments/studies/comparison.py); all else are settings.
 What stands after the colon of this program's --config is the function's argument. A setting given here,
 --config.any.field=value, holds for every run and goes before a row's own. Without --output DIR is
 runs/compare-FILE, with the argument behind it.
@@ -24,7 +25,8 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from experiments import cli, comparison, comparison_figure, runs
+from experiments.front import cli
+from experiments.studies import comparison, comparison_figure, runs
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_comparison(), and its argument after a colon.")
 _OUTPUT = flags.DEFINE_string("output", None, "Its folder. Default: runs/compare-FILE-ARGUMENT.")

@@ -8,7 +8,7 @@ import pathlib
 import jax
 from absl import flags
 
-from experiments import cli
+from experiments.front import cli
 
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "A checkpoint, or a folder of them (the newest is taken)."
@@ -17,9 +17,9 @@ _OUTPUT = flags.DEFINE_string("output", None, "Also write the result to this JSO
 
 
 def main(_) -> int:
-    from ddiloco.runtime import platform
-    from ddiloco.runtime.assembly import Assembly
-    from ddiloco.runtime.checkpoints import CheckpointError, restore
+    from ddiloco.disk.checkpoints import CheckpointError, restore
+    from ddiloco.roles.assembly import Assembly
+    from ddiloco.training import platform
     from ddiloco.training.mesh import MeshConfig, carve
 
     if not _CHECKPOINT.value:

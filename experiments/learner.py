@@ -8,7 +8,7 @@ import sys
 
 from absl import flags
 
-from experiments import cli, ending, roles
+from experiments.front import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/dense.py")
 _SYNCER = flags.DEFINE_string("syncer", "127.0.0.1:7070", "HOST:PORT of the syncer.")
@@ -24,10 +24,10 @@ roles.define_security()
 
 def main(_) -> int:
     security = roles.begin()
-    from ddiloco.runtime import platform
-    from ddiloco.runtime.experiment import parse
-    from ddiloco.runtime.remote.learner_role import LearnerProcess
-    from ddiloco.runtime.remote.security import check_address
+    from ddiloco.remote.learner.process import LearnerProcess
+    from ddiloco.remote.wire.security import check_address
+    from ddiloco.settings.experiment import parse
+    from ddiloco.training import platform
 
     experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
     learner, address = _LEARNER_ID.value, check_address(_SYNCER.value, "syncer")

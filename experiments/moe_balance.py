@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from experiments import cli, ending
+from experiments.front import cli, ending
 
 if TYPE_CHECKING:
     from ddiloco.training.evaluation import Score
@@ -34,10 +34,10 @@ def main(_) -> int:
     import numpy as np
 
     from ddiloco.observe.records import Evaluated
-    from ddiloco.runtime import platform
-    from ddiloco.runtime.assembly import Assembly
-    from ddiloco.runtime.experiment import parse
-    from ddiloco.runtime.virtual import VirtualRun
+    from ddiloco.roles.assembly import Assembly
+    from ddiloco.settings.experiment import parse
+    from ddiloco.training import platform
+    from ddiloco.virtual.run import VirtualRun
 
     if not _OUTPUT.value:
         raise cli.UsageError("output: is missing; give --output=FOLDER")

@@ -16,7 +16,7 @@ import time
 
 from absl import flags
 
-from experiments import cli
+from experiments.front import cli
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _UNTIL = flags.DEFINE_string(
@@ -27,8 +27,8 @@ _OVERRIDES = cli.take_overrides()
 
 
 def main(_) -> int:
-    from ddiloco.tape.file import TapeError
-    from ddiloco.tape.reading import read_run
+    from ddiloco.disk.tape.file import TapeError
+    from ddiloco.disk.tape.reading import read_run
 
     if not _WORKDIR.value:
         raise cli.UsageError("workdir: is missing; give --workdir=DIR, the folder of a run")
@@ -38,7 +38,7 @@ def main(_) -> int:
         raise cli.UsageError("until: cannot be joined with --what_if")
     workdir = pathlib.Path(_WORKDIR.value)
     try:
-        from ddiloco.runtime.replay import recorded_experiment
+        from ddiloco.replay.run import recorded_experiment
 
         experiment = recorded_experiment(workdir)
         tapes = read_run(workdir)
@@ -52,8 +52,10 @@ def main(_) -> int:
 
 def _again(experiment, tapes, workdir: pathlib.Path) -> int:
     _see_as_many_devices(tapes)
-    from ddiloco.runtime import checkpoints, platform, replay
-    from ddiloco.runtime.assembly import Assembly
+    from ddiloco.disk import checkpoints
+    from ddiloco.replay import run as replay
+    from ddiloco.roles.assembly import Assembly
+    from ddiloco.training import platform
 
     until = _round(_UNTIL.value, experiment.sync.num_fragments)
     plan = replay.make_plan(experiment, tapes)
@@ -96,8 +98,8 @@ def _again(experiment, tapes, workdir: pathlib.Path) -> int:
 def _other_policy(experiment, tapes) -> int:
     from ddiloco.config import build, to_dict
     from ddiloco.protocol.policy import SyncPolicy
-    from ddiloco.runtime import replay
-    from ddiloco.tape import what_if
+    from ddiloco.replay import run as replay
+    from ddiloco.replay import what_if
 
     changes = {}
     for path, value in _OVERRIDES:

@@ -16,7 +16,8 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli, runs
+from experiments.front import cli
+from experiments.studies import runs
 
 _SWEEP = flags.DEFINE_list("sweep", None, "Folders with a sweep.json.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the tables and the figure.")
@@ -25,8 +26,8 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of these samples.", lower_bound=0)
 
 
 def main(_) -> int:
-    from ddiloco.scaling import measurements
-    from experiments import scaling_figure
+    from experiments.studies.scaling import figure as scaling_figure
+    from experiments.studies.scaling import measurements
 
     if not _SWEEP.value or not _OUTPUT.value:
         raise cli.UsageError("scaling: give both --sweep and --output")
@@ -76,7 +77,7 @@ def read_sweep(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def fit_laws(losses: Mapping[Any, Sequence[float]], seed: int, draws: int) -> list[dict[str, Any]]:
     """Every law of the losses, of the decoupled runs together and of each number of learners alone."""
-    from ddiloco.scaling import confidence, laws, measurements
+    from experiments.studies.scaling import confidence, laws, measurements
 
     decoupled = {place: values for place, values in losses.items() if place.learners}
     along = measurements.with_most_tokens(losses)
@@ -132,7 +133,7 @@ def loss_rows(losses: Mapping[Any, Sequence[float]]) -> list[dict[str, Any]]:
 
 def fit_hyperparameters(losses: Mapping[Any, Sequence[float]], seed: int, draws: int) -> list[dict[str, Any]]:
     """The best values of each hyperparameter that was swept, and their laws; data-parallel has its own."""
-    from ddiloco.scaling import measurements, optima
+    from experiments.studies.scaling import measurements, optima
 
     found = []
     for name, title in optima.NAMES.items():
@@ -254,7 +255,7 @@ def _parameters(entry: Mapping[str, Any]) -> str:
 
 def _or_none(figure):
     """What a figure is, or None where the runs do not determine it."""
-    from ddiloco.scaling.measurements import ScalingError
+    from experiments.studies.scaling.measurements import ScalingError
 
     try:
         return figure()

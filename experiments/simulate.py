@@ -13,7 +13,7 @@ import sys
 
 from absl import flags
 
-from experiments import cli
+from experiments.front import cli
 
 _CONFIG = cli.define_config("configs/goodput.py")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the figures to this JSON file, and pictures beside it.")
@@ -21,8 +21,8 @@ _OUTPUT = flags.DEFINE_string("output", None, "Write the figures to this JSON fi
 
 def main(_) -> int:
     from ddiloco.config import build, to_dict
-    from ddiloco.goodput import plots
-    from ddiloco.goodput.simulator import Simulation, simulate
+    from experiments.studies.goodput import figures as plots
+    from experiments.studies.goodput.simulator import Simulation, simulate
 
     simulation = build(Simulation, _CONFIG.value)
     output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None

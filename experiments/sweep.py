@@ -22,7 +22,8 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli, grid, runs, sweep_figure, sweep_report
+from experiments.front import cli
+from experiments.studies import grid, runs, sweep_figure, sweep_report
 
 _CONFIG = flags.DEFINE_string(
     "config", "configs/dense.py", "Config file of every point, and its preset after a colon."

@@ -9,7 +9,7 @@ import sys
 
 from absl import flags
 
-from experiments import cli, ending, roles
+from experiments.front import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/dense.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
@@ -27,12 +27,12 @@ roles.define_security()
 
 def main(_) -> int:
     security = roles.begin()
-    from ddiloco.runtime import platform
-    from ddiloco.runtime.durable import DurableStateError
-    from ddiloco.runtime.experiment import parse
-    from ddiloco.runtime.job import run_job
-    from ddiloco.runtime.remote.security import check_address, check_reach
-    from ddiloco.runtime.remote.syncer_role import run_syncer
+    from ddiloco.disk.durable import DurableStateError
+    from ddiloco.remote.syncer.process import run_syncer
+    from ddiloco.remote.wire.security import check_address, check_reach
+    from ddiloco.run.job import run_job
+    from ddiloco.settings.experiment import parse
+    from ddiloco.training import platform
 
     if _FINISH.value and not _RESUME.value:
         raise cli.UsageError("finish: needs --resume, since there is nothing to save otherwise")

@@ -7,7 +7,7 @@ import sys
 
 from absl import flags
 
-from experiments import cli
+from experiments.front import cli
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _LEARNER = flags.DEFINE_integer("learner", None, "Only this learner, and the syncer.", lower_bound=0)
@@ -16,10 +16,10 @@ _STEPS = flags.DEFINE_integer("steps", 1, "Global steps before --around and afte
 
 
 def main(_) -> int:
-    from ddiloco.runtime import replay
-    from ddiloco.tape import timeline
-    from ddiloco.tape.file import TapeError
-    from ddiloco.tape.reading import read_run
+    from ddiloco.disk.tape.file import TapeError
+    from ddiloco.disk.tape.reading import read_run
+    from ddiloco.replay import run as replay
+    from ddiloco.replay import timeline
 
     if not _WORKDIR.value:
         raise cli.UsageError("workdir: is missing; give --workdir=DIR, the folder of a run")

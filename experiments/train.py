@@ -7,7 +7,7 @@ import signal
 
 from absl import flags
 
-from experiments import cli, ending, roles
+from experiments.front import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/dense.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
@@ -16,10 +16,10 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 
 def main(_) -> int:
-    from ddiloco.runtime import platform
-    from ddiloco.runtime.dry_run import describe
-    from ddiloco.runtime.experiment import parse
-    from ddiloco.runtime.job import run_job
+    from ddiloco.run.dry_run import describe
+    from ddiloco.run.job import run_job
+    from ddiloco.settings.experiment import parse
+    from ddiloco.training import platform
 
     roles.hold_lifeline()
     experiment = parse(_CONFIG.value)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from ddiloco.config import ConfigError, build, section, setting, to_dict
-from ddiloco.runtime.experiment import Experiment, parse, to_json
+from ddiloco.settings.experiment import Experiment, parse, to_json
 
 DENSE = pathlib.Path(__file__).parent.parent / "configs" / "dense.py"
 _spec = importlib.util.spec_from_file_location("dense_config", DENSE)

@@ -12,7 +12,7 @@ from ddiloco.chaos.timeline import Timeline
 from ddiloco.chaos.weather import Weather, WeatheredFleet
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.virtual.learner import VirtualLearner
+from ddiloco.virtual.learner_process import VirtualLearner
 from ddiloco.virtual.ports import Observer
 
 MAX_EVENTS = 100_000

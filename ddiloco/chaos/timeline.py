@@ -6,7 +6,7 @@ import collections
 from typing import Any
 
 from ddiloco.protocol import actions, events
-from ddiloco.virtual.learner import VirtualLearner
+from ddiloco.virtual.learner_process import VirtualLearner
 
 KEPT = 60  # events
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner import Place
+from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
 

@@ -9,8 +9,8 @@ from ddiloco.virtual.calendar import Entry
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ghosts import Ghost
 from ddiloco.virtual.graph import GraphError, Reader, Writer
-from ddiloco.virtual.learner import VirtualLearner
-from ddiloco.virtual.syncer import VirtualSyncer
+from ddiloco.virtual.learner_process import VirtualLearner
+from ddiloco.virtual.syncer_process import VirtualSyncer
 
 SYNCER = -1  # in the place of a learner's number
 

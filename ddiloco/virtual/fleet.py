@@ -9,10 +9,10 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import FragmentWork, LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.calendar import Calendar
-from ddiloco.virtual.learner import Place, VirtualLearner
+from ddiloco.virtual.learner_process import Place, VirtualLearner
 from ddiloco.virtual.lives import PAUSES, Change
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload, SyncerArrays
-from ddiloco.virtual.syncer import VirtualSyncer
+from ddiloco.virtual.syncer_process import VirtualSyncer
 
 _PACE = ("step", *PAUSES)  # changes that nobody comes or goes by
 INCARNATIONS_EACH = 1000  # numbers apart, so that a process that rejoins by itself never takes a later one's

@@ -23,7 +23,7 @@ from ddiloco.virtual.calls import SYNCER, owner, write_entry
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ghosts import Relay
 from ddiloco.virtual.graph import GraphError, Writer
-from ddiloco.virtual.learner import VirtualLearner
+from ddiloco.virtual.learner_process import VirtualLearner
 from ddiloco.virtual.ports import Held
 from ddiloco.virtual.vocabulary import vocabulary
 

@@ -21,7 +21,9 @@ from ddiloco.protocol import (
 )
 from ddiloco.protocol import learner as learner_core
 from ddiloco.protocol import syncer as syncer_core
-from ddiloco.virtual import durations, learner, links, lives, syncer
+from ddiloco.virtual import durations, links, lives
+from ddiloco.virtual import learner_process as learner
+from ddiloco.virtual import syncer_process as syncer
 from ddiloco.virtual.graph import Vocabulary
 
 _OWNERS = {

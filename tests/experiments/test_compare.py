@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from experiments import cli, comparison, comparison_figure, runs
+from experiments.front import cli
+from experiments.studies import comparison, comparison_figure, runs
 
 CONFIG = """
 from configs import dense

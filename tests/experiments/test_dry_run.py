@@ -6,11 +6,11 @@ import jax
 import pytest
 
 from ddiloco.models import model_of
-from ddiloco.runtime.assembly import make_layout
-from ddiloco.runtime.dry_run import bandwidth, describe
-from ddiloco.runtime.experiment import parse
+from ddiloco.roles.assembly import make_layout
+from ddiloco.run.dry_run import bandwidth, describe
+from ddiloco.settings.experiment import parse
 from ddiloco.training.parameters import num_parameters
-from experiments import cli
+from experiments.front import cli
 
 SIZES = {"tiny": 0.8e6, "small": 24e6, "2b": 2e9, "5b": 5e9, "9b": 9e9}
 

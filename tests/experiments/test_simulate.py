@@ -10,8 +10,8 @@ import pytest
 
 from ddiloco.config import build
 from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.simulator import Simulation
-from experiments import cli
+from experiments.front import cli
+from experiments.studies.goodput.simulator import Simulation
 from tests.integration.programs import ROOT
 
 SMALL = (
@@ -150,6 +150,7 @@ def test_the_calibration_prints_values_cells_and_errors(programs):
 
 
 def test_the_simulator_starts_without_jax():
-    program = "import experiments.simulate, ddiloco.goodput.simulator, ddiloco.goodput.plots, sys; "
+    studies = "experiments.studies.goodput"
+    program = f"import experiments.simulate, {studies}.simulator, {studies}.figures, sys; "
     program += "sys.exit('jax' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

@@ -7,8 +7,9 @@ import pytest
 
 from configs import baselines, dense, micro, moe, multimodal, vit
 from configs.sweeps import scaling
-from ddiloco.runtime.experiment import parse, task_of
-from experiments import cli, grid, series, sweep_figure
+from ddiloco.settings.experiment import parse, task_of
+from experiments.front import cli
+from experiments.studies import grid, series, sweep_figure
 
 SWEEPS = sorted((pathlib.Path(__file__).parents[2] / "configs" / "sweeps").glob("*.py"))
 GRIDS = [*map(str, SWEEPS), *(f"{scaling.__file__}:{part}" for part in scaling.PARTS)]

@@ -9,23 +9,23 @@ import tempfile
 import jax
 import numpy as np
 
+from ddiloco.disk import array_file
 from ddiloco.observe import records
 from ddiloco.outer.codecs import ArrayFormat
-from ddiloco.runtime import array_file
-from ddiloco.runtime.remote import wire_pb2 as pb
-from ddiloco.runtime.remote.donor import InnerFormat, read_donation
-from ddiloco.runtime.remote.downlink import Uplink
-from ddiloco.runtime.remote.event_messages import (
+from ddiloco.remote.learner.donor import InnerFormat, read_donation
+from ddiloco.remote.syncer.intake import RecordIntake
+from ddiloco.remote.syncer.positions import LONGEST, Positions
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.downlink import Uplink
+from ddiloco.remote.wire.event_messages import (
     check_down_header,
     contribution_of,
     learner_event,
     syncer_event,
 )
-from ddiloco.runtime.remote.intake import RecordIntake
-from ddiloco.runtime.remote.payload import receive
-from ddiloco.runtime.remote.positions import LONGEST, Positions
-from ddiloco.runtime.remote.record_messages import learner_record, record_message
-from ddiloco.runtime.remote.wire import WireError, parse
+from ddiloco.remote.wire.payload import receive
+from ddiloco.remote.wire.record_messages import learner_record, record_message
 
 FORMATS = (ArrayFormat((3,), np.dtype(np.float32)), ArrayFormat((5,), np.dtype(np.uint8)))
 BYTES = 17

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.runtime import array_file
+from ddiloco.disk import array_file
 from tests.fuzz import targets
 from tests.integration.programs import ROOT
 

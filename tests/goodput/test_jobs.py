@@ -14,8 +14,8 @@ from ddiloco.goodput.failures import FailureModel
 from ddiloco.goodput.interruptions import Draws, ListedInterruptions
 from ddiloco.goodput.jobs import Jobs
 from ddiloco.goodput.lives import draw_interruptions, job_changes, job_chips
-from ddiloco.goodput.simulator import _Lanes, _Ledger
-from ddiloco.goodput.systems import System
+from experiments.studies.goodput.simulator import _Lanes, _Ledger
+from experiments.studies.goodput.systems import System
 
 STEPPING, DETECTING, RECONFIGURING = State.STEPPING, State.DETECTING, State.RECONFIGURING
 REPLAYING, STANDBY, FAILED = State.REPLAYING, State.STANDBY, State.FAILED

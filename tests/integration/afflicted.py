@@ -51,7 +51,7 @@ def dying_in_merge(number):
 
 
 def dying_in_write(number):
-    from ddiloco.runtime import array_file, durable
+    from ddiloco.disk import array_file, durable
 
     replace, commit, commits = array_file.replace, durable.DurableState.commit, []
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests import workbench
 from tests.integration.programs import Programs
-from tests.runtime import workbench
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 
-from ddiloco.runtime import array_file
-from ddiloco.runtime.remote.ports import reserved_port
+from ddiloco.disk import array_file
+from ddiloco.launch.ports import reserved_port
 from tests.integration.programs import ROOT, SMALLEST
-from tests.runtime.remote.ends import until
+from tests.remote.ends import until
 
 LIMIT = 300.0  # seconds for what must come about; on an idle machine it does in a few
 TOKEN = "the token of these tests"

@@ -12,17 +12,17 @@ import grpc
 import numpy as np
 
 from ddiloco.protocol.messages import Contribution
-from ddiloco.runtime.assembly import make_layout
-from ddiloco.runtime.experiment import parse
-from ddiloco.runtime.remote import wire
-from ddiloco.runtime.remote import wire_pb2 as pb
-from ddiloco.runtime.remote.event_messages import up_header
-from ddiloco.runtime.remote.payload import chunks, payload_bytes, receive
-from ddiloco.runtime.remote.security import Security
-from ddiloco.runtime.remote.terms import terms_of
-from experiments import cli
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.event_messages import up_header
+from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import terms_of
+from ddiloco.roles.assembly import make_layout
+from ddiloco.settings.experiment import parse
+from experiments.front import cli
 from tests.integration.hand import TOKEN
-from tests.runtime.remote.ends import PATIENCE
+from tests.remote.ends import PATIENCE
 
 METADATA = Security(TOKEN).metadata
 EVIL = {  # what it sends in a fragment's place: (messages of a sound push) -> messages

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from ddiloco.runtime import array_file
+from ddiloco.disk import array_file
 from tests.integration.hand import LIMIT, UNENDING, Job, assert_counted_once, assert_nothing_twice
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)

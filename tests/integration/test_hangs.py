@@ -5,7 +5,7 @@ import time
 import grpc
 import pytest
 
-from ddiloco.runtime import array_file
+from ddiloco.disk import array_file
 from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice, go_on, stop
 from tests.integration.impostor import EVIL, Impostor, misspoken, noise, terms
 

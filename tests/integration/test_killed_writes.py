@@ -14,13 +14,13 @@ import types
 import numpy as np
 import pytest
 
+from ddiloco.disk.durable import DurableState
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol.messages import RoundId
-from ddiloco.runtime.durable import DurableState
 from tests import small_disks
+from tests.disk.test_durable import Disk, merge, model
 from tests.integration.programs import ROOT
-from tests.runtime.remote.ends import PATIENCE, until
-from tests.runtime.test_durable import Disk, merge, model
+from tests.remote.ends import PATIENCE, until
 
 KILLS = 50
 PIECES = 4
@@ -117,7 +117,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_full_pauses_commits_with_an_alarm_and_loses_nothing(small_disk, monkeypatch):
-    monkeypatch.setattr("ddiloco.runtime.durable._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ddiloco.disk.durable._RETRY_SECONDS", 0.01)
     disk, trained, done = Disk(small_disk), model(), []
     disk.state.begin(trained)
     before = disk.state.load()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.experiments import test_bench
+from tests.bench import test_bench
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHORT = "--config.train.steps=24 --config.eval.every=0 --config.eval.num_batches=1 --config.sample.tokens=4"

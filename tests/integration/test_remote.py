@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from ddiloco.runtime.remote.ports import reserved_port
+from ddiloco.launch.ports import reserved_port
 from tests.integration.programs import LIMIT, SMALLEST
-from tests.runtime.remote.ends import until
+from tests.remote.ends import until
 
 STEADY = ("--config.eval.every=0", "--config.sample.tokens=0", "--config.sync.quorum=None")
 UNENDING = ("--config.train.steps=1000000", *STEADY[:2])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.programs import LIMIT
 from tests.integration.test_remote import UNENDING, lines, processes_of, steps_of
-from tests.runtime.remote.ends import until
+from tests.remote.ends import until
 
 OFTEN = "--config.remote.checkpoint_every=1.0"
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from ddiloco.runtime.snapshots.recording import learner_part
-from ddiloco.runtime.snapshots.store import SnapshotStore
+from ddiloco.disk.snapshots.parts import learner_part
+from ddiloco.disk.snapshots.store import SnapshotStore
 from tests.integration.programs import LIMIT
-from tests.runtime.remote.ends import until
+from tests.remote.ends import until
 
 STEADY = ("--config.eval.every=0", "--config.sample.tokens=0", "--config.sync.quorum=None")
 TAKING = (*STEADY, "--config.snapshot.every=6")

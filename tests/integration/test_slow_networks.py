@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ddiloco.chaos.proxy import LinkShape, Proxy
+from experiments.studies.chaos.proxy import LinkShape, Proxy
 from tests.integration.hand import LIMIT, UNENDING, Job, assert_counted_once, assert_nothing_twice
 
 EVEN = ("--config.train.min_step_seconds=(0.05, 0.05)",)

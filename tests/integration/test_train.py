@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
+from ddiloco.disk.checkpoints import restore
 from ddiloco.protocol.schedule import Schedule
-from ddiloco.runtime.checkpoints import restore
 
 NUMBER = (int, float)
 FIELDS = {

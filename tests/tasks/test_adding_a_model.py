@@ -8,10 +8,10 @@ import pytest
 
 from ddiloco import models
 from ddiloco.data import open_text
-from ddiloco.runtime.experiment import parse
-from ddiloco.runtime.job import run_job
-from experiments import cli
-from tests.runtime import workbench
+from ddiloco.run.job import run_job
+from ddiloco.settings.experiment import parse
+from experiments.front import cli
+from tests import workbench
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "adding_a_model.md"
 

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from ddiloco.runtime.experiment import parse
-from ddiloco.runtime.job import run_job
-from experiments import cli
-from tests.runtime import workbench
+from ddiloco.run.job import run_job
+from ddiloco.settings.experiment import parse
+from experiments.front import cli
+from tests import workbench
 
 
 @pytest.mark.slow

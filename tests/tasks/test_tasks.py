@@ -11,10 +11,10 @@ from configs import multimodal, vit
 from ddiloco.config import ConfigError
 from ddiloco.data import open_images, open_text
 from ddiloco.models import MODELS
-from ddiloco.runtime.experiment import parse, task_of, to_json
-from ddiloco.runtime.job import run_job
+from ddiloco.run.job import run_job
+from ddiloco.settings.experiment import parse, task_of, to_json
 from ddiloco.tasks import TASKS
-from tests.runtime import workbench
+from tests import workbench
 
 PRESETS = [(vit, "tiny"), (vit, "small,streaming"), (vit, "base,data_parallel"), (multimodal, "tiny,diloco")]
 

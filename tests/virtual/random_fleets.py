@@ -8,7 +8,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.durations import Varying
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ghosts import Relay
-from ddiloco.virtual.learner import Place
+from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer

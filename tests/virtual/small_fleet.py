@@ -7,7 +7,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner import Place
+from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer

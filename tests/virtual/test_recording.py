@@ -10,10 +10,10 @@ from ddiloco.protocol.clocks import is_consistent_cut
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.graph import GraphError
-from ddiloco.virtual.learner import VirtualLearner
+from ddiloco.virtual.learner_process import VirtualLearner
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
-from ddiloco.virtual.syncer import VirtualSyncer
+from ddiloco.virtual.syncer_process import VirtualSyncer
 from tests.virtual.random_fleets import Plan, draw_plan, end_of, heard, play, stored
 
 POINTS = 6  # in each run

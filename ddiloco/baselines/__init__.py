@@ -1,0 +1,1 @@
+"""What Decoupled DiLoCo is held against: one synchronous job without a syncer."""

@@ -1,0 +1,250 @@
+"""The baselines in virtual time: one synchronous job under the same speeds and failures as a fleet."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from ddiloco.baselines.wall import JobArrays
+from ddiloco.disk.snapshots.books import Books
+from ddiloco.disk.snapshots.one_job import JOB_PART, JobSnapshots
+from ddiloco.disk.snapshots.store import Snapshot
+from ddiloco.goodput.accounting import State
+from ddiloco.goodput.spare_capacity import draw_extra
+from ddiloco.observe import records
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.outcome import Outcome
+from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.virtual.from_settings import chips_by_learner, fleet_changes, horizon, step_times
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """What the job's chips do from `time` on, at what pace: 1 is that of all chips of a steady fleet."""
+
+    time: float  # virtual seconds
+    state: State
+    pace: float  # 0 where the job stands still
+    states: tuple[tuple[int, State, int], ...] = ()  # of every learner in the metrics: state and chips
+
+
+def phases(experiment: Experiment) -> list[Phase]:
+    """The phases of the job, from time 0 on; the same failures as a fleet of learners meets."""
+    v = experiment.virtual
+    chips = chips_by_learner(experiment)
+    if v.lives == "failures":
+        return list(_failing(experiment, chips))
+    if v.lives == "spare_capacity":
+        return list(_scavenging(experiment, chips))
+    return [Phase(0.0, State.STEPPING, 1.0, ((0, State.STEPPING, chips[0]),))]
+
+
+class StandsStill(Exception):
+    """The job takes no further step; the message says from when on."""
+
+
+class JobClock:
+    """How long the job's steps take: each as long as its slowest learner's, at the pace of the phase."""
+
+    def __init__(self, experiment: Experiment, record: Callable[[Any], None], done: int = 0) -> None:
+        """`done` steps are over, and their states recorded."""
+        self.now = 0.0
+        self._phases = phases(experiment)
+        times = step_times(experiment)
+        self._times = times[:1] if experiment.algorithm == "lone_learner" else times
+        self._record = record if not done else lambda state: None
+        self._at = -1
+        self._enter_phase()
+        for _ in range(done):
+            self.step()
+        self._record = record
+
+    def step(self) -> None:
+        """Lets the time of one step pass, with all that interrupts it.
+
+        Raises:
+          StandsStill: the phases end before the step does.
+        """
+        draws = [draw() for draw in self._times]
+        # Chips whose learner's share is done wait for the slowest: on average for this part of the step.
+        useful, slowest = sum(draws) / len(draws), max(draws)
+        self._work(useful)
+        if slowest > useful:
+            self._show(State.WAITING_FOR_PEERS)
+            self._work(slowest - useful)
+            self._show(State.STEPPING)
+
+    def finish(self) -> None:
+        """All chips are given back."""
+        for learner, _, chips in self._phases[self._at].states:
+            self._record(records.StateChanged(learner, State.FINISHED, self.now, chips))
+
+    def _work(self, seconds: float) -> None:
+        while seconds > 0:
+            pace = self._phases[self._at].pace
+            if self._at + 1 == len(self._phases):
+                if not pace:
+                    raise StandsStill(f"the job stands still from {self.now:g} virtual seconds on")
+                self.now += seconds / pace
+                return
+            left = self._phases[self._at + 1].time - self.now
+            if left * pace >= seconds:
+                self.now += seconds / pace
+                return
+            seconds -= left * pace
+            self._enter_phase()
+
+    def _enter_phase(self) -> None:
+        self._at += 1
+        phase = self._phases[self._at]
+        self.now = max(self.now, phase.time)
+        for learner, state, chips in phase.states:
+            self._record(records.StateChanged(learner, state, self.now, chips))
+
+    def _show(self, state: State) -> None:
+        for learner, usual, chips in self._phases[self._at].states:
+            if usual is State.STEPPING:
+                self._record(records.StateChanged(learner, state, self.now, chips))
+
+
+class VirtualBaselineRun:
+    """Trains one copy of the model; what an interruption loses of a step is time, not arrays."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+        workdir: pathlib.Path | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        self._experiment = assembly.experiment
+        self._stop = stop
+        self._arrays = JobArrays(assembly)
+        self._snapshots = JobSnapshots(workdir, assembly.experiment, record)
+        self._books = self._record = Books(record)
+        self._begin = 0 if snapshot is None else snapshot.header["step"]
+        self._clock = JobClock(assembly.experiment, self._record, self._begin)
+        if snapshot is None:
+            self._evaluate(0)
+        else:
+            self._arrays.restore(snapshot.part(JOB_PART))
+            self._books.resume(snapshot.header["records"], snapshot.header["summary"])
+
+    def run(self) -> Outcome:
+        """Trains to the last step, or until the job stands still for good or `stop` is set."""
+        e = self._experiment
+        step, failure = self._begin, None
+        while step < e.train.steps and not self._stop.is_set():
+            try:
+                self._step(step)
+            except StandsStill as error:
+                failure = str(error)
+                break
+            step += 1
+            if e.eval.every and step % e.eval.every == 0 and step < e.train.steps:
+                self._evaluate(step)
+            if self._snapshots.due(step):
+                self._snapshots.take(self._arrays.state(), self._header(step), wait=True)
+        self._clock.finish()
+        loss = self._evaluate(step)
+        params = self._arrays.parameters()
+        self._snapshots.close(e.snapshot.timeout)
+        return Outcome(params, step, loss, finished=step == e.train.steps, failure=failure)
+
+    def _step(self, step: int) -> None:
+        self._clock.step()
+        tokens, metrics = self._arrays.step(step)
+        jax.block_until_ready(metrics)
+        self._record(records.StepDone(0, step + 1, self._clock.now, tokens, metrics))
+
+    def _header(self, step: int) -> dict[str, Any]:
+        told = {"records": self._books.lines(), "summary": self._books.summary()}
+        return {"step": step, "time": self._clock.now, **told}
+
+    def _evaluate(self, step: int) -> float:
+        score, tokens = self._arrays.score(), self._arrays.tokens
+        self._record(records.Evaluated(step, tokens, self._clock.now, score.loss, score.statistics))
+        return score.loss
+
+
+def run_virtual_baseline(
+    assembly: Assembly,
+    record: Callable[[Any], None],
+    stop: threading.Event,
+    workdir: pathlib.Path | None = None,
+    snapshot: Snapshot | None = None,
+) -> Outcome:
+    """Runs `data_parallel`, `elastic_data_parallel` or `lone_learner` in virtual time."""
+    return VirtualBaselineRun(assembly, record, stop, workdir, snapshot).run()
+
+
+def run_without_arrays(
+    experiment: Experiment, record: Callable[[Any], None], stop: threading.Event
+) -> Outcome:
+    """Plays the one job and its times; batches count as full."""
+    clock = JobClock(experiment, record)
+    shards = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
+    tokens = task_of(experiment).row_tokens * sum(experiment.batch_size(m) for m in shards)
+    step, failure = 0, None
+    while step < experiment.train.steps and not stop.is_set():
+        try:
+            clock.step()
+        except StandsStill as error:
+            failure = str(error)
+            break
+        step += 1
+        record(records.StepDone(0, step, clock.now, tokens, {}))
+    clock.finish()
+    return Outcome(None, step, None, finished=step == experiment.train.steps, failure=failure)
+
+
+def steps_within(experiment: Experiment, seconds: float) -> int:
+    """How many steps the job takes in so many virtual seconds."""
+    clock, steps = JobClock(experiment, lambda record: None), 0
+    with contextlib.suppress(StandsStill):
+        while clock.now < seconds:
+            clock.step()
+            steps += 1
+    return max(1, steps)
+
+
+def _failing(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Phase]:
+    spares = tuple((job, State.STANDBY, chips[job]) for job in chips if job)
+    for change in fleet_changes(experiment):
+        if change.job:
+            continue
+        pace = change.chips / chips[0] if change.state is State.STEPPING else 0.0
+        states = ((0, change.state, change.chips), *spares)
+        yield Phase(change.time, change.state, pace, states)
+
+
+def _scavenging(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Phase]:
+    """Whenever chips come or go, all stand still for `resize_seconds`; further changes meanwhile wait."""
+    v, learners = experiment.virtual, experiment.sync.num_learners
+    drawn = draw_extra(v.spare_capacity, learners, experiment.seed, horizon(experiment))
+    extra = v.spare_capacity.extra_learners
+    free_at, taken = 0.0, -1
+    for i, (time, count) in enumerate(drawn):
+        begin = max(time, free_at)
+        if i + 1 < len(drawn) and drawn[i + 1][0] <= begin:
+            continue  # by the time that it could be taken in, it is no more
+        if count == taken:
+            continue  # what came meanwhile has gone again, or the reverse
+        taken = count
+        there = range(1, count + 1)
+
+        def states(state: State, there: range = there) -> tuple[tuple[int, State, int], ...]:
+            present = [(j, state if j in there else State.FINISHED, chips[j]) for j in range(1, extra + 1)]
+            return ((0, state, chips[0]), *present)
+
+        if i:
+            yield Phase(begin, State.RECONFIGURING, 0.0, states(State.RECONFIGURING))
+        free_at = begin + (v.resize_seconds if i else 0.0)
+        yield Phase(free_at, State.STEPPING, 1.0 + count / learners, states(State.STEPPING))

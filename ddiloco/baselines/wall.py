@@ -1,0 +1,156 @@
+"""The baselines: one synchronous job without a syncer, on all shards or on one."""
+
+from __future__ import annotations
+
+import collections
+import math
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ddiloco.data.dealing import deal_anew
+from ddiloco.disk.snapshots.one_job import JOB_PART, JobSnapshots
+from ddiloco.disk.snapshots.store import Part, Snapshot
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import records
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.outcome import Outcome
+from ddiloco.training.evaluation import Score
+from ddiloco.training.program import TrainProgram
+from ddiloco.training.step import TrainState
+
+
+class JobArrays:
+    """The arrays of the one job: train state, batches, held-out score; of a baseline under any driver."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        e = assembly.experiment
+        [(mesh, shards)] = assembly.jobs()
+        rows = sum(e.batch_size(shard) for shard in shards)
+        self.tokens = 0  # trained on so far
+        self._shards, self._num_shards = shards, e.sync.num_learners
+        self._batches = assembly.batches(shards, rows)
+        self._program: TrainProgram = assembly.program(mesh, rows)
+        self._score: Callable[[Mapping[str, Any]], Score] = assembly.scorer(mesh)
+        self._state: TrainState = self._program.state_from(assembly.initial_parameters())
+
+    def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
+        """Hands the next inner step to the devices; its tokens, and metrics that may still be under way."""
+        batch = next(self._batches)
+        tokens = int(batch["weights"].sum())
+        self.tokens += tokens
+        self._state, metrics = self._program.step(self._state, batch, clock)
+        return tokens, metrics
+
+    def state(self) -> Part:
+        """A copy of all that the next steps follow from, after the last step handed out, for `restore`."""
+        copy = self._program.copy(self._state)
+        arrays = {f"params/{name}": array for name, array in copy.params.items()}
+        arrays |= {f"inner/{i}": leaf for i, leaf in enumerate(jax.tree.leaves(copy.opt_state))}
+        for array in arrays.values():
+            array.copy_to_host_async()
+        return Part(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
+
+    def restore(self, part: Part) -> None:
+        """Goes on from what `state` gave, perhaps of a job of another number of learners' shards.
+
+        Raises:
+          DataError: the position is of another stream.
+        """
+        params = {name: part.arrays[f"params/{name}"] for name in self._program.shardings.params}
+        inner = [part.arrays[f"inner/{i}"] for i in range(len(self._program.inner_leaves))]
+        [position] = deal_anew([part.state["position"]], self._num_shards, [self._shards])
+        self._batches.set_state(position)
+        self._state = self._program.state_from(params, inner)
+        self.tokens = part.state["tokens"]
+
+    def score(self) -> Score:
+        """The held-out score of the parameters as they are now."""
+        return self._score(self._state.params)
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The parameters, on the host."""
+        return {name: np.asarray(value) for name, value in self._state.params.items()}
+
+
+class BaselineRun:
+    """Trains one copy of the model in the calling thread; it appears in the metrics as learner 0."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+        workdir: pathlib.Path | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        self._experiment = assembly.experiment
+        self._record = record
+        self._stop = stop
+        self._arrays = JobArrays(assembly)
+        self._snapshots = JobSnapshots(workdir, assembly.experiment, record)
+        self._begin = 0
+        if snapshot is not None:
+            self._arrays.restore(snapshot.part(JOB_PART))
+            self._begin = snapshot.header["step"]
+        else:
+            self._evaluate(0)
+
+    def run(self) -> Outcome:
+        """Trains to the last step, or until `stop` is set."""
+        e = self._experiment
+        in_flight: collections.deque = collections.deque()
+        self._enter(State.STEPPING)
+        step = self._begin
+        while step < e.train.steps and not self._stop.is_set():
+            in_flight.append(self._start_step(step))
+            step += 1
+            due = bool(e.eval.every) and step % e.eval.every == 0 and step < e.train.steps
+            while len(in_flight) > (0 if due else e.train.steps_in_flight - 1):
+                self._finish_step(*in_flight.popleft())
+            if due:
+                self._evaluate(step)
+        while in_flight:
+            self._finish_step(*in_flight.popleft())
+        self._enter(State.FINISHED)
+        loss = self._evaluate(step)
+        params = self._arrays.parameters()
+        self._snapshots.close(e.snapshot.timeout)
+        return Outcome(params, step, loss, finished=step == e.train.steps, failure=None)
+
+    def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], Part | None]:
+        tokens, metrics = self._arrays.step(step)
+        part = self._arrays.state() if self._snapshots.due(step + 1) else None
+        return step + 1, tokens, metrics, part
+
+    def _finish_step(self, step: int, tokens: int, metrics: dict[str, jax.Array], part: Part | None) -> None:
+        jax.block_until_ready(metrics)
+        now = time.time()
+        self._record(records.StepDone(0, step, now, tokens, metrics))
+        if part is not None:  # the steps of the run up to its time are then those that the state follows from
+            self._snapshots.take(part, {"step": step, "time": math.nextafter(now, math.inf)})
+
+    def _evaluate(self, step: int) -> float:
+        score = self._arrays.score()
+        now = time.time()
+        self._record(records.Evaluated(step, self._arrays.tokens, now, score.loss, score.statistics))
+        return score.loss
+
+    def _enter(self, state: State) -> None:
+        self._record(records.StateChanged(0, state, time.time()))
+
+
+def run_baseline(
+    assembly: Assembly,
+    record: Callable[[Any], None],
+    stop: threading.Event,
+    workdir: pathlib.Path | None = None,
+    snapshot: Snapshot | None = None,
+) -> Outcome:
+    """Runs `data_parallel` (the batches of all learners in one) or `lone_learner` (those of learner 0)."""
+    return BaselineRun(assembly, record, stop, workdir, snapshot).run()

@@ -1,0 +1,100 @@
+"""The global model on disk, by Orbax: parameters, and beside them all that is needed to use them."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from ddiloco.outer.global_model import parameters_sha256
+from ddiloco.settings.experiment import Experiment, parse, to_json
+from ddiloco.training.parameters import abstract_parameters
+
+_ITEMS = ("params", "metadata")
+
+
+class CheckpointError(Exception):
+    """A checkpoint is missing or unusable; the message is one line."""
+
+
+class Checkpoint(NamedTuple):
+    """A restored global model."""
+
+    step: int
+    experiment: Experiment
+    params: dict[str, np.ndarray]
+    eval_loss: float | None
+
+
+def save(
+    directory: pathlib.Path,
+    step: int,
+    experiment: Experiment,
+    params: Mapping[str, np.ndarray],
+    eval_loss: float | None,
+) -> None:
+    """Writes the global model as `directory/step`, replacing one of that step; returns when it is durable."""
+    metadata = {
+        "experiment": to_json(experiment),
+        "params_sha256": parameters_sha256(params),
+        "eval_loss": eval_loss,
+    }
+    with _manager(directory, create=True) as manager:
+        if step in manager.all_steps():
+            manager.delete(step)
+        manager.save(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(dict(params)), metadata=ocp.args.JsonSave(metadata)
+            ),
+        )
+        manager.wait_until_finished()
+
+
+def restore(directory: pathlib.Path) -> Checkpoint:
+    """Reads `directory`: either one checkpoint, or a folder of them, of which the newest is taken.
+
+    Raises:
+      CheckpointError: nothing there, or its parameters are not the ones that were saved.
+    """
+    directory = pathlib.Path(directory).resolve()
+    if directory.name.isdigit() and (directory / "params").is_dir():
+        folder, step = directory.parent, int(directory.name)
+    else:
+        folder, step = directory, None
+    if not folder.is_dir():
+        raise CheckpointError(f"{directory}: no such folder of checkpoints")
+    with _manager(folder, create=False) as manager:
+        step = manager.latest_step() if step is None else step
+        if step is None:
+            raise CheckpointError(f"{folder}: holds no checkpoint")
+        try:
+            return _read(manager, step)
+        except CheckpointError:
+            raise
+        except Exception as error:  # Orbax raises many kinds for a damaged file
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(f"{folder / str(step)}: cannot be read: {reason}") from error
+
+
+def _read(manager: ocp.CheckpointManager, step: int) -> Checkpoint:
+    metadata = manager.restore(step, args=ocp.args.Composite(metadata=ocp.args.JsonRestore())).metadata
+    experiment = parse(metadata["experiment"])
+    wanted = abstract_parameters(experiment.model)
+    params: dict[str, Any] = manager.restore(
+        step, args=ocp.args.Composite(params=ocp.args.StandardRestore(wanted))
+    ).params
+    params = {name: np.asarray(params[name]) for name in sorted(params)}
+    if parameters_sha256(params) != metadata["params_sha256"]:
+        raise CheckpointError(
+            f"checkpoint {step}: its parameters are not the ones that were saved (sha256 differs)"
+        )
+    return Checkpoint(step, experiment, params, metadata["eval_loss"])
+
+
+def _manager(directory: pathlib.Path, create: bool) -> ocp.CheckpointManager:
+    options = ocp.CheckpointManagerOptions(create=create, enable_async_checkpointing=False)
+    return ocp.CheckpointManager(pathlib.Path(directory).resolve(), options=options, item_names=_ITEMS)

@@ -1,0 +1,157 @@
+"""The syncer's state on disk: a file a fragment and one of incarnations, each replaced at once and synced.
+
+P fragment files are all of it: Theta_p, its outer optimizer's state, its version and the step that it was
+merged at. A fragment is written before its update is broadcast: a crash takes nothing back from a learner.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ddiloco.disk import array_file
+from ddiloco.observe import records
+from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.outer.global_model import FragmentState, GlobalModel
+from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.state import SyncerState
+
+_MAGIC = b"ddiloco fragment 1\n"
+_INCARNATIONS = "incarnations.json"
+_RETRY_SECONDS = 1.0
+
+
+class DurableStateError(Exception):
+    """What is on the disk cannot be gone on with; the message is one line and names the file."""
+
+
+class Start(NamedTuple):
+    """What an earlier syncer of the run left durable, from which another goes on."""
+
+    state: SyncerState
+    fragments: list[FragmentState]
+
+    def restore(self, model: GlobalModel) -> None:
+        """Has the model hold these fragments; raises ValueError if they are of another model or optimizer."""
+        for p, fragment in enumerate(self.fragments):
+            model.restore(p, fragment)
+
+
+class DurableState:
+    """A folder of one run. `commit` is for the merging thread, `remember` for the syncer's."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        layout: FragmentLayout,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+    ) -> None:
+        """`stop` ends the wait for a disk that refuses."""
+        self.folder = folder
+        self._layout = layout
+        self._record = record
+        self._stop = stop
+
+    def begin(self, model: GlobalModel) -> None:
+        """Writes the fragments of a run that begins.
+
+        Raises:
+          OSError: the disk refuses.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for p in range(self._layout.num_fragments):
+            self._save(p, model.state(p), 0)
+        array_file.replace(self.folder / _INCARNATIONS, [b"[]"])
+
+    def replace(self, start: Start) -> None:
+        """Writes what a run goes on from that begins elsewhere than at step 0.
+
+        Raises:
+          OSError: the disk refuses.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for p, fragment in enumerate(start.fragments):
+            self._save(p, fragment, start.state.merged_steps[p])
+        told = json.dumps(list(start.state.incarnations)).encode()
+        array_file.replace(self.folder / _INCARNATIONS, [told])
+
+    def commit(self, merged: RoundId, model: GlobalModel) -> bool:
+        """Makes a merged fragment durable; on a disk that refuses, waits and tries again, with an alarm.
+
+        Returns:
+          Whether it is durable; False only once the run is to end.
+        """
+        state = model.state(merged.fragment)
+        while True:
+            try:
+                self._save(merged.fragment, state, merged.step)
+                return True
+            except OSError as error:
+                told = f"{self.folder}: {error.strerror or error}: merges wait until it can be written"
+                self._record(records.Alarm(told, time.time()))
+            if self._stop.wait(_RETRY_SECONDS):
+                return False
+
+    def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
+        """Makes the newest incarnation of each learner durable; an alarm if the disk refuses."""
+        try:
+            told = json.dumps(list(incarnations)).encode()
+            array_file.replace(self.folder / _INCARNATIONS, [told])
+        except OSError as error:
+            told = f"{self.folder}: {error.strerror or error}: who joined is not durable"
+            self._record(records.Alarm(told, time.time()))
+
+    def load(self) -> Start:
+        """What an earlier syncer left.
+
+        Raises:
+          DurableStateError: a file is missing or damaged, or is of another model.
+        """
+        loaded = [self._load(p) for p in range(self._layout.num_fragments)]
+        state = SyncerState(
+            versions=tuple(fragment.version for fragment, _ in loaded),
+            merged_steps=tuple(step for _, step in loaded),
+            incarnations=self._load_incarnations(),
+        )
+        return Start(state, [fragment for fragment, _ in loaded])
+
+    def _save(self, p: int, state: FragmentState, merged_step: int) -> None:
+        header = {
+            "fragment": p,
+            "layout": self._layout.fingerprint,
+            "version": state.version,
+            "merged_step": merged_step,
+            "pieces": len(state.pieces),
+        }
+        array_file.save(self.folder / self._name(p), _MAGIC, header, [*state.pieces, *state.optimizer])
+
+    def _load(self, p: int) -> tuple[FragmentState, int]:
+        path = self.folder / self._name(p)
+        try:
+            header, arrays = array_file.load(path, _MAGIC)
+            if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
+                raise ValueError("is of another fragment or another model")
+        except FileNotFoundError:
+            raise DurableStateError(f"{path}: is missing; the run cannot go on without it") from None
+        except OSError as error:
+            raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise DurableStateError(f"{path}: {error}") from None
+        pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
+        return FragmentState(header["version"], tuple(pieces), tuple(optimizer)), header["merged_step"]
+
+    def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
+        path = self.folder / _INCARNATIONS
+        try:
+            return tuple((int(learner), int(number)) for learner, number in json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise DurableStateError(f"{path}: cannot be used: {error}") from None
+
+    @staticmethod
+    def _name(p: int) -> str:
+        return f"fragment-{p:04d}"

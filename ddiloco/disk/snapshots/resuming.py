@@ -1,0 +1,88 @@
+"""What a resumed run begins with: the newest complete snapshot, and the run's records cut back to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddiloco.config import ConfigError
+from ddiloco.disk.snapshots.changes import check_resumable
+from ddiloco.disk.snapshots.parts import learner_part
+from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotStore
+from ddiloco.observe.trimming import Cut, trim
+from ddiloco.settings.experiment import Experiment, parse
+
+
+def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
+    """The newest complete snapshot in the workdir; of each that cannot be used, a line is told.
+
+    Raises:
+      ConfigError: there is none, or it is of a run that these settings cannot go on with.
+    """
+    folder = workdir / FOLDER
+    snapshot = SnapshotStore(folder, experiment.snapshot.keep).newest(_warn)
+    if snapshot is None:
+        raise ConfigError(f"config.resume: is true, but there is no complete snapshot in {folder}")
+    check_resumable(parse(snapshot.header["experiment"]), experiment, _furthest(snapshot.header))
+    return snapshot
+
+
+def trim_records(
+    snapshot: Snapshot,
+    workdir: pathlib.Path,
+    exactly: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> pathlib.Path:
+    """Cuts the run's records back to the snapshot; the folder that has what was cut off.
+
+    `exactly`: the run goes on as if it had never ended, and so do its tapes.
+
+    Raises:
+      ConfigError: the disk refuses, or the snapshot has been damaged since it was opened.
+    """
+    tell = _warn if tell is None else tell
+    try:
+        tapes = snapshot.header.get("tapes", {}) if exactly else {}
+        previous = trim(workdir, dataclasses.replace(_cut(snapshot), tapes=tapes))
+    except SnapshotError as error:
+        raise ConfigError(f"config.resume: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
+    tell(
+        f"going on from snapshot {snapshot.number}, step {snapshot.header['step']}; the rest is in {previous}"
+    )
+    return previous
+
+
+def _cut(snapshot: Snapshot) -> Cut:
+    header = snapshot.header
+    told: dict[str, Any] = {
+        "time": header["time"],
+        "versions": tuple(header.get("versions", ())),
+        "step": header["step"],
+        "summary": header.get("summary"),
+    }
+    lines = header.get("records")
+    if lines is not None:
+        named = {f"learners/{m}/steps.jsonl": count for m, count in lines["steps"].items()}
+        of_the_run = {f"{name}.jsonl": lines[name] for name in ("rounds", "states") if name in lines}
+        return Cut(**told, lines={**named, **of_the_run})
+    states = {m: snapshot.part(learner_part(m)).state for m in header.get("learners", ())}
+    return Cut(
+        **told,
+        times={m: state["time"] for m, state in states.items()},
+        unfinished={m: state["unfinished"] for m, state in states.items()},
+    )
+
+
+def _furthest(header: Mapping[str, Any]) -> int:
+    """The step of the learner that was furthest ahead, which a resumed run must not end before."""
+    clocks = header.get("clocks", {}).get("learners", {})
+    return max([header["step"], *(clock["learners"][m][1] for m, clock in clocks.items())])
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,206 @@
+"""The snapshots of a run on disk: complete once a manifest, written last, vouches for every byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddiloco.disk import array_file
+from ddiloco.disk.snapshots.cut import check_cut
+from ddiloco.disk.snapshots.parts import (
+    Part,
+    PartFiles,
+    PartWriter,
+    SnapshotError,
+    check_part,
+    files_under,
+    is_part_name,
+    make_durable,
+    read_part,
+    reason,
+)
+from ddiloco.disk.tape.header import SnapshotName
+
+__all__ = ["FOLDER", "Part", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "SnapshotStore"]
+
+FOLDER = "snapshots"  # of a run, in its workdir
+
+_MANIFEST = "manifest.json"
+_FORMAT = 1
+_NUMBERED = re.compile(r"[0-9]{6,15}")
+_OPENING = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
+_LONGEST_MANIFEST = 1 << 28
+
+
+class Snapshot:
+    """A complete snapshot, each byte of which was as written when it was opened.
+
+    Attributes:
+      number: from 1, counting up over all resumptions of the run.
+      folder: where it is.
+      header: JSON values: of which moment it is, and of which experiment.
+      parts: the names of its parts.
+      name: what a tape calls it by.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, header: dict[str, Any], parts: Mapping[str, PartFiles], sha256: str
+    ) -> None:
+        """`sha256`: of its manifest, hex."""
+        self.number = int(folder.name)
+        self.name = SnapshotName(self.number, sha256)
+        self.folder = folder
+        self.header = header
+        self.parts = tuple(parts)
+        self._files = parts
+
+    def part(self, name: str) -> Part:
+        """A part, its arrays on the host.
+
+        Raises:
+          SnapshotError: there is no such part, or it has been damaged since the snapshot was opened.
+        """
+        if name not in self._files:
+            raise SnapshotError(f"{self.folder}: has no part {name}")
+        return read_part(self.folder / name, self._files[name].content)
+
+
+class SnapshotStore:
+    """The folder of a run's snapshots; for one thread of the process that decides when one is complete."""
+
+    def __init__(self, folder: pathlib.Path, keep: int, keep_also: SnapshotName | None = None) -> None:
+        """`keep` complete snapshots stay, the newest ones, and `keep_also` the one with which tapes begin."""
+        self.folder = folder
+        self._keep = keep
+        self._keep_also = None if keep_also is None else keep_also.number
+        self._given = 0
+
+    def next_number(self) -> int:
+        """A number above all that were given or are on the disk."""
+        self._given = max([self._given, *self._numbers()]) + 1
+        return self._given
+
+    def complete(self, number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> None:
+        """Makes a snapshot of these parts complete; returns when it is durable.
+
+        Then older ones go: those beyond `keep`, and all that are incomplete. What cannot be removed stays
+        until the next time.
+
+        Raises:
+          SnapshotError: parts are not there, the header tells of no consistent cut, or the disk refuses.
+        """
+        folder = self._at(number)
+        try:
+            check_cut(header)
+            listed = sorted(f"{name}/{path}" for name, part in parts.items() for path in part.files)
+            if not parts or files_under(folder) != listed:
+                raise ValueError("its parts are not, or not alone, in its folder")
+            array_file.replace(folder / _MANIFEST, [_encoded(number, header, parts)])
+            make_durable(self.folder)
+        except (OSError, ValueError, TypeError) as error:
+            raise SnapshotError(f"{folder}: cannot be completed: {reason(error)}") from error
+        self._retain(number)
+
+    def discard(self, number: int) -> None:
+        """Removes a snapshot that was given up; what is still being written of it goes later."""
+        _remove(self._at(number))
+
+    def newest(self, warn: Callable[[str], None]) -> Snapshot | None:
+        """The newest complete snapshot, None if there is none; `warn` hears in a line of each one skipped."""
+        for number in sorted(self._numbers(), reverse=True):
+            try:
+                return self.open(number)
+            except SnapshotError as error:
+                warn(f"{error}; this snapshot is skipped")
+        return None
+
+    def open(self, number: int) -> Snapshot:
+        """A snapshot of which every byte is as it was written.
+
+        Raises:
+          SnapshotError: it is incomplete or damaged.
+        """
+        folder = self._at(number)
+        try:
+            header, parts, sha256 = _manifest(folder)
+            check_cut(header)
+            expected = {_MANIFEST, *(f"{name}/{path}" for name, part in parts.items() for path in part.files)}
+            strange = sorted(set(files_under(folder)) - expected)
+            if strange:
+                raise ValueError(f"{strange[0]} does not belong there")
+            for name, part in parts.items():
+                check_part(folder / name, part)
+        except FileNotFoundError:
+            raise SnapshotError(f"{folder}: is incomplete: it has no {_MANIFEST}") from None
+        except (OSError, ValueError, SnapshotError) as error:
+            raise SnapshotError(f"{folder}: cannot be used: {reason(error)}") from None
+        return Snapshot(folder, header, parts, sha256)
+
+    def _retain(self, newest: int) -> None:
+        complete = 0
+        for number in sorted(self._numbers(), reverse=True):
+            if number > newest:
+                continue
+            try:
+                _manifest(self._at(number))
+                complete += 1
+                stays = complete <= self._keep or number == self._keep_also
+            except (OSError, ValueError):
+                stays = False
+            if not stays:
+                _remove(self._at(number))
+
+    def _numbers(self) -> list[int]:
+        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        numbers = [int(name) for name in names if _NUMBERED.fullmatch(name)]
+        return [number for number in numbers if self._at(number).name in names]
+
+    def _at(self, number: int) -> pathlib.Path:
+        return self.folder / f"{number:06d}"
+
+
+def _encoded(number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> bytes:
+    told = {
+        "format": _FORMAT,
+        "number": number,
+        "header": header,
+        "parts": {name: part.to_json() for name, part in parts.items()},
+    }
+    rest = json.dumps(told, indent=1)[1:].lstrip().encode() + b"\n"
+    return b'{"sha256": "' + hashlib.sha256(rest).hexdigest().encode() + b'", ' + rest
+
+
+def _manifest(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, PartFiles], str]:
+    """Header, parts and SHA-256 of a manifest; raises OSError, or ValueError if it is damaged."""
+    path = folder / _MANIFEST
+    if path.stat().st_size > _LONGEST_MANIFEST:
+        raise ValueError(f"{_MANIFEST} is longer than any")
+    data = path.read_bytes()
+    opening = _OPENING.match(data)
+    if opening is None or hashlib.sha256(data[opening.end() :]).hexdigest().encode() != opening[1]:
+        raise ValueError(f"{_MANIFEST} is damaged")
+    try:
+        told = json.loads(data)
+        form, number, header, parts = told["format"], told["number"], dict(told["header"]), told["parts"]
+        files = {name: PartFiles.from_json(part) for name, part in parts.items() if is_part_name(name)}
+    except (AttributeError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"{_MANIFEST} is none") from None
+    if form != _FORMAT:
+        raise ValueError(f"{_MANIFEST} is of format {form!r}, but must be of {_FORMAT}")
+    if number != int(folder.name) or len(files) != len(parts):
+        raise ValueError(f"{_MANIFEST} is of another snapshot, number {number!r}")
+    return header, files, opening[1].decode()
+
+
+def _remove(folder: pathlib.Path) -> None:
+    """The manifest first: what a crash leaves of a removal is incomplete."""
+    try:
+        (folder / _MANIFEST).unlink(missing_ok=True)
+    except OSError:
+        return
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,306 @@
+"""The entries of a tape as Python has them, and as bytes: events of the cores, and notes on arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+
+from ddiloco.disk.tape import tape_pb2 as pb
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class InnerOrigin:
+    """Where an inner optimizer state is from: a learner's process, and the how-manieth that it gave away.
+
+    Process 0: it is in the learner's part of the snapshot of that number, from which the run goes on.
+    """
+
+    learner: int
+    process: int
+    number: int  # from 1
+
+    @property
+    def in_snapshot(self) -> bool:
+        """Whether it was there when the run went on."""
+        return not self.process
+
+    def __str__(self) -> str:
+        if self.in_snapshot:
+            return f"the inner state of learner {self.learner} in snapshot {self.number}"
+        return f"inner state {self.number} of learner {self.learner}'s process {self.process}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Adopted:
+    """A learner went on with this inner state; None: a fresh one, or if not `fresh` one that nobody knows."""
+
+    origin: InnerOrigin | None
+    fresh: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Gave:
+    """A learner gave its inner state away, as the last started step left it."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+    """The syncer had this snapshot (the newest of those it had) when the update before was applied."""
+
+    fragment: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Committed:
+    """A fragment's new version, with the SHA-256 of its pieces."""
+
+    fragment: int
+    version: int
+    sha256: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """The process came to its end by itself; the syncer's, with these versions of its fragments."""
+
+    versions: tuple[int, ...] = ()
+
+
+Event = events.LearnerEvent | events.SyncerEvent
+Thing = Event | Adopted | Gave | Pulled | Committed | End
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One line of a tape. `now` (seconds) is as the core was given it; None for what is no event."""
+
+    now: float | None
+    thing: Thing
+
+
+class _Reports:
+    """The last report of each learner: what writer and reader both expect the next one from."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, Report] = {}
+
+    def encode(self, r: Report) -> pb.Report:
+        """In as few bytes as what follows from the last one allows."""
+        last = self._last.get(r.learner)
+        self._last[r.learner] = r
+        if last is None or len(last.counters) != len(r.counters):
+            others = [x for p, c in enumerate(r.counters) for x in (p, c.version, c.steps, c.tokens)]
+            return pb.Report(
+                learner=r.learner, incarnation=r.incarnation, step=r.step, others=others,
+                fragments=len(r.counters) + 1,
+            )  # fmt: skip
+        steps, tokens = _growth(last.counters, r.counters)
+        others = [
+            x
+            for p, (old, new) in enumerate(zip(last.counters, r.counters, strict=True))
+            if new != _grown(old, steps, tokens)
+            for x in (p, new.version, new.steps, new.tokens)
+        ]
+        same = r.incarnation == last.incarnation
+        return pb.Report(
+            learner=r.learner, incarnation=0 if same else r.incarnation, step=r.step - last.step,
+            steps=steps, tokens=tokens, others=others,
+        )  # fmt: skip
+
+    def decode(self, m: pb.Report) -> Report:
+        """Raises ValueError or KeyError where the message cannot follow."""
+        others = {p: FragmentCounters(*row) for p, *row in zip(*[iter(m.others)] * 4, strict=True)}
+        if m.fragments:
+            counters = tuple(others[p] for p in range(m.fragments - 1))
+            report = Report(m.learner, m.incarnation, m.step, counters)
+        else:
+            last = self._last[m.learner]
+            counters = tuple(
+                others.get(p) or _grown(c, m.steps, m.tokens) for p, c in enumerate(last.counters)
+            )
+            incarnation = m.incarnation or last.incarnation
+            report = Report(m.learner, incarnation, last.step + m.step, counters)
+        self._last[m.learner] = report
+        return report
+
+
+def _growth(old: Iterable[FragmentCounters], new: Iterable[FragmentCounters]) -> tuple[int, int]:
+    """Steps and tokens that the first fragment that kept its version has more."""
+    for before, after in zip(old, new, strict=True):
+        if before.version == after.version:
+            return after.steps - before.steps, after.tokens - before.tokens
+    return 0, 0
+
+
+def _grown(c: FragmentCounters, steps: int, tokens: int) -> FragmentCounters:
+    return FragmentCounters(c.version, c.steps + steps, c.tokens + tokens)
+
+
+class Encoder:
+    """Entries as messages; each tape has its own, since a report is told by what changed since the last."""
+
+    def __init__(self) -> None:
+        self._reports = _Reports()
+
+    def __call__(self, thing: Thing, now: float | None = None) -> pb.Entry:
+        """The message. Raises ValueError where a number has more than 64 bits."""
+        return pb.Entry(now=now or 0.0, **self._kind(thing))
+
+    def _kind(self, thing: Thing) -> dict:
+        match thing:
+            case events.StepStarted(tokens=tokens):
+                return {"step_started": tokens}
+            case events.StepFinished():
+                return {"step_finished": True}
+            case events.StepReported(report=report):
+                return {"report": self._reports.encode(report)}
+            case events.UpdateArrived(fragment=fragment, version=version, step=step):
+                return {"update": pb.Update(fragment=fragment, version=version, step=step)}
+            case events.ClockSet(step=step):
+                return {"clock_set": step}
+            case events.Heartbeat():
+                return {"heartbeat": True}
+            case events.Welcomed() as e:
+                welcomed = pb.Welcomed(
+                    incarnation=e.incarnation, step=e.step, versions=e.versions, merged_steps=e.merged_steps
+                )
+                return {"welcomed": welcomed}
+            case events.NotMember(incarnation=incarnation):
+                return {"not_member": incarnation}
+            case events.Rejected(incarnation=incarnation, reason=reason):
+                return {"rejected": pb.Rejected(incarnation=incarnation, reason=reason)}
+        return self._of_syncer(thing) or self._of_arrays(thing)
+
+    def _of_syncer(self, thing: Thing) -> dict | None:
+        match thing:
+            case events.LearnerJoined() as e:
+                m = pb.Joined(learner=e.learner, incarnation=e.incarnation, versions=e.versions or ())
+                if e.versions is not None:
+                    m.step = e.step
+                return {"joined": m}
+            case events.LearnerReady() as e:
+                m = pb.Ready(learner=e.learner, incarnation=e.incarnation, step=e.step, versions=e.versions)
+                return {"ready": m}
+            case events.LearnerLost() as e:
+                return {"lost": pb.Lost(learner=e.learner, incarnation=e.incarnation, reason=e.reason)}
+            case events.FragmentArrived(round=r, contribution=c):
+                fragment = pb.Fragment(
+                    round_step=r.step, round_fragment=r.fragment, learner=c.learner, step=c.step,
+                    incarnation=c.incarnation, fragment=c.fragment, version=c.version, steps=c.steps,
+                    tokens=c.tokens,
+                )  # fmt: skip
+                return {"fragment": fragment}
+            case events.PullFailed(round=r) as e:
+                failed = pb.PullFailed(
+                    round_step=r.step, round_fragment=r.fragment, learner=e.learner,
+                    incarnation=e.incarnation, reason=e.reason,
+                )  # fmt: skip
+                return {"pull_failed": failed}
+            case events.MergeFinished(round=r):
+                return {"merged": pb.Merged(round_step=r.step, round_fragment=r.fragment)}
+            case events.Timeout():
+                return {"timeout": True}
+        return None
+
+    def _of_arrays(self, thing: Thing) -> dict:
+        match thing:
+            case Adopted(origin=origin, fresh=fresh):
+                return {"adopted": pb.Adopted(fresh=fresh, origin=_told(origin))}
+            case Gave(number=number):
+                return {"gave": number}
+            case Pulled(fragment=fragment, step=step):
+                return {"pulled": pb.Pulled(fragment=fragment, step=step)}
+            case Committed(fragment=fragment, version=version, sha256=sha256):
+                return {"committed": pb.Committed(fragment=fragment, version=version, sha256=sha256)}
+            case End(versions=versions):
+                return {"end": pb.End(versions=versions)}
+        raise ValueError(f"a tape has no place for {thing!r}")
+
+
+class Decoder:
+    """Messages as entries; the same order as they were encoded in."""
+
+    def __init__(self) -> None:
+        self._reports = _Reports()
+
+    def __call__(self, payload: bytes) -> list[Entry]:
+        """The entries of a record.
+
+        Raises:
+          ValueError: it is none.
+        """
+        try:
+            return [self._entry(message) for message in pb.Record.FromString(payload).entries]
+        except (DecodeError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"a record that cannot be read: {error}") from None
+
+    def _entry(self, m: pb.Entry) -> Entry:
+        kind = m.WhichOneof("kind")
+        if kind is None:
+            raise ValueError("an empty entry")
+        value = getattr(m, kind)
+        if kind in _ARRAYS:
+            return Entry(None, _ARRAYS[kind](value))
+        if kind == "report":
+            return Entry(m.now, events.StepReported(self._reports.decode(value)))
+        return Entry(m.now, _EVENTS[kind](value))
+
+
+def _told(origin: InnerOrigin | None) -> pb.Origin | None:
+    if origin is None:
+        return None
+    return pb.Origin(learner=origin.learner, process=origin.process, number=origin.number)
+
+
+def _adopted(m: pb.Adopted) -> Adopted:
+    o = m.origin
+    origin = InnerOrigin(o.learner, o.process, o.number) if m.HasField("origin") else None
+    return Adopted(origin, m.fresh)
+
+
+def _joined(m: pb.Joined) -> events.LearnerJoined:
+    if not m.HasField("step"):
+        return events.LearnerJoined(m.learner, m.incarnation)
+    return events.LearnerJoined(m.learner, m.incarnation, m.step, tuple(m.versions))
+
+
+def _fragment(m: pb.Fragment) -> events.FragmentArrived:
+    c = Contribution(m.learner, m.incarnation, m.fragment, m.version, m.step, m.steps, m.tokens)
+    return events.FragmentArrived(RoundId(m.round_step, m.round_fragment), c)
+
+
+def _failed(m: pb.PullFailed) -> events.PullFailed:
+    return events.PullFailed(RoundId(m.round_step, m.round_fragment), m.learner, m.incarnation, m.reason)
+
+
+_EVENTS = {
+    "welcomed": lambda m: events.Welcomed(m.incarnation, m.step, tuple(m.versions), tuple(m.merged_steps)),
+    "not_member": events.NotMember,
+    "rejected": lambda m: events.Rejected(m.incarnation, m.reason),
+    "step_started": events.StepStarted,
+    "step_finished": lambda m: events.StepFinished(),
+    "clock_set": events.ClockSet,
+    "update": lambda m: events.UpdateArrived(m.fragment, m.version, m.step),
+    "heartbeat": lambda m: events.Heartbeat(),
+    "joined": _joined,
+    "ready": lambda m: events.LearnerReady(m.learner, m.incarnation, m.step, tuple(m.versions)),
+    "lost": lambda m: events.LearnerLost(m.learner, m.incarnation, m.reason),
+    "fragment": _fragment,
+    "pull_failed": _failed,
+    "merged": lambda m: events.MergeFinished(RoundId(m.round_step, m.round_fragment)),
+    "timeout": lambda m: events.Timeout(),
+}
+_ARRAYS = {
+    "adopted": _adopted,
+    "gave": Gave,
+    "pulled": lambda m: Pulled(m.fragment, m.step),
+    "committed": lambda m: Committed(m.fragment, m.version, m.sha256),
+    "end": lambda m: End(tuple(m.versions)),
+}

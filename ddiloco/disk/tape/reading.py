@@ -1,0 +1,120 @@
+"""The tapes of a run, read back: one by process, in the order in which an actor's processes followed."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from ddiloco.disk.tape import tape_pb2 as pb
+from ddiloco.disk.tape.entries import Decoder, End, Entry
+from ddiloco.disk.tape.file import TapeError, read
+from ddiloco.disk.tape.header import Header, from_json
+
+FOLDER = "tape"
+_SUFFIX = ".tape"
+
+
+def learner_tape(folder: pathlib.Path, learner: int, process: int) -> pathlib.Path:
+    """The file of a learner's process."""
+    return folder / f"learner-{learner}-{process}{_SUFFIX}"
+
+
+def syncer_tape(folder: pathlib.Path, process: int) -> pathlib.Path:
+    """The file of the syncer's process."""
+    return folder / f"syncer-{process}{_SUFFIX}"
+
+
+def next_syncer(folder: pathlib.Path) -> int:
+    """The number of the syncer's next process."""
+    numbers = (path.stem.partition("-")[2] for path in folder.glob(f"syncer-*{_SUFFIX}"))
+    return 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tape:
+    """One tape.
+
+    Attributes:
+      path: its file.
+      header: what it says first.
+      entries: all others, in order.
+      torn: bytes that were cut off its end.
+    """
+
+    path: pathlib.Path
+    header: Header
+    entries: list[Entry]
+    torn: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process came to its end by itself."""
+        return bool(self.entries) and isinstance(self.entries[-1].thing, End)
+
+    def wall(self, now: float) -> float:
+        """Unix seconds at a time of this tape's clock; virtual seconds in virtual time."""
+        return self.header.wall + (now - self.header.now)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunTapes:
+    """All tapes of a run.
+
+    Attributes:
+      syncers: the syncer's processes, the first one first.
+      learners: by number, the processes of each learner, likewise.
+      warnings: of tapes that were cut, a line each.
+    """
+
+    syncers: list[Tape]
+    learners: dict[int, list[Tape]]
+    warnings: list[str]
+
+
+def read_tape(path: pathlib.Path) -> Tape | None:
+    """A tape; None where a process was killed before it had written as much as its header.
+
+    Raises:
+      TapeError: it cannot be read, or is damaged.
+    """
+    content = read(path)
+    if not content.records:
+        return None
+    decode, entries, header = Decoder(), [], None
+    for at, payload in content.records:
+        try:
+            if header is None:
+                header = from_json(pb.Record.FromString(payload).header)
+            else:
+                entries += decode(payload)
+        except Exception as error:  # protobuf's own is of no fixed class
+            raise TapeError(f"{path}: byte {at}: holds {error}") from None
+    return Tape(path, header, entries, content.torn)
+
+
+def read_run(workdir: pathlib.Path) -> RunTapes:
+    """The tapes in a run's folder.
+
+    Raises:
+      TapeError: there are none, or one is damaged.
+    """
+    folder = workdir / FOLDER
+    paths = sorted(folder.glob(f"*{_SUFFIX}"))
+    if not paths:
+        raise TapeError(f"{folder}: holds no tapes; baselines and runs without arrays write none")
+    tapes, warnings = [], []
+    for path in paths:
+        tape = read_tape(path)
+        if tape is None:
+            warnings.append(f"{path}: is empty: its process was killed at once")
+            continue
+        if tape.torn:
+            warnings.append(f"{path}: {tape.torn} bytes of a record that was being written are cut off")
+        tapes.append(tape)
+    syncers = sorted((t for t in tapes if t.header.learner is None), key=lambda t: t.header.process)
+    learners: dict[int, list[Tape]] = {}
+    for tape in sorted((t for t in tapes if t.header.learner is not None), key=lambda t: t.header.process):
+        learners.setdefault(tape.header.learner, []).append(tape)
+    if not syncers:
+        raise TapeError(f"{folder}: holds no tape of a syncer")
+    return RunTapes(syncers, dict(sorted(learners.items())), warnings)

@@ -1,0 +1,181 @@
+"""Writes a tape as its actor goes along; a disk that refuses ends the tape, and never the run."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from ddiloco.disk.tape import header as headers
+from ddiloco.disk.tape import tape_pb2 as pb
+from ddiloco.disk.tape.entries import (
+    Adopted,
+    Committed,
+    Encoder,
+    End,
+    Gave,
+    InnerOrigin,
+    Pulled,
+    Thing,
+)
+from ddiloco.disk.tape.file import TapeError, TapeFile, read
+from ddiloco.disk.tape.header import Header
+from ddiloco.observe import records
+from ddiloco.protocol import actions, events
+
+_LONGEST_WAIT = 1.0  # seconds that the syncer's entries may wait to be written, where nothing hangs on them
+
+
+class Recorder:
+    """A tape that is being written, or none. Used by its actor's thread alone."""
+
+    def __init__(
+        self,
+        path: pathlib.Path | None = None,
+        header: Header | None = None,
+        record: Callable[[records.Record], None] = lambda record: None,
+        goes_on: bool = False,
+    ) -> None:
+        """Begins the file, or goes on in one that is there.
+
+        Args:
+          path: of the file; None: nothing is written, and no header needed.
+          header: what the tape begins with; where it goes on, it must have begun with the same settings and
+            on the same machine.
+          record: takes an alarm.
+          goes_on: whether the file is there.
+        """
+        self._path, self._record = path, record
+        self._file: TapeFile | None = None
+        self._encode = Encoder()
+        self._waiting: list[pb.Entry] = []
+        self._written_at = 0.0
+        self.header = header
+        if path is not None:
+            try:
+                if goes_on:
+                    self._go_on(path)
+                else:
+                    self._file = TapeFile(path)
+                    self._append(pb.Record(header=headers.to_json(header)))
+            except (OSError, TapeError, ValueError, DecodeError) as error:
+                self._fail(error)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is written."""
+        return self._file is not None
+
+    def flush(self) -> None:
+        """Hands what was noted to the operating system, in one write: it outlives this process."""
+        if self._waiting and self._file is not None:
+            waiting, self._waiting = self._waiting, []
+            self._append(pb.Record(entries=waiting))
+
+    def end(self, versions: Sequence[int] = ()) -> None:
+        """Writes that the process ended by itself, and closes the file."""
+        self._note(End(tuple(versions)))
+        self.close()
+
+    def close(self) -> None:
+        """Writes what was noted, and closes the file."""
+        self.flush()
+        self._close()
+
+    def _go_on(self, path: pathlib.Path) -> None:
+        content = read(path)
+        if content.torn or not content.records:
+            raise TapeError("its end is torn off")
+        begun = headers.from_json(pb.Record.FromString(content.records[0][1]).header)
+        differences = begun.differences(self.header)
+        if differences:
+            raise TapeError(f"it was begun with {', '.join(differences)}")
+        self.header = begun
+        self._file = TapeFile(path, content)
+
+    def _note(self, thing: Thing, now: float | None = None) -> None:
+        if self._file is None:
+            return
+        try:
+            self._waiting.append(self._encode(thing, now))
+        except ValueError as error:
+            self._fail(error)
+
+    def _append(self, message: pb.Record) -> None:
+        try:
+            self._file.append(message.SerializeToString())
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._close()
+        reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{self._path}: ")
+        told = f"{self._path}: {reason}: the tape ends here, and the run cannot be replayed beyond it"
+        self._record(records.Alarm(told, time.time()))
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+        self._waiting.clear()
+
+
+class LearnerTape(Recorder):
+    """What a process of a learner is told; a step is written once it is finished, with what came before."""
+
+    def __init__(
+        self,
+        learner: int,
+        process: int,
+        path: pathlib.Path | None = None,
+        header: Header | None = None,
+        record: Callable[[records.Record], None] = lambda record: None,
+        goes_on: bool = False,
+    ) -> None:
+        """As of `Recorder`; only a tape on which no inner state was given away goes on."""
+        super().__init__(path, header, record, goes_on)
+        self._learner, self._process = learner, process
+        self._given = 0
+
+    def told(self, event: events.LearnerEvent, now: float) -> None:
+        """Notes an event that the core has taken; to be called before its actions are carried out."""
+        self._note(event, now)
+        if not isinstance(event, events.StepStarted):  # of a step nothing is public before it is finished
+            self.flush()
+
+    def adopted(self, fresh: bool, origin: InnerOrigin | None) -> None:
+        """Notes the inner state that the learner goes on with; `origin` where it is not a fresh one."""
+        self._note(Adopted(origin, fresh))
+
+    def pulled(self, fragment: int, step: int) -> None:
+        """Notes which snapshot the syncer had when the update just told was applied."""
+        self._note(Pulled(fragment, step))
+
+    def gave(self) -> InnerOrigin:
+        """Notes that the inner state is given away as it stands; the name under which it goes."""
+        self._given += 1
+        self._note(Gave(self._given))
+        self.flush()
+        return InnerOrigin(self._learner, self._process, self._given)
+
+
+class SyncerTape(Recorder):
+    """What a process of the syncer is told."""
+
+    def told(self, event: events.SyncerEvent, decided: Sequence[actions.SyncerAction], now: float) -> None:
+        """Notes an event that the core has taken and answered; to be called before its actions are done.
+
+        What a merge is made of is written before it begins, for its result may be durable before this
+        process hears of it.
+        """
+        self._note(event, now)
+        if any(isinstance(a, actions.Merge) for a in decided) or now >= self._written_at + _LONGEST_WAIT:
+            self._written_at = now
+            self.flush()
+
+    def committed(self, fragment: int, version: int, sha256: bytes) -> None:
+        """Notes a new version, before it is broadcast; `sha256` of its pieces."""
+        self._note(Committed(fragment, version, sha256))
+        self.flush()

@@ -1,0 +1,236 @@
+"""Starts the roles of a run as processes of this machine, restarts those that die, and leaves none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ddiloco.launch.fork_server import Child
+from ddiloco.launch.lifeline import Lifeline
+from ddiloco.launch.starter import Starter
+from ddiloco.settings.remote import RemoteConfig, backoff
+
+POLL = 0.1  # seconds
+LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop
+LATE_SECONDS = 15.0  # for learners to end after their syncer has
+SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
+STEADY_SECONDS = 60.0  # a process that has lived so long has its failures forgotten
+USAGE_ERROR = 2
+
+_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+
+
+# Hears of each start of a process, with its role's name, its number and None, and of its end, before it is
+# started again, with its exit code (minus the signal that killed it). Called in the supervisor's thread.
+Observe = Callable[[str, int, int | None], None]
+
+
+@dataclasses.dataclass
+class Role:
+    """One process to be kept running: its command, and what is added to that after the first start."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    again: Sequence[str] = ()
+    alone: Sequence[str] = ()  # added where all learners have left after their last step
+    process: subprocess.Popen | Child | None = None
+    failures: int = 0  # in a row
+    started_at: float = 0.0
+    due_at: float | None = None  # when to start it; None: it runs, or never will again
+    assignment: str = ""  # what makes a spare this one, a line on its standard input; empty: nothing does
+    observed: bool = True  # whether its end, if it has ended, has been told
+
+    @property
+    def over(self) -> bool:
+        """Whether it does not run and will not be started."""
+        return self.due_at is None and (self.process is None or self.process.poll() is not None)
+
+
+class Supervisor:
+    """Runs a syncer and its learners; a parent killed in whatever way takes them along."""
+
+    def __init__(
+        self,
+        syncer: Role,
+        learners: Sequence[Role],
+        config: RemoteConfig,
+        tell: Callable[[str], None],
+        late_seconds: float = LATE_SECONDS,
+        observe: Observe = lambda name, pid, code: None,
+        spares: Sequence[Role] = (),
+        starter: Starter | None = None,
+    ) -> None:
+        """`tell` takes a line on each death; learners have `late_seconds` to follow the syncer.
+
+        `spares` wait to take the place of a learner that dies. `starter` is stopped at the end; None: one
+        that forks nothing.
+        """
+        self._starter = starter or Starter(None, tell)
+        self._spares = list(spares)
+        self._late_seconds, self._observe = late_seconds, observe
+        self._syncer, self._learners = syncer, learners
+        self._config, self._tell = config, tell
+        self._lifeline = Lifeline()
+
+    def run(self, stop: threading.Event) -> int:
+        """Until the syncer's process has ended, which `stop` asks it to; the exit code of the run."""
+        try:
+            return self._run(stop)
+        finally:
+            self._end_all()
+
+    def _run(self, stop: threading.Event) -> int:
+        for role in (self._syncer, *self._learners, *self._spares):
+            self._start(role)
+        while not stop.wait(POLL):
+            code = self._syncer.process.poll()
+            if code is not None and code >= 0:
+                break
+            for role in (self._syncer, *self._learners):
+                self._tell_end(role)
+                self._look_after(role)
+            for role in self._spares:
+                self._look_after(role)
+            refused = [r for r in self._learners if r.over and r.process.returncode == USAGE_ERROR]
+            if refused:
+                return USAGE_ERROR
+            if all(r.over and r.process.returncode for r in self._learners):
+                self._tell("every learner has died, and none is restarted any more")
+                self._stop_syncer()
+                return 1
+            if self._syncer.over:
+                return 1
+        else:
+            self._stop_syncer()
+        self._wait_for_learners()
+        return max(0, self._syncer.process.returncode or 0)
+
+    def _look_after(self, role: Role) -> None:
+        now = time.monotonic()
+        if role.due_at is not None:
+            if now >= role.due_at:
+                self._start(role)
+            return
+        code = role.process.poll()
+        if code is None:
+            if now - role.started_at > STEADY_SECONDS:
+                role.failures = 0
+            return
+        if code in (0, USAGE_ERROR) or role.failures > self._config.restarts:
+            return
+        role.failures += 1
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if role.failures > self._config.restarts:
+            self._tell(f"the process of {role.name} {how} and is given up")
+            return
+        spare = self._spare_for(role)
+        if spare is not None:
+            self._put_in(spare, role)
+            self._tell(f"the process of {role.name} {how}; a spare takes its place")
+            return
+        wait = backoff(role.failures, self._config.longest_backoff)
+        role.due_at = now + wait
+        self._tell(f"the process of {role.name} {how}; another is started in {wait:g} s")
+
+    def _spare_for(self, role: Role) -> Role | None:
+        """One that runs and can be told to be this role."""
+        ready = [s for s in self._spares if s.process is not None and s.process.poll() is None]
+        return ready[0] if ready and role.assignment else None
+
+    def _put_in(self, spare: Role, role: Role) -> None:
+        """Has the spare's process be the role's; another spare is made once that has had time to begin."""
+        self._tell_end(role)
+        role.process, spare.process = spare.process, None
+        role.started_at, role.observed, spare.observed = time.monotonic(), False, True
+        spare.due_at = time.monotonic() + SPARE_SECONDS
+        self._observe(role.name, role.process.pid, None)
+        with contextlib.suppress(OSError):  # it died this moment; its end is seen with the next look
+            role.process.stdin.write(f"{role.assignment}\n".encode())
+            role.process.stdin.close()
+
+    def _start(self, role: Role) -> None:
+        self._tell_end(role)
+        again = role.again if role.process is not None else ()
+        if all(r.process is not None and r.process.poll() == 0 for r in self._learners):
+            again = (*again, *role.alone)
+        command = [*role.command, *again, f"--lifeline={self._lifeline.fd}"]
+        role.started_at, role.due_at = time.monotonic(), None
+        role.process = self._starter.start(
+            command, role.environment, fd=self._lifeline.fd, piped=role in self._spares
+        )
+        if role not in self._spares:  # which are nobody yet
+            role.observed = False
+            self._observe(role.name, role.process.pid, None)
+
+    def _tell_end(self, role: Role) -> None:
+        if not role.observed and role.process.poll() is not None:
+            role.observed = True
+            self._observe(role.name, role.process.pid, role.process.returncode)
+
+    def _stop_syncer(self) -> None:
+        """Has the syncer tell its learners that the run is over, and save everything."""
+        process = self._syncer.process
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(LEAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._tell(f"the syncer did not end within {LEAVE_SECONDS:.0f} s")
+
+    def _wait_for_learners(self) -> None:
+        deadline = time.monotonic() + self._late_seconds
+        for role in self._learners:
+            if role.process.poll() is None:
+                try:
+                    role.process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    continue
+
+    def _end_all(self) -> None:
+        for role in (self._syncer, *self._learners, *self._spares):
+            if role.process is not None and role.process.poll() is None:
+                role.process.kill()
+                role.process.wait()
+            self._tell_end(role)
+        self._starter.stop()
+        self._lifeline.cut()
+
+
+def learner_environment(learner: int, num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of one learner's process, in which it sees its share of the devices.
+
+    Simulated CPU devices are divided evenly, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists
+    likewise, with learners in turn where there are fewer GPUs. Otherwise all processes see the same devices.
+    """
+    given = dict(environment)
+    flags = given.get("XLA_FLAGS", "")
+    count = _DEVICE_COUNT.search(flags)
+    if count is not None:
+        share = max(1, int(count.group(1)) // num_learners)
+        told = f"--xla_force_host_platform_device_count={share}"
+        given["XLA_FLAGS"] = _DEVICE_COUNT.sub(told, flags)
+    gpus = [gpu for gpu in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    if gpus:
+        each = max(1, len(gpus) // num_learners)
+        own = [gpus[(learner * each + i) % len(gpus)] for i in range(each)]
+        given["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    return given
+
+
+def syncer_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the syncer's process, which computes on one CPU device."""
+    flags = _DEVICE_COUNT.sub("", environment.get("XLA_FLAGS", ""))
+    return {**environment, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def python(module: str) -> list[str]:
+    """The command that runs a module with this interpreter."""
+    return [sys.executable, "-m", module]

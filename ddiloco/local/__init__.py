@@ -1,0 +1,1 @@
+"""The local driver: all roles in one process, as threads."""

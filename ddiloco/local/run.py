@@ -1,0 +1,212 @@
+"""The local driver: all roles in one process, a thread for each learner and one for the syncer."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddiloco.disk.snapshots.store import FOLDER, Snapshot
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import records
+from ddiloco.outer.fragments import assemble
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.protocol import events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.delivery import Delivery, Leave, Pieces
+from ddiloco.roles.evaluator import Evaluator
+from ddiloco.roles.learner_arrays import Equipment
+from ddiloco.roles.learner_worker import LearnerWorker
+from ddiloco.roles.outcome import Outcome
+from ddiloco.roles.returning import DonatedInner, Origin
+from ddiloco.roles.snapshots.recording import LearnerRecording
+from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
+from ddiloco.roles.syncer_worker import SyncerWorker, host_arrays
+from ddiloco.roles.taping import Tapes
+
+_LEAVE_SECONDS = 60.0  # for threads to end after the word to leave; a hung device must not keep the rest
+
+
+class LocalLink:
+    """Reaches a learner in the same process."""
+
+    def __init__(self, worker: LearnerWorker) -> None:
+        self._worker = worker
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Puts it into the learner's inbox."""
+        self._worker.inbox.put(delivery)
+
+    def pull(self, fragment: int) -> tuple[Contribution, Pieces] | None:
+        """Takes the newest snapshot off the learner's shelf."""
+        published = self._worker.shelf.get(fragment)
+        if published is None:
+            return None
+        contribution, snapshot = published
+        return contribution, host_arrays(snapshot.arrays)
+
+
+class LocalRun:
+    """One run of the decoupled family; `run` returns when it is over or `stop` is set."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+        workdir: pathlib.Path | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        """`workdir`: where tapes and snapshots go; None: none are kept. `snapshot`: what to go on from.
+
+        Raises:
+          DataError: the snapshot is of other data.
+          SnapshotError: it has been damaged since it was opened.
+        """
+        e = assembly.experiment
+        self._assembly, self._record, self._stop = assembly, record, stop
+        origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
+        self._origin = origin
+        self._tapes = Tapes(workdir, e, assembly.layout, record)
+        initial = assembly.initial_parameters()
+        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        self._model.compile()
+        core = SyncerCore(e.sync, e.train.steps, None if origin is None else origin.start.state)
+        if origin is not None:
+            origin.start.restore(self._model)
+            record(records.Resumed(core.versions, time.time()))
+        equipment = assembly.equipment()
+        self._final_score = assembly.scorer(equipment[0].program.mesh)
+        score = assembly.scorer(assembly.evaluation_mesh())
+        self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record)
+        self._resumed_from = None if snapshot is None else snapshot.name
+        tape = self._tapes.syncer(core.state(), self._model, self._resumed_from)
+        self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
+        self._taker = self._snapshots(workdir, core.step)
+        self._learners = self._make_learners(equipment)
+        self._tokens_before = 0  # of learners that have not come back
+        if origin is None:
+            self._evaluator.evaluate(0, initial)  # also compiles it, before the learners want the cores
+        else:
+            self._tokens_before = sum(origin.tokens.values()) - sum(lr.tokens for lr in self._learners)
+
+    def run(self) -> Outcome:
+        """Trains to the last step, or until all learners are dead or `stop` is set."""
+        self._evaluator.start()
+        for learner in self._learners:
+            learner.start()
+        if self._origin is not None:
+            self._gather()
+        self._syncer.start()
+        while not self._over():
+            self._syncer.ended.wait(0.2)
+        for learner in self._learners:
+            learner.inbox.put(Leave())
+        for learner in self._learners:
+            if not learner.join(_LEAVE_SECONDS):
+                told = f"it did not leave within {_LEAVE_SECONDS:.0f} s"
+                number, now = learner.core.learner, time.time()
+                self._record(records.StateChanged(number, State.FAILED, now))
+                self._record(records.LearnerDied(number, now, told))
+        self._syncer.stop(_LEAVE_SECONDS)
+        self._evaluator.stop(_LEAVE_SECONDS)
+        params, step = self._model.parameters(), self._syncer.core.step
+        score, tokens = self._final_score(params), self._tokens_so_far()
+        self._record(records.Evaluated(step, tokens, time.time(), score.loss, score.statistics))
+        return Outcome(params, step, score.loss, finished=self._syncer.core.finished, failure=self._failure())
+
+    def _snapshots(self, workdir: pathlib.Path | None, step: int) -> SnapshotTaker | None:
+        """What takes the run's snapshots, if any are to be."""
+        e = self._assembly.experiment
+        if workdir is None or not e.snapshot.every:
+            return None
+        header = snapshot_header(e, self._assembly.layout)
+        folder = workdir / FOLDER
+        keep_also = self._resumed_from if e.tape.enabled else None
+        taker = SnapshotTaker(
+            folder, e.snapshot, header, step, lambda m: self._syncer.send(m), self._record, keep_also
+        )
+        self._syncer.take_snapshots(taker)
+        return taker
+
+    def _make_learners(self, equipment: Sequence[Equipment]) -> list[LearnerWorker]:
+        if self._origin is None:
+            return [self._add_learner(m, 1, parts) for m, parts in enumerate(equipment)]
+        positions = self._origin.positions(len(equipment))
+        return [
+            self._add_learner(m, self._origin.incarnation(m), parts, position)
+            for m, (parts, position) in enumerate(zip(equipment, positions, strict=True))
+        ]
+
+    def _add_learner(
+        self, learner: int, incarnation: int, equipment: Equipment, position: dict[str, Any] | None = None
+    ) -> LearnerWorker:
+        """`position`: where its batches go on, if the run goes on from a snapshot."""
+        e, origin = self._assembly.experiment, self._origin
+        core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
+
+        def send(event: events.SyncerEvent) -> None:
+            if isinstance(event, events.LearnerJoined):  # for the first time, or back under a new number
+                self._syncer.connect(learner, event.incarnation, link)
+            self._syncer.send(event)
+
+        taker = self._taker
+        if position is not None:
+            equipment.batches.set_state(position)
+        returning = None if origin is None else origin.learner(learner, position, equipment.transfer)
+        returned = None if returning is None else returning.returned
+        worker = LearnerWorker(
+            core,
+            equipment,
+            send,
+            self._record,
+            recovery=None if origin is None or learner in origin.learners else DonatedInner(origin),
+            tape=self._tapes.learner(learner, incarnation, equipment, returned),
+            recording=None if taker is None else LearnerRecording(learner, taker.writer, self._syncer.send),
+            returning=returning,
+        )
+        link = LocalLink(worker)
+        return worker
+
+    def _gather(self) -> None:
+        """Waits until all are back: a round without one would overwrite, unmerged, what it holds."""
+        while not all(learner.joining.wait(0.2) or learner.failure is not None for learner in self._learners):
+            if self._stop.is_set():
+                return
+
+    def _over(self) -> bool:
+        all_dead = all(learner.failure is not None for learner in self._learners)
+        return self._syncer.ended.is_set() or self._stop.is_set() or all_dead
+
+    def _failure(self) -> str | None:
+        """Why the run as a whole failed, if it did; a learner's death alone is none."""
+        if self._syncer.failure is not None:
+            return f"the syncer failed: {self._syncer.failure}"
+        if all(learner.failure is not None for learner in self._learners):
+            return f"every learner failed, the first with {self._learners[0].failure}"
+        if self._evaluator.failure is not None:
+            return f"an evaluation failed {self._evaluator.failure}"
+        return None
+
+    def _committed(self, step: int, fragments: list[Pieces]) -> None:
+        if step < self._assembly.experiment.train.steps:  # the last one is scored when all is over
+            self._evaluator.offer(step, lambda: assemble(self._model.layout, fragments))
+
+    def _tokens_so_far(self) -> int:
+        return self._tokens_before + sum(learner.tokens for learner in self._learners)
+
+
+def run_local(
+    assembly: Assembly,
+    record: Callable[[Any], None],
+    stop: threading.Event,
+    workdir: pathlib.Path | None = None,
+    snapshot: Snapshot | None = None,
+) -> Outcome:
+    """Makes and runs a LocalRun."""
+    return LocalRun(assembly, record, stop, workdir, snapshot).run()

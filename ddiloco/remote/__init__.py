@@ -1,0 +1,1 @@
+"""The remote driver: learners and syncer as processes, gRPC between them."""

@@ -1,0 +1,329 @@
+"""A learner's end of the wire: keeps a connection to the syncer, for ever, and never in the steps' way."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import grpc
+
+from ddiloco.protocol.messages import Contribution
+from ddiloco.remote.learner.outbox import Outbox
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.downlink import Uplink
+from ddiloco.remote.wire.event_messages import (
+    check_down_header,
+    checked_number,
+    syncer_event,
+    up_header,
+)
+from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.snapshot_messages import snapshot_message
+from ddiloco.remote.wire.terms import Terms
+from ddiloco.roles.delivery import Delivery, Leave, Notice, SnapshotBegun
+from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
+from ddiloco.roles.syncer_worker import host_arrays
+from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.settings.remote import RemoteConfig, backoff
+
+TOLD_AFTER = 7  # tries, a quarter of a minute: a learner may be started before its syncer
+
+
+class Shelf(Protocol):
+    """Where published snapshots are."""
+
+    def get(self, fragment: int) -> tuple[Contribution, FragmentSnapshot] | None:
+        """The newest published snapshot of the fragment, if there is one."""
+
+
+class Learner(Protocol):
+    """What of a LearnerWorker the wire touches."""
+
+    inbox: queue.SimpleQueue[Delivery]
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where published snapshots are."""
+
+
+class SyncerClient:
+    """Connects, and connects anew whenever the connection breaks, until `finish` or a refusal.
+
+    While there is no connection, steps go on: what the learner tells waits in the outbox. What the
+    syncer sends that cannot be read ends the connection, and is counted in `malformed`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        learner: int,
+        process: int,
+        terms: Terms,
+        security: Security,
+        config: RemoteConfig,
+        note: Callable[[str], None] = lambda line: None,
+        donor_port: int = 0,
+    ) -> None:
+        """`process`: unix microseconds of the process's start. `note` takes a line on a lost connection.
+
+        `donor_port`: where peers may ask for the inner state; 0: nowhere.
+        """
+        self.outbox = Outbox(learner)
+        self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
+        self.newest_incarnation = 0  # of this learner, of those that the syncer had heard of
+        self.position = ""  # JSON: where an earlier process's batches go on; empty: none is known
+        self.resume_from = 0  # snapshot that has the learner's state, for its first process; 0: none
+        self.refusal: str | None = None  # why the syncer will never let it in, in a line
+        self.connections = self.malformed = 0
+        self._address, self._learner, self._process = address, learner, process
+        self._terms, self._security, self._config, self._note = terms, security, config, note
+        self._options = wire.options(config.keepalive)
+        self._donor_port = donor_port
+        self._connection: _Connection | None = None
+        self._worker: Learner | None = None
+        self._over = False  # the syncer has told so
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._control: grpc.Call | None = None
+        self._thread = threading.Thread(target=self._run, name=f"wire-{learner}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to connect."""
+        self._thread.start()
+
+    def attach(self, worker: Learner) -> None:
+        """Names the worker that gets what arrives."""
+        with self._lock:
+            self._worker = worker
+            if self._over:
+                worker.inbox.put(Leave())
+
+    def tell_of_snapshot(self, message: SnapshotMessage) -> None:
+        """Tells the syncer about a snapshot; never waits. Of a part, only after the steps that it holds."""
+        told = snapshot_message(message, self._terms.num_fragments)
+        if isinstance(message, PartWritten):
+            self.outbox.say_after_records(told)
+        else:
+            self.outbox.say(told)
+
+    def peers(self, timeout: float) -> list[str]:
+        """Addresses of learners that may have an inner state to give; none while there is no connection."""
+        connection = self._connection
+        return connection.peers(timeout) if connection is not None else []
+
+    def finish(self, timeout: float) -> bool:
+        """Says what is left to say and goodbye, where there is a connection; whether all was heard."""
+        heard = self.outbox.finish(timeout)
+        self.outbox.say(pb.FromLearner(goodbye=pb.Goodbye()))
+        self._closing.set()
+        self._thread.join(1.0)  # the syncer ends the call once it has heard the goodbye
+        with self._lock:
+            if self._control is not None:
+                self._control.cancel()
+        self._thread.join(5.0)
+        return heard
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            before = self.connections
+            try:
+                self._connect()
+                reason = "the syncer ended the connection"
+            except WireError as error:
+                self.malformed += 1
+                reason = f"malformed: {error}"
+            except grpc.RpcError as error:
+                if wire.permanent(error.code()):
+                    self._refused(error.details() or error.code().name)
+                    return
+                reason = error.details() or error.code().name
+            except Exception as error:  # whatever it is, the learner must not stay alone for ever
+                reason = f"{type(error).__name__}: {error}"
+            finally:
+                self.outbox.disconnected()
+            if self._closing.is_set():
+                return
+            connected = self.connections > before
+            failures = 1 if connected else failures + 1
+            if (connected or failures == TOLD_AFTER) and not self._over:
+                self._note(f"no connection to the syncer at {self._address}: {reason}; trying on")
+            self._closing.wait(backoff(failures, self._config.longest_backoff))
+
+    def _refused(self, why: str) -> None:
+        self.refusal = why
+        self.accepted.set()
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._over = True
+            if self._worker is not None:
+                self._worker.inbox.put(Leave())
+
+    def _connect(self) -> None:
+        """One connection from its hello to its end.
+
+        Raises:
+          grpc.RpcError: it could not be had, or broke.
+          WireError: the syncer sent what cannot be read.
+        """
+        with contextlib.ExitStack() as stack:
+            channels = [
+                stack.enter_context(self._security.channel(self._address, self._options))
+                for _ in range(self._config.connections)
+            ]
+            number = self.outbox.connected()
+            hello = pb.Hello(
+                version=wire.VERSION,
+                fingerprint=self._terms.fingerprint,
+                rules=self._terms.rules,
+                learner=self._learner,
+                process=self._process,
+                donor_port=self._donor_port,
+            )
+            control = channels[0].stream_stream(wire.CONTROL)(
+                self._say(hello, number), metadata=self._security.metadata
+            )
+            timer = threading.Timer(self._config.handshake, control.cancel)
+            timer.daemon = True
+            timer.start()
+            with self._lock:
+                self._control = control
+            try:
+                first = parse(pb.ToLearner, next(control, b""))
+                timer.cancel()
+                if first.WhichOneof("kind") != "accepted":
+                    raise WireError("unexpected message", "a connection begins by being accepted")
+                self._connection = _Connection(self, channels, control, first.accepted)
+                self._connection.serve()
+            finally:
+                self._connection = None
+                timer.cancel()
+                control.cancel()
+
+    def _say(self, hello: pb.Hello, number: int) -> Iterator[bytes]:
+        yield pb.FromLearner(hello=hello).SerializeToString()
+        yield from self.outbox.messages(number)
+
+
+class _Connection:
+    """One accepted connection: a thread for control, and by channel one for updates and one for pushes."""
+
+    def __init__(
+        self, client: SyncerClient, channels: list[grpc.Channel], control: grpc.Call, accepted: pb.Accepted
+    ) -> None:
+        self._client, self._channels, self._control = client, channels, control
+        self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
+        self._uplink = Uplink(client._terms.num_fragments)
+        self._pulls: queue.SimpleQueue[pb.Pull | None] = queue.SimpleQueue()
+        self._cause: Exception | None = None  # why the updates ended, if they were the first to
+        client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
+        client.connections += 1
+        if client.connections == 1:
+            client.position, client.resume_from = accepted.position, accepted.resume_from
+        client.outbox.accepted()
+        client.accepted.set()
+
+    def serve(self) -> None:
+        """Until the connection ends."""
+        threads = []
+        for channel in self._channels:
+            for target in (self._take_updates, self._push_pulled):
+                threads.append(threading.Thread(target=target, args=(channel,), daemon=True))
+                threads[-1].start()
+        try:
+            for data in self._control:
+                self._take(parse(pb.ToLearner, data))
+        except grpc.RpcError:
+            if self._cause is not None:
+                raise self._cause from None
+            raise
+        finally:
+            self._control.cancel()
+            for channel in self._channels:
+                self._pulls.put(None)
+                channel.close()
+
+    def peers(self, timeout: float) -> list[str]:
+        """As SyncerClient's."""
+        ask = self._channels[0].unary_unary(wire.PEERS)
+        try:
+            return list(parse(pb.Peers, ask(b"", metadata=self._metadata, timeout=timeout)).addresses)
+        except (grpc.RpcError, WireError, ValueError):  # the last: the channel is closed
+            return []
+
+    def _take(self, message: pb.ToLearner) -> None:
+        client = self._client
+        match message.WhichOneof("kind"):
+            case "pull":
+                if message.pull.fragment >= client._terms.num_fragments:
+                    raise WireError("another fragment", f"{message.pull.fragment} was asked for")
+                self._pulls.put(message.pull)
+            case "records_taken":
+                client.outbox.taken(message.records_taken.next)
+            case "leave":
+                client._leave()
+            case "snapshot_begun":
+                if client._worker is not None:
+                    number = checked_number(message.snapshot_begun.snapshot)
+                    client._worker.inbox.put(SnapshotBegun(number, ()))
+            case _:
+                event = syncer_event(message)
+                if client._worker is not None:
+                    client._worker.inbox.put(Notice(event))
+
+    def _take_updates(self, channel: grpc.Channel) -> None:
+        terms = self._client._terms
+        try:
+            stream = channel.unary_stream(wire.UPDATES)(b"", metadata=self._metadata)
+            while (data := next(stream, None)) is not None:
+                header = parse(pb.DownHeader, data)
+                check_down_header(header, terms.num_fragments)
+                pieces = receive(terms.down[header.fragment], header.size, stream)
+                delivery = self._uplink.take(header, pieces)
+                if delivery is not None and self._client._worker is not None:
+                    self._client._worker.inbox.put(delivery)
+        except (WireError, grpc.RpcError) as error:
+            self._cause = self._cause or error
+            self._control.cancel()  # without updates the connection is of no use
+        except ValueError:  # the channel is closed
+            pass
+
+    def _push_pulled(self, channel: grpc.Channel) -> None:
+        push = channel.stream_unary(wire.PUSH)
+        while (pull := self._pulls.get()) is not None:
+            try:
+                self._push(push, pull)
+            except grpc.RpcError as error:
+                self._fail(pull, error.details() or error.code().name)
+            except ValueError:  # the channel is closed
+                return
+            except Exception as error:  # of the devices, as their memory is read
+                self._fail(pull, f"{type(error).__name__}: {error}")
+
+    def _push(self, push: grpc.StreamUnaryMultiCallable, pull: pb.Pull) -> None:
+        worker = self._client._worker
+        published = worker.shelf.get(pull.fragment) if worker is not None else None
+        if published is None:
+            self._fail(pull, "")
+            return
+        contribution, snapshot = published
+        arrays = host_arrays(snapshot.arrays)
+        header = up_header(pull.pull, contribution, payload_bytes(arrays))
+
+        def messages() -> Iterator[bytes]:
+            yield header.SerializeToString()
+            yield from chunks(arrays)
+
+        push(messages(), metadata=self._metadata, timeout=self._client._terms.pull_timeout)
+
+    def _fail(self, pull: pb.Pull, reason: str) -> None:
+        failed = pb.PullFailed(pull=pull.pull, reason=reason[:200])
+        self._client.outbox.say(pb.FromLearner(pull_failed=failed))

@@ -1,0 +1,54 @@
+"""A learner's own copy of its inner optimizer state on disk: one file, the newest."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from ddiloco.disk import array_file
+from ddiloco.disk.tape.entries import InnerOrigin
+from ddiloco.remote.learner.donor import InnerFormat
+from ddiloco.roles.delivery import InnerState
+from ddiloco.roles.syncer_worker import host_arrays
+
+_MAGIC = b"ddiloco inner state 1\n"
+_NAME = "inner_state"
+
+
+class InnerFileError(Exception):
+    """The copy cannot be used; the message is one line and names the file."""
+
+
+def save(folder: pathlib.Path, inner: InnerFormat, state: InnerState) -> None:
+    """Keeps the state in place of the one before; returns when it is durable. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    origin = None if state.origin is None else dataclasses.astuple(state.origin)
+    header = {
+        "format": inner.fingerprint,
+        "step": state.step,
+        "versions": list(state.versions),
+        "origin": origin,
+    }
+    array_file.save(folder / _NAME, _MAGIC, header, host_arrays(state.arrays))
+
+
+def load(folder: pathlib.Path, inner: InnerFormat) -> InnerState | None:
+    """The last state kept; None if none was.
+
+    Raises:
+      InnerFileError: it cannot be read, is damaged, or is another optimizer's.
+    """
+    path = folder / _NAME
+    try:
+        header, arrays = array_file.load(path, _MAGIC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InnerFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InnerFileError(f"{path}: {error}") from None
+    if header.get("format") != inner.fingerprint:
+        raise InnerFileError(f"{path}: is of another inner optimizer")
+    origin = header.get("origin")
+    known = None if origin is None else InnerOrigin(*origin)
+    return InnerState(header["step"], tuple(header["versions"]), arrays, known)

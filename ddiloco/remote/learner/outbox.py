@@ -1,0 +1,196 @@
+"""What a learner still has to tell its syncer; putting something in never waits, and memory is bounded."""
+
+from __future__ import annotations
+
+import collections
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ddiloco.observe import records
+from ddiloco.protocol import events
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.event_messages import LearnerToSyncer, from_learner
+from ddiloco.remote.wire.record_messages import LearnerRecord, record_message
+
+MOST_EVENTS = 64
+MOST_RECORDS = 500_000  # about 60 MB: two days without the syncer at three steps a second
+BATCH = 256
+BATCH_EVERY = 0.2  # seconds that records may wait, so that they travel together
+
+
+class Outbox:
+    """Events and records on their way out. Any thread puts them in; one connection at a time takes them out.
+
+    Of the reports that wait only the newest is kept: it says all that the older ones did. What a lost
+    connection may have lost is said anew on the next one: the last join or report, so that the syncer tells
+    at once where the learner stands, all records that it has not confirmed, and the learner's state, which
+    another syncer than the one before cannot know.
+    """
+
+    def __init__(self, learner: int, most_records: int = MOST_RECORDS) -> None:
+        self.coalesced = 0  # reports that a newer one overtook
+        self.given_up = 0  # records beyond the bound
+        self.unreadable = 0  # records whose metrics could not be read
+        self._learner = learner
+        self._most_records = most_records
+        self._change = threading.Condition()
+        self._events: collections.deque[pb.FromLearner] = collections.deque()
+        self._presence: pb.FromLearner | None = None  # the last join or report
+        self._state: pb.Record | None = None  # the last change of the learner's
+        self._records: collections.deque[pb.Record] = collections.deque()
+        self._position: dict[str, Any] | None = None  # of the batches; goes with every batch of records
+        self._first = self._sent = 0  # numbers of the oldest record kept, and of the next one to send
+        self._waiting_since: float | None = None  # the oldest record that is not sent
+        self._due = 0  # number of the first record that may wait longer than the messages
+        self._connection = 0
+        self._finished = False
+        self._raw: queue.SimpleQueue[LearnerRecord | pb.FromLearner | threading.Event] = queue.SimpleQueue()
+        threading.Thread(target=self._pack, name=f"records-{learner}", daemon=True).start()
+
+    def send(self, event: LearnerToSyncer) -> None:
+        """Puts an event in."""
+        self.say(from_learner(event), presence=not isinstance(event, events.LearnerLost))
+
+    def say(self, message: pb.FromLearner, presence: bool = False) -> None:
+        """Puts a message in; `presence`: one that shows the syncer where the learner stands."""
+        kind = message.WhichOneof("kind")
+        with self._change:
+            if kind == "report":
+                others = [m for m in self._events if m.WhichOneof("kind") != "report"]
+                self.coalesced += len(self._events) - len(others)
+                self._events = collections.deque(others)
+            if len(self._events) >= MOST_EVENTS:
+                self._events.popleft()
+            self._events.append(message)
+            if presence and kind != "ready":
+                self._presence = message
+            self._change.notify_all()
+
+    def say_after_records(self, message: pb.FromLearner) -> None:
+        """Puts a message in that goes out only after every record that was put in before."""
+        self._raw.put(message)
+
+    def record(self, record: LearnerRecord) -> None:
+        """Puts a record in; its metrics may still be on the devices."""
+        self._raw.put(record)
+
+    def position(self, position: dict[str, Any]) -> None:
+        """Keeps where the batches go on, in place of what was kept before."""
+        with self._change:
+            self._position = position
+
+    def taken(self, following: int) -> None:
+        """The syncer has all records before this number."""
+        with self._change:
+            while self._records and self._first < following:
+                self._records.popleft()
+                self._first += 1
+            self._sent = max(self._sent, self._first)
+            self._change.notify_all()
+
+    def connected(self) -> int:
+        """Begins anew on another connection, whose number it gives; the one before gets nothing any more."""
+        with self._change:
+            self._connection += 1
+            self._sent = self._first
+            if self._presence is not None and self._presence not in self._events:
+                self._events.append(self._presence)
+            self._change.notify_all()
+            return self._connection
+
+    def accepted(self) -> None:
+        """A syncer has let the learner in: the state goes out again."""
+        with self._change:
+            if self._state is not None:
+                self._records.append(self._state)
+                self._change.notify_all()
+
+    def disconnected(self) -> None:
+        """Ends what the present connection takes out."""
+        with self._change:
+            self._connection += 1
+            self._change.notify_all()
+
+    def finish(self, timeout: float) -> bool:
+        """Nothing more will be put in; waits until all records are confirmed. Whether they are."""
+        deadline = time.monotonic() + timeout
+        packed = threading.Event()
+        self._raw.put(packed)
+        packed.wait(timeout)
+        with self._change:
+            self._finished = True
+            self._change.notify_all()
+            while self._records and (left := deadline - time.monotonic()) > 0:
+                self._change.wait(left)
+            return not self._records
+
+    def messages(self, connection: int) -> Iterator[bytes]:
+        """What this connection sends; ends with it."""
+        while (message := self._next(connection)) is not None:
+            yield message.SerializeToString()
+
+    def _next(self, connection: int) -> pb.FromLearner | None:
+        with self._change:
+            while self._connection == connection:
+                unsent = self._first + len(self._records) - self._sent
+                now = time.monotonic()
+                if unsent and self._waiting_since is None:
+                    self._waiting_since = now
+                left = self._waiting_since + BATCH_EVERY - now if unsent else None
+                if unsent and self._sent < self._due:
+                    return self._batch()
+                if self._events:
+                    return self._events.popleft()
+                if unsent and (unsent >= BATCH or left <= 0 or self._finished):
+                    return self._batch()
+                self._change.wait(left)
+            return None
+
+    def _batch(self) -> pb.FromLearner:
+        start = self._sent - self._first
+        chosen = [self._records[i] for i in range(start, min(start + BATCH, len(self._records)))]
+        position = "" if self._position is None else json.dumps(self._position)
+        batch = pb.Records(first=self._sent, records=chosen, position=position)
+        self._sent += len(chosen)
+        self._waiting_since = None
+        return pb.FromLearner(records=batch)
+
+    def _pack(self) -> None:
+        """Turns records into messages, lest they keep device memory; the only thread that waits for it."""
+        while True:
+            record = self._raw.get()
+            if isinstance(record, threading.Event):
+                record.set()
+                continue
+            if isinstance(record, pb.FromLearner):
+                with self._change:
+                    self._due = self._first + len(self._records)
+                self.say(record)
+                continue
+            try:
+                message = record_message(record)
+            except Exception:  # of a device that has failed; the steps' own thread tells of it
+                self.unreadable += 1
+                continue
+            self._keep(message)
+
+    def _keep(self, message: pb.Record) -> None:
+        with self._change:
+            self._records.append(message)
+            if message.HasField("state_changed"):
+                self._state = message
+            if len(self._records) > self._most_records:
+                self._records.popleft()
+                self._first += 1
+                self._sent = max(self._sent, self._first)
+                self.given_up += 1
+                if self.given_up == 1:
+                    sentence = "records of steps were given up: the syncer was away too long"
+                    alarm = record_message(records.Alarm(sentence, time.time()))
+                    self._records.append(alarm)
+            if (self._first + len(self._records) - self._sent) % BATCH == 1:  # the first of those that wait
+                self._change.notify_all()

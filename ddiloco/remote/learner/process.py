@@ -1,0 +1,187 @@
+"""A learner as a process: a LearnerWorker whose syncer is at the other end of the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+
+from ddiloco.config import ConfigError
+from ddiloco.disk.snapshots.parts import parts_folder
+from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.observe import records
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.learner.donor import Donor, InnerFormat
+from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import terms_of
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.delivery import Leave
+from ddiloco.roles.learner_arrays import Equipment
+from ddiloco.roles.learner_worker import LearnerWorker
+from ddiloco.roles.returning import Origin, ReturningLearner
+from ddiloco.roles.snapshots.recording import LearnerRecording
+from ddiloco.roles.taping import Tapes
+from ddiloco.settings.experiment import Experiment, with_steps_of_tokens
+
+_TOLD_SECONDS = 30.0  # for the last records to be heard, when the syncer is there
+_PART_SECONDS = 20.0  # for a part of a snapshot to be written
+_ABANDONED_SECONDS = 2.0  # the same after the word to stop, when it may not be
+
+
+class LearnerProcess:
+    """This process as a learner. Which one may be said late: until then it is a spare, with all compiled."""
+
+    def __init__(self, experiment: Experiment, security: Security) -> None:
+        """`experiment` is the syncer's, in all that both decide by; `security` what the syncer asks for.
+
+        Raises:
+          ConfigError, DataError: what is asked for cannot be.
+        """
+        self._experiment, self._security = with_steps_of_tokens(experiment), security
+        self._assembly = Assembly(self._experiment)
+        self._equipment: Equipment | None = None
+
+    def compile(self) -> None:
+        """Gets all ready but for the learner's number; for learners that draw as many rows each."""
+        self._assembly.check_learner(0)
+        self._equipment = self._assembly.own_equipment(0)
+
+    def run(
+        self,
+        learner: int,
+        address: str,
+        stop: threading.Event,
+        note: Callable[[str], None],
+        folder: pathlib.Path | None = None,
+        workdir: pathlib.Path | None = None,
+    ) -> str | None:
+        """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
+
+        Args:
+          learner: its number, from 0; the number of its data shard too.
+          address: the syncer's, HOST:PORT.
+          stop: ends it early.
+          note: takes a line on what happens to the connection.
+          folder: where it keeps copies of its inner optimizer state; None: nowhere.
+          workdir: where its tape goes; None: it keeps none.
+
+        Returns:
+          Why the learner failed; None if it did not.
+
+        Raises:
+          ConfigError, DataError: what is asked for cannot be, or the syncer refuses the learner.
+        """
+        e, config = self._experiment, self._experiment.remote
+        if learner >= e.sync.num_learners:
+            told = f"is {learner}, but must be below config.sync.num_learners, {e.sync.num_learners}"
+            raise ConfigError(f"learner_id: {told}")
+        # A number above all that earlier processes of the learner came to: each took one more at a return,
+        # and none returned more than once a microsecond.
+        process = time.time_ns() // 1000
+        self._assembly.check_learner(learner)
+        terms = terms_of(e, self._assembly.layout)
+        donor = Donor(self._security, config.keepalive, config.donation_timeout)
+        port = donor.start(config.donor_host) if config.donor_host else 0
+        client = SyncerClient(address, learner, process, terms, self._security, config, note, port)
+        client.start()  # it connects while this thread compiles
+        equipment = self._equipped(learner)
+        while not client.accepted.wait(0.2):
+            if stop.is_set():
+                return None
+        failure = None
+        if client.refusal is None:
+            incarnation = max(process, client.newest_incarnation + 1)
+            core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
+            failure = self._train(core, equipment, client, donor, stop, folder, workdir)
+            client.finish(_ABANDONED_SECONDS if stop.is_set() else _TOLD_SECONDS)
+        if client.refusal is not None:
+            raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
+        return failure
+
+    def _equipped(self, learner: int) -> Equipment:
+        if self._equipment is None:
+            return self._assembly.own_equipment(learner)
+        return self._assembly.reassigned(self._equipment, learner)
+
+    def _train(
+        self,
+        core: LearnerCore,
+        equipment: Equipment,
+        client: SyncerClient,
+        donor: Donor,
+        stop: threading.Event,
+        folder: pathlib.Path | None,
+        workdir: pathlib.Path | None,
+    ) -> str | None:
+        config, record = self._experiment.remote, client.outbox.record
+        inner = InnerFormat(equipment.program.inner_leaves)
+        # Only who steps has something to give: learners that begin together shall not wait for each other.
+        recovery = ProcessRecovery(
+            client, inner, self._security, config, folder, lambda: donor.attach(worker.inbox, inner)
+        )
+        recovery.resume_data(equipment.batches)
+        returning = self._returning(core.learner, equipment, client, recovery, workdir)
+        returned = None if returning is None else returning.returned
+        tapes = Tapes(workdir, self._experiment, self._assembly.layout, record)
+        tape = tapes.learner(core.learner, core.incarnation, equipment, returned)
+        writer = None if workdir is None else PartWriter(parts_folder(workdir / FOLDER))
+        worker = LearnerWorker(
+            core,
+            equipment,
+            client.outbox.send,
+            record,
+            recovery,
+            tape,
+            LearnerRecording(core.learner, writer, client.tell_of_snapshot),
+            returning,
+        )
+        client.attach(worker)
+        with contextlib.ExitStack() as stack:
+            stack.callback(donor.stop)
+            if writer is not None:
+                stack.callback(writer.close, _PART_SECONDS)
+            if folder is not None and config.checkpoint_every:
+                copies = Checkpointer(worker.inbox, inner, folder, config.checkpoint_every, record)
+                copies.start()
+                stack.callback(copies.stop, _ABANDONED_SECONDS)
+            worker.start()
+            _wait(worker, stop)
+        return worker.failure
+
+    def _returning(
+        self,
+        learner: int,
+        equipment: Equipment,
+        client: SyncerClient,
+        recovery: ProcessRecovery,
+        workdir: pathlib.Path | None,
+    ) -> ReturningLearner | None:
+        """What the snapshot that the run goes on from has of the learner, if this process is to take it up.
+
+        A learner that the snapshot has nothing of joins anew, with the inner state of another one; one that
+        cannot read it joins anew too, with an alarm.
+        """
+        if not client.resume_from or workdir is None:
+            return None
+        try:
+            snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from)
+            origin = Origin(snapshot, self._experiment, self._assembly.layout)
+            returning = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
+            if returning is None:
+                recovery.donated = origin.donated()
+            return returning
+        except SnapshotError as error:
+            client.outbox.record(records.Alarm(f"{error}: the learner joins anew", time.time()))
+            return None
+
+
+def _wait(worker: LearnerWorker, stop: threading.Event) -> None:
+    told = False
+    while not worker.join(0.2):
+        if stop.is_set() and not told:
+            told = True
+            worker.inbox.put(Leave())

@@ -1,0 +1,169 @@
+"""How a learner's process takes over where another left off: inner optimizer state and position in the data.
+
+In order: a healthy peer's inner state, the learner's own last copy on disk, that of another learner in the
+snapshot that the run goes on from, a fresh one.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import pathlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import grpc
+
+from ddiloco.observe import records
+from ddiloco.remote.learner import inner_files
+from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.learner.donor import InnerFormat, fetch
+from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.security import Security
+from ddiloco.roles.delivery import Delivery, InnerState, InnerStateWanted
+from ddiloco.roles.learner_arrays import Batches
+from ddiloco.settings.remote import RemoteConfig
+
+_ASK_SECONDS = 5.0  # for the syncer to name the peers
+
+
+class Found(NamedTuple):
+    """An inner state and where it came from."""
+
+    state: InnerState | None
+    source: str  # "peer", "checkpoint", "snapshot" or "fresh"
+    seconds: float
+
+
+class ProcessRecovery:
+    """The `Recovery` of a learner that is a process of its own."""
+
+    def __init__(
+        self,
+        client: SyncerClient,
+        inner: InnerFormat,
+        security: Security,
+        config: RemoteConfig,
+        folder: pathlib.Path | None,
+        stepping: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`folder`: of the learner's own copies; None: none. `stepping`: called at the first step."""
+        self.donated: InnerState | None = None  # by a learner of the snapshot that the run goes on from
+        self._client, self._inner = client, inner
+        self._stepping: Callable[[], None] | None = stepping
+        self._security, self._config, self._folder = security, config, folder
+
+    def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
+        """What a learner welcomed with these versions goes on with; None: a fresh one."""
+        begun = time.monotonic()
+        state, source = self._from_peers(versions, begun + self._config.donation_timeout), "peer"
+        if state is None:
+            state, source = self._from_disk(), "checkpoint"
+        if state is None:
+            state, source = self.donated, "snapshot"
+        if state is None:
+            source = "fresh"
+        values = {
+            "inner_state": source,
+            "donor_step": None if state is None else state.step,
+            "bytes": 0 if state is None else self._inner.bytes,
+            "seconds": time.monotonic() - begun,
+        }
+        self._client.outbox.record(records.Noted("recovered", values, time.time()))
+        return state
+
+    def finished(self, position: dict[str, Any]) -> None:
+        """Tells the syncer where the batches go on."""
+        if self._stepping is not None:
+            self._stepping()
+            self._stepping = None
+        self._client.outbox.position(position)
+
+    def resume_data(self, batches: Batches) -> None:
+        """Has the batches go on where the syncer last heard that an earlier process was."""
+        if not self._client.position:
+            return
+        try:
+            batches.set_state(json.loads(self._client.position))
+        except Exception as error:  # whatever was kept for it, the learner must not die of it
+            told = f"its data begins anew: {type(error).__name__}: {f'{error} '.splitlines()[0][:300]}"
+            self._client.outbox.record(records.Alarm(told, time.time()))
+
+    def _from_peers(self, versions: tuple[int, ...], deadline: float) -> InnerState | None:
+        keepalive = self._config.keepalive
+        for address in self._client.peers(_ASK_SECONDS):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            try:
+                return fetch(address, versions, self._inner, self._security, keepalive, left)
+            except WireError as error:
+                values = {"reason": f"peer: {error.reason}"}
+                self._client.outbox.record(records.Noted("drop", values, time.time()))
+            except grpc.RpcError:
+                continue
+        return None
+
+    def _from_disk(self) -> InnerState | None:
+        if self._folder is None:
+            return None
+        try:
+            return inner_files.load(self._folder, self._inner)
+        except inner_files.InnerFileError as error:
+            self._client.outbox.record(records.Alarm(str(error), time.time()))
+            return None
+
+
+class Checkpointer:
+    """Keeps a recent copy of the learner's inner state on disk, in a thread of its own."""
+
+    def __init__(
+        self,
+        inbox: queue.SimpleQueue[Delivery],
+        inner: InnerFormat,
+        folder: pathlib.Path,
+        every: float,
+        record: Callable[[Any], None],
+    ) -> None:
+        """`every`: seconds between two copies."""
+        self._inbox, self._inner, self._folder, self._every = inbox, inner, folder, every
+        self._record = record
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inner-checkpoints", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Ends the thread after the copy under way; whether it ended in time."""
+        self._stopping.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every):
+            answer: concurrent.futures.Future[InnerState] = concurrent.futures.Future()
+            self._inbox.put(InnerStateWanted((), answer))
+            with contextlib.suppress(concurrent.futures.CancelledError):
+                state = self._awaited(answer)
+                if state is not None:
+                    self._save(state)
+
+    def _awaited(self, answer: concurrent.futures.Future[InnerState]) -> InnerState | None:
+        while not self._stopping.is_set():
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                return answer.result(0.2)
+        answer.cancel()
+        return None
+
+    def _save(self, state: InnerState) -> None:
+        try:
+            inner_files.save(self._folder, self._inner, state)
+        except OSError as error:
+            told = f"{self._folder}: {error.strerror or error}: the inner optimizer state is not kept"
+            self._record(records.Alarm(told, time.time()))

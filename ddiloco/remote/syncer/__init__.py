@@ -1,0 +1,1 @@
+"""The syncer's end of the wire."""

@@ -1,0 +1,107 @@
+"""Takes the records that learners send: each once, though a broken connection has them sent again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import records
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.record_messages import learner_record
+
+OVER = (State.FINISHED, State.FAILED)
+MOST_REPLACED = 64  # processes of one learner that are remembered after another took their place
+
+
+class _Learner:
+    def __init__(self, process: int) -> None:
+        self.process = process
+        self.next = 0  # number of the record that is awaited
+        self.lost_at: float | None = None
+        self.state: State | None = None
+
+
+class RecordIntake:
+    """Knows how far each learner's process has come with its records, and how it ended.
+
+    A process whose connection is lost may step on: what it did meanwhile it tells when it is back. Only when
+    another process has taken its place, or the run is over, is it known to have died when it was lost.
+
+    Of two processes that is the newer which is heard of later, whatever their clocks say. A syncer that
+    begins anew may first hear of the newer one: it has its place back once the other is gone.
+    """
+
+    def __init__(self, record: Callable[[object], None]) -> None:
+        self.tokens = 0  # of all learners
+        self._record = record
+        self._lock = threading.Lock()
+        self._learners: dict[int, _Learner] = {}
+        self._replaced: dict[int, dict[int, _Learner]] = {}  # by learner and process
+
+    def joined(self, learner: int, process: int) -> None:
+        """A process has connected, for the first time or again."""
+        now = time.time()
+        with self._lock:
+            known = self._learners.get(learner)
+            replaced = self._replaced.setdefault(learner, {})
+            if known is not None and known.process == process:
+                known.lost_at = None
+                return
+            if process in replaced and (known.lost_at is None or process < known.process):
+                return  # it lingers, and does not know yet that another has its place
+            if known is not None:
+                self._died(learner, known, now)
+                replaced[known.process] = known
+            came = replaced.pop(process, None) or _Learner(process)
+            came.lost_at = came.state = None
+            self._learners[learner] = came
+            if len(replaced) > MOST_REPLACED:
+                del replaced[next(iter(replaced))]
+            self._record(records.StateChanged(learner, State.STARTING, now))
+
+    def lost(self, learner: int, process: int) -> None:
+        """The process's connection has ended."""
+        with self._lock:
+            known = self._learners.get(learner)
+            if known is not None and known.process == process:
+                known.lost_at = time.time()
+
+    def take(self, learner: int, process: int, message: pb.Records) -> int:
+        """Passes on those records that are new; the number of the next one awaited.
+
+        Raises:
+          WireError: a record cannot be read; those before it are taken.
+        """
+        with self._lock:
+            known = self._learners.get(learner)
+            if known is None or known.process != process:
+                raise WireError("records of another process")
+            for number, entry in enumerate(message.records, message.first):
+                if number >= known.next:
+                    self._take(known, learner_record(entry, learner))
+                    known.next = number + 1
+            return known.next
+
+    def end(self) -> None:
+        """The run is over: who is not connected and has not finished has died."""
+        now = time.time()
+        with self._lock:
+            for learner, known in self._learners.items():
+                if known.lost_at is not None:
+                    self._died(learner, known, now)
+
+    def _take(self, known: _Learner, record: object) -> None:
+        if isinstance(record, records.StepDone):
+            self.tokens += record.tokens
+        if isinstance(record, records.StateChanged):
+            known.state = record.state
+        self._record(record)
+
+    def _died(self, learner: int, known: _Learner, now: float) -> None:
+        if known.state not in OVER:
+            known.state = State.FAILED
+            at = now if known.lost_at is None else known.lost_at
+            self._record(records.StateChanged(learner, State.FAILED, at))

@@ -1,0 +1,167 @@
+"""The syncer as a process: a SyncerWorker whose learners come over the wire."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from ddiloco.disk.durable import DurableState
+from ddiloco.disk.snapshots.store import FOLDER, Snapshot
+from ddiloco.observe import records
+from ddiloco.outer.fragments import assemble
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.remote.syncer.positions import Positions
+from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
+from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import terms_of
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.delivery import Pieces
+from ddiloco.roles.evaluator import Evaluator
+from ddiloco.roles.outcome import Outcome
+from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
+from ddiloco.roles.syncer_worker import SyncerWorker
+from ddiloco.roles.taping import Tapes
+from ddiloco.training.evaluation import Score
+from ddiloco.training.mesh import MeshConfig, carve
+
+_LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
+
+
+class SyncerRun:
+    """One run of the decoupled family, seen from its syncer; learners come and go as they please."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+        address: str,
+        security: Security,
+        durable: DurableState,
+        resumed: bool,
+        alone: bool = False,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        """Listens on `address`, HOST:PORT, from now on; `run` begins to answer.
+
+        Raises:
+          ConfigError: the address cannot be had.
+          DataError: the snapshot is of other data.
+          DurableStateError: what an earlier syncer left cannot be gone on with.
+          SnapshotError: the snapshot has been damaged since it was opened.
+        """
+        e = assembly.experiment
+        positions = Positions(durable.folder)
+        if snapshot is not None:
+            begin_from(snapshot, assembly, durable, positions)
+        start = durable.load() if resumed or snapshot is not None else None
+        self._assembly = assembly
+        self._record = record
+        self._stop, self._alone = stop, alone
+        if start is None:
+            initial = assembly.initial_parameters()
+        else:
+            initial = assemble(assembly.layout, [fragment.pieces for fragment in start.fragments])
+        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        if start is None:
+            durable.begin(self._model)
+        else:
+            start.restore(self._model)
+            record(records.Resumed(start.state.versions, time.time()))
+        core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
+        workdir = durable.folder.parent
+        resumed_from = ResumedFrom.load(durable.folder) if start is not None else None
+        snapshot_name = None if resumed_from is None else resumed_from.name
+        tape = Tapes(workdir, e, assembly.layout, record).syncer(core.state(), self._model, snapshot_name)
+        self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
+        if e.snapshot.every:
+            header, send = snapshot_header(e, assembly.layout), self._syncer.send
+            keep_also = snapshot_name if e.tape.enabled else None
+            taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record, keep_also)
+            self._syncer.take_snapshots(taker)
+        if start is not None:
+            positions.load()
+        self._server = SyncerServer(
+            terms_of(e, assembly.layout),
+            security,
+            e.remote,
+            self._syncer.connect,
+            self._syncer.send,
+            record,
+            positions,
+            resumed_from,
+        )
+        self._server.know(core.state().incarnations)
+        self._server.start(address)  # learners compile while this process does
+        self._scorer: Callable[[Mapping[str, Any]], Score] | None = None
+        self._evaluator = Evaluator(self._score, e.eval.every, self._tokens_so_far, record)
+        if not resumed:  # else learners wait: the first merge and evaluation compile for themselves
+            self._model.compile()
+            self._evaluator.evaluate(core.step, self._model.parameters())
+
+    def run(self) -> Outcome:
+        """Merges to the last step, or until `stop` is set; without learners it waits for some."""
+        self._evaluator.start()
+        if not self._alone:
+            self._serve()
+        self._server.stop(_LEAVE_SECONDS)
+        self._syncer.stop(_LEAVE_SECONDS)
+        self._evaluator.stop(_LEAVE_SECONDS)
+        params, step = self._model.parameters(), self._syncer.core.step
+        loss = self._evaluator.evaluate(step, params)
+        return Outcome(params, step, loss, self._alone or self._syncer.core.finished, self._failure())
+
+    def _serve(self) -> None:
+        self._server.open()
+        self._server.gather(self._assembly.experiment.remote.gather, self._stop)
+        self._syncer.start()
+        while not (self._syncer.ended.is_set() or self._stop.is_set()):
+            self._syncer.ended.wait(0.2)
+
+    def _score(self, params: Mapping[str, Any]) -> Score:
+        """Of held-out data; for one thread at a time."""
+        if self._scorer is None:
+            self._scorer = self._assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
+        return self._scorer(params)
+
+    def _failure(self) -> str | None:
+        if self._syncer.failure is not None:
+            return f"the syncer failed: {self._syncer.failure}"
+        if self._evaluator.failure is not None:
+            return f"an evaluation failed {self._evaluator.failure}"
+        return None
+
+    def _committed(self, step: int, fragments: list[Pieces]) -> None:
+        if step < self._assembly.experiment.train.steps:  # the last one is scored when all is over
+            self._evaluator.offer(step, lambda: assemble(self._model.layout, fragments))
+
+    def _tokens_so_far(self) -> int:
+        return self._server.intake.tokens
+
+
+def run_syncer(
+    assembly: Assembly,
+    record: Callable[[Any], None],
+    stop: threading.Event,
+    snapshot: Snapshot | None,
+    *,
+    address: str,
+    security: Security,
+    folder: pathlib.Path,
+    resumed: bool,
+    alone: bool = False,
+) -> Outcome:
+    """Makes and runs a SyncerRun, whose durable state is in `folder`; a resumed one goes on from there.
+
+    With a snapshot the durable state is made anew from that, and learners come back with what it has of them.
+    `alone`: all learners have left after their last step, so that only the result is to be saved.
+    """
+    durable = DurableState(folder, assembly.layout, record, stop)
+    return SyncerRun(assembly, record, stop, address, security, durable, resumed, alone, snapshot).run()

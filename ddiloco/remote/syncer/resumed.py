@@ -1,0 +1,70 @@
+"""Which snapshot a run of processes goes on from, kept for the syncer that follows one that dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+
+from ddiloco.config import ConfigError
+from ddiloco.disk import array_file
+from ddiloco.disk.durable import DurableState
+from ddiloco.disk.snapshots.store import Snapshot
+from ddiloco.disk.tape.header import SnapshotName
+from ddiloco.remote.syncer.positions import Positions
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.returning import Origin
+
+_NAME = "resumed_from.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumedFrom:
+    """A snapshot, and by learner the newest incarnation that it knows of."""
+
+    name: SnapshotName
+    incarnations: Mapping[int, int]
+
+    def number_for(self, learner: int, newest_incarnation: int) -> int:
+        """The snapshot's number for a learner that has not come back since; 0 for one that has."""
+        return self.name.number if newest_incarnation <= self.incarnations.get(learner, 0) else 0
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Keeps it in the syncer's folder; raises OSError."""
+        incarnations = {str(m): i for m, i in self.incarnations.items()}
+        told = {"snapshot": dataclasses.asdict(self.name), "incarnations": incarnations}
+        array_file.replace(folder / _NAME, [json.dumps(told).encode()])
+
+    @classmethod
+    def load(cls, folder: pathlib.Path) -> ResumedFrom | None:
+        """What `save` kept; None if there is nothing, or it cannot be read: then all join anew."""
+        try:
+            told = json.loads((folder / _NAME).read_text())
+            name = SnapshotName(int(told["snapshot"]["number"]), str(told["snapshot"]["sha256"]))
+            return cls(name, {int(m): int(i) for m, i in told["incarnations"].items()})
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return None
+
+
+def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState, positions: Positions) -> None:
+    """Makes the syncer's durable state what the snapshot has of it, and the positions those of its learners.
+
+    Raises:
+      ConfigError: the disk refuses.
+      DataError: the snapshot is of other data.
+      SnapshotError: it has been damaged since it was opened.
+    """
+    e = assembly.experiment
+    origin = Origin(snapshot, e, assembly.layout)
+    known = dict(origin.start.state.incarnations)
+    known |= {m: max(known.get(m, 0), origin.incarnation(m) - 1) for m in origin.learners}
+    try:
+        durable.replace(origin.start)
+        ResumedFrom(snapshot.name, known).save(durable.folder)
+        for m, position in enumerate(origin.positions(e.sync.num_learners)):
+            if position is not None:
+                positions.put(m, json.dumps(position))
+        positions.flush()
+    except OSError as error:
+        raise ConfigError(f"workdir: {durable.folder}: cannot be written to: {error.strerror}") from None

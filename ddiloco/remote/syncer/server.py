@@ -1,0 +1,371 @@
+"""The syncer's end of the wire: a gRPC server that turns calls into events, and links into calls."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import secrets
+import threading
+import time
+import traceback
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+
+import grpc
+
+from ddiloco.observe import records
+from ddiloco.protocol import events
+from ddiloco.remote.syncer.intake import RecordIntake
+from ddiloco.remote.syncer.positions import Positions
+from ddiloco.remote.syncer.resumed import ResumedFrom
+from ddiloco.remote.syncer.session import Session
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.downlink import NewestFragments
+from ddiloco.remote.wire.event_messages import contribution_of, learner_event
+from ddiloco.remote.wire.payload import receive
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
+from ddiloco.remote.wire.terms import Terms
+from ddiloco.roles.delivery import Leave
+from ddiloco.roles.snapshots.messages import SnapshotMessage
+from ddiloco.roles.syncer_worker import LearnerLink
+from ddiloco.settings.remote import RemoteConfig
+
+FURTHEST_AHEAD = 1 << 41  # microseconds, 25 days: a larger incarnation would keep out every later process
+MOST_CONNECTIONS = 16  # of one learner, the bound of RemoteConfig.connections
+
+
+class SyncerServer:
+    """Listens for learners; every connection is a session, and a session is their link.
+
+    Memory by learner: one fragment for each pull that is under way, and what gRPC holds of one message.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        security: Security,
+        config: RemoteConfig,
+        connect: Callable[[int, int, LearnerLink], None],
+        send: Callable[[events.SyncerEvent | SnapshotMessage], None],
+        record: Callable[[object], None],
+        positions: Positions | None = None,
+        resumed_from: ResumedFrom | None = None,
+    ) -> None:
+        """`connect` and `send` are those of a SyncerWorker, or do the same.
+
+        `resumed_from`: the snapshot that the run goes on from, if it does.
+        """
+        self.intake = RecordIntake(record)
+        self.positions = positions or Positions(None)
+        self._resumed_from = resumed_from
+        self._terms, self._security = terms, security
+        self._connect, self._send, self._record = connect, send, record
+        self._handshake = config.handshake
+        self._lock = threading.Lock()
+        self._over = False
+        self._open = threading.Event()  # until then what learners say stays in their outboxes
+        self._sessions: dict[str, Session] = {}
+        self._newest_incarnation: dict[int, int] = {}
+        self._newest = NewestFragments()
+        self._pull_numbers = itertools.count(1)
+        self._changed = threading.Condition(self._lock)  # of the two above
+        calls = (terms.num_learners + 4) * (2 + 2 * MOST_CONNECTIONS)
+        self._server = grpc.server(
+            concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
+            options=wire.options(config.keepalive),
+            maximum_concurrent_rpcs=calls,
+        )
+        handlers = {
+            "Control": grpc.stream_stream_rpc_method_handler(self._control),
+            "Updates": grpc.unary_stream_rpc_method_handler(self._updates),
+            "Push": grpc.stream_unary_rpc_method_handler(self._push),
+            "Peers": grpc.unary_unary_rpc_method_handler(self._peers),
+        }
+        service = wire.CONTROL.split("/")[1]
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+    def start(self, address: str) -> int:
+        """Listens on HOST:PORT; the port, which is a free one if 0 was asked for.
+
+        Raises:
+          ConfigError: the address cannot be had.
+        """
+        port = self._security.listen(self._server, address)
+        self._server.start()
+        return port
+
+    def open(self) -> None:
+        """Begins to hear what learners say; who connected before was let in, and has waited with it."""
+        self._open.set()
+
+    def know(self, incarnations: Sequence[tuple[int, int]]) -> None:
+        """Tells of (learner, newest incarnation) of an earlier syncer, above which new processes begin."""
+        with self._lock:
+            for learner, incarnation in incarnations:
+                self._hear(learner, incarnation)
+
+    def gather(self, patience: float, stop: threading.Event) -> None:
+        """Waits until all learners have joined, `patience` seconds have passed since the first, or `stop`.
+
+        Where a run goes on from a snapshot they have to come back: what one holds would be overwritten
+        unmerged if a round went on without it.
+        """
+        deadline = None
+        with self._lock:
+            while (here := self._joined()) < self._terms.num_learners and not stop.is_set():
+                now = time.monotonic()
+                if deadline is None and here:
+                    deadline = now + patience
+                if deadline is not None and now >= deadline:
+                    return
+                self._changed.wait(0.2)
+
+    def _joined(self) -> int:
+        """How many learners have joined, since the snapshot if the run goes on from one."""
+        origin = self._resumed_from
+        known = self._newest_incarnation.items()
+        return sum(origin is None or not origin.number_for(learner, newest) for learner, newest in known)
+
+    def stop(self, timeout: float) -> bool:
+        """Tells all learners that the run is over, and ends once they have said goodbye; whether all did."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            self._over = True
+            self._open.set()
+            for session in self._sessions.values():
+                session.deliver(Leave())
+            while self._sessions and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            late = list(self._sessions.values())
+        for session in late:
+            self._end(session, "it did not leave in time")
+        self._server.stop(grace=1.0).wait(5.0)
+        self.intake.end()
+        self.positions.flush()
+        return not late
+
+    # One thread of gRPC for each call.
+
+    def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        self._admit(context)
+        begun = threading.Event()
+        timer = threading.Timer(self._handshake, lambda: begun.is_set() or context.cancel())
+        timer.daemon = True
+        timer.start()
+        try:
+            first = next(requests, b"")
+            begun.set()
+            session = self._welcome_session(first, context)
+        finally:
+            timer.cancel()
+        if not context.add_callback(lambda: self._end(session, "connection lost")):
+            self._end(session, "connection lost")
+        reader = threading.Thread(
+            target=self._read, args=(session, requests), name=f"wire-{session.learner}", daemon=True
+        )
+        reader.start()
+        yield from session.messages()
+        if session.reason.startswith("malformed"):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.reason)
+
+    def _updates(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        del request
+        yield from self._session(context).down.messages()
+
+    def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        session = self._session(context)
+        self._check_deadline(session, context)
+        answer = None
+        try:
+            header = parse(pb.UpHeader, next(requests, b""))
+            asked = session.answer_of(header.pull)
+            if asked is None:  # it came too late, or a second time
+                self._record(_drop(session.learner, "wire: unawaited fragment"))
+                context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment any longer")
+            fragment, answer = asked
+            contribution = contribution_of(header, session.learner, fragment)
+            arrays = receive(self._terms.up[fragment], header.size, requests)
+        except WireError as error:
+            self._count(session.learner, error)
+            if answer is not None:
+                answer.set_exception(ConnectionError(error.reason))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception as error:  # gRPC raises bare ones where a stream breaks, or a call was aborted
+            if answer is None:
+                raise
+            traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and it half a fragment
+            answer.set_exception(ConnectionError("the transfer broke"))
+            context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # raised, gRPC would print it
+        answer.set_result((contribution, arrays))
+        return b""
+
+    def _check_deadline(self, session: Session, context: grpc.ServicerContext) -> None:
+        """Sees that gRPC ends a push for which nobody waits any longer: it holds up to a fragment."""
+        left = context.time_remaining()
+        if left is None or left > 2 * self._terms.pull_timeout:
+            self._record(_drop(session.learner, "wire: push without a deadline"))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a push has a deadline, of the pull timeout")
+
+    def _peers(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Who may have an inner state to give, beginning with the learner after the one that asks."""
+        del request
+        own = self._session(context).learner
+        with self._lock:
+            others = [s for s in self._sessions.values() if s.learner != own and s.incarnation and s.donor]
+        others.sort(key=lambda s: ((s.learner - own) % self._terms.num_learners, -s.process))
+        return pb.Peers(addresses=[s.donor for s in others]).SerializeToString()
+
+    # Sessions.
+
+    def _admit(self, context: grpc.ServicerContext) -> None:
+        if not self._security.admits(context.invocation_metadata()):
+            self._record(_drop(None, "wire: wrong token"))
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the syncer asks for another join token")
+
+    def _session(self, context: grpc.ServicerContext) -> Session:
+        self._admit(context)
+        with self._lock:
+            name = wire.metadata_value(context.invocation_metadata(), wire.SESSION_KEY)
+            session = self._sessions.get(name)
+        if session is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such session")
+        return session
+
+    def _welcome_session(self, first: bytes, context: grpc.ServicerContext) -> Session:
+        """The session of a learner that fits this run; aborts the call otherwise."""
+        try:
+            message = parse(pb.FromLearner, first)
+            if message.WhichOneof("kind") != "hello":
+                raise WireError("unexpected message", "a connection begins with a hello")
+        except WireError as error:
+            self._count(None, error)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        hello = message.hello
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            self._record(_drop(None, "wire: join refused"))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+        session = Session(
+            secrets.token_hex(16),
+            hello.learner,
+            hello.process,
+            self._newest,
+            self._terms.pull_timeout,
+            self._pull_numbers,
+            donor_address(context.peer(), hello.donor_port),
+        )
+        with self._lock:
+            stale = [
+                s for s in self._sessions.values() if (s.learner, s.process) == (hello.learner, hello.process)
+            ]
+        for earlier in stale:
+            self._end(earlier, "connected anew")
+        self.intake.joined(hello.learner, hello.process)
+        with self._lock:
+            known = self._newest_incarnation.get(hello.learner, 0)
+            self._sessions[session.name] = session
+        origin = self._resumed_from
+        accepted = pb.Accepted(
+            session=session.name,
+            newest_incarnation=known,
+            position=self.positions.get(hello.learner),
+            resume_from=0 if origin is None else origin.number_for(hello.learner, known),
+        )
+        session.say(pb.ToLearner(accepted=accepted))
+        if self._over:  # it was away as the others were told
+            session.deliver(Leave())
+        return session
+
+    def _refusal(self, hello: pb.Hello) -> str | None:
+        """Why the learner does not fit this run, in a line."""
+        if hello.version != wire.VERSION:
+            return f"the syncer speaks version {wire.VERSION} of the wire, the learner {hello.version}"
+        if hello.fingerprint != self._terms.fingerprint:
+            return "the learner's model or fragments are not the syncer's: the layouts' fingerprints differ"
+        if hello.rules != self._terms.rules:
+            return "the learner's config.sync, train.steps or outer.codec is not the syncer's"
+        if hello.learner >= self._terms.num_learners:
+            return f"learner {hello.learner} is none of the {self._terms.num_learners} of this run"
+        return None
+
+    def _read(self, session: Session, requests: Iterator[bytes]) -> None:
+        reason = "connection lost"
+        try:
+            self._open.wait()
+            for data in requests:
+                if self._hear_message(session, parse(pb.FromLearner, data)):
+                    reason = events.LEFT
+                    break
+        except WireError as error:
+            self._count(session.learner, error)
+            reason = f"malformed: {error}"
+        except Exception as error:  # gRPC raises bare Exceptions where a stream breaks
+            reason = str(error).splitlines()[0] if str(error) else "connection lost"
+        finally:
+            self._end(session, reason)
+
+    def _hear_message(self, session: Session, message: pb.FromLearner) -> bool:
+        """Passes on what a learner says; whether it was its last word."""
+        match message.WhichOneof("kind"):
+            case "goodbye":
+                return True
+            case "records":
+                taken = self.intake.take(session.learner, session.process, message.records)
+                if message.records.position:
+                    self.positions.put(session.learner, message.records.position)
+                session.say(pb.ToLearner(records_taken=pb.RecordsTaken(next=taken)), replaces=True)
+            case "pull_failed":
+                asked = session.answer_of(message.pull_failed.pull)
+                if asked is not None and message.pull_failed.reason:
+                    asked[1].set_exception(ConnectionError(message.pull_failed.reason[:200]))
+                elif asked is not None:
+                    asked[1].set_result(None)
+            case "state_recorded" | "part_written":
+                self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
+            case _:
+                self._hear_event(session, learner_event(message, session.learner, self._terms.num_fragments))
+        return False
+
+    def _hear_event(self, session: Session, event: events.SyncerEvent) -> None:
+        report = event.report if isinstance(event, events.StepReported) else event
+        if report.incarnation > time.time_ns() // 1000 + FURTHEST_AHEAD:
+            raise WireError("incarnation beyond belief", str(report.incarnation))
+        if report.incarnation != session.incarnation:
+            self._connect(session.learner, report.incarnation, session)
+            session.incarnation = report.incarnation
+            with self._lock:
+                self._hear(session.learner, report.incarnation)
+        self._send(event)
+
+    def _hear(self, learner: int, incarnation: int) -> None:
+        known = self._newest_incarnation.get(learner, 0)
+        self._newest_incarnation[learner] = max(known, incarnation)
+        self._changed.notify_all()
+
+    def _end(self, session: Session, reason: str) -> None:
+        """Closes a session; the core hears that its learner is gone, for it cannot tell why."""
+        if not session.close(reason):
+            return
+        self.intake.lost(session.learner, session.process)
+        with self._lock:
+            self._sessions.pop(session.name, None)
+            self._changed.notify_all()
+        if session.incarnation:
+            self._send(events.LearnerLost(session.learner, session.incarnation, reason))
+
+    def _count(self, learner: int | None, error: WireError) -> None:
+        self._record(_drop(learner, f"wire: {error.reason}"))
+
+
+def donor_address(peer: str, port: int) -> str | None:
+    """HOST:PORT of the donor at `port` of the host that gRPC calls `peer`; None if there is none."""
+    kind, _, rest = peer.partition(":")
+    host = urllib.parse.unquote(rest).rpartition(":")[0]
+    return f"{host}:{port}" if kind in ("ipv4", "ipv6") and host and 0 < port < 65536 else None
+
+
+def _drop(learner: int | None, reason: str) -> records.Noted:
+    return records.Noted("drop", {"learner": learner, "reason": reason}, time.time())

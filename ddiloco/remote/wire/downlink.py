@@ -1,0 +1,169 @@
+"""What waits to be sent to a learner: numbers of fragments, so that a slow learner costs no memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddiloco.protocol import events
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.payload import chunks, payload_bytes
+from ddiloco.roles.delivery import Pieces, SnapshotBegun, UpdateDelivery, WelcomeDelivery
+
+
+class Version(NamedTuple):
+    """One version of a fragment."""
+
+    version: int
+    merged_step: int
+    pieces: Pieces
+
+
+class NewestFragments:
+    """The newest version of each fragment that the syncer has handed out; shared by all downlinks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: dict[int, Version] = {}
+
+    def put(self, fragment: int, version: Version) -> None:
+        """Keeps it unless a newer one is known."""
+        with self._lock:
+            known = self._newest.get(fragment)
+            if known is None or version.version >= known.version:
+                self._newest[fragment] = version
+
+    def get(self, fragment: int) -> Version:
+        """The newest; one must have been put."""
+        with self._lock:
+            return self._newest[fragment]
+
+
+class Downlink:
+    """The fragments that one learner still has to get, taken by as many streams as it has.
+
+    A fragment that is updated again before it was sent is sent once, in its newest version; so is one that
+    the syncer sends again while it is still under way here.
+    """
+
+    def __init__(self, newest: NewestFragments) -> None:
+        self._newest = newest
+        self._change = threading.Condition()
+        self._welcome = self._step = 0  # incarnation that is being welcomed, and the global step
+        self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
+        self._updates: dict[int, None] = {}  # in the order in which they became due
+        self._sent: dict[int, int] = {}  # version by fragment
+        self._snapshot: SnapshotBegun | None = None  # the newest that the learner was asked to be in
+        self._closed = False
+
+    def welcome(self, delivery: WelcomeDelivery) -> None:
+        """Sends all fragments anew, in place of what was to be sent.
+
+        A learner that asks again while its welcome is under way gets that one: it cannot be lost here.
+        """
+        event = delivery.event
+        for p, pieces in enumerate(delivery.fragments):
+            self._newest.put(p, Version(event.versions[p], event.merged_steps[p], pieces))
+        with self._change:
+            if event.incarnation == self._welcome:
+                return
+            self._welcome, self._step = event.incarnation, event.step
+            self._welcoming = list(range(len(delivery.fragments)))
+            self._updates.clear()
+            self._sent.clear()
+            self._change.notify_all()
+
+    def update(self, delivery: UpdateDelivery) -> None:
+        """Sends a fragment when its turn comes."""
+        event = delivery.event
+        self._newest.put(event.fragment, Version(event.version, event.step, delivery.pieces))
+        with self._change:
+            self._updates[event.fragment] = None
+            self._change.notify_all()
+
+    def begun(self, snapshot: SnapshotBegun) -> None:
+        """Has later versions carry the snapshot's number: they may come before the word that it has begun."""
+        with self._change:
+            self._snapshot = snapshot
+
+    def close(self) -> None:
+        """Ends the streams."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+    def messages(self) -> Iterator[bytes]:
+        """What one stream sends: a header, the chunks of its fragment, the next header; ends when closed."""
+        while (item := self._next()) is not None:
+            header, pieces = item
+            yield header.SerializeToString()
+            yield from chunks(pieces)
+            del item, pieces  # while nothing is due, no old version is held
+
+    def _next(self) -> tuple[pb.DownHeader, Pieces] | None:
+        with self._change:
+            while not self._closed:
+                if self._welcoming:
+                    return self._take(self._welcoming.pop(0), self._welcome)
+                if not self._updates:
+                    self._change.wait()
+                    continue
+                fragment = next(iter(self._updates))
+                del self._updates[fragment]
+                if self._newest.get(fragment).version > self._sent.get(fragment, -1):
+                    return self._take(fragment, 0)
+            return None
+
+    def _take(self, fragment: int, welcome: int) -> tuple[pb.DownHeader, Pieces]:
+        newest = self._newest.get(fragment)
+        self._sent[fragment] = newest.version
+        snapshot = self._snapshot
+        later = snapshot is not None and newest.version > snapshot.versions[fragment]
+        header = pb.DownHeader(
+            fragment=fragment,
+            version=newest.version,
+            merged_step=newest.merged_step,
+            size=payload_bytes(newest.pieces),
+            welcome=welcome,
+            step=self._step,
+            epoch=snapshot.number if later else 0,
+        )
+        return header, newest.pieces
+
+
+class Uplink:
+    """The learner's end of the updates: puts fragments together to deliveries. For several threads."""
+
+    def __init__(self, num_fragments: int) -> None:
+        self._lock = threading.Lock()
+        self._welcome = 0
+        self._step = 0
+        self._collected: dict[int, Version] = {}
+        self._num_fragments = num_fragments
+
+    def take(self, header: pb.DownHeader, pieces: Pieces) -> UpdateDelivery | WelcomeDelivery | None:
+        """The delivery that this fragment completes, if any; an unfinished older welcome is let go."""
+        arrived = Version(header.version, header.merged_step, pieces)
+        if not header.welcome:
+            event = events.UpdateArrived(header.fragment, header.version, header.merged_step)
+            return UpdateDelivery(event, pieces, header.epoch)
+        with self._lock:
+            if header.welcome < self._welcome:
+                return None
+            if header.welcome > self._welcome:
+                self._welcome, self._collected = header.welcome, {}
+            self._step = header.step
+            self._collected[header.fragment] = arrived
+            if len(self._collected) < self._num_fragments:
+                return None
+            fragments = [self._collected[p] for p in range(self._num_fragments)]
+            self._collected = {}
+        step = max(self._step, *(f.merged_step for f in fragments))
+        event = events.Welcomed(
+            header.welcome,
+            step,
+            tuple(f.version for f in fragments),
+            tuple(f.merged_step for f in fragments),
+        )
+        return WelcomeDelivery(event, [f.pieces for f in fragments])

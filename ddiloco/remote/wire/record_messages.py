@@ -1,0 +1,105 @@
+"""Records of a learner's run as messages of the wire, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import records
+from ddiloco.observe.scalars import as_json, numbers
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import MAX_TEXT, WireError
+from ddiloco.remote.wire.event_messages import LARGEST, LONGEST_REASON
+
+LONGEST_NOTE = 8 << 10  # bytes of JSON
+MOST_METRICS = 1024  # some models have one for each layer
+_NOTES: dict[str, dict[str, type]] = {  # what a learner may note, by name: the values and their kinds
+    "drop": {"reason": str},
+    "recovered": {"inner_state": str, "donor_step": float, "bytes": float, "seconds": float},
+}
+
+LearnerRecord = records.StepDone | records.StateChanged | records.Noted | records.LearnerDied | records.Alarm
+
+
+def record_message(record: LearnerRecord) -> pb.Record:
+    """The message of a record; waits for metrics that are still on the devices.
+
+    Raises:
+      TypeError: records of this kind do not travel.
+    """
+    match record:
+        case records.StepDone():
+            metrics = numbers(record.metrics)
+            done = pb.StepDone(step=record.step, time=record.time, tokens=record.tokens, metrics=metrics)
+            return pb.Record(step_done=done)
+        case records.StateChanged():
+            return pb.Record(state_changed=pb.StateChanged(state=record.state.value, time=record.time))
+        case records.Noted():
+            text = json.dumps(as_json(record.values))
+            return pb.Record(noted=pb.Noted(name=record.name, json=text, time=record.time))
+        case records.LearnerDied():
+            told = record.traceback[-MAX_TEXT // 4 :]  # a character has four bytes at most
+            return pb.Record(learner_died=pb.LearnerDied(time=record.time, traceback=told))
+        case records.Alarm():
+            return pb.Record(alarm=pb.Alarm(sentence=record.sentence[:MAX_TEXT], time=record.time))
+    raise TypeError(f"a {type(record).__name__} does not travel")
+
+
+def learner_record(message: pb.Record, learner: int) -> LearnerRecord:
+    """The record that a message holds; it is the learner's, whatever it says.
+
+    Raises:
+      WireError: it holds none that can be.
+    """
+    kind = message.WhichOneof("kind")
+    match kind:
+        case "step_done":
+            m = message.step_done
+            if m.step > LARGEST or m.tokens > LARGEST or len(m.metrics) > MOST_METRICS:
+                raise WireError("malformed record", "a step with numbers that cannot be")
+            return records.StepDone(learner, m.step, _time(m.time), m.tokens, dict(m.metrics))
+        case "state_changed":
+            m = message.state_changed
+            try:
+                return records.StateChanged(learner, State(m.state), _time(m.time))
+            except ValueError:
+                raise WireError("malformed record", f"no state is called {m.state[:40]!r}") from None
+        case "noted":
+            m = message.noted
+            if m.name not in _NOTES:  # all that a learner notes; the rest is for the syncer to say
+                raise WireError("malformed record", f"a note of {m.name[:40]!r}")
+            given = _values(m.json)
+            values = {name: _value(given.get(name), kind) for name, kind in _NOTES[m.name].items()}
+            return records.Noted(m.name, {"learner": learner, **values}, _time(m.time))
+        case "learner_died":
+            m = message.learner_died
+            return records.LearnerDied(learner, _time(m.time), m.traceback[-MAX_TEXT:])
+        case "alarm":
+            m = message.alarm
+            return records.Alarm(f"learner {learner}: {m.sentence[:MAX_TEXT]}", _time(m.time))
+    raise WireError("malformed record", "an empty one")
+
+
+def _time(seconds: float) -> float:
+    if not (math.isfinite(seconds) and 0 <= seconds < 1e11):
+        raise WireError("malformed record", f"at time {seconds}")
+    return seconds
+
+
+def _value(value: object, kind: type) -> str | float | None:
+    """The value if it is of the kind, a finite number or a short text; else None, or "unknown" for a text."""
+    if kind is str:
+        return value[:LONGEST_REASON] if isinstance(value, str) else "unknown"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number and math.isfinite(value) else None
+
+
+def _values(text: str) -> dict:
+    try:
+        values = json.loads(text) if len(text) <= LONGEST_NOTE else None
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise WireError("malformed record", "a note without values")
+    return values

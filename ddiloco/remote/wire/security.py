@@ -1,0 +1,133 @@
+"""Who may join: a token that both ends know, or mutual TLS; beyond loopback one of them is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import ipaddress
+import pathlib
+
+import grpc
+
+from ddiloco.config import ConfigError
+from ddiloco.remote.wire.agreement import metadata_value
+
+TOKEN_KEY = "authorization"
+PEER_NAME = "ddiloco-learner"  # in every learner's certificate, whatever its host
+FILES = ("ca.pem", "cert.pem", "key.pem")
+LEAST_TOKEN = 16  # characters
+
+
+@dataclasses.dataclass(frozen=True)
+class Security:
+    """What one end shows and asks for.
+
+    Attributes:
+      token: sent with every call, in the clear unless there is TLS; None: none is asked for.
+      tls: the authority's certificate, and this end's own certificate and key, in PEM; None: no TLS.
+    """
+
+    token: str | None = dataclasses.field(default=None, repr=False)
+    tls: tuple[bytes, bytes, bytes] | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a learner sends with each call."""
+        return () if self.token is None else ((TOKEN_KEY, f"Bearer {self.token}"),)
+
+    def admits(self, metadata: tuple | None) -> bool:
+        """Whether a call with this metadata has the token, in a time that tells nothing of it."""
+        if self.token is None:
+            return True
+        given = metadata_value(metadata, TOKEN_KEY)
+        return hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode())
+
+    def listen(self, server: grpc.Server, address: str) -> int:
+        """Binds the server to HOST:PORT; the port.
+
+        Raises:
+          ConfigError: the address cannot be had.
+        """
+        try:
+            if self.tls is None:
+                port = server.add_insecure_port(address)
+            else:
+                authority, certificate, key = self.tls
+                credentials = grpc.ssl_server_credentials(
+                    [(key, certificate)], root_certificates=authority, require_client_auth=True
+                )
+                port = server.add_secure_port(address, credentials)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise ConfigError(f"listen: {address}: cannot be listened on; is it free, and of this machine?")
+        return port
+
+    def channel(self, address: str, options: list[tuple[str, int]]) -> grpc.Channel:
+        """A channel to the syncer at HOST:PORT; it connects when it is used."""
+        if self.tls is None:
+            return grpc.insecure_channel(address, options)
+        authority, certificate, key = self.tls
+        credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+        return grpc.secure_channel(address, credentials, options)
+
+    def peer_channel(self, address: str, options: list[tuple[str, int]]) -> grpc.Channel:
+        """A channel to another learner: its certificate must be a learner's, its host may be any."""
+        named = [] if self.tls is None else [("grpc.ssl_target_name_override", PEER_NAME)]
+        return self.channel(address, [*options, *named])
+
+
+def load_security(token_file: str | None, tls: str | None) -> Security:
+    """Reads the token and the folder with ca.pem, cert.pem and key.pem (see scripts/make_certs.sh).
+
+    Raises:
+      ConfigError: a file cannot be read, or the token is short.
+    """
+    token = None
+    if token_file is not None:
+        token = _read(token_file, "token_file").decode(errors="replace").strip()
+        if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
+            raise ConfigError(
+                f"token_file: {token_file}: must hold one line of at least {LEAST_TOKEN} ASCII characters"
+            )
+    files = None
+    if tls is not None:
+        authority, certificate, key = (_read(str(pathlib.Path(tls) / name), "tls") for name in FILES)
+        files = (authority, certificate, key)
+    return Security(token, files)
+
+
+def check_address(address: str, flag: str) -> str:
+    """The address, HOST:PORT.
+
+    Raises:
+      ConfigError: it is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{flag}: is {address!r}, but must be HOST:PORT")
+    return address
+
+
+def check_reach(address: str, security: Security) -> None:
+    """Sees that nobody beyond this machine can join unasked.
+
+    Raises:
+      ConfigError: the address is not of the loopback, and there is neither token nor TLS.
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and security.token is None and security.tls is None:
+        raise ConfigError(
+            f"listen: {address} can be reached from other machines, which needs --token_file or --tls"
+        )
+
+
+def _read(path: str, flag: str) -> bytes:
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag}: {path}: cannot be read: {error.strerror}") from None

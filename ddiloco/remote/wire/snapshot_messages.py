@@ -1,0 +1,65 @@
+"""What a learner tells about snapshots, as messages of the wire, and back."""
+
+from __future__ import annotations
+
+import json
+
+from ddiloco.disk.snapshots.store import PartFiles
+from ddiloco.protocol.clocks import VectorClock
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import CHUNK_BYTES, WireError
+from ddiloco.remote.wire.event_messages import LONGEST_REASON, checked_number, checked_numbers
+from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
+
+
+def snapshot_message(message: SnapshotMessage, num_fragments: int) -> pb.FromLearner:
+    """The message of what a learner tells; whose it is, the connection says."""
+    match message:
+        case StateRecorded(clock=None):
+            told = pb.StateRecorded(snapshot=message.number, incarnation=message.incarnation)
+            return pb.FromLearner(state_recorded=told)
+        case StateRecorded(clock=clock):
+            told = pb.StateRecorded(
+                snapshot=message.number,
+                incarnation=message.incarnation,
+                recorded=True,
+                step=clock.learners[message.learner][1],
+                versions=[clock.version(p) for p in range(num_fragments)],
+            )
+            return pb.FromLearner(state_recorded=told)
+        case PartWritten():
+            files = "" if message.files is None else json.dumps(message.files.to_json())
+            problem = message.problem
+            if len(files) > CHUNK_BYTES:
+                files, problem = "", f"the part has {len(message.files.files)} files, too many to tell of"
+            written = pb.PartWritten(snapshot=message.number, files=files, problem=problem[:LONGEST_REASON])
+            return pb.FromLearner(part_written=written)
+
+
+def told_of_snapshot(message: pb.FromLearner, learner: int, num_fragments: int) -> SnapshotMessage:
+    """What a learner tells about a snapshot.
+
+    Raises:
+      WireError: the message is about none, or holds what cannot be.
+    """
+    match message.WhichOneof("kind"):
+        case "state_recorded":
+            m = message.state_recorded
+            number, incarnation = checked_number(m.snapshot), checked_number(m.incarnation)
+            if not m.recorded:
+                return StateRecorded(learner, incarnation, number, None)
+            versions = dict(enumerate(checked_numbers(m.versions, num_fragments)))
+            own = {learner: (incarnation, checked_number(m.step))}
+            clock = VectorClock(own, {p: version for p, version in versions.items() if version})
+            return StateRecorded(learner, incarnation, number, clock)
+        case "part_written":
+            m = message.part_written
+            number = checked_number(m.snapshot)
+            if not m.files:
+                return PartWritten(learner, number, None, m.problem[:LONGEST_REASON] or "no reason given")
+            try:
+                return PartWritten(learner, number, PartFiles.from_json(json.loads(m.files)))
+            except (ValueError, RecursionError):
+                raise WireError("malformed part") from None
+        case kind:
+            raise WireError("unexpected message", f"{kind or 'an empty one'} where a snapshot's must be")

@@ -1,0 +1,1 @@
+"""The replay driver: a recorded run done again from its tapes, and questions put to it."""

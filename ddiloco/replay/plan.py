@@ -1,0 +1,382 @@
+"""What the arrays of a run went through, in each actor's order, as its core decides on what it was told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, InnerOrigin, Pulled
+from ddiloco.disk.tape.file import TapeError
+from ddiloco.disk.tape.reading import RunTapes, Tape
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.errors import LocalProtocolError
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.syncer import SyncerCore
+
+BEFORE = -1
+"""The place of what is done before the first entry of a tape."""
+
+
+class VersionId(NamedTuple):
+    """A version of a fragment."""
+
+    fragment: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"version {self.version} of fragment {self.fragment}"
+
+
+class SnapshotId(NamedTuple):
+    """A fragment as a learner's process held it after a step.
+
+    `since` is the incarnation under which the process was last welcomed: then its steps may go back.
+    """
+
+    learner: int
+    process: int
+    since: int
+    fragment: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"learner {self.learner}'s snapshot of fragment {self.fragment} at step {self.step}"
+
+
+Key = VersionId | SnapshotId | InnerOrigin
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One thing done to arrays; `entry` is the place on the tape that it follows from."""
+
+    entry: int
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        """What must be there."""
+        return ()
+
+    @property
+    def makes(self) -> Key | None:
+        """What is there then."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Adopt(Work):
+    """A learner loads all fragments, and an inner state: a fresh one where `inner` is None."""
+
+    versions: tuple[int, ...]
+    inner: InnerOrigin | None
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        versions = tuple(VersionId(p, v) for p, v in enumerate(self.versions))
+        return versions if self.inner is None else (*versions, self.inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class Return(Work):
+    """A learner loads what its part of the snapshot holds, from which the run goes on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Work):
+    """A learner steps under an incarnation; `clock` steps were before, and its batch has so many tokens."""
+
+    clock: int
+    tokens: int
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Take(Work):
+    """A learner takes a snapshot."""
+
+    snapshot: SnapshotId
+    contribution: Contribution
+
+    @property
+    def makes(self) -> Key:
+        return self.snapshot
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply(Work):
+    """A learner applies an update; `pulled`: the snapshot that the syncer had, where its error feeds back."""
+
+    fragment: int
+    version: int
+    mixing: float
+    pulled: SnapshotId | None = None
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        needs: tuple[Key, ...] = (VersionId(self.fragment, self.version),)
+        return needs if self.pulled is None else (*needs, self.pulled)
+
+
+@dataclasses.dataclass(frozen=True)
+class Give(Work):
+    """A learner gives a copy of its inner state."""
+
+    origin: InnerOrigin
+
+    @property
+    def makes(self) -> Key:
+        return self.origin
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge(Work):
+    """The syncer makes a version; `sha256` is None where none is noted."""
+
+    process: int
+    round: RoundId
+    version: int
+    given: tuple[tuple[SnapshotId, Contribution], ...]
+    sha256: bytes | None = None
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        return tuple(snapshot for snapshot, _ in self.given)
+
+    @property
+    def makes(self) -> Key:
+        return VersionId(self.round.fragment, self.version)
+
+
+class Told(NamedTuple):
+    """An event, with what its core decided on it; of what is no event, `decided` is empty."""
+
+    now: float | None
+    thing: Any
+    decided: Sequence[Any]
+
+
+@dataclasses.dataclass
+class Actor:
+    """A process of a learner, or all processes of the syncer one after another."""
+
+    name: str
+    tapes: list[Tape]
+    works: list[Work]
+    told: list[list[Told]]  # by tape
+
+
+@dataclasses.dataclass
+class Plan:
+    """What every actor did."""
+
+    learners: list[Actor]
+    syncer: Actor
+
+    @property
+    def actors(self) -> list[Actor]:
+        """All of them, the syncer last."""
+        return [*self.learners, self.syncer]
+
+    @property
+    def given(self) -> set[Key]:
+        """What is there from the start: the first versions, and inner states in a snapshot."""
+        versions = self.syncer.tapes[0].header.state.versions
+        needs = {key for actor in self.learners for work in actor.works for key in work.needs}
+        inner = {key for key in needs if isinstance(key, InnerOrigin) and key.in_snapshot}
+        return {VersionId(p, version) for p, version in enumerate(versions)} | inner
+
+
+def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> Plan:
+    """Runs every core over its tape.
+
+    Raises:
+      TapeError: a tape tells what its core cannot have been told, or tapes contradict each other.
+    """
+    learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
+    syncer = _Syncer(tapes, policy, total_steps, _adoptions(learners))
+    return Plan(learners, syncer.actor())
+
+
+def without_needless(plan: Plan) -> Plan:
+    """The plan without snapshots, gifts and last steps from which nothing of the global model follows."""
+    wanted = {key for actor in plan.actors for work in actor.works for key in work.needs}
+    learners = []
+    for actor in plan.learners:
+        works = [w for w in actor.works if w.makes is None or w.makes in wanted]
+        last = max((i for i, w in enumerate(works) if w.makes is not None), default=-1)
+        learners.append(dataclasses.replace(actor, works=works[: last + 1]))
+    return dataclasses.replace(plan, learners=learners)
+
+
+def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
+    """What one process of a learner did. Raises TapeError: its core cannot have been told this."""
+    h = tape.header
+    core = LearnerCore(h.learner, h.process, policy, total_steps)
+    works: list[Work] = []
+    if h.returned is not None:
+        works = [Return(BEFORE), *_offered(core, tape)]
+    told: list[Told] = []
+    welcome: actions.AdoptAll | None = None  # of which it is not yet known what inner state came with it
+    since = h.process
+    for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
+        decided: Sequence[Any] = ()
+        clock = core.clock
+        match thing:
+            case Adopted(origin=origin, fresh=fresh):
+                if welcome is None or (origin is None and not fresh):
+                    raise TapeError(f"{tape.path}: entry {i}: an inner state of which it is not known whose")
+                works.append(Adopt(i, welcome.versions, origin))
+                welcome, since = None, core.incarnation
+            case Gave(number=number):
+                works.append(Give(i, InnerOrigin(h.learner, h.process, number)))
+            case Pulled(fragment=p, step=step):
+                at = max((k for k, w in enumerate(works) if isinstance(w, Apply)), default=None)
+                if at is None or works[at].fragment != p:
+                    raise TapeError(f"{tape.path}: entry {i}: a snapshot was pulled, but of no update")
+                pulled = SnapshotId(h.learner, h.process, since, p, step)
+                works[at] = dataclasses.replace(works[at], pulled=pulled)
+            case End():
+                pass
+            case _:
+                if welcome is not None:
+                    raise TapeError(f"{tape.path}: entry {i}: it is not told with what inner state")
+                decided = _handled(core, tape, i, now, thing)
+                if isinstance(thing, events.StepStarted):
+                    works.append(Step(i, clock, thing.tokens, core.incarnation))
+                for action in decided:
+                    match action:
+                        case actions.AdoptAll():
+                            welcome = action
+                        case actions.TakeSnapshot(contribution=c):
+                            works.append(
+                                Take(i, SnapshotId(h.learner, h.process, since, c.fragment, c.step), c)
+                            )
+                        case actions.ApplyUpdate():
+                            works.append(Apply(i, action.fragment, action.version, action.mixing))
+        told.append(Told(now, thing, decided))
+    return Actor(f"learner {h.learner}", [tape], works, [told])
+
+
+def _offered(core: LearnerCore, tape: Tape) -> list[Work]:
+    """What a learner that comes back from a snapshot offers anew."""
+    h = tape.header
+    try:
+        decided = core.resume(h.returned.clock, h.returned.fragments)
+    except LocalProtocolError as error:
+        raise TapeError(f"{tape.path}: {error}") from None
+    taken = [a.contribution for a in decided if isinstance(a, actions.TakeSnapshot)]
+    return [Take(BEFORE, SnapshotId(h.learner, h.process, h.process, c.fragment, c.step), c) for c in taken]
+
+
+def _handled(core: LearnerCore | SyncerCore, tape: Tape, i: int, now: float, event: Any) -> Sequence[Any]:
+    try:
+        return core.handle(event, now)
+    except (LocalProtocolError, AttributeError, IndexError) as error:
+        raise TapeError(f"{tape.path}: entry {i}: {event!r} cannot have come then: {error}") from None
+
+
+def _adoptions(learners: Iterable[Actor]) -> dict[int, list[tuple[int, int, dict[SnapshotId, Contribution]]]]:
+    """By learner: of each welcome the incarnation and the process, and the snapshots taken since."""
+    found: dict[int, list[tuple[int, int, dict[SnapshotId, Contribution]]]] = {}
+    for actor in learners:
+        h = actor.tapes[0].header
+        snapshots = {w.snapshot: w.contribution for w in actor.works if isinstance(w, Take)}
+        for since in sorted({key.since for key in snapshots}):
+            own = {key: c for key, c in snapshots.items() if key.since == since}
+            found.setdefault(h.learner, []).append((since, h.process, own))
+    for welcomes in found.values():
+        welcomes.sort(key=lambda welcome: welcome[:2])
+    return found
+
+
+class _Syncer:
+    """All processes of the syncer: each begins where the one before left what is durable."""
+
+    def __init__(
+        self, tapes: RunTapes, policy: SyncPolicy, total_steps: int | None, adoptions: dict[int, list]
+    ) -> None:
+        self._tapes, self._policy, self._total = tapes.syncers, policy, total_steps
+        self._adoptions = adoptions
+
+    def actor(self) -> Actor:
+        """The actor of all of them."""
+        works: list[Work] = []
+        told: list[list[Told]] = []
+        first = self._tapes[0]
+        if any(first.header.state.versions) and first.header.resumed_from is None:
+            raise TapeError(f"{first.path}: does not begin with the run: the tape before it is missing")
+        for n, tape in enumerate(self._tapes):
+            following = self._tapes[n + 1] if n + 1 < len(self._tapes) else None
+            made, heard = self._process(tape, following)
+            works += made
+            told.append(heard)
+        return Actor("the syncer", self._tapes, works, told)
+
+    def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Work], list[Told]]:
+        core = SyncerCore(self._policy, self._total, tape.header.state)
+        begun: dict[int, Merge] = {}  # by fragment, merges not known to have finished
+        works: list[Work] = []
+        told: list[Told] = []
+        last: tuple[int, ...] | None = None
+        for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
+            decided: Sequence[Any] = ()
+            match thing:
+                case Committed(fragment=p, version=version, sha256=sha256):
+                    if not works or works[-1].makes != (p, version):
+                        raise TapeError(f"{tape.path}: entry {i}: {VersionId(p, version)} of no merge")
+                    works[-1] = dataclasses.replace(works[-1], sha256=sha256)
+                case End(versions=versions):
+                    last = versions
+                case _:
+                    decided = _handled(core, tape, i, now, thing)
+                    if isinstance(thing, events.MergeFinished):
+                        works.append(dataclasses.replace(begun.pop(thing.round.fragment), entry=i))
+                    for action in decided:
+                        if isinstance(action, actions.Merge):
+                            begun[action.round.fragment] = self._merge(tape, i, action)
+            told.append(Told(now, thing, decided))
+        return [*works, *self._unheard_of(tape, core, begun, last, following)], told
+
+    def _unheard_of(
+        self,
+        tape: Tape,
+        core: SyncerCore,
+        begun: dict[int, Merge],
+        last: tuple[int, ...] | None,
+        following: Tape | None,
+    ) -> list[Work]:
+        """Merges that were committed, though the process was killed or ended before its core heard of it."""
+        sha256: tuple[str, ...] = ()
+        if following is not None:
+            last, sha256 = following.header.state.versions, following.header.sha256
+        if last is None:
+            return []
+        found = []
+        for p, (version, had) in enumerate(zip(last, core.versions, strict=True)):
+            if version == had:
+                continue
+            merge = begun.get(p)
+            if merge is None or merge.version != version:
+                raise TapeError(f"{tape.path}: ends at version {had} of fragment {p}, but {version} followed")
+            told = bytes.fromhex(sha256[p]) if sha256 else None
+            found.append(dataclasses.replace(merge, entry=len(tape.entries) - 1, sha256=told))
+        return found
+
+    def _merge(self, tape: Tape, entry: int, action: actions.Merge) -> Merge:
+        given = tuple((self._snapshot(tape, c), c) for c in action.contributions)
+        return Merge(entry, tape.header.process, action.round, action.version, given)
+
+    def _snapshot(self, tape: Tape, c: Contribution) -> SnapshotId:
+        """Whose snapshot a contribution was, by the incarnation that the syncer knew its learner under."""
+        welcomes = [w for w in self._adoptions.get(c.learner, []) if w[0] <= c.incarnation]
+        if welcomes:
+            since, process, snapshots = welcomes[-1]
+            key = SnapshotId(c.learner, process, since, c.fragment, c.step)
+            taken = snapshots.get(key)
+            if taken is not None and dataclasses.replace(taken, incarnation=c.incarnation) == c:
+                return key
+        told = SnapshotId(c.learner, 0, 0, c.fragment, c.step)
+        raise TapeError(f"{tape.path}: {told} was merged, but is on no tape of that learner")

@@ -1,0 +1,301 @@
+"""A recorded run done again from its tapes: every actor's arrays in one process, and the same parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
+from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotStore
+from ddiloco.disk.tape.entries import InnerOrigin
+from ddiloco.disk.tape.file import TapeError
+from ddiloco.disk.tape.reading import RunTapes
+from ddiloco.outer.global_model import GlobalModel, parameters_sha256, pieces_sha256
+from ddiloco.protocol.messages import RoundId
+from ddiloco.replay import plan as plans
+from ddiloco.replay.order import Uses, perform_all
+from ddiloco.replay.plan import Actor, Key, Plan, VersionId, Work
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
+from ddiloco.roles.returning import Origin
+from ddiloco.roles.syncer_worker import host_arrays
+from ddiloco.roles.taping import fingerprint, machine_of
+from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.settings.experiment import BASELINES, Experiment, parse
+
+
+class ReplayMismatch(Exception):
+    """The replay came to other numbers than the run; the message names the round and says what may be why."""
+
+
+class Replayed(NamedTuple):
+    """What a replay came to.
+
+    Attributes:
+      params: the global model.
+      step: its newest global step.
+      merges: made anew; `compared` of them with what the tape notes.
+      compared: as many.
+      steps: inner steps taken anew.
+    """
+
+    params: dict[str, np.ndarray]
+    step: int
+    merges: int
+    compared: int
+    steps: int
+
+    @property
+    def sha256(self) -> str:
+        """Of the parameters, as in summary.json."""
+        return parameters_sha256(self.params)
+
+
+def recorded_experiment(workdir: pathlib.Path) -> Experiment:
+    """The settings of the run in a folder.
+
+    Raises:
+      TapeError: there are none, or they are of a run that keeps no tapes.
+    """
+    path = workdir / "config.json"
+    try:
+        experiment = parse(json.loads(path.read_text()))
+    except OSError as error:
+        raise TapeError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise TapeError(f"{path}: cannot be used: {error}") from None
+    if experiment.algorithm in BASELINES:
+        raise TapeError(
+            f"{workdir}: is of {experiment.algorithm}, which needs no tape: run it again by its seed"
+        )
+    return experiment
+
+
+def recorded_sha256(workdir: pathlib.Path) -> str | None:
+    """`params_sha256` of the run's summary; None where it has none yet."""
+    try:
+        return json.loads((workdir / "summary.json").read_text()).get("params_sha256")
+    except (OSError, ValueError):
+        return None
+
+
+def make_plan(experiment: Experiment, tapes: RunTapes) -> Plan:
+    """What the actors did, by these settings. Raises TapeError: tapes, settings and cores do not agree."""
+    wanted = fingerprint(experiment)
+    for tape in [*tapes.syncers, *(t for lives in tapes.learners.values() for t in lives)]:
+        if tape.header.config != wanted:
+            raise TapeError(f"{tape.path}: is of other settings than config.json")
+    return plans.make_plan(tapes, experiment.sync, experiment.train.steps)
+
+
+def first_snapshot(plan: Plan, workdir: pathlib.Path) -> Snapshot | None:
+    """What the run in a folder goes on from; None if it is whole.
+
+    A run that was set aside is in the folder `previous` of one that has its snapshots.
+
+    Raises:
+      TapeError: the snapshot is gone or damaged.
+    """
+    wanted = plan.syncer.tapes[0].header.resumed_from
+    if wanted is None:
+        return None
+    aside = workdir.resolve().parent
+    folders = [workdir, *([aside.parent] if aside.name == "previous" else [])]
+    problem: Exception | str = "it is no longer there"
+    for folder in folders:
+        try:
+            snapshot = SnapshotStore(folder / SNAPSHOTS, 1).open(wanted.number)
+        except SnapshotError as error:
+            problem = error
+            continue
+        if snapshot.name == wanted:
+            return snapshot
+        problem = "the one of that number is another"
+    raise TapeError(f"{workdir}: goes on from {wanted}, without which it cannot be done again: {problem}")
+
+
+def replay(
+    assembly: Assembly,
+    plan: Plan,
+    until: RoundId | None = None,
+    progress: Callable[[plans.Merge], None] = lambda merge: None,
+    snapshot: Snapshot | None = None,
+) -> Replayed:
+    """Does all of a plan, or until the last round not after `until` is merged.
+
+    `snapshot`: what the run goes on from, as `first_snapshot` found it.
+
+    Raises:
+      TapeError: what an actor needs is on no tape, or the layouts differ.
+      SnapshotError: the snapshot has just been damaged.
+      ReplayMismatch: a batch or a version is not the one of the run.
+    """
+    return _Replay(assembly, plans.without_needless(plan), until, progress, snapshot).run()
+
+
+class _Replay:
+    def __init__(
+        self,
+        assembly: Assembly,
+        plan: Plan,
+        until: RoundId | None,
+        progress: Callable[[plans.Merge], None],
+        snapshot: Snapshot | None,
+    ) -> None:
+        e = assembly.experiment
+        self._assembly, self._plan, self._progress = assembly, plan, progress
+        self._uses = Uses(plan.actors)
+        self._model = GlobalModel(
+            assembly.layout, assembly.initial_parameters(), e.outer, e.sync.num_learners
+        )
+        self._origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
+        if self._origin is not None:
+            self._origin.start.restore(self._model)
+        self._things: dict[Key, Any] = {key: self._given(key) for key in plan.given}
+        self._equipment = _equipment(assembly, plan)
+        self._learners: dict[int, TrainingArrays] = {}  # by the actor's id
+        self._last_merge = _last_merge(plan, until)
+        self._merges = self._compared = self._steps = self._step = 0
+        for tape in (tape for actor in plan.actors for tape in actor.tapes):
+            returned = tape.header.returned
+            if returned is not None and (snapshot is None or returned.snapshot != snapshot.name):
+                raise TapeError(f"{tape.path}: comes back from {returned.snapshot}, but the run does not")
+            if tape.header.layout != assembly.layout.fingerprint:
+                raise TapeError(f"{tape.path}: is of another layout of fragments")
+
+    def _given(self, key: Key) -> Any:
+        """What is there from the start, which the first tape must have begun from too."""
+        tape = self._plan.syncer.tapes[0]
+        if isinstance(key, InnerOrigin):
+            donated = None if self._origin is None else self._origin.donated()
+            if donated is None or donated.origin != key:
+                raise TapeError(f"{tape.path}: {key} is not what learners without a part were given")
+            return donated.arrays
+        version, pieces = self._model.fragment(key.fragment)
+        if version != key.version:
+            raise TapeError(f"{tape.path}: begins at {key}, not at {version}: the tape before it is missing")
+        return pieces
+
+    def run(self) -> Replayed:
+        perform_all(self._plan, self._do, lambda: self._merges == self._last_merge)
+        return Replayed(self._model.parameters(), self._step, self._merges, self._compared, self._steps)
+
+    def _do(self, actor: Actor, work: Work) -> None:
+        if isinstance(work, plans.Merge):
+            self._merge(work)
+        else:
+            self._on_learner(actor, work)
+        for key in self._uses.done(work):
+            self._things.pop(key, None)
+        if actor.works[-1] is work:
+            self._learners.pop(id(actor), None)
+
+    def _on_learner(self, actor: Actor, work: Work) -> None:
+        arrays = self._learners.get(id(actor)) or self._begin(actor)
+        match work:
+            case plans.Return():
+                header = actor.tapes[0].header
+                transfer = self._equipment[header.learner].transfer
+                returning = self._origin.learner(header.learner, header.position, transfer)
+                returning.load(arrays, self._assembly.experiment.sync.mixing)
+            case plans.Adopt():
+                fragments = [self._things[key] for key in work.needs[: len(work.versions)]]
+                inner = None if work.inner is None else self._things[work.inner]
+                arrays.adopt(fragments, inner)
+            case plans.Step():
+                tokens, _ = arrays.step(work.clock)
+                self._steps += 1
+                if tokens != work.tokens:
+                    raise ReplayMismatch(
+                        f"{actor.name}, step {work.clock + 1}: its batch has {tokens} tokens, and had "
+                        f"{work.tokens} in the run: the data are not the same"
+                    )
+            case plans.Take(snapshot=key):
+                self._things[key] = arrays.snapshot(key.fragment)
+            case plans.Apply(pulled=pulled):
+                if pulled is not None:
+                    arrays.pulled(work.fragment, self._things[pulled])
+                arrays.apply(work.fragment, work.mixing, self._things[work.needs[0]])
+            case plans.Give(origin=origin):
+                self._things[origin] = host_arrays(arrays.inner())
+
+    def _begin(self, actor: Actor) -> TrainingArrays:
+        header = actor.tapes[0].header
+        e = self._assembly.experiment
+        batches = self._assembly.batches((header.learner,), e.batch_size(header.learner))
+        if header.position is not None:
+            batches.set_state(dict(header.position))
+        own = self._equipment[header.learner]
+        equipment = dataclasses.replace(own, batches=batches, sdc_check_every=0)
+        return self._learners.setdefault(id(actor), TrainingArrays(equipment))
+
+    def _merge(self, work: plans.Merge) -> None:
+        p = work.round.fragment
+        anchor = self._model.fragment(p)[1]
+        given = [self._pieces(p, self._things[key], anchor) for key, _ in work.given]
+        pieces, _ = self._model.merge(p, given, [(c.steps, c.tokens) for _, c in work.given])
+        self._merges += 1
+        self._step = max(self._step, work.round.step)
+        if work.sha256 is not None:
+            self._compared += 1
+            if pieces_sha256(pieces) != work.sha256:
+                raise ReplayMismatch(self._mismatch(work))
+        key = VersionId(p, work.version)
+        if self._uses.wanted(key):
+            self._things[key] = pieces
+        self._progress(work)
+
+    def _pieces(self, p: int, snapshot: FragmentSnapshot, anchor: Sequence[np.ndarray]) -> Sequence[Any]:
+        return self._model.decode(p, host_arrays(snapshot.arrays), anchor)
+
+    def _mismatch(self, work: plans.Merge) -> str:
+        learners = sorted({key.learner for key, _ in work.given})
+        told = (
+            f"round {work.round.step}, fragment {work.round.fragment}: version {work.version}, merged of "
+            f"learners {', '.join(map(str, learners))}, is not the one of the run"
+        )
+        used = {(key.learner, key.process) for key, _ in work.given}
+        headers = [t.header for t in self._plan.syncer.tapes if t.header.process == work.process]
+        lives = [actor.tapes[0].header for actor in self._plan.learners]
+        headers += [h for h in lives if (h.learner, h.process) in used]
+        for header in headers:
+            mesh = None if header.learner is None else self._equipment[header.learner].program.mesh
+            differences = header.machine.differences(machine_of(mesh))
+            if differences:
+                return f"{told}; {header.actor} had {', '.join(differences)}"
+        return (
+            f"{told}; platform, devices and packages are the same: the code or the data differ, or a device "
+            "erred (config.sdc_check_every finds one that does)"
+        )
+
+
+def _equipment(assembly: Assembly, plan: Plan) -> dict[int, Equipment]:
+    """What each learner worked with, by number."""
+    learners = sorted({actor.tapes[0].header.learner for actor in plan.learners})
+    if plan.syncer.tapes[0].header.driver != "remote":
+        equipment = assembly.equipment()
+        return {m: equipment[m] for m in learners}
+    made: dict[int, Equipment] = {}
+    by_rows: dict[int, Equipment] = {}
+    for m in learners:
+        rows = assembly.experiment.batch_size(m)
+        if rows not in by_rows:
+            by_rows[rows] = assembly.own_equipment(m)
+        made[m] = assembly.reassigned(by_rows[rows], m)
+    return made
+
+
+def _last_merge(plan: Plan, until: RoundId | None) -> int | None:
+    """How many merges there are up to the last round that is not after `until`; None: all."""
+    if until is None:
+        return None
+    merges = [work for work in plan.syncer.works if isinstance(work, plans.Merge)]
+    count = max((n for n, m in enumerate(merges, start=1) if m.round <= until), default=0)
+    if not count:
+        raise TapeError(f"{plan.syncer.tapes[0].path}: no round up to step {until.step} was merged")
+    return count

@@ -1,0 +1,214 @@
+"""The arrays of one learner: train state, batches, snapshots. What the learner of any driver works on."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ddiloco.disk.tape.entries import InnerOrigin
+from ddiloco.roles.delivery import InnerState, Pieces
+from ddiloco.roles.transfer import FragmentSnapshot, FragmentTransfer
+from ddiloco.training.corruption import differing_devices
+from ddiloco.training.program import TrainProgram
+from ddiloco.training.step import Metrics, TrainState
+
+Batch = dict[str, np.ndarray]
+
+
+class Batches(Protocol):
+    """An endless iterator of batches that can be taken up where another process of the learner left off."""
+
+    def __next__(self) -> Batch:
+        """The next batch."""
+
+    def get_state(self) -> dict[str, Any]:
+        """JSON values from which `set_state` goes on after the last batch handed out."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was taken; raises DataError if that was of another stream."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Equipment:
+    """What a learner works with; programs may be shared by learners on the same mesh."""
+
+    program: TrainProgram
+    transfer: FragmentTransfer
+    batches: Batches
+    steps_in_flight: int
+    min_step_seconds: float = 0.0
+    sdc_check_every: int = 0
+
+
+class TrainingArrays:
+    """Owned by the thread that steps. Every call is ordered after the steps handed out before it.
+
+    Where the codec is of outer gradients, the version of each fragment that the learner adopted stays on its
+    devices: 4 bytes a parameter, and with error feedback as much again for what encodings left out.
+    """
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        erred: Callable[[int, list[str]], None] = lambda step, devices: None,
+        donated: InnerState | None = None,
+    ) -> None:
+        """`erred` hears of a step that came out otherwise when it was taken again, and on which devices.
+
+        `donated`: what the first welcome is adopted with, where none comes with it.
+        """
+        self._equipment = equipment
+        self._erred = erred
+        self._donated = donated
+        self._steps = 0
+        self._state: TrainState | None = None
+        self._anchors: dict[int, tuple[jax.Array, ...]] = {}
+        self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next snapshots
+        self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the snapshots that were pulled left out
+
+    @property
+    def donated(self) -> InnerOrigin | None:
+        """Whose inner state the next welcome is adopted with, where none comes with it; None: a fresh one."""
+        return None if self._donated is None else self._donated.origin
+
+    def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
+        """Loads all fragments of a welcome and the inner state; error feedback begins anew.
+
+        `inner` None: what was donated, or a fresh one.
+        """
+        transfer, donated = self._equipment.transfer, self._donated
+        self._donated = None
+        if inner is None and donated is not None:
+            inner = donated.arrays
+        self._state = self._equipment.program.state_from(transfer.whole(fragments), inner)
+        self._left.clear()
+        if transfer.keeps_anchors:
+            self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
+        if transfer.error_feedback:
+            self._residuals = {p: jax.tree.map(jnp.zeros_like, a) for p, a in self._anchors.items()}
+
+    def step(self, clock: int) -> tuple[int, Metrics]:
+        """Hands the next inner step to the devices; its tokens, and metrics that may still be under way.
+
+        `clock` is the number of steps before this one. A step that is to be checked is taken twice from the
+        same state, and waited for; the learner goes on with the first.
+        """
+        batch = next(self._equipment.batches)
+        self._steps += 1
+        every, program = self._equipment.sdc_check_every, self._equipment.program
+        before = program.copy(self._state) if every and self._steps % every == 0 else None
+        self._state, metrics = program.step(self._state, batch, clock)
+        if before is not None:
+            differing = differing_devices((self._state, metrics), program.step(before, batch, clock))
+            if differing:
+                self._erred(clock + 1, differing)
+        return int(batch["weights"].sum()), metrics
+
+    def snapshot(self, fragment: int) -> FragmentSnapshot:
+        """The fragment as it stands, encoded on the devices, with its copy to the host under way."""
+        anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
+        return self._equipment.transfer.snapshot(fragment, self._state.params, anchor, residual)
+
+    def pulled(self, fragment: int, snapshot: FragmentSnapshot) -> None:
+        """The syncer has this one of the snapshots since the last update; the newest word counts.
+
+        The next update is taken to contain it. Where it does not, because the pull came too late or the
+        syncer died, one encoding's error is lost and another is sent along in vain, and no more than that.
+        """
+        residual = snapshot.residual  # numpy, where the snapshot was read from a file
+        self._left[fragment] = self._equipment.transfer.place(fragment, residual) if residual else ()
+
+    def apply(self, fragment: int, mixing: float, pieces: Pieces) -> None:
+        """theta_p <- (1 - mixing) Theta_p + mixing theta_p.
+
+        The next snapshots are of the way from Theta_p, not from the mixture. They send along what the pulled
+        one left out, but for the share `mixing` of it, which stays in theta_p. If none was pulled, they send
+        along what was to be sent before.
+        """
+        placed = self._equipment.transfer.place(fragment, pieces)
+        params = self._equipment.transfer.apply(fragment, self._state.params, placed, mixing)
+        self._state = dataclasses.replace(self._state, params=params)
+        if self._equipment.transfer.keeps_anchors:
+            self._anchors[fragment] = placed
+        left = self._left.pop(fragment, ())
+        if left:
+            self._residuals[fragment] = tuple((1 - mixing) * x for x in left) if mixing else left
+
+    def inner(self) -> list[jax.Array]:
+        """A copy of the inner optimizer state as the last step leaves it, on its way to the host."""
+        return self._equipment.program.inner_state(self._state)
+
+    def position(self) -> dict[str, Any]:
+        """Where the batches go on after the last step handed out; JSON values."""
+        return self._equipment.batches.get_state()
+
+    def state(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+        """All that the next steps follow from, after the last step handed out, for `restore`.
+
+        Returns:
+          Arrays on their way to the host, which later steps leave as they are: `params/<name>`, `inner/<i>`
+          in the order of `TrainProgram.inner_leaves`, `anchor/<p>/<i>`, `residual/<p>/<i>` and `left/<p>/<i>`
+          where the codec keeps them; none of these before the first welcome, but `donated/<i>` where there is
+          such a state. And JSON values: `position` of the batches, `steps` of this process, and of a donated
+          state its `origin`.
+        """
+        arrays: dict[str, jax.Array] = {}
+        if self._state is not None:
+            copy = self._equipment.program.copy(self._state)
+            arrays |= {f"params/{name}": array for name, array in copy.params.items()}
+            arrays |= {f"inner/{i}": leaf for i, leaf in enumerate(jax.tree.leaves(copy.opt_state))}
+        for kind, held in self._held.items():
+            arrays |= {f"{kind}/{p}/{i}": x for p, pieces in held.items() for i, x in enumerate(pieces)}
+        for array in arrays.values():
+            array.copy_to_host_async()
+        values = {"position": self.position(), "steps": self._steps}
+        if self._donated is not None:
+            arrays |= {f"donated/{i}": array for i, array in enumerate(self._donated.arrays)}
+            values["origin"] = dataclasses.asdict(self._donated.origin)
+        return arrays, values
+
+    def restore(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+        """Takes over what `state` gave, of the same layout, inner optimizer and codec.
+
+        Raises:
+          DataError: the position is of another stream.
+          KeyError: arrays are missing.
+        """
+        program, transfer = self._equipment.program, self._equipment.transfer
+        self._equipment.batches.set_state(values["position"])
+        self._steps = values["steps"]
+        self._state = self._donated = None
+        if "origin" in values:
+            count = sum(name.startswith("donated/") for name in arrays)
+            donated = [arrays[f"donated/{i}"] for i in range(count)]
+            self._donated = InnerState(0, (), donated, InnerOrigin(**values["origin"]))
+        elif arrays:
+            params = {name: arrays[f"params/{name}"] for name in program.shardings.params}
+            inner = [arrays[f"inner/{i}"] for i in range(len(program.inner_leaves))]
+            self._state = program.state_from(params, inner)
+        for kind, held in self._held.items():
+            held.clear()
+            found = (key.split("/") for key in arrays if key.startswith(f"{kind}/"))
+            for p, count in collections.Counter(int(key[1]) for key in found).items():
+                held[p] = transfer.place(p, [arrays[f"{kind}/{p}/{i}"] for i in range(count)])
+
+    @property
+    def _held(self) -> dict[str, dict[int, tuple[jax.Array, ...]]]:
+        return {"anchor": self._anchors, "residual": self._residuals, "left": self._left}
+
+    def lose(self) -> None:
+        """Lets go of the state, as when a process dies. Batches already drawn stay drawn."""
+        self._state = None
+        for held in self._held.values():
+            held.clear()
+
+    @property
+    def params(self) -> Mapping[str, jax.Array]:
+        """The parameters after the last step handed out."""
+        return self._state.params

@@ -1,0 +1,287 @@
+"""A learner at work: inner steps without a pause, fragments out, updates in (driver of a LearnerCore)."""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from ddiloco.disk.tape.recorder import LearnerTape
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import records
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.roles.delivery import (
+    Delivery,
+    InnerState,
+    InnerStateWanted,
+    Leave,
+    Notice,
+    SnapshotBegun,
+    UpdateDelivery,
+    WelcomeDelivery,
+)
+from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
+from ddiloco.roles.returning import ReturningLearner
+from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.snapshots.recording import LearnerRecording
+from ddiloco.roles.transfer import FragmentSnapshot
+
+
+class Recovery(Protocol):
+    """Where a learner's process finds what the syncer does not keep, and leaves it for the next one."""
+
+    def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
+        """What a learner welcomed with these versions goes on with; may wait. None: a fresh one."""
+
+    def finished(self, position: dict[str, Any]) -> None:
+        """Keeps where the batches go on after the last finished step; never waits."""
+
+
+class _Step(NamedTuple):
+    """A step that is with the devices."""
+
+    clock: int  # after it
+    tokens: int
+    metrics: dict[str, jax.Array]
+    position: dict[str, Any] | None  # of the batches after it
+
+    @property
+    def complete(self) -> bool:
+        return all(value.is_ready() for value in self.metrics.values())
+
+
+class LearnerWorker:
+    """One learner's thread; sole owner of its core and its arrays.
+
+    Steps are handed to the devices ahead of their completion, at most `steps_in_flight` of them, so
+    that the devices never wait for this thread; a step is reported once the devices have finished it.
+    """
+
+    def __init__(
+        self,
+        core: LearnerCore,
+        equipment: Equipment,
+        to_syncer: Callable[[events.SyncerEvent], None],
+        record: Callable[[Any], None],
+        recovery: Recovery | None = None,
+        tape: LearnerTape | None = None,
+        recording: LearnerRecording | None = None,
+        returning: ReturningLearner | None = None,
+    ) -> None:
+        """`recovery` is None where no process of the learner follows another; `tape`, where none is kept.
+
+        `recording` is None where the learner is in no snapshots. `returning`: what a snapshot has of it, with
+        which it comes back; it counts its tokens on.
+        """
+        self.core = core
+        self.shelf = Shelf()
+        self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self.tokens = 0  # trained on so far; written by this thread alone
+        self.failure: str | None = None
+        self.joining = threading.Event()  # the syncer was asked, or told with what the learner comes back
+        self._equipment = equipment
+        self._to_syncer = to_syncer
+        self._record = record
+        self._arrays = TrainingArrays(equipment, self._erred)
+        self._snapshots: dict[tuple[int, int], FragmentSnapshot] = {}  # (fragment, step)
+        self._in_flight: collections.deque[_Step] = collections.deque()
+        self._recovery = recovery
+        self._tape = tape or LearnerTape(core.learner, core.incarnation)
+        self._recording = recording
+        self._returning = returning
+        if returning is not None:
+            self.tokens = returning.tokens
+        self._wanted: list[InnerStateWanted] = []
+        self._leaving = False
+        self._timeline = State.STARTING
+        self._thread = threading.Thread(target=self._run, name=f"learner-{core.learner}", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread and asks the syncer to take part."""
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the thread to end; whether it did."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        learner = self.core.learner
+        try:
+            self._join()
+            while not self._leaving:
+                self._step_or_wait()
+            self._finish_steps(leave=0)
+            self._enter(State.FINISHED)
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            self._enter(State.FAILED)
+            self._record(records.LearnerDied(learner, time.time(), traceback.format_exc()))
+            self._to_syncer(events.LearnerLost(learner, self.core.incarnation, self.failure))
+        finally:
+            for wish in self._wanted:
+                wish.answer.cancel()
+            self._tape.end()
+
+    def _join(self) -> None:
+        """Asks to take part; with what a snapshot has of the learner, where it does."""
+        returning, self._returning = self._returning, None
+        if returning is None:
+            self._to_syncer(events.LearnerJoined(self.core.learner, self.core.incarnation))
+            self.joining.set()
+            return
+        returning.load(self._arrays, self.core.policy.mixing)
+        for action in self.core.resume(returning.returned.clock, returning.returned.fragments):
+            self._perform(action)
+        self.joining.set()
+
+    def _step_or_wait(self) -> None:
+        """One pass: what has arrived, then a step if there may be one, else a wait for what arrives next."""
+        self._take_deliveries(None)
+        if self._leaving:
+            return
+        if not self.core.recovered:
+            self._wait()
+        elif self.core.done or self.core.blocked:
+            self._finish_steps(leave=0)
+            self._enter(State.FINISHED if self.core.done else State.WAITING_FOR_PEERS)
+            self._wait()
+        else:
+            self._enter(State.STEPPING)
+            started = time.monotonic()
+            self._start_step()
+            slowest = self._equipment.min_step_seconds
+            self._finish_steps(leave=0 if slowest else self._equipment.steps_in_flight - 1)
+            self._idle(started + slowest)
+
+    def _wait(self) -> None:
+        if not self._take_deliveries(self.core.policy.heartbeat):
+            self._tell(events.Heartbeat())
+
+    def _start_step(self) -> None:
+        tokens, metrics = self._arrays.step(self.core.clock)
+        self.tokens += tokens
+        position = self._arrays.position() if self._recovery is not None else None
+        self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, position))
+        self._tell(events.StepStarted(tokens))
+
+    def _finish_steps(self, leave: int) -> None:
+        """Waits until at most `leave` steps are with the devices, and reports those that are complete."""
+        while self._in_flight and (len(self._in_flight) > leave or self._in_flight[0].complete):
+            step = self._in_flight.popleft()
+            jax.block_until_ready(step.metrics)
+            done = records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, step.metrics)
+            self._record(done)
+            self._tell(events.StepFinished())
+            if step.position is not None:
+                self._recovery.finished(step.position)
+
+    def _idle(self, until: float) -> None:
+        """Plays slower hardware: what arrives meanwhile is still taken at once."""
+        while not self._leaving and (seconds := until - time.monotonic()) > 0:
+            self._take_deliveries(seconds)
+
+    def _take_deliveries(self, timeout: float | None) -> bool:
+        """Handles all that has arrived, after waiting up to `timeout` seconds for it. Whether any had."""
+        arrived = False
+        while True:
+            try:
+                wait = timeout is not None and not arrived
+                delivery = self.inbox.get(timeout=timeout) if wait else self.inbox.get_nowait()
+            except queue.Empty:
+                self._donate()
+                return arrived
+            arrived = True
+            match delivery:
+                case SnapshotBegun():
+                    self._record_state(delivery.number)
+                case WelcomeDelivery():
+                    self._tell(delivery.event, fragments=delivery.fragments)
+                case Notice():
+                    self._tell(delivery.event)
+                case UpdateDelivery():
+                    self._record_state(delivery.epoch)
+                    self._tell(delivery.event, pieces=delivery.pieces)
+                case InnerStateWanted():
+                    self._wanted.append(delivery)
+                case Leave():
+                    self._leaving = True
+
+    def _record_state(self, number: int) -> None:
+        """Records the state for this snapshot, unless it is already; steps go on meanwhile.
+
+        Counters and arrays are both those of the last step that was handed out.
+        """
+        if self._recording is None or not self._recording.sees(number):
+            return
+        told = {"time": time.time(), "unfinished": len(self._in_flight), "tokens": self.tokens}
+        self._recording.record(self.core, self._arrays.state, told)
+
+    def _donate(self) -> None:
+        """Hands out a copy of the inner state to all whose versions are applied; steps go on meanwhile."""
+        if not self._wanted or not self.core.recovered:
+            return
+        own = self.core.versions
+        ready = [w for w in self._wanted if all(a >= b for a, b in zip(own, w.versions, strict=False))]
+        self._wanted = [w for w in self._wanted if w not in ready and not w.answer.cancelled()]
+        state = None
+        for wish in ready:
+            if wish.answer.set_running_or_notify_cancel():
+                state = state or InnerState(self.core.clock, own, self._arrays.inner(), self._tape.gave())
+                wish.answer.set_result(state)
+
+    def _tell(self, event: events.LearnerEvent, **arrays: Any) -> None:
+        now = time.monotonic()
+        decided = self.core.handle(event, now)
+        self._tape.told(event, now)
+        for action in decided:
+            self._perform(action, **arrays)
+
+    def _perform(self, action: actions.LearnerAction, fragments: Any = None, pieces: Any = None) -> None:
+        core = self.core
+        match action:
+            case actions.Join():
+                joined = events.LearnerJoined(core.learner, action.incarnation, action.step, action.versions)
+                self._to_syncer(joined)
+            case actions.Leave(reason=reason):
+                raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
+            case actions.AdoptAll(step=step, versions=versions):
+                inner = self._recovery.inner_state(versions) if self._recovery is not None else None
+                self._tape.adopted(inner is None, inner.origin if inner is not None else None)
+                self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
+                self.shelf.clear()
+                self._snapshots.clear()
+                self._to_syncer(events.LearnerReady(core.learner, core.incarnation, step, versions))
+            case actions.TakeSnapshot(contribution=c):
+                self._snapshots[c.fragment, c.step] = self._arrays.snapshot(c.fragment)
+            case actions.Publish(contribution=c):
+                self.shelf.put(c, self._snapshots.pop((c.fragment, c.step)))
+            case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
+                pulled = self.shelf.take_down(fragment)
+                if pulled is not None:
+                    contribution, snapshot = pulled
+                    self._arrays.pulled(fragment, snapshot)
+                    if snapshot.residual:
+                        self._tape.pulled(fragment, contribution.step)
+                self._arrays.apply(fragment, mixing, pieces)
+            case actions.SendReport(report=report):
+                self._to_syncer(events.StepReported(report))
+            case actions.Drop(reason=reason):
+                values = {"learner": core.learner, "reason": reason}
+                self._record(records.Noted("drop", values, time.time()))
+
+    def _erred(self, step: int, devices: list[str]) -> None:
+        for found in records.corruption(self.core.learner, step, devices, time.time()):
+            self._record(found)
+
+    def _enter(self, state: State) -> None:
+        if state is not self._timeline:
+            self._timeline = state
+            self._record(records.StateChanged(self.core.learner, state, time.time()))

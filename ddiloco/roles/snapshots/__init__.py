@@ -1,0 +1,1 @@
+"""The workers' part in snapshots: record, collect, and begin again from one."""

@@ -1,0 +1,38 @@
+"""What a learner tells the syncer about a snapshot."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddiloco.disk.snapshots.parts import PartFiles
+from ddiloco.protocol.clocks import VectorClock
+
+
+@dataclasses.dataclass(frozen=True)
+class StateRecorded:
+    """The learner's mark: it has recorded its state, and what it tells from now on is after the cut.
+
+    Attributes:
+      learner: its number.
+      incarnation: under which it was asked.
+      number: of the snapshot.
+      clock: of what it recorded; None: there was nothing to record, or it could not be.
+    """
+
+    learner: int
+    incarnation: int
+    number: int
+    clock: VectorClock | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PartWritten:
+    """What came of writing a learner's part: its files, or why there are none."""
+
+    learner: int
+    number: int
+    files: PartFiles | None
+    problem: str = ""
+
+
+SnapshotMessage = StateRecorded | PartWritten

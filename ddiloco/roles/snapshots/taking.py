@@ -1,0 +1,335 @@
+"""The syncer's part in snapshots: begins them, collects what was in flight, and makes them complete."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddiloco.disk.snapshots.cut import clocks_to_json
+from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
+from ddiloco.disk.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.disk.tape.header import SnapshotName
+from ddiloco.observe import records
+from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.outer.global_model import FragmentState
+from ddiloco.protocol import events
+from ddiloco.protocol.clocks import VectorClock
+from ddiloco.protocol.snapshot import Mark, SnapshotCore
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
+from ddiloco.settings.experiment import Experiment, to_json
+from ddiloco.settings.snapshots import SnapshotConfig
+
+_SYNCER = -1  # stands for the syncer among those whose part is awaited
+_FLUSH_SECONDS = 2.0  # for what led to a snapshot to be in the run's files before it is complete
+_MOST_IN_FLIGHT = 10_000  # messages kept; more than the channels of any fleet hold
+
+
+@dataclasses.dataclass(frozen=True)
+class Completed:
+    """What came of making a snapshot complete; `problem` is empty if it is."""
+
+    number: int
+    problem: str
+
+
+@dataclasses.dataclass
+class _Taking:
+    """The snapshot that is under way."""
+
+    number: int
+    begun: float  # monotonic seconds
+    time: float  # unix seconds
+    state: SyncerState
+    clock: VectorClock
+    arrays: dict[str, np.ndarray]
+    asked: dict[int, int]  # incarnation by learner
+    clocks: dict[int, VectorClock] = dataclasses.field(default_factory=dict)
+    in_flight: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    parts: dict[int, PartFiles] = dataclasses.field(default_factory=dict)
+    writing: bool = False  # the syncer's own part, and nothing is recorded any more
+    completing: bool = False
+
+
+class SnapshotTaker:
+    """Owned by the syncer's thread; others write and complete, and put messages into its inbox.
+
+    No learner and no merge waits for a snapshot. One that cannot be finished is given up and counted, with an
+    alarm where a disk or a device refused.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        config: SnapshotConfig,
+        header: Mapping[str, Any],
+        step: int,
+        tell: Callable[[SnapshotMessage | Completed], None],
+        record: Callable[[Any], None],
+        keep_also: SnapshotName | None = None,
+    ) -> None:
+        """`folder`: of the run's snapshots. `header`: what is the same in all. `step`: the syncer's now.
+
+        `tell` puts a message into the syncer's inbox, from any thread. `keep_also` stays beside the newest.
+        """
+        self.folder = folder
+        self.writer = PartWriter(parts_folder(folder))
+        self._store = SnapshotStore(folder, config.keep, keep_also)
+        self._every = config.every
+        self._core = SnapshotCore(config.timeout)
+        self._header = dict(header)
+        self._next_step = _after(step, config.every)
+        self._tell, self._record = tell, record
+        self._gathering = False
+        self._taking: _Taking | None = None
+        self._finisher = concurrent.futures.ThreadPoolExecutor(1, "snapshot-complete")
+
+    def wanted(self, step: int) -> bool:
+        """Whether the syncer, now at this step, is to gather its state, and then to call `begin`."""
+        if not self._every or step < self._next_step or self._gathering or self._taking is not None:
+            return False
+        self._next_step = _after(step, self._every)
+        self._gathering = True
+        return True
+
+    def begin(self, core: SyncerCore, fragments: Sequence[FragmentState], now: float) -> list[Mark]:
+        """Records the syncer's state; the marks to send before anything else is. `now` is monotonic.
+
+        Args:
+          core: as it stands.
+          fragments: as they were gathered since `wanted`.
+        """
+        self._gathering = False
+        state = core.state()
+        if tuple(fragment.version for fragment in fragments) != state.versions:
+            return []  # they could not be gathered, or the run ends and the core hears of a merge no more
+        newest = dict(state.incarnations)
+        asked = {learner: newest[learner] for learner in core.live}
+        number = self._store.next_number()
+        try:  # a syncer that follows this one, should it crash, takes another number
+            (self.folder / f"{number:06d}").mkdir(parents=True)
+        except OSError as error:
+            self._given_up(number, state.step, f"{self.folder}: {error.strerror or error}", alarm=True)
+            return []
+        arrays = {f"fragment/{p}/{i}": x for p, f in enumerate(fragments) for i, x in enumerate(f.pieces)}
+        arrays |= {f"outer/{p}/{i}": x for p, f in enumerate(fragments) for i, x in enumerate(f.optimizer)}
+        self._taking = _Taking(number, now, time.time(), state, core.vector_clock, arrays, asked)
+        marks = self._core.begin(number, asked, now)
+        self._write_when_recorded()
+        return marks
+
+    def told(self, event: events.SyncerEvent, arrays: Sequence[np.ndarray] | None) -> None:
+        """An event that the syncer is about to handle: it may have been in flight, or end a channel."""
+        taking = self._taking
+        if taking is None or taking.writing:
+            return
+        learner, incarnation = _sender(event)
+        if learner is None or taking.asked.get(learner) is None:
+            return
+        if incarnation != taking.asked[learner] or isinstance(event, events.LearnerLost):
+            left = isinstance(event, events.LearnerLost) and event.reason == events.LEFT
+            if incarnation < taking.asked[learner]:
+                return
+            if left and learner not in taking.parts:
+                # The run is being stopped, most likely, and this would be the snapshot that it goes on from.
+                self._give_up(f"learner {learner} left before its part was written")
+            else:
+                self.lost(learner)
+        elif self._core.told(learner) and len(taking.in_flight) < _MOST_IN_FLIGHT:
+            number = len(taking.in_flight)
+            if isinstance(event, events.FragmentArrived):
+                taking.arrays |= {f"payload/{number}/{i}": x for i, x in enumerate(arrays)}
+            told = dataclasses.asdict(event)
+            taking.in_flight.append({"learner": learner, "message": type(event).__name__, **told})
+
+    def lost(self, learner: int) -> None:
+        """The learner is gone: it is left out unless its part is written."""
+        taking = self._taking
+        if taking is None or taking.completing:
+            return
+        self._core.gone(learner)
+        if learner not in taking.parts:
+            taking.clocks.pop(learner, None)
+        self._write_when_recorded()
+        self._complete_when_written()
+
+    def silent(self, learner: int) -> None:
+        """The learner has not been heard of for long: it is left out unless its mark has come."""
+        if self._taking is not None and learner not in self._taking.clocks:
+            self.lost(learner)
+
+    def take(self, message: SnapshotMessage | Completed) -> None:
+        """A learner's mark or part, or what came of the completing; that of another is passed over."""
+        taking = self._taking
+        if taking is None or message.number != taking.number:
+            return
+        match message:
+            case StateRecorded(learner=learner, clock=clock):
+                if taking.asked.get(learner) != message.incarnation:
+                    return
+                if clock is None:
+                    self.lost(learner)
+                elif self._core.marked(Mark(taking.number, learner)):
+                    taking.clocks[learner] = clock
+                    self._write_when_recorded()
+            case PartWritten(learner=learner):
+                if message.files is None and (learner == _SYNCER or learner in taking.clocks):
+                    self._give_up(message.problem, alarm=True)
+                elif message.files is not None:
+                    taking.parts[learner] = message.files
+                    self._complete_when_written()
+            case Completed(problem=problem):
+                if problem:
+                    self._give_up(problem, alarm=True)
+                else:
+                    self._completed()
+
+    def timeout(self, now: float) -> None:
+        """The time given by `next_deadline` may have come."""
+        if self._core.expired(now) and not self._taking.completing:
+            missing = sorted({*self._taking.asked} - {*self._taking.parts} - {*self._core.absent})
+            told = f"of learners {missing}" if missing else "of the syncer"
+            self._give_up(f"it took more than {self._core.timeout:g} s; missing: the parts {told}")
+
+    def next_deadline(self) -> float | None:
+        """When to call `timeout`, monotonic seconds."""
+        return None if self._taking is None or self._taking.completing else self._core.next_deadline()
+
+    @property
+    def nearly_complete(self) -> bool:
+        """Whether one is under way that needs no word of a learner's core any more."""
+        return self._taking is not None and self._taking.writing
+
+    def close(self, timeout: float) -> None:
+        """The run is over: gives up what is under way."""
+        if self._taking is not None:
+            self._give_up("the run is over")
+        self._finisher.shutdown(wait=False, cancel_futures=True)
+        self.writer.close(timeout)
+
+    def _write_when_recorded(self) -> None:
+        taking = self._taking
+        if taking is None or taking.writing or not self._core.done:
+            return
+        taking.writing = True
+        state = {**dataclasses.asdict(taking.state), "in_flight": taking.in_flight}
+        future = self.writer.write(taking.number, SYNCER_PART, Part(taking.arrays, state))
+        future.add_done_callback(lambda done: self._tell(_written(taking.number, done)))
+
+    def _complete_when_written(self) -> None:
+        taking = self._taking
+        if not taking.writing or taking.completing or not {_SYNCER, *taking.clocks} <= set(taking.parts):
+            return
+        taking.completing = True
+        learners = sorted(taking.clocks)
+        header = {
+            **self._header,
+            "step": taking.state.step,
+            "versions": list(taking.state.versions),
+            "time": taking.time,
+            "learners": learners,
+            "absent": sorted(set(taking.asked) - set(learners)),
+            "clocks": clocks_to_json(taking.clock, taking.clocks),
+            "in_flight": _brief(taking.in_flight),
+        }
+        parts = {learner_part(m): taking.parts[m] for m in learners}
+        parts[SYNCER_PART] = taking.parts[_SYNCER]
+        self._finisher.submit(self._complete, taking.number, header, parts)
+
+    def _complete(self, number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> None:
+        """On a thread of its own, since disks may hang.
+
+        The records of all that the snapshot holds were made before: they are to outlive the run with it.
+        """
+        flushed = threading.Event()
+        self._record(records.Flush(flushed))
+        flushed.wait(_FLUSH_SECONDS)
+        try:
+            staged, folder = parts_folder(self.folder) / f"{number:06d}", self.folder / f"{number:06d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in parts:
+                (staged / name).rename(folder / name)
+            self._store.complete(number, header, parts)
+            problem = ""
+        except (OSError, SnapshotError) as error:
+            problem = str(error)
+        self._clear(number)
+        self._tell(Completed(number, problem))
+
+    def _clear(self, number: int) -> None:
+        """Removes what was written of this one and those before it and is in none."""
+        with contextlib.suppress(OSError):
+            for left in parts_folder(self.folder).iterdir():
+                if not left.name.isdigit() or int(left.name) <= number:
+                    shutil.rmtree(left, ignore_errors=True)
+
+    def _completed(self) -> None:
+        taking = self._end()
+        values = {
+            "number": taking.number,
+            "step": taking.state.step,
+            "learners": sorted(taking.clocks),
+            "absent": sorted(set(taking.asked) - set(taking.clocks)),
+            "in_flight": len(taking.in_flight),
+            "bytes": sum(size for part in taking.parts.values() for size, _ in part.files.values()),
+            "seconds": time.monotonic() - taking.begun,
+        }
+        self._record(records.Noted("snapshot", values, time.time()))
+
+    def _give_up(self, problem: str, alarm: bool = False) -> None:
+        taking = self._end()
+        self._given_up(taking.number, taking.state.step, problem, alarm)
+        with contextlib.suppress(RuntimeError):  # the run is over
+            self._finisher.submit(self._clear, taking.number)
+
+    def _given_up(self, number: int, step: int, problem: str, alarm: bool) -> None:
+        values = {"number": number, "step": step, "reason": problem}
+        self._record(records.Noted("snapshot_given_up", values, time.time()))
+        if alarm:
+            told = f"{self.folder}: {problem.rsplit(': ', 1)[-1]}: a snapshot is given up; training goes on"
+            self._record(records.Alarm(told, time.time()))
+
+    def _end(self) -> _Taking:
+        taking, self._taking = self._taking, None
+        self._core.end()
+        return taking
+
+
+def snapshot_header(experiment: Experiment, layout: FragmentLayout) -> dict[str, Any]:
+    """What is the same in the headers of all snapshots of a run."""
+    return {"experiment": to_json(experiment), "layout": layout.fingerprint}
+
+
+def _after(step: int, every: int) -> int:
+    return (step // every + 1) * every if every else 0
+
+
+def _sender(event: events.SyncerEvent) -> tuple[int | None, int]:
+    match event:
+        case events.StepReported(report=sent) | events.FragmentArrived(contribution=sent):
+            return sent.learner, sent.incarnation
+        case events.LearnerJoined() | events.LearnerReady() | events.LearnerLost():
+            return event.learner, event.incarnation
+    return None, 0
+
+
+def _written(number: int, future: concurrent.futures.Future[PartFiles]) -> PartWritten:
+    if future.cancelled():
+        return PartWritten(_SYNCER, number, None, "the run is over")
+    if future.exception() is not None:
+        return PartWritten(_SYNCER, number, None, str(future.exception()))
+    return PartWritten(_SYNCER, number, future.result())
+
+
+def _brief(in_flight: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{told['message']} of learner {told['learner']}" for told in in_flight]

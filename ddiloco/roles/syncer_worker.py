@@ -1,0 +1,330 @@
+"""The host-side asynchronous synchronizer thread: drives a SyncerCore and merges what learners contribute."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ddiloco.disk.tape.recorder import SyncerTape
+from ddiloco.observe import records
+from ddiloco.outer.arrivals import Arrivals
+from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContribution, pieces_sha256
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.roles.delivery import (
+    Delivery,
+    Notice,
+    Pieces,
+    SnapshotBegun,
+    UpdateDelivery,
+    WelcomeDelivery,
+)
+from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
+from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
+
+_SNAPSHOT_SECONDS = 20.0  # that a snapshot may still take to be written once the run is over
+
+
+class LearnerLink(Protocol):
+    """How the syncer reaches one incarnation of a learner."""
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Hands something over without waiting for the learner."""
+
+    def pull(self, fragment: int) -> tuple[Contribution, Sequence[np.ndarray]] | None:
+        """The newest published snapshot, encoded, on the host; None if there is none. May wait for it."""
+
+
+class Durability(Protocol):
+    """Where committed state outlives the process."""
+
+    def commit(self, merged: RoundId, model: GlobalModel) -> bool:
+        """Makes a merged fragment durable; may wait. False: the run ends without it."""
+
+    def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
+        """Makes the newest incarnation of each learner durable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gathered:
+    """The state of every fragment after the merges noted so far, for a snapshot."""
+
+    fragments: list[FragmentState]
+
+
+class SyncerWorker:
+    """The syncer's thread; sole owner of its core and of the committed fragments that it hands out.
+
+    Pulls run on a pool, merges one after the other on a thread of their own (the sole user of the
+    GlobalModel); both come back to this thread as events.
+    """
+
+    def __init__(
+        self,
+        core: SyncerCore,
+        model: GlobalModel,
+        record: Callable[[Any], None],
+        on_commit: Callable[[int, list[Pieces]], None],
+        durable: Durability | None = None,
+        tape: SyncerTape | None = None,
+    ) -> None:
+        """`on_commit` gets step and fragments; `durable` is None where nothing is to outlive the process.
+
+        `tape` is None where none is kept.
+        """
+        self._snapshots: SnapshotTaker | None = None
+        self.core = core
+        self.ended = threading.Event()  # finished, stopped or failed
+        self.failure: str | None = None
+        self._model = model
+        self._record = record
+        self._on_commit = on_commit
+        self._durable = durable
+        self._tape = tape or SyncerTape()
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._links: dict[tuple[int, int], LearnerLink] = {}
+        self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
+        self._arrivals: Arrivals[Pieces] = Arrivals()
+        # As many as pulls may be under way: over a network each is a wait, and none may wait for another.
+        pulls = core.policy.num_learners * max(1, core.policy.overlap)
+        self._pullers = concurrent.futures.ThreadPoolExecutor(pulls, thread_name_prefix="syncer-pull")
+        self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def take_snapshots(self, taker: SnapshotTaker) -> None:
+        """Has snapshots taken from now on; before `start`."""
+        self._snapshots = taker
+
+    def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
+        """Tells how to reach a learner, before its first event."""
+        self._links[learner, incarnation] = link
+
+    def send(self, event: events.SyncerEvent | SnapshotMessage | Completed) -> None:
+        """Puts an event, or a word about a snapshot, into the inbox; never waits."""
+        self._inbox.put((event, None))
+
+    def stop(self, timeout: float) -> bool:
+        """Ends the thread after the merges under way; whether it ended in time."""
+        self._stopping.set()
+        self._inbox.put((None, None))
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._take_one()
+            self._finish_merges()
+            self._finish_snapshot()
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        finally:
+            self._pullers.shutdown(wait=False, cancel_futures=True)
+            self._merger.shutdown(wait=True, cancel_futures=True)
+            self._tape.end([self._model.fragment(p)[0] for p in range(len(self._committed))])
+            self.ended.set()
+
+    def _take_one(self) -> None:
+        deadlines = [self.core.next_deadline(), self._snapshots.next_deadline() if self._snapshots else None]
+        deadline = min((at for at in deadlines if at is not None), default=None)
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            event, arrays = self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            event, arrays = events.Timeout(), None
+        if event is None or self._is_of_snapshots(event, arrays):
+            return
+        for action in self._decide(event, arrays):
+            self._perform(action, arrays)
+        if isinstance(event, events.MergeFinished):
+            self._on_commit(self.core.step, list(self._committed))
+            going_on = self._snapshots is not None and not self.core.finished
+            if going_on and self._snapshots.wanted(self.core.step):
+                self._merger.submit(self._gather)
+
+    def _is_of_snapshots(self, event: Any, arrays: Any) -> bool:
+        """Takes what only snapshots are about; of all else they are told before the core is."""
+        taker = self._snapshots
+        if taker is None:
+            return False
+        taker.timeout(time.monotonic())
+        match event:
+            case _Gathered():
+                begun = SnapshotBegun(0, self.core.versions)
+                for mark in taker.begin(self.core, event.fragments, time.monotonic()):
+                    link = self._links[mark.learner, dict(self.core.state().incarnations)[mark.learner]]
+                    link.deliver(dataclasses.replace(begun, number=mark.number))
+                return True
+            case StateRecorded() | PartWritten() | Completed():
+                taker.take(event)
+                return True
+        taker.told(event, arrays)
+        return False
+
+    def _finish_snapshot(self) -> None:
+        """Has a snapshot of which only writing is left become complete, though the run is over."""
+        if self._snapshots is None:
+            return
+        deadline = time.monotonic() + _SNAPSHOT_SECONDS
+        while self._snapshots.nearly_complete and (left := deadline - time.monotonic()) > 0:
+            try:
+                event, arrays = self._inbox.get(timeout=left)
+            except queue.Empty:
+                break
+            self._is_of_snapshots(event, arrays)
+        self._snapshots.close(_SNAPSHOT_SECONDS)
+
+    def _finish_merges(self) -> None:
+        """Notes the merges that were under way as the word to stop came, since they are durable."""
+        self._merger.shutdown(wait=True, cancel_futures=True)
+        while True:
+            try:
+                event, arrays = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, events.MergeFinished):
+                for action in self._decide(event, arrays):
+                    if isinstance(action, actions.Record):
+                        self._perform(action, arrays)
+
+    def _decide(self, event: Any, arrays: Any) -> list[actions.SyncerAction]:
+        """Has the core take an event, and its arrays where they belong."""
+        if isinstance(event, BaseException):
+            raise event
+        if isinstance(event, events.MergeFinished):
+            self._committed[event.round.fragment] = arrays[0]
+        now = time.monotonic()
+        decided = self.core.handle(event, now)
+        self._tape.told(event, decided, now)
+        if isinstance(event, events.MergeFinished) and arrays[2] is not None:
+            p = event.round.fragment
+            self._tape.committed(p, self.core.versions[p], arrays[2])
+        if isinstance(event, events.FragmentArrived):
+            self._arrivals.keep(event, decided, arrays)
+        if isinstance(event, events.LearnerJoined) and self._durable is not None:
+            self._durable.remember(self.core.state().incarnations)
+        return decided
+
+    def _perform(self, action: actions.SyncerAction, arrays: Any) -> None:
+        match action:
+            case actions.Welcome():
+                event = events.Welcomed(action.incarnation, action.step, action.versions, action.merged_steps)
+                delivery = WelcomeDelivery(event, tuple(self._committed))
+                self._links[action.learner, action.incarnation].deliver(delivery)
+            case actions.SetClock():
+                for receiver in action.receivers:
+                    self._links[receiver].deliver(Notice(events.ClockSet(action.step)))
+            case actions.NotMember():
+                self._answer(action, events.NotMember(action.incarnation))
+            case actions.Reject():
+                self._answer(action, events.Rejected(action.incarnation, action.reason))
+            case actions.PullFragment():
+                link = self._links[action.learner, action.incarnation]
+                anchor = self._committed[action.round.fragment]
+                self._pullers.submit(self._pull, action, link, anchor)
+            case actions.Merge():
+                self._merger.submit(self._merge, action, self._arrivals.take(action))
+            case actions.Broadcast():
+                self._broadcast(action)
+            case actions.Drop():
+                values = {"learner": action.learner, "reason": action.reason}
+                self._record(records.Noted("drop", values, time.time()))
+            case actions.Record():
+                self._note(action, arrays)
+            case actions.Finish():
+                self.ended.set()
+
+    def _broadcast(self, action: actions.Broadcast) -> None:
+        event = events.UpdateArrived(action.fragment, action.version, action.step)
+        delivery = UpdateDelivery(event, self._committed[action.fragment])
+        size = sum(piece.nbytes for piece in delivery.pieces)
+        for learner, incarnation in action.receivers:
+            self._links[learner, incarnation].deliver(delivery)
+            self._record(records.Transferred(learner, sent=0, received=size))
+
+    def _answer(
+        self, action: actions.NotMember | actions.Reject, event: events.NotMember | events.Rejected
+    ) -> None:
+        link = self._links.get((action.learner, action.incarnation))
+        if link is not None:
+            link.deliver(Notice(event))
+
+    def _note(self, action: actions.Record, arrays: Any) -> None:
+        values: Mapping[str, Any] = action.values
+        if action.name == "round":
+            values = {**values, **arrays[1]}
+        if action.name == "learner_silent" and self._snapshots is not None:
+            self._snapshots.silent(values["learner"])
+        self._arrivals.forget(action)
+        self._record(records.Noted(action.name, values, time.time()))
+
+    # On other threads: nothing below touches this object's mutable state but the inbox.
+
+    def _pull(self, action: actions.PullFragment, link: LearnerLink, anchor: Pieces) -> None:
+        """Pulls and decodes against `anchor`, the version that the core accepts contributions on."""
+        try:
+            pulled = link.pull(action.round.fragment)
+            if pulled is None:
+                raise InvalidContribution("nothing published")
+            contribution, arrays = pulled
+            contribution = dataclasses.replace(contribution, incarnation=action.incarnation)
+            pieces = self._model.decode(action.round.fragment, arrays, anchor)
+            self._model.validate(action.round.fragment, pieces)
+        except Exception as error:
+            failed = events.PullFailed(action.round, action.learner, action.incarnation, str(error))
+            self._inbox.put((failed, None))
+            return
+        size = sum(array.nbytes for array in arrays)
+        self._record(records.Transferred(action.learner, sent=size, received=0))
+        self._inbox.put((events.FragmentArrived(action.round, contribution), pieces))
+
+    def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
+        try:
+            pieces, metrics = self._model.merge(
+                action.round.fragment,
+                [np_pieces for _, np_pieces in given],
+                [(c.steps, c.tokens) for c, _ in given],
+            )
+            sha256 = pieces_sha256(pieces) if self._tape.on else None
+            committed = self._durable is None or self._durable.commit(action.round, self._model)
+        except Exception as error:
+            self._inbox.put((error, None))
+            return
+        if committed:  # else the run is over, and what was merged is as if it had never been
+            metrics = {**metrics, "contributions": [_brief(c) for c in action.contributions]}
+            self._inbox.put((events.MergeFinished(action.round), (pieces, metrics, sha256)))
+
+    def _gather(self) -> None:
+        """The fragments for a snapshot, after the merges before this one in line and before all later."""
+        try:
+            states = [self._model.state(p) for p in range(self._model.layout.num_fragments)]
+        except Exception as error:  # as when there is no memory for copies
+            told = f"a snapshot is not begun: {type(error).__name__}: {error}"
+            self._record(records.Alarm(told, time.time()))
+            states = []
+        self._inbox.put((_Gathered(states), None))
+
+
+def _brief(c: Contribution) -> list[int]:
+    """What `rounds.jsonl` tells of a contribution, in as few bytes."""
+    return [c.learner, c.incarnation, c.version, c.step, c.steps, c.tokens]
+
+
+def host_arrays(arrays: Any) -> tuple[np.ndarray, ...]:
+    """The arrays in host memory; waits until their copy, started earlier, has arrived."""
+    return tuple(np.asarray(array) for array in arrays)

@@ -1,0 +1,1 @@
+"""Where a config becomes a run with everything that it leaves."""

@@ -1,0 +1,30 @@
+"""The number of steps of a run that has a budget of tokens or of time instead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from ddiloco.baselines.virtual import steps_within
+from ddiloco.settings.experiment import BASELINES, Experiment, with_steps_of_tokens
+from ddiloco.virtual.without_arrays import rehearse
+
+
+def with_steps(
+    experiment: Experiment,
+    sizes: Callable[[], Sequence[int]],
+    encoded_sizes: Callable[[], Sequence[int] | None] = lambda: None,
+) -> Experiment:
+    """The experiment with `train.steps` set by its budget of tokens or of time, if it has one.
+
+    Under the virtual driver a rehearsal finds the steps; else all learners are taken to step alike.
+    """
+    if experiment.train.tokens is None and experiment.virtual.seconds is None:
+        return experiment
+    if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
+        steps = rehearse(experiment, sizes(), encoded_sizes())
+    elif experiment.train.tokens is not None:
+        return with_steps_of_tokens(experiment)
+    else:
+        steps = steps_within(experiment, experiment.virtual.seconds)
+    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))

@@ -1,0 +1,145 @@
+"""What a run would be, found by abstract evaluation: no parameter is allocated, no data is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from ddiloco.models import flops_per_token, model_of
+from ddiloco.outer.codecs import CODECS
+from ddiloco.outer.encoding import encoded_bytes
+from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
+from ddiloco.roles.assembly import check_rows, make_layout
+from ddiloco.roles.transfer import placement
+from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.training.mesh import carve, parameter_shardings
+from ddiloco.training.parameters import num_parameters
+from ddiloco.training.step import abstract_batch, abstract_state, make_train_step
+
+_STEP_SECONDS = (0.5, 1.0, 2.0, 4.0)
+_GRADIENT_BYTES = 2  # data-parallel training exchanges bfloat16 gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class Bandwidth:
+    """What one learner moves one way, in bytes for each inner step, with one codec."""
+
+    mean: float  # every fragment once in H steps
+    peak: float  # the step at which most is due
+    data_parallel: float  # ring all-reduce of the gradients between as many data centres as learners
+
+
+def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32") -> Bandwidth:
+    """Expected bytes a step of one learner, against data-parallel training.
+
+    `codec`: of what the learner sends; what it gets is f32 always.
+    """
+    sync, sizes = experiment.sync, encoded_bytes(layout, codec)
+    offsets = [p * sync.interval // sync.num_fragments for p in range(sync.num_fragments)]
+    due = [
+        sum(size for size, o in zip(sizes, offsets, strict=True) if o == offset)
+        for offset in dict.fromkeys(offsets)
+    ]
+    learners = sync.num_learners
+    gradients = _GRADIENT_BYTES * num_parameters(experiment.model)
+    return Bandwidth(
+        mean=sum(sizes) / sync.interval,
+        peak=float(max(due)),
+        data_parallel=2 * (learners - 1) / learners * gradients,
+    )
+
+
+def describe(experiment: Experiment) -> str:
+    """The text that `--dry_run` prints.
+
+    Raises:
+      ConfigError: mesh and rows do not fit the devices here, or the fragments do not fit the model.
+    """
+    layout = make_layout(experiment)
+    meshes = carve(jax.devices(), experiment.sync.num_learners, experiment.mesh)
+    task, rows = task_of(experiment), experiment.batch_size(0)
+    for learner, mesh in enumerate(meshes):
+        check_rows(experiment, mesh, experiment.batch_size(learner))
+    state = abstract_state(experiment.model, experiment.inner, meshes[0])
+    step = make_train_step(experiment.model, experiment.inner, experiment.train.steps, meshes[0], task.loss)
+    clock = jax.ShapeDtypeStruct((), jnp.int32)
+    jax.eval_shape(step, state, abstract_batch(meshes[0], rows, task.row), clock)
+    shard_bytes = sum(
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(state)
+    )
+    anchors = _anchors(experiment, layout, meshes[0])
+    params = num_parameters(experiment.model)
+    length = task.row_tokens
+    tokens = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners)) * length
+    flops = flops_per_token(experiment.model, length) * rows * length
+    shape = " ".join(f"{axis}={size}" for axis, size in meshes[0].shape.items())
+    head = [
+        f"algorithm    {experiment.algorithm}, {experiment.sync.num_learners} learners",
+        f"parameters   {params:,} ({_size(4 * params)} in float32){_activated(experiment, params)}",
+        f"mesh         {shape} for each learner, {len(jax.devices())} devices in all",
+        f"memory       {_size(shard_bytes)} of parameters and optimizer state on each device{anchors}",
+        f"step         {rows} x {length} tokens and {flops:.3g} FLOP a learner, {tokens:,} tokens in all",
+    ]
+    return "\n".join([*head, *_fragments(layout), *_bandwidth(experiment, layout)])
+
+
+def _activated(experiment: Experiment, params: int) -> str:
+    """How many parameters a token passes, where those are not all."""
+    idle = model_of(experiment.model).idle_parameters
+    return "" if idle is None else f", {params - idle(experiment.model):,} activated by a token"
+
+
+def _anchors(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> str:
+    """What the codec keeps there beside: the versions anchored on, and what encodings left out."""
+    outer = experiment.outer
+    if CODECS[outer.codec].of_parameters:
+        return ""
+    shardings = parameter_shardings(experiment.model, mesh)
+    elements = sum(
+        math.prod(sharding.shard_shape(shape))
+        for p in range(layout.num_fragments)
+        for sharding, shape in zip(placement(layout, p, shardings), layout.piece_shapes(p), strict=True)
+    )
+    kept = BYTES_PER_ELEMENT * elements * (2 if outer.error_feedback else 1)
+    return f", {_size(kept)} more for codec {outer.codec}"
+
+
+def _fragments(layout: FragmentLayout) -> list[str]:
+    lines = [
+        f"fragments    {layout.num_fragments} by strategy {layout.strategy}; "
+        f"balance {layout.balance:.3f} (largest over mean)",
+    ]
+    for p, size in enumerate(layout.bytes):
+        bar = "#" * round(24 * size / max(layout.bytes))
+        lines.append(f"  {p:3d}  {_size(size):>10}  {len(layout.fragments[p]):4d} pieces  {bar}")
+    return lines
+
+
+def _bandwidth(experiment: Experiment, layout: FragmentLayout) -> list[str]:
+    moved = {codec: bandwidth(experiment, layout, codec) for codec in CODECS}
+    plain, used = moved["f32"], moved[experiment.outer.codec]
+    lines = [
+        f"bandwidth    a step and learner: {_size(used.mean)} up in {experiment.outer.codec}, "
+        f"{_size(plain.mean)} down in f32, at the peak {plain.peak / plain.mean:.2f} times as much;",
+        f"             data-parallel over the same links {_size(plain.data_parallel)} each way "
+        "(bfloat16 ring all-reduce)",
+        "             Gbit/s one way, up by codec, down as f32:",
+        f"             step time {''.join(f'{codec:>9}' for codec in CODECS)}   data-parallel",
+    ]
+    for seconds in _STEP_SECONDS:
+        means = "".join(f"{8e-9 * b.mean / seconds:9.3f}" for b in moved.values())
+        lines.append(f"             {seconds:7.1f} s {means} {8e-9 * plain.data_parallel / seconds:15.3f}")
+    return lines
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024 or unit == "GiB":
+            return f"{num_bytes:.1f} {unit}" if unit != "B" else f"{num_bytes:.0f} B"
+        num_bytes /= 1024
+    raise AssertionError

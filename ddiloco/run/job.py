@@ -1,0 +1,192 @@
+"""One run from its settings to its summary: everything that it makes lies under its workdir."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ddiloco.baselines.virtual import run_virtual_baseline
+from ddiloco.baselines.virtual import run_without_arrays as run_job_without_arrays
+from ddiloco.baselines.wall import run_baseline
+from ddiloco.config import ConfigError
+from ddiloco.disk import checkpoints
+from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
+from ddiloco.disk.snapshots.store import Snapshot
+from ddiloco.local.run import run_local
+from ddiloco.observe.monitor import Monitor, RunInfo
+from ddiloco.outer.encoding import encoded_bytes
+from ddiloco.outer.global_model import parameters_sha256
+from ddiloco.roles.assembly import Assembly, make_layout
+from ddiloco.roles.outcome import Outcome
+from ddiloco.run.budget import with_steps
+from ddiloco.settings.experiment import BASELINES, Experiment, to_json
+from ddiloco.training.parameters import num_parameters
+from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, lives
+from ddiloco.virtual.lives import write_trace
+from ddiloco.virtual.run import run_virtual
+from ddiloco.virtual.snapshots import goes_on_exactly
+from ddiloco.virtual.without_arrays import run_without_arrays
+
+Runner = Callable[[Assembly, Callable[[Any], None], threading.Event, Snapshot | None], Outcome]
+
+DRIVERS: dict[str, Callable[..., Outcome]] = {"local": run_local, "virtual": run_virtual}
+BASELINE_DRIVERS: dict[str, Callable[..., Outcome]] = {"local": run_baseline, "virtual": run_virtual_baseline}
+
+
+class Result(NamedTuple):
+    """The summary as written, the sample shown at the end, and why the run failed (None if there is none)."""
+
+    summary: dict[str, Any]
+    sample: str | None
+    failure: str | None
+
+
+def run_job(
+    experiment: Experiment,
+    workdir: pathlib.Path,
+    stop: threading.Event,
+    live: bool,
+    runner: Runner | None = None,
+    resume: bool = False,
+) -> Result:
+    """Runs an experiment; setting `stop` ends it early, with everything saved.
+
+    Args:
+      experiment: all settings.
+      workdir: where everything that it makes goes.
+      stop: ends it early.
+      live: draw a progress line.
+      runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
+      resume: whether this process goes on where one that has died left the run in the workdir. Else, with
+        `experiment.resume`, the run goes on from its newest snapshot; without, what is there is set aside.
+
+    Raises:
+      ConfigError, DataError: found before anything was trained.
+      SnapshotError: the snapshot that the run goes on from has just been damaged.
+    """
+    virtual = experiment.driver == "virtual"
+    if virtual:
+        check_fleet(experiment)
+    experiment = with_steps(
+        experiment,
+        lambda: make_layout(experiment).bytes,
+        lambda: encoded_bytes(make_layout(experiment), experiment.outer.codec),
+    )
+    assembly = None if virtual and not experiment.virtual.arrays else Assembly(experiment)
+    if experiment.driver == "remote":
+        if runner is None:
+            raise ConfigError("config.driver: is remote, which only experiments.train can start")
+        if not resume:  # what was found sound need not keep the learners of a resumed run waiting
+            assembly.check_syncer()
+    elif assembly is not None:
+        assembly.check()
+    snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
+    if snapshot is not None:
+        trim_records(snapshot, workdir, goes_on_exactly(snapshot, experiment))
+    _write_settings(workdir, experiment, resume or snapshot is not None)
+    monitor = Monitor(
+        workdir,
+        _run_info(experiment, assembly),
+        live=live,
+        log_every=experiment.log.every,
+        clock=None if virtual else time.time,
+        resume=resume or snapshot is not None,
+    )
+    monitor.start()
+    extra: dict[str, Any] = {"finished": False}
+    begun = time.monotonic()
+    sample = None
+    try:
+        if runner is not None:
+            outcome = runner(assembly, monitor.queue.put, stop, snapshot)
+        else:
+            outcome = _run(experiment, assembly, monitor.queue.put, stop, workdir, snapshot)
+        extra = {
+            "finished": outcome.finished,
+            "interrupted": stop.is_set() and not outcome.finished,
+            "driver": experiment.driver,
+            "real_seconds": time.monotonic() - begun,
+        }
+        if assembly is not None:
+            extra["params_sha256"] = parameters_sha256(outcome.params)
+            folder = workdir / "checkpoints"
+            checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
+            sample = assembly.task.sample(outcome.params)
+    finally:
+        summary = monitor.stop(extra)
+    if sample is not None:
+        (workdir / "sample.txt").write_text(sample + "\n")
+    return Result(summary, sample, outcome.failure)
+
+
+def _run(
+    experiment: Experiment,
+    assembly: Assembly | None,
+    record: Callable[[Any], None],
+    stop: threading.Event,
+    workdir: pathlib.Path | None = None,
+    snapshot: Snapshot | None = None,
+) -> Outcome:
+    if assembly is None:
+        if experiment.algorithm in BASELINES:
+            return run_job_without_arrays(experiment, record, stop)
+        layout = make_layout(experiment)
+        encoded = encoded_bytes(layout, experiment.outer.codec)
+        return run_without_arrays(experiment, layout.bytes, record, stop, encoded, workdir, snapshot)
+    drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
+    return drivers[experiment.driver](assembly, record, stop, workdir, snapshot)
+
+
+def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:
+    """What the run is: its config, and in virtual time what befalls its learners.
+
+    Raises:
+      ConfigError: the workdir cannot be written to.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            set_aside(workdir)
+        (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
+        if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
+            write_trace(workdir / "lives.csv", lives(experiment))
+    except OSError as error:
+        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
+
+
+def set_aside(workdir: pathlib.Path) -> None:
+    """Moves what an earlier run left in the workdir to `workdir/previous/N`, so that runs never mix."""
+    left = [path for path in workdir.glob("*") if path.name != "previous"]
+    if not left:
+        return
+    previous = workdir / "previous"
+    number = 1 + max((int(p.name) for p in previous.glob("*") if p.name.isdigit()), default=0)
+    target = previous / str(number)
+    target.mkdir(parents=True)
+    for path in left:
+        shutil.move(path, target / path.name)
+    print(f"the earlier run in {workdir} is now in {target}", file=sys.stderr)
+
+
+def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
+    if assembly is None or experiment.driver == "virtual":
+        chips = chips_by_learner(experiment)
+    elif experiment.driver == "remote":  # their devices are not this process's: all count alike
+        chips = dict.fromkeys(range(experiment.sync.num_learners), 1)
+    else:
+        chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}
+    return RunInfo(
+        algorithm=experiment.algorithm,
+        num_learners=len(chips),
+        num_params=num_parameters(experiment.model),
+        num_fragments=0 if experiment.algorithm in BASELINES else experiment.sync.num_fragments,
+        total_steps=experiment.train.steps,
+        seed=experiment.seed,
+        chips_by_learner=chips,
+    )

@@ -1,1 +1,0 @@
-"""Processes of this machine: started, forked from a warm one, and ended with who started them."""

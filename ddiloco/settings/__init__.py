@@ -1,0 +1,1 @@
+"""Every setting of a run: frozen dataclasses with bounds, checked once."""

@@ -1,0 +1,214 @@
+"""What a run is: every setting of it, checked once. Inside the package nobody sees a ConfigDict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ddiloco.config import ConfigError, build, section, setting, to_dict
+from ddiloco.models import MODELS, model_of
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.settings.remote import RemoteConfig
+from ddiloco.settings.snapshots import SnapshotConfig
+from ddiloco.settings.tape import TapeConfig
+from ddiloco.settings.virtual import VirtualConfig
+from ddiloco.tasks import TASKS
+from ddiloco.tasks.task import Task
+from ddiloco.training.inner_optimizer import InnerConfig
+from ddiloco.training.mesh import MeshConfig
+
+DECOUPLED_FAMILY = ("decoupled", "streaming", "diloco")
+BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long and on how much a learner trains."""
+
+    steps: int = setting(480, "T: global steps; a learner is done when its clock is there", at_least=1)
+    tokens: int | None = setting(
+        None, "token budget of all learners, from which `steps` then follows; None: by steps", at_least=1
+    )
+    batch_size: int = setting(8, "rows that one learner draws for one step", at_least=1)
+    batch_sizes: tuple[int, ...] = setting(
+        (), "the same by learner, where they differ; (): all alike", at_least=1
+    )
+    steps_in_flight: int = setting(2, "steps handed to the devices before the oldest is complete", at_least=1)
+    min_step_seconds: tuple[float, ...] = setting(
+        (),
+        "by learner, seconds that a step takes at least, to play slower hardware; (): as fast as it goes",
+        at_least=0.0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """How the global model is scored on held-out rows."""
+
+    every: int = setting(48, "global steps between two evaluations; 0: only at the end", at_least=0)
+    num_batches: int = setting(16, "held-out batches of one evaluation", at_least=1)
+    batch_size: int = setting(16, "rows in a held-out batch", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+    """How much is written down while training."""
+
+    every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """All settings of one run; what `data` and `sample` hold depends on the task of the model."""
+
+    model: Any
+    algorithm: str = setting("decoupled", "how learners cooperate", choices=DECOUPLED_FAMILY + BASELINES)
+    driver: str = setting("local", "what runs the roles", choices=("local", "remote", "virtual"))
+    seed: int = setting(0, "of the initial parameters, the data order and the sample", at_least=0)
+    data: Any = setting(None, "which data are read, and how they become rows")
+    train: TrainConfig = section(TrainConfig)
+    inner: InnerConfig = section(InnerConfig)
+    sync: SyncPolicy = section(SyncPolicy)
+    outer: OuterConfig = section(OuterConfig)
+    mesh: MeshConfig = section(MeshConfig)
+    remote: RemoteConfig = section(RemoteConfig)
+    virtual: VirtualConfig = section(VirtualConfig)
+    eval: EvalConfig = section(EvalConfig)
+    sample: Any = setting(None, "what is shown at the end; None where the task shows nothing")
+    log: LogConfig = section(LogConfig)
+    tape: TapeConfig = section(TapeConfig)
+    snapshot: SnapshotConfig = section(SnapshotConfig)
+    resume: bool = setting(False, "go on from the newest complete snapshot in the workdir")
+    sdc_check_every: int = setting(
+        0,
+        "steps between two that a learner takes twice, to see that its devices do not err; 0: none",
+        at_least=0,
+    )
+
+    def __post_init__(self) -> None:
+        learners = self.sync.num_learners
+        for name, values in (
+            ("batch_sizes", self.train.batch_sizes),
+            ("min_step_seconds", self.train.min_step_seconds),
+        ):
+            if values and len(values) != learners:
+                raise ValueError(
+                    f"train.{name}: has {len(values)} entries, but sync.num_learners is {learners}"
+                )
+        alike = len({self.batch_size(m) for m in range(learners)}) == 1
+        if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
+            raise ValueError(
+                f"train.batch_sizes: differ, but {self.algorithm} draws as many rows of each shard"
+            )
+        if self.remote.spares and not alike:
+            raise ValueError(
+                f"remote.spares: is {self.remote.spares}, but must be 0 where train.batch_sizes differ"
+            )
+        if self.sdc_check_every and self.algorithm in BASELINES:
+            raise ValueError(
+                f"sdc_check_every: is {self.sdc_check_every}, but must be 0 for {self.algorithm}"
+            )
+        if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
+            raise ValueError(f"driver: is {self.driver}, but elastic_data_parallel needs virtual")
+        if self.algorithm in BASELINES and self.driver == "remote":
+            raise ValueError(f"driver: is remote, but {self.algorithm} is one job, which needs local")
+        arrays = self.driver != "virtual" or self.virtual.arrays
+        if self.algorithm in BASELINES and not arrays and (self.snapshot.every or self.resume):
+            told = f"snapshot.every: is {self.snapshot.every}" if self.snapshot.every else "resume: is True"
+            wanted = 0 if self.snapshot.every else False
+            raise ValueError(f"{told}, but must be {wanted} for a baseline without arrays")
+        if self.virtual.seconds is not None and (self.train.tokens is not None or self.driver != "virtual"):
+            raise ValueError(
+                f"virtual.seconds: is {self.virtual.seconds:g}, but must be None where train.tokens is set "
+                "or driver is not virtual"
+            )
+        try:
+            self.virtual.check(learners)
+        except ValueError as error:
+            raise ValueError(f"virtual.{error}") from None
+        self._check_preset()
+
+    def _check_preset(self) -> None:
+        """The presets promise something by their names; a config that breaks it must not bear the name."""
+        sync = self.sync
+        if self.algorithm == "diloco" and (sync.num_fragments, sync.quorum, sync.max_run_ahead) != (
+            1,
+            None,
+            0,
+        ):
+            raise ValueError(
+                "algorithm: is diloco, which needs sync.num_fragments 1, quorum None and max_run_ahead 0"
+            )
+        if self.algorithm == "streaming" and (sync.quorum is not None or sync.max_run_ahead is None):
+            raise ValueError(
+                "algorithm: is streaming, which needs sync.quorum None and a sync.max_run_ahead (tau)"
+            )
+        if self.algorithm == "decoupled" and sync.max_run_ahead is not None:
+            raise ValueError("algorithm: is decoupled, which needs sync.max_run_ahead None: no learner waits")
+
+    def batch_size(self, learner: int) -> int:
+        """Rows that the learner draws for one step."""
+        return self.train.batch_sizes[learner] if self.train.batch_sizes else self.train.batch_size
+
+    def min_step_seconds(self, learner: int) -> float:
+        """Seconds that a step of the learner takes at least."""
+        return self.train.min_step_seconds[learner] if self.train.min_step_seconds else 0.0
+
+
+def parse(config: Mapping[str, Any]) -> Experiment:
+    """An Experiment from a ConfigDict or from what `to_json` gave.
+
+    Raises:
+      ConfigError: a setting is unknown or has an impossible value; the message is one line.
+    """
+    values = dict(config.items())
+    model = dict(values.pop("model", {}).items())
+    name = model.pop("name", "dense")
+    if name not in MODELS:
+        raise ConfigError(f"config.model.name: is {name!r}, but must be one of {', '.join(MODELS)}")
+    values["model"] = build(MODELS[name].config, model, "config.model")
+    task = MODELS[name].task
+    values["data"] = _group(TASKS[task].data_settings, values, "data")
+    if TASKS[task].sample_settings is not None:
+        values["sample"] = _group(TASKS[task].sample_settings, values, "sample")
+    elif values.get("sample") is not None:
+        raise ConfigError(f"config.sample: is there, but {task} (of the model {name}) shows nothing")
+    experiment = build(Experiment, values)
+    try:
+        task_of(experiment).check()
+    except ValueError as error:
+        raise ConfigError(f"config.{error}") from None
+    return experiment
+
+
+def task_of(experiment: Experiment) -> Task:
+    """What the run learns."""
+    e = experiment
+    return TASKS[model_of(e.model).task](e.model, e.data, e.sample, e.seed)
+
+
+def with_steps_of_tokens(experiment: Experiment) -> Experiment:
+    """The experiment with `train.steps` set by its budget of tokens, if it has one, for learners alike."""
+    tokens = experiment.train.tokens
+    if tokens is None:
+        return experiment
+    learners = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
+    length = task_of(experiment).row_tokens
+    steps = -(-tokens // (length * sum(experiment.batch_size(m) for m in learners)))
+    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
+
+
+def to_json(experiment: Experiment) -> dict[str, Any]:
+    """The settings as JSON values; `parse` of the result gives the same experiment."""
+    name = next(name for name, model in MODELS.items() if model is model_of(experiment.model))
+    settings = to_dict(experiment)
+    return {**settings, "model": {"name": name, **settings["model"]}}
+
+
+def _group(cls: type, values: Mapping[str, Any], name: str) -> Any:
+    group = values.get(name, {})
+    if not hasattr(group, "items"):
+        raise ConfigError(f"config.{name}: is {group!r}, but is a group of settings")
+    return build(cls, group, f"config.{name}")

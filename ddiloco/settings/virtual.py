@@ -1,0 +1,78 @@
+"""The settings of a virtual fleet: hardware, links and lives of its learners, in virtual seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddiloco.config import section, setting
+from ddiloco.goodput.failures import FailureModel
+from ddiloco.goodput.spare_capacity import SpareCapacity
+
+LIVES = ("steady", "trace", "failures", "spare_capacity")
+BY_LEARNER = ("step_seconds", "latency", "bandwidth", "jitter", "loss")
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualConfig:
+    """What the virtual driver plays. Tuples have an entry for each learner, or one for all."""
+
+    step_seconds: tuple[float, ...] = setting((1.0,), "of a step on all of a learner's chips", above=0.0)
+    speed_variation: float = setting(
+        0.0,
+        "standard deviation between learners of the time of a step, as a share of it; drawn once",
+        at_least=0.0,
+        at_most=1.0,
+    )
+    step_variation: float = setting(
+        0.0, "the same between the steps of one learner; drawn for each", at_least=0.0, at_most=1.0
+    )
+    latency: tuple[float, ...] = setting((0.0,), "seconds from learner to syncer or back", at_least=0.0)
+    bandwidth: tuple[float, ...] = setting((), "bytes a second of a link, each way; (): no bound", above=0.0)
+    jitter: tuple[float, ...] = setting(
+        (0.0,), "mean seconds of a further, exponential delay; it can reorder messages", at_least=0.0
+    )
+    loss: tuple[float, ...] = setting((0.0,), "share of messages that vanish", at_least=0.0, below=1.0)
+    seconds: float | None = setting(
+        None, "time budget, from which train.steps then follows; None: by tokens or steps", above=0.0
+    )
+    merge_seconds: float = setting(0.0, "that a merge takes", at_least=0.0)
+    notice_seconds: float = setting(10.0, "until the syncer hears of a dead learner", at_least=0.0)
+    recovery_seconds: float = setting(
+        30.0, "from the start of a learner that comes or returns until it asks to join", at_least=0.0
+    )
+    resize_seconds: float = setting(
+        30.0, "that elastic data-parallel stands still when chips come or go", at_least=0.0
+    )
+    arrays: bool = setting(True, "whether to train; False: only the protocol, its times and its goodput")
+    num_chips: int = setting(8, "of the whole fleet, divided evenly among the learners", at_least=1)
+    lives: str = setting("steady", "where what befalls the learners comes from", choices=LIVES)
+    trace: str | None = setting(None, "CSV or JSON file of (time, learner, event), for lives=trace")
+    failures: FailureModel = section(FailureModel)
+    spare_capacity: SpareCapacity = section(SpareCapacity)
+
+    def __post_init__(self) -> None:
+        if (self.lives == "trace") is (self.trace is None):
+            wanted = "must name a file" if self.trace is None else "needs lives to be trace"
+            raise ValueError(f"trace: is {self.trace}, but {wanted}; lives is {self.lives}")
+
+    def check(self, num_learners: int) -> None:
+        """Sees that the settings fit the number of learners.
+
+        Raises:
+          ValueError: they do not; the message names the field.
+        """
+        for name in BY_LEARNER:
+            count = len(getattr(self, name))
+            if count not in (1, num_learners) and (count or name != "bandwidth"):
+                raise ValueError(
+                    f"{name}: has {count} entries, but must have 1, or {num_learners}, one a learner"
+                )
+        if self.num_chips < num_learners:
+            raise ValueError(
+                f"num_chips: is {self.num_chips}, but must be at least {num_learners}: one a learner"
+            )
+
+    def of(self, name: str, learner: int) -> float:
+        """The learner's entry of a tuple."""
+        entries = getattr(self, name)
+        return entries[learner] if len(entries) > 1 else entries[0]

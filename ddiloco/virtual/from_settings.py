@@ -1,0 +1,200 @@
+"""The virtual fleet of an experiment: its places and its lives, drawn from the seed or read from a trace."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+
+from ddiloco.config import ConfigError
+from ddiloco.goodput.accounting import State
+from ddiloco.goodput.lives import JobChange, draw_interruptions, job_changes, job_chips
+from ddiloco.goodput.spare_capacity import draw_extra
+from ddiloco.settings.experiment import BASELINES, Experiment, task_of
+from ddiloco.virtual.durations import Steady, Varying, spread
+from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.links import Link, LinkQuality
+from ddiloco.virtual.lives import PAUSES, Change, read_trace
+from ddiloco.virtual.ports import LearnerArrays, Observer, SyncerArrays
+
+_PATIENCE = 20  # times as long as a run without any trouble takes: nothing is drawn beyond
+_EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "step", State.FAILED: "fail"}
+
+
+def base_learners(experiment: Experiment) -> int:
+    """The learners that are there all the time, where others come and go."""
+    learners = experiment.sync.num_learners
+    if experiment.virtual.lives != "spare_capacity" or experiment.algorithm in BASELINES:
+        return learners
+    return learners - experiment.virtual.spare_capacity.extra_learners
+
+
+def chips_by_learner(experiment: Experiment) -> dict[int, int]:
+    """The chips of each learner; of a baseline's one job (learner 0) and of what else it has in the metrics.
+
+    Further learners of a baseline are no jobs: they stand for its spares, or for chips that come and go.
+    """
+    v, learners = experiment.virtual, experiment.sync.num_learners
+    if experiment.algorithm not in BASELINES:
+        if v.lives == "failures":
+            return job_chips(v.failures, v.num_chips, learners, elastic=True)
+        return dict.fromkeys(range(learners), v.num_chips // learners)
+    if v.lives == "failures":
+        return job_chips(v.failures, v.num_chips, 1, elastic=_is_elastic(experiment))
+    extra = v.spare_capacity.extra_learners if v.lives == "spare_capacity" else 0
+    return {0: v.num_chips, **dict.fromkeys(range(1, extra + 1), v.num_chips // learners)}
+
+
+def horizon(experiment: Experiment) -> float:
+    """Seconds for which lives are drawn: no run lasts that long."""
+    steps = experiment.train.steps
+    if experiment.train.tokens is not None:
+        rows = sum(experiment.batch_size(m) for m in range(base_learners(experiment)))
+        steps = 1 + experiment.train.tokens // (rows * task_of(experiment).row_tokens)
+    elif experiment.virtual.seconds is not None:
+        steps = math.ceil(experiment.virtual.seconds / min(experiment.virtual.step_seconds))
+    return _PATIENCE * (steps + experiment.sync.interval) * max(experiment.virtual.step_seconds)
+
+
+def fleet_changes(experiment: Experiment) -> list[JobChange]:
+    """What the failure model does to the jobs of this experiment, one a learner or one in all."""
+    v = experiment.virtual
+    baseline = experiment.algorithm in BASELINES
+    jobs = 1 if baseline else experiment.sync.num_learners
+    until = horizon(experiment)
+    interruptions = draw_interruptions(v.failures, v.num_chips, experiment.seed, until)
+    elastic = not baseline or _is_elastic(experiment)
+    return job_changes(v.failures, interruptions, v.num_chips, jobs, experiment.seed, until, elastic)
+
+
+def lives(experiment: Experiment) -> list[Change]:
+    """What befalls the learners of a decoupled run, drawn from the seed or read from the trace.
+
+    Raises:
+      ConfigError: the trace cannot be read, or the fleet is impossible.
+    """
+    v, learners = experiment.virtual, experiment.sync.num_learners
+    match v.lives:
+        case "trace":
+            try:
+                return read_trace(str(v.trace), learners)
+            except ConfigError as error:
+                raise ConfigError(f"config.virtual.trace: {error}") from None
+        case "failures":
+            return _changes_of_jobs(fleet_changes(experiment), chips_by_learner(experiment))
+        case "spare_capacity":
+            return _changes_of_extra(experiment)
+    return []
+
+
+def check_fleet(experiment: Experiment) -> None:
+    """Finds what cannot be, before anything is compiled.
+
+    Raises:
+      ConfigError: an impossible fleet or a bad trace, in one line that names the field.
+    """
+    if base_learners(experiment) < 1:
+        raise ConfigError(
+            f"config.virtual.spare_capacity.extra_learners: is "
+            f"{experiment.virtual.spare_capacity.extra_learners}, but of config.sync.num_learners, "
+            f"{experiment.sync.num_learners}, one at least must stay"
+        )
+    if experiment.virtual.lives == "trace" and experiment.algorithm in BASELINES:
+        raise ConfigError(
+            f"config.virtual.trace: tells of learners, but {experiment.algorithm} has none; "
+            "it needs lives of failures, spare_capacity or steady"
+        )
+    try:
+        chips_by_learner(experiment)
+    except ValueError as error:
+        raise ConfigError(f"config.virtual.{error}") from None
+    if experiment.algorithm not in BASELINES:
+        lives(experiment)
+
+
+def step_times(experiment: Experiment) -> list[Callable[[], float]]:
+    """For each learner, a source of the seconds of its next step on all its chips."""
+    return [_step_time(experiment, m) for m in range(experiment.sync.num_learners)]
+
+
+def make_fleet(
+    experiment: Experiment,
+    total_steps: int | None,
+    learner_arrays: Callable[[int], LearnerArrays],
+    syncer_arrays: SyncerArrays,
+    observer: Observer,
+    lively: bool = True,
+) -> Fleet:
+    """The experiment's fleet, with its lives entered if `lively`; the same experiment gives the same run."""
+    v = experiment.virtual
+    chips = chips_by_learner(experiment)
+    times = step_times(experiment)
+
+    def link(learner: int, direction: str) -> Link:
+        bandwidth = v.of("bandwidth", learner) if v.bandwidth else None
+        quality = LinkQuality(
+            v.of("latency", learner), bandwidth, v.of("jitter", learner), v.of("loss", learner)
+        )
+        return Link(quality, random.Random(f"{experiment.seed} {direction} {learner}"))
+
+    places = {m: Place(times[m], link(m, "up"), link(m, "down"), chips[m]) for m in range(len(times))}
+    fleet = Fleet(
+        experiment.sync,
+        total_steps,
+        places,
+        learner_arrays,
+        syncer_arrays,
+        merge_time=Steady(v.merge_seconds),
+        notice_seconds=v.notice_seconds,
+        recovery_seconds=v.recovery_seconds,
+        observer=observer,
+    )
+    if lively:
+        fleet.live(lives(experiment))
+    return fleet
+
+
+def _is_elastic(experiment: Experiment) -> bool:
+    return experiment.algorithm != "data_parallel"
+
+
+def _step_time(experiment: Experiment, learner: int) -> Callable[[], float]:
+    v = experiment.virtual
+    rng = random.Random(f"{experiment.seed} speed {learner}")
+    mean = v.of("step_seconds", learner) * spread(rng, v.speed_variation)
+    return Varying(mean, v.step_variation, rng)
+
+
+def _changes_of_jobs(changes: list[JobChange], chips: Mapping[int, int]) -> list[Change]:
+    """A learner's job pauses and resumes; only where all its chips are gone does its process die."""
+    found: list[Change] = []
+    dead: set[int] = set()
+    for change in changes:
+        event = _EVENT.get(change.state)
+        if event is None or (change.time == 0 and event == "step"):
+            continue
+        if change.job in dead and event != "fail":
+            dead.discard(change.job)
+            found.append(Change(change.time, change.job, "recover"))
+        elif event == "fail":
+            if change.job in dead:
+                continue
+            dead.add(change.job)
+        share = change.chips / chips[change.job] if event == "step" else 1.0
+        found.append(Change(change.time, change.job, event, share))
+    return found
+
+
+def _changes_of_extra(experiment: Experiment) -> list[Change]:
+    base = base_learners(experiment)
+    present = 0
+    found: list[Change] = []
+    drawn = draw_extra(experiment.virtual.spare_capacity, base, experiment.seed, horizon(experiment))
+    for time, count in drawn:
+        found += [Change(time, base + j, "join") for j in range(present, count)]
+        found += [Change(time, base + j, "leave") for j in reversed(range(count, present))]
+        present = count
+    absent = set(range(base, experiment.sync.num_learners)) - {c.learner for c in found}
+    # One that never comes still has to be told not to be there from the start.
+    return found + [Change(horizon(experiment), learner, "join") for learner in sorted(absent)]

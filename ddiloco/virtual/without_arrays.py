@@ -1,0 +1,111 @@
+"""Virtual runs without arrays: the protocol, its times and its goodput, but no training."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddiloco.config import ConfigError
+from ddiloco.disk.snapshots.books import Books
+from ddiloco.disk.snapshots.store import Snapshot
+from ddiloco.roles.outcome import Outcome
+from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.from_settings import horizon, make_fleet
+from ddiloco.virtual.ghosts import Relay
+from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
+from ddiloco.virtual.run import RecordingObserver, play
+from ddiloco.virtual.snapshots import (
+    check_goes_on_exactly,
+    make_snapshots,
+    put_back_exactly,
+    put_back_observers,
+)
+
+Record = Callable[[Any], None]
+
+
+def run_without_arrays(
+    experiment: Experiment,
+    sizes: Sequence[int],
+    record: Record,
+    stop: threading.Event,
+    encoded_sizes: Sequence[int] | None = None,
+    workdir: pathlib.Path | None = None,
+    snapshot: Snapshot | None = None,
+) -> Outcome:
+    """Plays the run; batches count as full.
+
+    Args:
+      experiment: of the virtual driver.
+      sizes: bytes of each fragment, to a learner; of no use to a baseline.
+      record: takes the records of the run.
+      stop: ends it early.
+      encoded_sizes: the same to the syncer; None: as `sizes`.
+      workdir: where snapshots go; None: none are kept.
+      snapshot: what to go on from, with the settings that it has.
+
+    Raises:
+      ConfigError: the snapshot is of other settings.
+      SnapshotError: it has been damaged since it was opened.
+    """
+    books = Books(record)
+    observer = RecordingObserver(books, lambda step, tokens, now: None)
+    relay = Relay(observer)
+    fleet = _counting_fleet(experiment, experiment.train.steps, CountingSyncer(sizes, encoded_sizes), relay)
+    if snapshot is not None:
+        check_goes_on_exactly(snapshot, experiment)
+        put_back_observers(snapshot, books, observer)
+        put_back_exactly(fleet, relay, snapshot)
+    snapshots = make_snapshots(workdir, experiment, None, fleet, relay, books, observer, snapshot)
+    try:
+        failure = play(fleet, experiment, observer, stop)
+    finally:
+        if snapshots is not None:
+            snapshots.close()
+    return Outcome(None, fleet.syncer.durable.step, None, fleet.over, failure)
+
+
+def rehearse(experiment: Experiment, sizes: Sequence[int], encoded_sizes: Sequence[int] | None = None) -> int:
+    """The global steps to which the fleet comes within its budget of tokens or of time, without training.
+
+    `sizes`: bytes of each fragment, to a learner; `encoded_sizes`: to the syncer, None: the same. Batches
+    count as full, so that a run differs by what padding there is.
+
+    Raises:
+      ConfigError: the fleet dies before it has spent its tokens.
+    """
+    counted = _Counted()
+    fleet = _counting_fleet(experiment, None, CountingSyncer(sizes, encoded_sizes), counted)
+    tokens, until = experiment.train.tokens, experiment.virtual.seconds or horizon(experiment)
+    spent = math.inf if tokens is None else tokens
+    fleet.run(stop=lambda: counted.tokens >= spent or fleet.calendar.now > until)
+    if tokens is not None and counted.tokens < tokens:
+        raise ConfigError(
+            f"config.train.tokens: is {tokens}, but the fleet of config.virtual comes to {counted.tokens} "
+            f"in {until:g} virtual seconds"
+        )
+    return max(1, counted.clock)
+
+
+class _Counted(Observer):
+    def __init__(self) -> None:
+        self.tokens = self.clock = 0
+
+    def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
+        self.tokens += tokens
+        self.clock = max(self.clock, clock)
+
+
+def _counting_fleet(
+    experiment: Experiment, total_steps: int | None, syncer: CountingSyncer, observer: Observer
+) -> Fleet:
+    length = task_of(experiment).row_tokens
+
+    def arrays(learner: int) -> CountingLearner:
+        return CountingLearner(experiment.batch_size(learner) * length)
+
+    return make_fleet(experiment, total_steps, arrays, syncer, observer)

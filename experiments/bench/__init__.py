@@ -1,0 +1,1 @@
+"""Benchmarks: ratios taken side by side in one run."""

@@ -1,0 +1,79 @@
+"""Benchmarks: `python -m experiments.bench NAME --output=FILE.json`; ratios taken side by side in one run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+import sys
+
+from absl import flags
+
+from experiments.front import cli
+
+NAMES = (
+    "learner",
+    "merge",
+    "wire",
+    "durability",
+    "donation",
+    "memory",
+    "restart",
+    "snapshot",
+    "tape",
+    "schedules",
+)
+
+_OUTPUT = flags.DEFINE_string("output", None, "Also write the rows to this JSON file.")
+_QUICK = flags.DEFINE_bool(
+    "quick", False, "Smaller and shorter: shows that it runs, its figures mean nothing."
+)
+_SCHEDULES = flags.DEFINE_integer(
+    "schedules", 10_000, "Benchmark schedules: how many to explore.", lower_bound=1
+)
+_SEED = flags.DEFINE_integer(
+    "seed",
+    None,
+    "Benchmark schedules: replay the schedule of this seed, and print its last events.",
+    lower_bound=0,
+)
+
+
+def main(arguments) -> int:
+    if len(arguments) != 2 or arguments[1] not in NAMES:
+        raise cli.UsageError(f"name one benchmark of {', '.join(NAMES)}")
+    rows = _explore() if arguments[1] == "schedules" else _measure(arguments[1])
+    if not rows:
+        return 0
+    print(f"{'name':32} {'ratio':>7} {'measured':>12} {'reference':>12} {'limit':>12}  unit")
+    for row in rows:
+        figures = f"{row['ratio']:7.3f} {row['measured']:12.4g} {row['reference']:12.4g} {row['limit']:12.4g}"
+        print(f"{row['name']:32} {figures}  {row['unit']}")
+    if _OUTPUT.value:
+        first, *others = rows
+        pathlib.Path(_OUTPUT.value).write_text(
+            json.dumps({**first, "rows": [first, *others]}, indent=2) + "\n"
+        )
+    return 0
+
+
+def _measure(name) -> list[dict]:
+    from ddiloco.training import platform
+
+    # The plain average that merging is held against runs as JAX runs it by default.
+    platform.prepare(keep_memory=name != "merge")
+    return importlib.import_module(f"experiments.bench.{name}").run(quick=_QUICK.value)
+
+
+def _explore() -> list[dict]:
+    from ddiloco.chaos.ledger import Violation
+    from experiments.bench import schedules as bench_schedules
+
+    try:
+        return bench_schedules.run(_QUICK.value, _SCHEDULES.value, _SEED.value)
+    except Violation as violation:
+        sys.exit(str(violation))
+
+
+if __name__ == "__main__":
+    cli.run(main, positional=True)

@@ -1,0 +1,92 @@
+"""What durability costs a round: bytes a second to the disk, and rounds a second with and without it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ddiloco.disk.durable import DurableState
+from ddiloco.outer.fragments import fragment
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.protocol.messages import RoundId
+from experiments.bench.row import row
+
+NUM_LEARNERS = 8
+
+
+def run(quick: bool = False) -> list[dict]:
+    """Measures a fragment of 64 MiB (`quick`: 4 MiB) in a temporary folder ($TMPDIR names the disk).
+
+    Returns:
+      Two rows. `durability`, GB/s of fragment and outer optimizer state (two arrays) made durable, with
+      checksum and atomic rename; reference: the same bytes written plainly and synced; limit: the same bytes
+      written plainly, not synced. `durable_round`, rounds a second of M = 8 merges that are made durable;
+      reference: the same merges in memory alone; limit: as the reference.
+    """
+    shape = (256 if quick else 4096, 4096)
+    with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
+        seconds = _medians(_candidates(pathlib.Path(folder), shape), 3 if quick else 15)
+    gigabytes = 2 * 4 * shape[0] * shape[1] / 1e9
+    speed = {name: gigabytes / seconds[name] for name in ("commit", "synced", "written")}
+    rounds = {name: 1 / seconds[name] for name in ("durable_round", "merge")}
+    return [
+        row("durability", speed["commit"], speed["synced"], speed["written"], "GB/s"),
+        row("durable_round", rounds["durable_round"], rounds["merge"], rounds["merge"], "rounds/s"),
+    ]
+
+
+def _candidates(folder: pathlib.Path, shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
+    rng = np.random.default_rng(0)
+    theta = rng.standard_normal(shape, np.float32)
+    sent = [(theta + rng.standard_normal(shape, np.float32) / 100,) for _ in range(NUM_LEARNERS)]
+    counts = [(24, 24_000)] * NUM_LEARNERS
+    layout = fragment({"layers/0/kernel": shape}, 1, "balanced")
+    model = GlobalModel(layout, {"layers/0/kernel": theta}, OuterConfig(merge="rda"), NUM_LEARNERS)
+    durable = DurableState(folder / "durable", layout, lambda record: None, threading.Event())
+    durable.begin(model)
+    buffers = [theta, theta]
+
+    def merge() -> None:
+        model.merge(0, sent, counts)
+
+    def durable_round() -> None:
+        merge()
+        durable.commit(RoundId(1, 0), model)
+
+    return {
+        "commit": lambda: durable.commit(RoundId(1, 0), model),
+        "synced": lambda: _write(folder / "plain", buffers, synced=True),
+        "written": lambda: _write(folder / "plain", buffers, synced=False),
+        "merge": merge,
+        "durable_round": durable_round,
+    }
+
+
+def _write(path: pathlib.Path, buffers: list[np.ndarray], synced: bool) -> None:
+    with path.open("wb") as file:
+        for buffer in buffers:
+            file.write(buffer.data)
+        file.flush()
+        if synced:
+            os.fsync(file.fileno())
+
+
+def _medians(candidates: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for candidate in candidates.values():
+        candidate()
+        candidate()
+    for _ in range(repetitions):
+        for name, candidate in candidates.items():
+            start = time.perf_counter()
+            candidate()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}

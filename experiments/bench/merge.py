@@ -1,0 +1,123 @@
+"""How fast merges run: payload a second of each merge rule against one plain weighted average.
+
+M = 8 learners send a fragment of 64 MiB each; payload is the M x 64 MiB that a merge must read at least
+once. Everything is measured in alternation in one process, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ddiloco.outer.fragments import fragment
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.outer.host_memory import aligned_empty
+from ddiloco.outer.merging import MERGE_RULES
+from ddiloco.outer.optimizer import OuterConfig
+from experiments.bench.row import row
+
+NUM_LEARNERS = 8
+REFERENCE = "plain_average"
+LIMIT = "memory_copy"
+
+
+def run(quick: bool = False) -> list[dict]:
+    """Measures on the CPU device.
+
+    Args:
+      quick: few repetitions, and fragments of 8 MiB.
+
+    Returns:
+      A row per measurement, in GB/s of payload: `measured`, `reference` (the plain jitted weighted average of
+      the same arrays, which takes new memory for its result), their `ratio`, and `limit` (numpy copying the
+      payload to memory that it has). The rules by their bare names write their result where the one before
+      was, as the global model has them do; `*_new_memory` take new memory as the reference does.
+      `global_model_*` are whole rounds of the syncer: merge, Nesterov step, metrics.
+    """
+    rows_of_fragment = 512 if quick else 4096
+    shape = (rows_of_fragment, 4096)
+    payload = NUM_LEARNERS * 4 * rows_of_fragment * 4096 / 1e9
+    seconds = _medians(_candidates(shape), repetitions=3 if quick else 21)
+    speed = {name: payload / median for name, median in seconds.items()}
+    return [
+        row(name, speed[name], speed[REFERENCE], speed[LIMIT], "GB/s")
+        for name in sorted(speed, key=lambda name: name != "rda")  # the one that is hard to make fast, first
+        if name not in (REFERENCE, LIMIT)
+    ]
+
+
+def _candidates(shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
+    rng = np.random.default_rng(0)
+    cpu = jax.local_devices(backend="cpu")[0]
+    theta = rng.standard_normal(shape, np.float32)
+    sent = []
+    for _ in range(NUM_LEARNERS):
+        array = aligned_empty(shape)
+        np.add(theta, 0.01 * rng.standard_normal(shape, np.float32), out=array)
+        sent.append(array)
+    vectors = [jax.device_put(array, cpu) for array in sent]
+    weights = jax.device_put(np.full(NUM_LEARNERS, 1 / NUM_LEARNERS, np.float32), cpu)
+    copy = np.zeros(shape, np.float32)
+
+    def memory_copy() -> None:
+        for array in sent:
+            np.copyto(copy, array)
+
+    @jax.jit
+    def plain_average(vectors: list[jax.Array], weights: jax.Array) -> jax.Array:
+        return sum(weights[m] * vector for m, vector in enumerate(vectors))
+
+    candidates: dict[str, Callable[[], object]] = {
+        LIMIT: memory_copy,
+        REFERENCE: lambda: plain_average(vectors, weights),
+    }
+    for name, rule in MERGE_RULES.items():
+        candidates[name] = _into_kept_memory(rule, vectors, weights)
+    for name, rule in MERGE_RULES.items():
+        merge = jax.jit(lambda vectors, weights, rule=rule: rule(vectors, weights).value)
+        candidates[f"{name}_new_memory"] = lambda merge=merge: merge(vectors, weights)
+    for name in MERGE_RULES:
+        candidates[f"global_model_{name}"] = _round_of(name, theta, sent)
+    return candidates
+
+
+def _into_kept_memory(rule: Callable, vectors: list[jax.Array], weights: jax.Array) -> Callable[[], object]:
+    def merge(kept: jax.Array, vectors: list[jax.Array], weights: jax.Array) -> jax.Array:
+        del kept
+        return rule(vectors, weights).value
+
+    compiled = jax.jit(merge, donate_argnums=0, keep_unused=True)
+    result = [jnp.zeros_like(vectors[0])]
+
+    def again() -> jax.Array:
+        result[0] = compiled(result[0], vectors, weights)
+        return result[0]
+
+    return again
+
+
+def _round_of(merge: str, theta: np.ndarray, sent: list[np.ndarray]) -> Callable[[], object]:
+    name = "layers/0/kernel"
+    layout = fragment({name: theta.shape}, 1, "balanced")
+    model = GlobalModel(layout, {name: theta}, OuterConfig(merge=merge, optimizer="nesterov"), len(sent))
+    model.compile()
+    contributions, counts = [(array,) for array in sent], [(24, 24_000)] * len(sent)
+    return lambda: model.merge(0, contributions, counts)
+
+
+def _medians(candidates: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for candidate in candidates.values():
+        for _ in range(3):  # compile, and let the global model have a retired version to write into
+            jax.block_until_ready(candidate())
+    for _ in range(repetitions):
+        for name, candidate in candidates.items():
+            start = time.perf_counter()
+            jax.block_until_ready(candidate())
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}

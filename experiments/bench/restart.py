@@ -1,0 +1,204 @@
+"""How long a killed learner is away: from the start of another process to its first contribution."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pathlib
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+from ddiloco.launch.fork_server import Child, ForkServer
+from experiments.bench.row import row
+
+WAYS = ("restart", "restart_forked", "restart_spare")
+LEARNERS, VICTIM = 3, 1
+PATIENCE = 300.0
+SETTINGS = (
+    "--config.driver=remote",
+    f"--config.sync.num_learners={LEARNERS}",
+    "--config.train.steps=1000000",
+    "--config.eval.every=0",
+    "--config.eval.num_batches=1",
+    "--config.sample.tokens=0",
+)
+SMALL = ("--config.model.num_layers=1", "--config.model.model_dim=32", "--config.model.mlp_dim=64")
+BARE = """
+import sys, jax
+from ddiloco.training import platform
+from ddiloco.roles.assembly import Assembly
+from ddiloco.settings.experiment import parse
+from ddiloco.remote.learner import process as learner_role
+from experiments.front import cli
+platform.prepare()
+overrides = [a.removeprefix("--config.").split("=", 1) for a in sys.argv[1:]]
+assembly = Assembly(parse(cli.resolve("configs/dense.py:tiny", overrides)))
+assembly.check_learner(0)
+assembly.own_equipment(0)
+"""
+
+
+def run(quick: bool = False) -> list[dict]:
+    """Three learners and a syncer as processes of this machine; one is killed, and comes back, in turn.
+
+    Returns:
+      Three rows, in seconds from the start of the new process to the first merge that its contribution is
+      in: `measured`. `restart` is started by hand, `restart_forked` as driver=remote starts it, and
+      `restart_spare` counts from the word to a compiled spare. `reference`: a process that imports and
+      compiles the same, with the same learners beside it, and does nothing more. `limit`: an interpreter
+      that imports jax. `gap_steps`: the longest gap between two steps of a survivor, from the kill to that
+      merge, in its median steps.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
+        job = _Job(pathlib.Path(folder), (*SETTINGS, *(SMALL if quick else ())))
+        try:
+            job.start()
+            found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+            bare, imports = [], []
+            for _ in range(1 if quick else 5):
+                bare.append(job.seconds_of([sys.executable, "-c", BARE, *job.settings]))
+                imports.append(job.seconds_of([sys.executable, "-c", "import jax"]))
+                for name in found:
+                    found[name].append(job.replace(name))
+        finally:
+            job.end()
+    reference, limit = statistics.median(bare), statistics.median(imports)
+    return [
+        row(
+            name,
+            statistics.median(seconds for seconds, _ in results),
+            reference,
+            limit,
+            "s",
+            gap_steps=max(gap for _, gap in results),
+        )
+        for name, results in found.items()
+    ]
+
+
+class _Job:
+    """A run whose processes are started by hand."""
+
+    def __init__(self, folder: pathlib.Path, settings: tuple[str, ...]) -> None:
+        self.settings = settings
+        self._folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            self._address = f"127.0.0.1:{listening.getsockname()[1]}"
+        self._learners: dict[int, subprocess.Popen | Child] = {}
+        self._forks = ForkServer()
+        self._others: list[subprocess.Popen] = []
+
+    def start(self) -> None:
+        """Returns when all learners have stepped for a while."""
+        self._others.append(self._program("syncer", f"--listen={self._address}"))
+        for m in range(LEARNERS):
+            self._learners[m] = self._learner(m)
+        self._until(lambda: all(len(self._steps(m)) > 30 for m in range(LEARNERS)))
+
+    def seconds_of(self, command: list[str]) -> float:
+        """How long a process takes beside the learners."""
+        begun = time.monotonic()
+        subprocess.run(command, check=True, cwd=_root(), env=self._environment(), stdout=subprocess.DEVNULL)
+        return time.monotonic() - begun
+
+    def replace(self, way: str) -> tuple[float, float]:
+        """Kills the victim; seconds from its successor's start to the merge, and survivors' longest gap."""
+        ready = self._spare() if way == "restart_spare" else None
+        before = {m: len(self._steps(m)) for m in range(LEARNERS) if m != VICTIM}
+        self._until(lambda: all(len(self._steps(m)) > n + 20 for m, n in before.items()))
+        killed_at = time.time()
+        os.kill(self._learners[VICTIM].pid, signal.SIGKILL)
+        self._learners[VICTIM].wait()
+        self._until(lambda: all(self._steps(m)[-1] > killed_at + 3.0 for m in before))
+        begun = time.time()
+        if way == "restart":
+            self._learners[VICTIM] = self._learner(VICTIM)
+        elif way == "restart_forked":
+            self._learners[VICTIM] = self._forked()
+        else:
+            self._learners[VICTIM] = ready
+            ready.stdin.write(f"{VICTIM} {self._address}\n".encode())
+            ready.stdin.close()
+        self._until(lambda: self._merged_after(begun) is not None)
+        merged = self._merged_after(begun)
+        gaps = []
+        for m in before:
+            steps = self._steps(m)
+            usual = statistics.median(b - a for a, b in itertools.pairwise(steps) if b < killed_at)
+            during = [b - a for a, b in itertools.pairwise(steps) if b > killed_at and a < merged]
+            gaps.append(max(during) / usual)
+        return merged - begun, max(gaps)
+
+    def end(self) -> None:
+        """Ends all processes."""
+        self._forks.stop()
+        for process in (*self._others, *self._learners.values()):
+            process.kill()
+            process.wait()
+
+    def _spare(self) -> subprocess.Popen:
+        """A spare that has compiled all: it uses no processor any more."""
+        process = self._program("learner", "--spare", stdin=subprocess.PIPE)
+        used = [-2.0, -1.0]
+        pause = threading.Event()
+        while used[-1] < 1.0 or used[-1] > used[-2]:
+            pause.wait(1.0)
+            fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            used.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        return process
+
+    def _learner(self, m: int) -> subprocess.Popen:
+        return self._program("learner", f"--syncer={self._address}", f"--learner_id={m}")
+
+    def _forked(self) -> Child:
+        command = self._command("learner", f"--syncer={self._address}", f"--learner_id={VICTIM}")
+        return self._forks.start(command, self._environment())
+
+    def _command(self, name: str, *arguments: str) -> list[str]:
+        program = [sys.executable, "-m", f"experiments.{name}", "--config=configs/dense.py:tiny"]
+        return [*program, *self.settings, f"--workdir={self._folder}", *arguments]
+
+    def _program(self, name: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen:
+        return subprocess.Popen(
+            self._command(name, *arguments),
+            cwd=_root(),
+            env=self._environment(),
+            stdin=stdin if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "CI": "true"}
+
+    def _steps(self, m: int) -> list[float]:
+        return [line["time"] for line in _lines(self._folder / "learners" / str(m) / "steps.jsonl")]
+
+    def _merged_after(self, begun: float) -> float | None:
+        lines = _lines(self._folder / "rounds.jsonl")
+        return next((r["time"] for r in lines if r["time"] > begun and VICTIM in r["learners"]), None)
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        pause, deadline = threading.Event(), time.monotonic() + PATIENCE
+        while not condition():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nothing came of it in {PATIENCE:g} s; see {self._folder}")
+            pause.wait(0.2)
+
+
+def _lines(path: pathlib.Path) -> list[dict]:
+    """The whole lines of a file that grows."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
+
+
+def _root() -> pathlib.Path:
+    return pathlib.Path(__file__).parents[2]

@@ -1,0 +1,99 @@
+"""How many random schedules of the protocol are explored in a second, every event checked, on one core.
+
+Seconds are of processor time, of the one thread that there is: what else the machine does changes little.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from ddiloco.chaos.ledger import Violation
+from ddiloco.chaos.schedules import RandomSchedule, draw_plan, explore
+from ddiloco.virtual.calendar import Calendar
+from experiments.bench.row import row
+
+SAMPLED = 10  # of so many schedules one also runs for the reference and for the limit
+
+
+def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -> list[dict]:
+    """Explores the seeds 0, 1, 2 ...; or replays one, with its timeline.
+
+    Args:
+      quick: 100 schedules.
+      schedules: how many.
+      seed: replay this one alone; there are no rows then.
+
+    Returns:
+      Rows in schedules and in calendar events a second, of every tenth schedule. `reference` is the same
+      schedules without timeline and checks, `limit` a calendar with as many entries that do nothing, both run
+      right after each.
+
+    Raises:
+      Violation: a rule was broken; the message starts with the command that replays the schedule.
+    """
+    if seed is not None:
+        replay(seed)
+        return []
+    count = 100 if quick else schedules
+    started = time.process_time()
+    seconds = {"checked": 0.0, "unchecked": 0.0, "bare": 0.0}
+    events = sampled = sampled_events = 0
+    for number in range(count):
+        begun = time.process_time()
+        explored = explore(number)
+        took = time.process_time() - begun
+        events += explored.events
+        if number % SAMPLED == 0:
+            sampled, sampled_events = sampled + 1, sampled_events + explored.events
+            seconds["checked"] += took
+            seconds["unchecked"] += _timed(RandomSchedule(draw_plan(number), checked=False).run)
+            seconds["bare"] += _timed(lambda events=explored.events: _bare(events))
+    spent = time.process_time() - started
+    print(f"{count} schedules, {events} events in {spent:.0f} s: every rule held after every event")
+    amounts = {"schedules/s": sampled, "events/s": sampled_events}
+    return [_speeds(unit, amount, seconds) for unit, amount in amounts.items()]
+
+
+def replay(seed: int) -> None:
+    """Runs one schedule and prints its plan and its last events.
+
+    Raises:
+      Violation: a rule was broken.
+    """
+    schedule = RandomSchedule(draw_plan(seed))
+    try:
+        schedule.run()
+    except Violation as violation:
+        broken: Violation | None = violation
+    else:
+        broken = None
+    print("\n".join([*schedule.told(), ""]))
+    if broken is not None:
+        raise Violation(f"seed {seed}: {broken}")
+    print(f"seed {seed}: every rule held after each of {schedule.events} events")
+
+
+def _speeds(unit: str, amount: int, seconds: dict[str, float]) -> dict:
+    speed = {name: amount / spent for name, spent in seconds.items()}
+    name = "schedules" if unit == "schedules/s" else "schedule_events"
+    return row(name, speed["checked"], speed["unchecked"], speed["bare"], unit)
+
+
+def _timed(call) -> float:
+    begun = time.process_time()
+    call()
+    return time.process_time() - begun
+
+
+def _bare(events: int) -> None:
+    """A calendar of twenty entries at a time, each of which enters its successor."""
+    calendar, rng = Calendar(), random.Random(0)
+
+    def entry() -> None:
+        calendar.after(rng.expovariate(1.0), entry)
+
+    for _ in range(20):
+        entry()
+    while calendar.happened < events:
+        calendar.advance()

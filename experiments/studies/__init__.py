@@ -1,0 +1,1 @@
+"""What only studies need: simulators, calibration, reports and figures."""

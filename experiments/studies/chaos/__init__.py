@@ -1,0 +1,1 @@
+"""Faults of real processes, and the report of a run under them."""

@@ -1,0 +1,221 @@
+"""What is compared: the rows of a config file's `get_comparison()`, their runs, and their figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import pathlib
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from experiments.front import cli
+from experiments.studies import runs, traffic
+
+
+class Column(NamedTuple):
+    """How a figure is shown: its title, what it is multiplied by, its format, its unit's sign."""
+
+    title: str
+    scale: float
+    form: str
+    sign: str = ""
+
+    def show(self, value: float) -> str:
+        """Our own figure as text."""
+        return f"{value * self.scale:{self.form}}{self.sign}"
+
+    def quote(self, value: float) -> str:
+        """A published figure, in the digits in which it was published."""
+        return f"{value * self.scale:.6g}{self.sign}"
+
+
+COLUMNS = {
+    "eval_loss": Column("held-out loss", 1, ".4f"),
+    "eval_accuracy": Column("held-out accuracy", 100, ".1f", "%"),
+    "tokens_total": Column("tokens", 1, ",.0f"),
+    "wall_seconds": Column("seconds", 1, ",.1f"),
+    "time_ratio": Column("time ratio", 1, ".3f"),  # of wall_seconds to the first row's, seed by seed
+    "goodput": Column("goodput", 100, ".1f", "%"),
+    "uptime": Column("uptime", 100, ".1f", "%"),
+    "mean_quorum": Column("mean quorum", 1, ".2f"),
+    "bytes_moved": Column("GB moved", 1e-9, ".4g"),  # as experiments/studies/traffic.py counts
+}
+_OWN_KEYS = ("label", "preset", "paper")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What is compared: its label, published figures, and its run for each seed."""
+
+    label: str
+    paper: Mapping[str, float]
+    runs: Mapping[int, runs.Run]
+
+
+def load(argument: str) -> list[dict[str, Any]]:
+    """What `FILE.py[:ARGUMENT]` compares.
+
+    Raises:
+      UsageError: no such file, it compares nothing, or its function knows no such argument.
+    """
+    path, _, given = argument.partition(":")
+    module = cli.load_module(path, "config")
+    function = getattr(module, "get_comparison", None)
+    if function is None:
+        raise cli.UsageError(f"config: {path}: has no get_comparison(), so there is nothing to compare")
+    if given and not inspect.signature(function).parameters:
+        raise cli.UsageError(f"config: {argument}: its get_comparison() takes no argument")
+    try:
+        comparison = function(given) if given else function()
+    except ValueError as error:
+        raise cli.UsageError(f"config: {argument}: {error}") from None
+    if not comparison:
+        raise cli.UsageError(f"config: {argument}: its get_comparison() names no row")
+    return comparison
+
+
+def default_output(config: str) -> str:
+    """The folder of a comparison for which none is given: a second call goes on with the first."""
+    path, _, argument = config.partition(":")
+    return f"runs/{runs.folder_name('-'.join(filter(None, ('compare', pathlib.Path(path).stem, argument))))}"
+
+
+def make_rows(
+    argument: str,
+    comparison: Sequence[Mapping[str, Any]],
+    seeds: Sequence[int],
+    given: Sequence[tuple[str, str]],
+    output: pathlib.Path,
+) -> list[Row]:
+    """The rows with their runs, whose folders lie in `output`.
+
+    Raises:
+      UsageError: rows without labels of their own, the seed as a setting, or an unknown published figure.
+    """
+    path = argument.partition(":")[0]
+    rows: dict[str, Row] = {}
+    for entry in comparison:
+        problem = _problem(entry)
+        if problem is not None:
+            raise cli.UsageError(f"config: {argument}: {problem}")
+        label, preset = entry["label"], entry.get("preset")
+        own = [(name, v) for name, v in entry.items() if name not in (*_OWN_KEYS, *dict(given))]
+        if "seed" in dict([*own, *given]):
+            raise cli.UsageError(f"config.seed: is set for {label!r}, but --seeds says which there are")
+        folder = runs.folder_name(label)
+        if folder in rows:
+            raise cli.UsageError(f"config: {argument}: {label!r} and {rows[folder].label!r} are too alike")
+        config = f"{path}:{preset}" if preset else path
+        by_seed = {
+            seed: runs.Run(config, (("seed", seed), *own, *given), output / folder / f"seed={seed}")
+            for seed in seeds
+        }
+        rows[folder] = Row(label, entry.get("paper", {}), by_seed)
+    return list(rows.values())
+
+
+def digest(rows: Sequence[Row], done: Callable[[runs.Run], bool]) -> list[dict[str, Any]]:
+    """The figures of every row, ready for JSON: of each finished run, their means and standard deviations.
+
+    A figure that no run has is None; so is the standard deviation of fewer than two.
+    """
+    results: list[dict[str, Any]] = []
+    for row in rows:
+        entries = [_entry(seed, run, done(run)) for seed, run in row.runs.items()]
+        for entry, first in zip(entries, results[0]["runs"] if results else entries, strict=True):
+            entry["time_ratio"] = _ratio(entry["wall_seconds"], first["wall_seconds"])
+        mean = {name: _over(statistics.fmean, entries, name, 1) for name in COLUMNS}
+        std = {name: _over(statistics.stdev, entries, name, 2) for name in COLUMNS}
+        lost = [entry["lost"] for entry in entries if entry["lost"]]
+        causes = dict.fromkeys(cause for shares in lost for cause in shares)
+        results.append(
+            {
+                "label": row.label,
+                "paper": dict(row.paper),
+                "mean": mean,
+                "std": std,
+                "lost": {cause: statistics.fmean(s.get(cause, 0.0) for s in lost) for cause in causes},
+                "runs": entries,
+            }
+        )
+    return results
+
+
+def clock_of(results: Sequence[Mapping[str, Any]]) -> str:
+    """What the seconds are: virtual, wall, or, where both are there, seconds."""
+    drivers = {run["driver"] for row in results for run in row["runs"] if run["finished"]}
+    if "virtual" not in drivers:
+        return "wall seconds"
+    return "virtual seconds" if len(drivers) == 1 else "seconds"
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a Markdown table; columns that are None in every row are left out."""
+    names = [name for name in COLUMNS if any(row["mean"][name] is not None for row in results)]
+    if len(results) == 1 and "time_ratio" in names:
+        names.remove("time_ratio")
+    titles = {name: COLUMNS[name].title for name in names} | {"wall_seconds": clock_of(results)}
+    head = ["", *(titles[name] for name in names)]
+    cells = [
+        head,
+        *([row["label"].replace("|", "\\|"), *(cell(row, name) for name in names)] for row in results),
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in cells]
+    return runs.markdown(padded[0], padded[1:])
+
+
+def cell(row: Mapping[str, Any], name: str) -> str:
+    """A row's figure: mean, standard deviation where there are several seeds, and what the paper has."""
+    column, mean, std, paper = COLUMNS[name], row["mean"][name], row["std"][name], row["paper"].get(name)
+    text = "-" if mean is None else column.show(mean)
+    text += "" if std is None else f" ± {column.show(std)}"
+    return text if paper is None else f"{text} (paper {column.quote(paper)})"
+
+
+def write(output: pathlib.Path, results: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what is known so far: compare.json and compare.md."""
+    (output / "compare.json").write_text(json.dumps({"rows": results}, indent=2, allow_nan=False) + "\n")
+    (output / "compare.md").write_text(table(results) + "\n")
+
+
+def _problem(entry: Mapping[str, Any]) -> str | None:
+    label = entry.get("label")
+    if not isinstance(label, str) or not any(map(str.isalnum, label)):
+        return f"a row's label is {label!r}, but must be a name"
+    for name, value in entry.get("paper", {}).items():
+        if name not in COLUMNS:
+            return f"{label!r}: paper: no figure {name!r}; known: {', '.join(COLUMNS)}"
+        if not isinstance(value, int | float):
+            return f"{label!r}: paper: {name} is {value!r}, but must be a number"
+    return None
+
+
+def _entry(seed: int, run: runs.Run, finished: bool) -> dict[str, Any]:
+    summary = runs.read_summary(run.workdir) if finished else {}
+    moved, by_score = traffic.moved(run.workdir, summary)
+    figures = {**summary, "bytes_moved": moved}
+    scores = summary.get("eval_history", [])
+    return {
+        "seed": seed,
+        "command": shlex.join(["python", *run.command()]),
+        "finished": finished,
+        "driver": summary.get("driver"),
+        **{name: figures.get(name) for name in COLUMNS},
+        "lost": summary.get("lost", {}),
+        "eval_history": [{**score, "bytes": n} for score, n in zip(scores, by_score, strict=True)],
+    }
+
+
+def _ratio(seconds: float | None, first: float | None) -> float | None:
+    return seconds / first if seconds is not None and first else None
+
+
+def _over(
+    statistic: Callable[[list[float]], float], entries: Sequence[Mapping[str, Any]], name: str, fewest: int
+) -> float | None:
+    values = [entry[name] for entry in entries if entry[name] is not None]
+    return statistic(values) if len(values) >= fewest else None

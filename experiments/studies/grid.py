@@ -1,0 +1,75 @@
+"""The points of a sweep: a product that the command line spells out, or what a file's `get_sweep()` says."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from experiments.front import cli
+from experiments.studies import runs, series
+
+
+class Sweep(NamedTuple):
+    """The points of a grid, in order, and the settings of the baseline among them, if there is one."""
+
+    points: list[dict[str, Any]]
+    baseline: dict[str, Any] | None = None
+
+    def axes(self) -> series.Axes:
+        """How the points are laid out."""
+        settings = dict.fromkeys(name for point in self.points for name in point)
+        return series.axes_of(self.points, list(settings))
+
+
+def load(argument: str, baseline: str | None = None) -> Sweep:
+    """The grid that `--sweep` and `--baseline` ask for.
+
+    Raises:
+      UsageError: the text is neither a grid nor a file with `get_sweep`, the function knows no such argument,
+        or no point has the baseline's settings.
+    """
+    path, _, given = argument.partition(":")
+    if not path.endswith(".py") or "=" in path:
+        sweep = Sweep(_product(argument))
+    else:
+        module = cli.load_module(path, "sweep")
+        function = getattr(module, "get_sweep", None)
+        if function is None:
+            raise cli.UsageError(f"sweep: {path}: has no get_sweep()")
+        if given and not inspect.signature(function).parameters:
+            raise cli.UsageError(f"sweep: {argument}: its get_sweep() takes no argument")
+        try:
+            sweep = Sweep(function(given) if given else function(), getattr(module, "BASELINE", None))
+        except ValueError as error:
+            raise cli.UsageError(f"sweep: {argument}: {error}") from None
+    if baseline:
+        sweep = sweep._replace(baseline=dict(_setting(text, "baseline") for text in baseline.split(";")))
+    if sweep.baseline and not any(series.is_of(point, sweep.baseline) for point in sweep.points):
+        settings = ";".join(f"{name}={value}" for name, value in sweep.baseline.items())
+        raise cli.UsageError(f"baseline: no point of the sweep has {settings}")
+    return sweep
+
+
+def point_name(point: Mapping[str, Any]) -> str:
+    """A folder name that tells the point."""
+    return runs.folder_name(",".join(f"{name}={value}" for name, value in point.items()))
+
+
+def _product(text: str) -> list[dict[str, str]]:
+    axes = []
+    for axis in filter(None, text.split(";")):
+        name, values = _setting(axis, "sweep")
+        axes.append([(name, value.strip()) for value in values.split(",")])
+    if not axes:
+        raise cli.UsageError(f"sweep: {text!r} is not of the form setting=value,value")
+    return [dict(point) for point in itertools.product(*axes)]
+
+
+def _setting(text: str, flag: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        form = "setting=value,value" if flag == "sweep" else "setting=value"
+        raise cli.UsageError(f"{flag}: {text!r} is not of the form {form}")
+    return name.strip(), value.strip()

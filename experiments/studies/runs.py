@@ -1,0 +1,178 @@
+"""Runs of `experiments.train` in processes of their own: their commands, and what they left."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddiloco.config import ConfigError
+from experiments.front import cli
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run: its config file with the preset after a colon, its overrides in their order, and its folder."""
+
+    config: str
+    overrides: tuple[tuple[str, Any], ...]
+    workdir: pathlib.Path
+
+    def command(self) -> list[str]:
+        """The command line, without the interpreter."""
+        overrides = [f"--config.{name}={value}" for name, value in self.overrides]
+        where = [f"--config={self.config}", f"--workdir={self.workdir}"]
+        return ["-m", "experiments.train", *where, *overrides]
+
+
+def folder_name(text: str) -> str:
+    """A name for a run's folder that a person can still read."""
+    return "".join(c if c.isalnum() or c in "=,._-" else "-" for c in text)
+
+
+def finished(workdir: pathlib.Path) -> bool:
+    """Whether the run in the folder has come to its end."""
+    try:
+        return bool(json.loads((workdir / "summary.json").read_text())["finished"])
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+_BUDGETS = ("train.tokens", "virtual.seconds")
+
+
+def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
+    """What the run in the folder lacks to stand for these settings; None if nothing.
+
+    `settings`: as `ddiloco.settings.experiment.to_json` gives them.
+    """
+    if not finished(workdir):
+        return "it has not finished"
+    try:
+        old = _flat(json.loads((workdir / "config.json").read_text()))
+    except (OSError, ValueError):
+        return "its config.json cannot be read"
+    new = _flat(json.loads(json.dumps(settings)))
+    if any(new.get(budget) is not None for budget in _BUDGETS):  # then the run finds its steps itself
+        new["train.steps"] = old.get("train.steps")
+    for name in (*old, *new):
+        if old.get(name, "unknown") != new.get(name, "unknown"):
+            return f"{name} was {old.get(name, 'unknown')}, but is {new.get(name, 'unknown')} now"
+    return None
+
+
+def settings_of(run: Run, name: str) -> dict[str, Any]:
+    """All settings that a run is going to have; to be asked for before any run starts.
+
+    Raises:
+      UsageError: a setting is unknown or impossible; the message begins with `name` and names the field.
+    """
+    from ddiloco.settings.experiment import parse, to_json
+
+    try:
+        return to_json(parse(cli.resolve(run.config, run.overrides)))
+    except (cli.UsageError, ConfigError) as error:
+        raise cli.UsageError(f"{name}: {error}") from None
+
+
+def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
+    """The summary of a run, with `tokens_total`, those of all learners."""
+    summary = json.loads((workdir / "summary.json").read_text())
+    return {**summary, "tokens_total": sum(summary["tokens"].values())}
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A run with its name among others, and all settings that it is going to have, as `settings_of` tells."""
+
+    name: str
+    run: Run
+    settings: Mapping[str, Any]
+
+    def lacks(self) -> str | None:
+        """What there is still to do; None if nothing."""
+        return lacking(self.run.workdir, self.settings)
+
+
+def run_lacking(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned, int], object]) -> None:
+    """Runs what lacks something, in order and `jobs` at a time, and tells of each as it starts.
+
+    `ended` is told each run and its exit status, as by `run_all`.
+    """
+    left = [(i, plan, why) for i, plan in enumerate(planned) if (why := plan.lacks()) is not None]
+
+    def tell(place: int) -> None:
+        i, plan, why = left[place]
+        again = f", again: {why}" if finished(plan.run.workdir) else ""
+        cli.tell(f"[{i + 1}/{len(planned)}] {plan.name}{again}")
+
+    commands = [plan.run.command() for _, plan, _ in left]
+    run_all(commands, jobs, tell, lambda place, status: ended(left[place][1], status))
+
+
+def run_all(
+    commands: Sequence[Sequence[str]],
+    jobs: int,
+    started: Callable[[int], None],
+    ended: Callable[[int, int], None],
+) -> None:
+    """Runs Python with each of the arguments, in their order and `jobs` at a time.
+
+    Processes are forked from one that has imported everything, where that can be, and end with this one.
+    `started` is told the place of a command, in a thread of its own; `ended` the place and the exit status,
+    in the thread of the caller. What `ended` raises, like Ctrl-C, ends the processes under way by SIGTERM;
+    the exception goes on when they are gone.
+    """
+    from ddiloco.launch.lifeline import Lifeline
+    from ddiloco.launch.starter import Starter
+
+    lifeline = Lifeline()
+    starter = Starter.warm(cli.tell) if len(commands) > 1 else Starter(None, cli.tell)
+    under_way: list[Any] = []
+    over = threading.Event()
+    lock = threading.Lock()  # one starts at a time, and none once it is over
+
+    def run(i: int) -> int | None:
+        with lock:
+            if over.is_set():
+                return None
+            started(i)
+            command = [sys.executable, *commands[i], f"--lifeline={lifeline.fd}"]
+            process = starter.start(command, os.environ, fd=lifeline.fd, quiet=True)
+            under_way.append(process)
+        return process.wait()
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            try:
+                places = {pool.submit(run, i): i for i in range(len(commands))}
+                for future in concurrent.futures.as_completed(places):
+                    ended(places[future], future.result())
+            except BaseException:
+                with lock:
+                    over.set()
+                    for process in under_way:
+                        process.terminate()
+                raise
+    finally:
+        starter.stop()
+        lifeline.cut()
+
+
+def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table: its head, and rows of as many cells."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (names, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(names), *lines[1:]])
+
+
+def _flat(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    found = {}
+    for name, value in settings.items():
+        found.update(_flat(value, f"{group}{name}.") if isinstance(value, dict) else {group + name: value})
+    return found

@@ -1,0 +1,203 @@
+"""Laws of the held-out loss in parameters N, tokens D and learners M, and their fit.
+
+After "Scaling Laws for DiLoCo" (arXiv 2503.09799), with its L = A N^alpha M^beta among them. The parameters
+of a law minimise the Huber loss of its log residuals, as is usual for such laws (arXiv 2203.15556).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from scipy import optimize
+
+from experiments.studies.scaling.measurements import Measurements, Place, ScalingError
+
+HUBER = 1e-3  # residual of a log loss from which on it counts by its size, no longer by its square
+
+_INDEPENDENT = 1e-3  # least eigenvalue of the correlations between the logarithms of N, D and M
+
+_TOLERANCES = {"xtol": 1e-12, "ftol": 1e-12, "gtol": 1e-12}
+
+Array = np.ndarray
+LogValue = Callable[[Array, Array, Array, Array], Array]
+Starts = Callable[[float, float, float], Iterable[Sequence[float]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """A functional form.
+
+    Attributes:
+      formula: as a reader writes it.
+      parameters: their names, in the order of theta.
+      distinct: of "N", "D" and "M" those that it has, with the number of values of each that it takes to
+        determine its parameters.
+      log_value: `(theta, n, d, m)` to log L, where n, d, m are the logarithms of N, D, M, arrays alike.
+      starts: from the means of n, d and log L to values of theta that a fit may begin from.
+      levels: names of those parameters of which theta has the logarithm.
+    """
+
+    formula: str
+    parameters: tuple[str, ...]
+    distinct: Mapping[str, int]
+    log_value: LogValue
+    starts: Starts
+    levels: tuple[str, ...] = ("A",)
+
+
+_FALLS = (-0.05, -0.3, -0.8)  # exponents of N and D to begin with
+_SHARES = (0.2, 0.5, 0.8)  # of the loss that does not fall
+
+
+def _with_floor(n: float, d: float, log_loss: float) -> Iterable[Sequence[float]]:
+    for share, alpha in itertools.product(_SHARES, _FALLS):
+        yield math.log1p(-share) + log_loss - alpha * n, alpha, 0.0, math.log(share) + log_loss
+
+
+def _sum(n: float, d: float, log_loss: float) -> Iterable[Sequence[float]]:
+    for share, alpha, gamma in itertools.product(_SHARES, _FALLS, _FALLS):
+        half = math.log((1 - share) / 2) + log_loss
+        yield half - alpha * n, alpha, half - gamma * d, gamma, math.log(share) + log_loss, 0.0
+
+
+def _log_sum(t: Array, n: Array, d: Array, m: Array) -> Array:
+    falling = np.logaddexp(t[0] + t[1] * n, t[2] + t[3] * d)
+    return np.logaddexp(falling, t[4]) + t[5] * m
+
+
+LAWS: dict[str, Law] = {
+    "power": Law(
+        "A N^alpha M^beta",
+        ("A", "alpha", "beta"),
+        {"N": 2, "M": 2},
+        lambda t, n, d, m: t[0] + t[1] * n + t[2] * m,
+        lambda n, d, log_loss: [(log_loss + 0.1 * n, -0.1, 0.0)],
+    ),
+    "floor": Law(
+        "A N^alpha M^beta + E",
+        ("A", "alpha", "beta", "E"),
+        {"N": 3, "M": 2},
+        lambda t, n, d, m: np.logaddexp(t[0] + t[1] * n + t[2] * m, t[3]),
+        _with_floor,
+        ("A", "E"),
+    ),
+    "exponent": Law(
+        "A N^(alpha + beta log M) + E",
+        ("A", "alpha", "beta", "E"),
+        {"N": 3, "M": 2},
+        lambda t, n, d, m: np.logaddexp(t[0] + (t[1] + t[2] * m) * n, t[3]),
+        _with_floor,
+        ("A", "E"),
+    ),
+    "tokens": Law(
+        "A N^alpha D^gamma M^beta",
+        ("A", "alpha", "gamma", "beta"),
+        {"N": 2, "D": 2, "M": 2},
+        lambda t, n, d, m: t[0] + t[1] * n + t[2] * d + t[3] * m,
+        lambda n, d, log_loss: [(log_loss + 0.1 * n + 0.1 * d, -0.1, -0.1, 0.0)],
+    ),
+    "sum": Law(
+        "(A N^alpha + B D^gamma + E) M^beta",
+        ("A", "alpha", "B", "gamma", "E", "beta"),
+        {"N": 3, "D": 3, "M": 2},
+        _log_sum,
+        _sum,
+        ("A", "B", "E"),
+    ),
+}
+SINGLE = Law(  # at one M, or of data-parallel training
+    "A N^alpha",
+    ("A", "alpha"),
+    {"N": 2},
+    lambda t, n, d, m: t[0] + t[1] * n,
+    lambda n, d, log_loss: [(log_loss + 0.1 * n, -0.1)],
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A law with its parameters.
+
+    Attributes:
+      law: the form.
+      theta: as `law.log_value` takes it.
+      residual: mean absolute difference of log L between the law and what was fitted: 0.01 is 1%.
+    """
+
+    law: Law
+    theta: tuple[float, ...]
+    residual: float
+
+    def predict(self, places: Sequence[Place]) -> Array:
+        """The loss at each place, nats per token."""
+        return np.exp(self.law.log_value(np.asarray(self.theta), *_logs(places)))
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """The law's parameters by the names in its formula."""
+        named = zip(self.law.parameters, self.theta, strict=True)
+        return {name: math.exp(t) if name in self.law.levels else t for name, t in named}
+
+
+def fit(law: Law, losses: Measurements, begin: Sequence[float] | None = None) -> Fit:
+    """The law's best parameters for the mean losses of the places.
+
+    Args:
+      law: what is fitted; with an M, no place may be of data-parallel training.
+      losses: at each place, of every seed.
+      begin: theta to begin from; None: the best squares that any of the law's own starts leads to.
+
+    Raises:
+      ScalingError: the places do not determine the parameters.
+    """
+    _check(law, list(losses))
+    n, d, m = _logs(list(losses))
+    observed = np.log([np.mean(values) for values in losses.values()])
+
+    def residuals(theta: Array) -> Array:
+        return law.log_value(theta, n, d, m) - observed
+
+    if begin is None:
+        starts = law.starts(n.mean(), d.mean(), observed.mean())
+        ends = [optimize.least_squares(residuals, start, x_scale="jac", max_nfev=400) for start in starts]
+        begin = min(ends, key=lambda end: end.cost).x
+    theta = _huber(residuals, begin)
+    return Fit(law, tuple(theta.tolist()), float(np.mean(np.abs(residuals(theta)))))
+
+
+def _huber(residuals: Callable[[Array], Array], theta: Sequence[float]) -> Array:
+    """The least Huber loss from theta on, by way of ever less square ones: at once, the solver gets stuck."""
+    for scale in (100 * HUBER, 30 * HUBER, 10 * HUBER, 3 * HUBER, HUBER):
+        theta = optimize.least_squares(
+            residuals, theta, loss="huber", f_scale=scale, x_scale="jac", max_nfev=400, **_TOLERANCES
+        ).x
+    return theta
+
+
+def _logs(places: Sequence[Place]) -> tuple[Array, Array, Array]:
+    n = np.log([float(place.params) for place in places])
+    d = np.log([float(place.tokens) for place in places])
+    return n, d, np.log([float(place.learners or 1) for place in places])
+
+
+def _check(law: Law, places: Sequence[Place]) -> None:
+    if "M" in law.distinct and any(place.learners < 1 for place in places):
+        raise ScalingError(f"{law.formula}: has an M, which data-parallel training has not")
+    logs = dict(zip("NDM", _logs(places), strict=True)) if places else {}
+    for name, count in law.distinct.items():
+        there = len(set(logs[name].tolist())) if places else 0
+        if there < count:
+            raise ScalingError(f"{law.formula}: needs {count} values of {name}, but there are {there}")
+    if len(places) < len(law.parameters):
+        raise ScalingError(
+            f"{law.formula}: has {len(law.parameters)} parameters, but there are {len(places)} places"
+        )
+    if len(law.distinct) > 1:
+        together = np.corrcoef([logs[name] for name in law.distinct])
+        if np.linalg.eigvalsh(together)[0] < _INDEPENDENT:
+            names = ", ".join(law.distinct)
+            raise ScalingError(f"{law.formula}: {names} do not vary independently of each other")

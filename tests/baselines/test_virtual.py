@@ -1,0 +1,203 @@
+"""One synchronous job in virtual time: steps against closed forms, arrays against the local driver's."""
+
+import functools
+
+import pytest
+
+from ddiloco.baselines import virtual as virtual_baseline
+from ddiloco.baselines.wall import run_baseline
+from ddiloco.goodput.accounting import State
+from ddiloco.goodput.division import Interruption
+from ddiloco.observe import records
+from ddiloco.outer.global_model import parameters_sha256
+from ddiloco.virtual import from_settings as virtual_fleet
+from tests.virtual_runs import shared_workshop, virtual
+from tests.workbench import experiment
+
+NEVER = 1e9
+MODEL = {
+    "chips_per_slice": 2,
+    "detection_seconds": 1.0,
+    "downscale_seconds": 2.0,
+    "upscale_seconds": 1.0,
+    "upscale_wait_seconds": 3.0,
+    "restart_seconds": 4.0,
+    "step_seconds": 0.0,  # nothing is done again
+    "spare_share": 0.25,
+}
+
+
+@pytest.fixture(scope="module")
+def workshop():
+    return shared_workshop()
+
+
+@pytest.fixture
+def without_arrays(workshop, data_dir):
+    """Runs a job that is only timed."""
+    return lambda algorithm, **v: workshop.timed(virtual(data_dir, algorithm, virtual=v))
+
+
+@pytest.fixture
+def interruptions(monkeypatch):
+    """Puts a list in the place of drawn interruptions."""
+
+    def listed(*rows):
+        found = [Interruption(*row) for row in rows]
+        monkeypatch.setattr(virtual_fleet, "draw_interruptions", lambda *drawn: found)
+
+    return listed
+
+
+@pytest.fixture
+def extra(monkeypatch):
+    """Puts a list in the place of drawn spare capacity."""
+
+    def listed(*rows):
+        monkeypatch.setattr(virtual_baseline, "draw_extra", lambda *drawn: list(rows))
+
+    return listed
+
+
+def step_ends(*paces):
+    """When each of 12 seconds of work is done; `paces`: (time, pace) from each time on, sorted."""
+    ends, work = [], 0.0
+    for (time, pace), (until, _) in zip(paces, [*paces[1:], (float("inf"), 0.0)], strict=True):
+        while pace and len(ends) < 12 and time + (len(ends) + 1 - work) / pace <= until:
+            ends.append(time + (len(ends) + 1 - work) / pace)
+        work += (until - time) * pace if until < float("inf") else 0.0
+    return ends
+
+
+def times(run):
+    return [record.time for record in run.steps(0)]
+
+
+@pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel", "lone_learner"])
+def test_a_steady_job_steps_without_a_gap(algorithm, without_arrays):
+    run = without_arrays(algorithm, step_seconds=(0.5,))
+    assert times(run) == [0.5 * n for n in range(1, 13)]
+    assert run.timelines.goodput(run.seconds) == run.timelines.uptime(run.seconds) == 1.0
+
+
+def test_an_elastic_job_takes_the_closed_form_time_for_a_failure_and_wastes_what_it_should(
+    without_arrays, interruptions
+):
+    interruptions((2.5, 0, 10.0))
+    run = without_arrays("elastic_data_parallel", lives="failures", failures=MODEL)
+    # 1 s to detect, 2 to downscale; 3/4 of the chips until 3 s after the slice is back; 1 to upscale.
+    expected = step_ends((0.0, 1.0), (2.5, 0.0), (5.5, 0.75), (13.0, 0.0), (14.0, 1.0))
+    assert times(run) == pytest.approx(expected, rel=1e-12)
+    assert expected[-1] == 17.875
+    allocated = 8 * 17.875
+    assert run.timelines.goodput(run.seconds) == pytest.approx(8 * 12 / allocated, rel=1e-12)
+    lost = {name: share * allocated for name, share in run.timelines.lost(run.seconds).items() if share}
+    assert lost == pytest.approx({"detecting": 6.0, "reconfiguring": 18.0, "failed": 23.0}, rel=1e-12)
+
+
+def test_a_job_without_elasticity_stands_still_and_starts_again_on_its_spares(without_arrays, interruptions):
+    interruptions((2.5, 0, NEVER))
+    run = without_arrays("data_parallel", lives="failures", failures=MODEL)
+    expected = step_ends((0.0, 1.0), (2.5, 0.0), (7.5, 1.0))
+    assert times(run) == pytest.approx(expected, rel=1e-12)
+    allocated = 8 * 17.0
+    assert run.timelines.goodput(run.seconds) == pytest.approx(6 * 12 / allocated, rel=1e-12)
+    lost = {name: share * allocated for name, share in run.timelines.lost(run.seconds).items() if share}
+    assert lost == pytest.approx({"detecting": 6.0, "reconfiguring": 24.0, "standby": 34.0}, rel=1e-12)
+
+
+def test_a_failure_of_a_spare_troubles_nobody(without_arrays, interruptions):
+    interruptions((2.5, 3, NEVER))
+    run = without_arrays("data_parallel", lives="failures", failures=MODEL)
+    assert times(run) == [float(n) for n in range(1, 13)]
+
+
+def test_an_elastic_job_stands_still_whenever_chips_come_or_go_and_is_faster_between(without_arrays, extra):
+    extra((0.0, 0), (3.5, 1), (9.25, 0))
+    spare = {"lives": "spare_capacity", "spare_capacity": {"extra_learners": 2}, "resize_seconds": 2.0}
+    run = without_arrays("elastic_data_parallel", **spare)
+    expected = step_ends((0.0, 1.0), (3.5, 0.0), (5.5, 1.5), (9.25, 0.0), (11.25, 1.0))
+    assert times(run) == pytest.approx(expected, rel=1e-12)
+    assert expected[-1] == 14.125
+    # 8 chips always, 4 more from 3.5 to 9.25; of these 12 stand still for 2 s, and 8 for another 2.
+    stood = 12 * 2 + 8 * 2
+    allocated = 8 * 14.125 + 4 * (9.25 - 3.5)
+    assert run.timelines.goodput(run.seconds) == pytest.approx(1 - stood / allocated, rel=1e-12)
+
+
+def test_changes_within_a_resize_wait_for_it_and_what_came_and_went_meanwhile_costs_nothing(
+    without_arrays, extra
+):
+    extra((0.0, 0), (3.5, 1), (4.0, 2), (4.5, 1), (8.25, 2), (9.0, 0))
+    spare = {"lives": "spare_capacity", "spare_capacity": {"extra_learners": 2}, "resize_seconds": 2.0}
+    run = without_arrays("elastic_data_parallel", **spare)
+    paces = ((0.0, 1.0), (3.5, 0.0), (5.5, 1.5), (8.25, 0.0), (12.25, 1.0))  # two resizes without a gap
+    assert times(run) == pytest.approx(step_ends(*paces), rel=1e-12)
+
+
+def test_a_job_goes_at_its_slowest_learners_pace_and_the_others_chips_wait(without_arrays):
+    run = without_arrays("data_parallel", step_seconds=(1.0, 3.0))
+    assert times(run) == pytest.approx([3.0 * n for n in range(1, 13)])
+    assert run.timelines.goodput(run.seconds) == pytest.approx(2 / 3, rel=1e-12)
+    assert run.timelines.lost(run.seconds)["waiting_for_peers"] == pytest.approx(1 / 3, rel=1e-12)
+
+
+def test_a_lone_learner_waits_for_nobody(without_arrays):
+    run = without_arrays("lone_learner", step_seconds=(1.0, 3.0))
+    assert times(run) == [float(n) for n in range(1, 13)]
+    assert run.timelines.goodput(run.seconds) == 1.0
+
+
+def test_a_job_whose_chips_never_come_back_has_failed_and_says_so(without_arrays, interruptions):
+    interruptions(*((2.5, slice, NEVER) for slice in range(4)))
+    run = without_arrays("elastic_data_parallel", lives="failures", failures=MODEL)
+    assert run.outcome.failure == "the job stands still from 2.5 virtual seconds on"
+    assert (run.outcome.finished, run.outcome.step) == (False, 2)
+    assert times(run) == [1.0, 2.0]
+
+
+# With arrays.
+
+
+@pytest.fixture(scope="module")
+def run(workshop, data_dir):
+    return functools.cache(lambda algorithm, **v: workshop.run(virtual(data_dir, algorithm, virtual=v)))
+
+
+def test_data_parallel_gives_the_same_parameters_under_both_drivers(run, workshop, data_dir):
+    taken, ours = [], run("data_parallel")
+    with workshop.open():
+        theirs = run_baseline(workshop.assembly(experiment(data_dir, "data_parallel")), taken.append, Never())
+    assert ours.sha256 == parameters_sha256(theirs.params)
+    assert ours.outcome.eval_loss == theirs.eval_loss
+    tokens = [(r.step, r.tokens) for r in taken if isinstance(r, records.StepDone)]
+    assert [(r.step, r.tokens) for r in ours.steps(0)] == tokens
+
+
+class Never:
+    """A stop that nobody sets."""
+
+    def is_set(self):
+        return False
+
+
+def test_failures_cost_a_job_time_and_change_nothing_of_what_it_learns(
+    workshop, data_dir, run, interruptions
+):
+    interruptions((2.5, 0, 10.0))
+    failing = {"lives": "failures", "failures": MODEL}
+    elastic = workshop.run(virtual(data_dir, "elastic_data_parallel", virtual=failing))
+    assert elastic.seconds == 17.875
+    assert elastic.sha256 == run("data_parallel").sha256
+    assert (State.RECONFIGURING, 6) in [(state, chips) for _, state, chips in elastic.states(0)]
+
+
+def test_a_job_that_stands_still_for_good_ends_with_what_it_learnt_until_then(
+    workshop, data_dir, interruptions
+):
+    interruptions(*((2.5, slice, NEVER) for slice in range(4)))
+    failing = {"lives": "failures", "failures": MODEL}
+    run = workshop.run(virtual(data_dir, "elastic_data_parallel", virtual=failing))
+    assert run.outcome.failure == "the job stands still from 2.5 virtual seconds on"
+    assert run.of(records.Evaluated)[-1].tokens == sum(run.tokens.values())
+    assert len(run.steps(0)) == run.outcome.step == 2

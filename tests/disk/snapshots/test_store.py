@@ -1,0 +1,281 @@
+"""The store: what was written comes back; what is not all there, or not as it was written, never does."""
+
+import itertools
+import random
+import shutil
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddiloco.disk.snapshots import parts
+from ddiloco.disk.snapshots.cut import clocks_to_json
+from ddiloco.disk.snapshots.parts import read_part, write_part
+from ddiloco.disk.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.protocol.clocks import VectorClock
+from tests.disk.snapshots.conftest import ARRAYS, HEADER, STATE, written
+
+MANIFEST = "manifest.json"
+
+
+def files_of(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def copied(pristine, tmp_path):
+    """A store over a copy of the pristine snapshot, and the copy's folder."""
+    shutil.copytree(pristine, tmp_path / "snapshots")
+    return SnapshotStore(tmp_path / "snapshots", keep=1), tmp_path / "snapshots" / "000001"
+
+
+def skipped(store):
+    """The one warning of a store that has nothing to resume from."""
+    warnings = []
+    assert store.newest(warnings.append) is None
+    [warning] = warnings
+    assert "\n" not in warning
+    return warning
+
+
+def nobody_warns(told):
+    raise AssertionError(told)
+
+
+def test_what_is_written_comes_back(copied):
+    snapshot = copied[0].newest(nobody_warns)
+    assert (snapshot.number, snapshot.header, set(snapshot.parts)) == (1, HEADER, {"syncer", "learner_000"})
+    part = snapshot.part("learner_000")
+    assert part.state == STATE
+    assert set(part.arrays) == set(ARRAYS)
+    for name, array in part.arrays.items():
+        assert type(array) is np.ndarray
+        assert (array.dtype, array.shape) == (ARRAYS[name].dtype, ARRAYS[name].shape)
+        np.testing.assert_array_equal(array, ARRAYS[name])
+
+
+def test_arrays_of_devices_and_a_part_without_arrays_come_back(tmp_path):
+    value = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3)
+    files = write_part(tmp_path, "syncer", Part({"fragment/0/0": value}, {}))
+    back = read_part(tmp_path / "syncer", files.content)
+    assert back.arrays["fragment/0/0"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(back.arrays["fragment/0/0"], np.asarray(value))
+    bare = write_part(tmp_path, "bare", Part({}, STATE))
+    assert read_part(tmp_path / "bare", bare.content) == Part({}, STATE)
+
+
+def test_a_part_that_is_not_there_is_told(copied):
+    with pytest.raises(SnapshotError, match="has no part learner_007"):
+        copied[0].newest(nobody_warns).part("learner_007")
+
+
+def test_every_byte_of_the_manifest_counts(tmp_path):
+    store = SnapshotStore(tmp_path, keep=1)
+    store.complete(1, {"step": 4}, {"job": write_part(tmp_path / "000001", "job", Part({}, STATE))})
+    assert store.newest(nobody_warns).number == 1
+    path = tmp_path / "000001" / MANIFEST
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        assert "manifest.json is damaged" in skipped(store), f"byte {at}"
+
+
+@given(chance=st.randoms(use_true_random=False))
+@settings(max_examples=10, deadline=None)
+def test_a_changed_byte_of_any_file_is_never_used(pristine, tmp_path_factory, chance):
+    folder = tmp_path_factory.mktemp("flipped") / "snapshots"
+    shutil.copytree(pristine, folder)
+    store = SnapshotStore(folder, keep=1)
+    for path in files_of(folder):
+        whole = path.read_bytes()
+        at = chance.randrange(len(whole))
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([whole[at] ^ chance.randrange(1, 256)]))
+        assert path.name in skipped(store)
+        path.write_bytes(whole)
+    assert store.newest(nobody_warns).number == 1
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("harm", ["shorter", "longer", "empty", "gone", "joined", "linked"])
+def test_a_file_cut_off_gone_added_or_replaced_is_never_used(copied, harm):
+    store, folder = copied
+    for number, path in enumerate(files_of(folder)):
+        whole = path.read_bytes()
+        strange = path.with_name(f"strange{number}")
+        if harm == "joined":
+            strange.write_bytes(b"")
+        elif harm == "linked":
+            strange.symlink_to(folder, target_is_directory=True)
+        elif harm == "gone":
+            path.unlink()
+        else:
+            path.write_bytes({"shorter": whole[:-1], "longer": whole + b"0", "empty": b""}[harm])
+        assert str(folder) in skipped(store)
+        strange.unlink(missing_ok=True)
+        path.write_bytes(whole)
+    assert store.newest(nobody_warns).number == 1
+
+
+def test_a_whole_part_that_is_gone_or_another_is_never_used(copied):
+    store, folder = copied
+    (folder / "syncer").rename(folder / "learner_001")
+    assert "learner_001" in skipped(store)
+    shutil.rmtree(folder / "learner_001")
+    assert "syncer" in skipped(store)
+
+
+def test_a_snapshot_under_another_number_is_never_used(copied):
+    store, folder = copied
+    folder.rename(folder.with_name("000002"))
+    assert "of another snapshot" in skipped(store)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_changes_after_it_was_opened_is_still_never_used(copied):
+    store, folder = copied
+    snapshot = store.newest(nobody_warns)
+    for path in files_of(folder / "learner_000"):
+        whole = path.read_bytes()
+        for at in random.Random(0).sample(range(len(whole)), min(4, len(whole))):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+            try:
+                part = snapshot.part("learner_000")
+            except SnapshotError as error:
+                assert "\n" not in str(error)
+            else:  # a byte that says nothing of the content, such as a time
+                assert part.state == STATE
+                assert all(part.arrays[n].tobytes() == a.tobytes() for n, a in ARRAYS.items())
+        path.write_bytes(whole)
+
+
+def test_the_newest_complete_one_is_taken(copied):
+    store = SnapshotStore(copied[0].folder, keep=3)
+    store.complete(2, HEADER, written(store.folder, 2, ["syncer"]))
+    written(store.folder, 3, ["syncer"])
+    warnings = []
+    assert store.newest(warnings.append).number == 2
+    assert len(warnings) == 1
+    assert "000003" in warnings[0]
+    assert "incomplete" in warnings[0]
+    assert store.next_number() == 4
+    assert store.next_number() == 5
+
+
+def test_nothing_is_there_before_the_first(tmp_path):
+    store = SnapshotStore(tmp_path / "snapshots", keep=1)
+    assert store.newest(nobody_warns) is None
+    assert store.next_number() == 1
+
+
+def test_so_many_stay_and_what_is_incomplete_or_damaged_goes(tmp_path):
+    store = SnapshotStore(tmp_path, keep=2)
+    for number in (1, 2, 4, 5):
+        parts = written(tmp_path, number, ["syncer"])
+        store.complete(number, HEADER, parts)
+        if number == 2:
+            written(tmp_path, 3, ["syncer"])
+        if number == 4:
+            (tmp_path / "000004" / MANIFEST).write_bytes(b"{}")
+            written(tmp_path, 6, ["syncer"])
+    # 6 is not complete, but newer: it is being written.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000005", "000006"]
+    store.discard(6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000005"]
+    assert store.next_number() == 6
+
+
+def test_a_crash_at_any_moment_of_writing_leaves_the_last_complete_one(copied, monkeypatch):
+    store, folder = copied
+    parts = written(store.folder, 2)
+    newest = store.folder / "000002"
+    for path in reversed(files_of(newest)):  # as if they had not been written yet
+        path.unlink()
+        with pytest.raises(SnapshotError, match="are not, or not alone, in its folder"):
+            store.complete(2, HEADER, parts)
+        warnings = []
+        assert store.newest(warnings.append).number == 1
+        assert len(warnings) == 1
+    assert folder.is_dir()
+
+
+def test_states_of_no_one_moment_are_not_completed(tmp_path):
+    store = SnapshotStore(tmp_path, keep=1)
+    ahead = clocks_to_json(VectorClock({0: (0, 9)}), {0: VectorClock({0: (0, 5)})})
+    with pytest.raises(SnapshotError, match="no consistent cut"):
+        store.complete(1, {"clocks": ahead}, written(tmp_path, 1))
+    assert "incomplete" in skipped(store)
+
+
+def test_an_error_of_the_disk_comes_out_of_the_future_and_costs_no_snapshot(copied, monkeypatch):
+    store, _ = copied
+    writer = PartWriter(store.folder)
+    (store.folder / "000002").write_text("a file where a folder should be")
+    with pytest.raises(SnapshotError, match="cannot be written"):
+        writer.write(2, "syncer", Part(ARRAYS, STATE)).result()
+    files = writer.write(3, "syncer", Part(ARRAYS, STATE)).result()
+    store.complete(3, HEADER, {"syncer": files})
+    assert store.newest(nobody_warns).number == 3
+    writer.close(timeout=10)
+    with pytest.raises(SnapshotError, match="closed"):
+        writer.write(4, "syncer", Part(ARRAYS, STATE)).result()
+
+
+def test_closing_waits_for_what_is_being_written_and_cancels_the_rest(tmp_path, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+
+    def slowly(snapshot, name, part):
+        begun.set()
+        assert go.wait(60)
+        return name
+
+    monkeypatch.setattr(parts, "write_part", slowly)
+    writer = PartWriter(tmp_path)
+    first, second = (writer.write(1, name, Part({}, {})) for name in ("syncer", "learner_000"))
+    assert begun.wait(60)
+    second.add_done_callback(lambda _: go.set())  # once it is cancelled the first may end
+    writer.close(timeout=60)
+    assert first.result(timeout=0) == "syncer"
+    assert second.cancelled()
+
+
+@pytest.mark.parametrize("name", ["", "../syncer", "Syncer", "a b", "x" * 65])
+def test_a_part_has_a_plain_name(tmp_path, name):
+    with pytest.raises(SnapshotError):
+        write_part(tmp_path / "000001", name, Part({}, {}))
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_files_of_a_part_go_over_the_wire(tmp_path):
+    files = write_part(tmp_path, "syncer", Part(ARRAYS, STATE))
+    assert PartFiles.from_json(files.to_json()) == files
+
+
+GOOD = {"content": "0" * 64, "files": {"state/metadata": [3, "f" * 64]}}
+BAD_PATHS = ("../x", "/etc/passwd", "a//b", "a/./b", "", "a\0b", "a\\b")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        *(None, 7, [], {}, {**GOOD, "files": {}}, {**GOOD, "more": 1}, {**GOOD, "content": "0" * 63}),
+        *({**GOOD, "files": {path: [3, "f" * 64]}} for path in BAD_PATHS),
+        *({**GOOD, "files": {"x": told}} for told in ([-1, "f" * 64], [True, "f" * 64], [3, "F" * 64])),
+        *({**GOOD, "files": {"x": told}} for told in ([3], 3, [3, None])),
+    ],
+)
+def test_files_that_cannot_be_are_told_in_one_line(told):
+    assert PartFiles.from_json(GOOD).to_json() == GOOD
+    with pytest.raises(ValueError, match="describes a part"):
+        PartFiles.from_json(told)
+
+
+def test_numbers_count_up_past_six_digits(tmp_path):
+    for name in ("999999", "1000000", "0000007", "backup", "42"):
+        (tmp_path / name).mkdir()
+    store = SnapshotStore(tmp_path, keep=1)
+    assert list(itertools.islice(iter(store.next_number, None), 2)) == [1000001, 1000002]

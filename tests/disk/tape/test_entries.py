@@ -1,0 +1,146 @@
+"""What is told to a core, or noted of its arrays, comes back from its bytes as it was."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddiloco.disk.tape import header as headers
+from ddiloco.disk.tape import tape_pb2 as pb
+from ddiloco.disk.tape.entries import (
+    Adopted,
+    Committed,
+    Decoder,
+    Encoder,
+    End,
+    Entry,
+    Gave,
+    InnerOrigin,
+    Pulled,
+)
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.state import SyncerState
+
+number = st.integers(0, 2**53)
+small = st.integers(0, 40)
+numbers = st.lists(number, max_size=5).map(tuple)
+text = st.text(max_size=20)
+rounds = st.builds(RoundId, number, number)
+contributions = st.builds(Contribution, *[number] * 7)
+origins = st.builds(InnerOrigin, number, number, number)
+
+EVENTS = st.one_of(
+    st.builds(events.Welcomed, number, number, numbers, numbers),
+    st.builds(events.NotMember, number),
+    st.builds(events.Rejected, number, text),
+    st.builds(events.StepStarted, number),
+    st.builds(events.StepFinished),
+    st.builds(events.ClockSet, number),
+    st.builds(events.UpdateArrived, number, number, number),
+    st.builds(events.Heartbeat),
+    st.builds(events.LearnerJoined, number, number),
+    st.builds(events.LearnerJoined, number, number, number, numbers),
+    st.builds(events.LearnerReady, number, number, number, numbers),
+    st.builds(events.LearnerLost, number, number, text),
+    st.builds(events.FragmentArrived, rounds, contributions),
+    st.builds(events.PullFailed, rounds, number, number, text),
+    st.builds(events.MergeFinished, rounds),
+    st.builds(events.Timeout),
+)
+NOTES = st.one_of(
+    st.builds(Adopted, st.none(), st.booleans()),
+    st.builds(Adopted, origins, st.just(False)),
+    st.builds(Gave, number),
+    st.builds(Pulled, number, number),
+    st.builds(Committed, number, number, st.binary(min_size=32, max_size=32)),
+    st.builds(End, numbers),
+)
+ENTRIES = st.one_of(
+    st.builds(Entry, st.floats(allow_nan=False, allow_infinity=False), EVENTS),
+    st.builds(Entry, st.none(), NOTES),
+)
+REPORTS = st.builds(
+    Report,
+    st.integers(0, 2),
+    st.integers(1, 3),
+    small,
+    st.lists(st.builds(FragmentCounters, st.integers(0, 2), small, small), max_size=3).map(tuple),
+)
+
+
+def there_and_back(entries, record_size=3):
+    encode, decode = Encoder(), Decoder()
+    found = []
+    for start in range(0, len(entries), record_size):
+        part = entries[start : start + record_size]
+        record = pb.Record(entries=[encode(entry.thing, entry.now) for entry in part])
+        found += decode(record.SerializeToString())
+    return found
+
+
+@given(st.lists(ENTRIES, max_size=8))
+def test_entries_come_back_as_they_were(entries):
+    assert there_and_back(entries) == entries
+
+
+@given(st.lists(REPORTS, max_size=12))
+def test_reports_come_back_whatever_came_before_them(reports):
+    entries = [Entry(1.5, events.StepReported(report)) for report in reports]
+    assert there_and_back(entries) == entries
+
+
+def test_a_report_that_follows_from_the_last_takes_few_bytes():
+    encode = Encoder()
+    sizes = []
+    for step in range(1, 4):
+        counters = tuple(FragmentCounters(7, step, 1000 * step) for _ in range(24))
+        entry = encode(events.StepReported(Report(2, 1_700_000_000_000_000, step, counters)), 1.5)
+        sizes.append(entry.ByteSize())
+    assert sizes[0] > 100
+    assert max(sizes[1:]) < 30
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_entries_or_a_value_error(data):
+    try:
+        entries = Decoder()(data)
+    except ValueError:
+        return
+    assert all(isinstance(entry, Entry) for entry in entries)
+
+
+MACHINE = headers.Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", {"jax": "0.10.2"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learner": 2, "position": {"stream": {"seed": 1}, "shards": {"0": [1, 2]}}},
+        {"role": "syncer", "state": SyncerState((1, 2), (3, 4), ((0, 5),)), "sha256": ("ab", "cd")},
+    ],
+)
+def test_a_header_comes_back_as_it_was(changes):
+    header = headers.Header("learner", None, 1, "local", "c0", "1a", MACHINE, 12.5, 1.7e9)
+    header = dataclasses.replace(header, **changes)
+    assert headers.from_json(headers.to_json(header)) == header
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": 1}', '{"machine": {}, "state": null}'])
+def test_a_header_that_is_none_is_a_value_error(text):
+    with pytest.raises(ValueError):
+        headers.from_json(text)
+
+
+def test_machines_tell_what_differs_in_words():
+    other = headers.Machine("gpu", ("H200",), {"data": 1, "fsdp": 1}, 1, "--xla_a=1", {"jax": "0.11"})
+    assert MACHINE.differences(MACHINE) == []
+    assert MACHINE.differences(other) == [
+        "platform cpu, here gpu",
+        "devices 2 x cpu, here 1 x H200",
+        "mesh data 2, here of one device",
+        "visible 8, here 1",
+        "xla_flags none, here --xla_a=1",
+        "jax 0.10.2, here 0.11",
+    ]

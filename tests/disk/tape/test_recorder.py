@@ -1,0 +1,160 @@
+"""Tapes as they are written: when what is on the disk, and what a disk that refuses does to the run."""
+
+import dataclasses
+import errno
+import os
+from unittest import mock
+
+import pytest
+
+from ddiloco.disk.tape.entries import Adopted, Committed, End, InnerOrigin
+from ddiloco.disk.tape.header import Header
+from ddiloco.disk.tape.reading import next_syncer, read_tape, syncer_tape
+from ddiloco.disk.tape.recorder import LearnerTape, SyncerTape
+from ddiloco.observe import records
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.state import SyncerState
+from tests.workbook import MACHINE
+
+LEARNER = Header("learner", 3, 7, "local", "c0", "1a", MACHINE, 1.0, 2.0)
+SYNCER = Header(
+    "syncer", None, 1, "local", "c0", "1a", MACHINE, 1.0, 2.0, None, SyncerState.initial(1), ("00",)
+)
+
+
+def things(path):
+    return [entry.thing for entry in read_tape(path).entries]
+
+
+def test_a_step_is_written_in_one_piece_once_it_is_finished(tmp_path):
+    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER)
+    writes = []
+    write = os.write
+    with mock.patch.object(os, "write", lambda file, data: writes.append(len(data)) or write(file, data)):
+        tape.told(events.StepStarted(10), 1.5)
+        assert (writes, things(path)) == ([], [])
+        tape.told(events.StepFinished(), 1.6)
+    assert len(writes) == 1
+    assert things(path) == [events.StepStarted(10), events.StepFinished()]
+
+
+def test_a_state_that_is_given_away_is_on_the_disk_first_under_a_number_of_its_own(tmp_path):
+    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER)
+    tape.adopted(fresh=False, origin=InnerOrigin(1, 2, 3))
+    assert [tape.gave(), tape.gave()] == [InnerOrigin(3, 7, 1), InnerOrigin(3, 7, 2)]
+    assert things(path)[0] == Adopted(InnerOrigin(1, 2, 3), False)
+    assert len(things(path)) == 3
+
+
+def test_a_learner_without_a_tape_numbers_what_it_gives_all_the_same():
+    tape = LearnerTape(3, 7)
+    tape.told(events.StepFinished(), 1.0)
+    assert not tape.on
+    assert tape.gave() == InnerOrigin(3, 7, 1)
+    tape.end()
+
+
+def test_what_a_merge_is_made_of_is_written_before_it_begins_and_a_version_before_it_is_sent(tmp_path):
+    tape = SyncerTape(path := tmp_path / "a.tape", SYNCER)
+    tape.told(events.Timeout(), [], 0.5)
+    assert things(path) == []
+    tape.told(events.Timeout(), [actions.Merge(RoundId(1, 0), 1, ())], 0.6)
+    assert things(path) == [events.Timeout()] * 2
+    tape.told(events.MergeFinished(RoundId(1, 0)), [], 0.7)
+    tape.committed(0, 1, b"x" * 32)
+    assert things(path)[2:] == [events.MergeFinished(RoundId(1, 0)), Committed(0, 1, b"x" * 32)]
+    tape.end((1,))
+    assert read_tape(path).ended
+    assert things(path)[-1] == End((1,))
+
+
+def test_a_syncer_that_merges_nothing_is_on_the_disk_within_a_second(tmp_path):
+    tape = SyncerTape(path := tmp_path / "a.tape", SYNCER)
+    tape.told(events.Timeout(), [], 10.0)
+    tape.told(events.Timeout(), [], 10.5)
+    assert len(things(path)) == 1
+    tape.told(events.Timeout(), [], 11.0)
+    assert len(things(path)) == 3
+
+
+@pytest.mark.parametrize("written", [0, 5])
+def test_a_full_disk_ends_the_tape_with_an_alarm_and_not_the_run(tmp_path, written):
+    alarms = []
+    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER, alarms.append)
+    tape.told(events.StepFinished(), 1.0)
+    write, calls = os.write, []
+
+    def full(file, data):
+        calls.append(len(data))
+        if len(calls) == 1 and written:
+            return write(file, data[:written])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with mock.patch.object(os, "write", full):
+        tape.told(events.StepFinished(), 2.0)
+    tape.told(events.StepFinished(), 3.0)
+    tape.gave()
+    tape.end()
+    [alarm] = alarms
+    assert isinstance(alarm, records.Alarm)
+    assert alarm.sentence == (
+        f"{path}: No space left on device: the tape ends here, and the run cannot be replayed beyond it"
+    )
+    assert things(path) == [events.StepFinished()]
+    assert read_tape(path).torn == written
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_alarm_and_no_tape(tmp_path):
+    (tmp_path / "tape").write_text("a file where a folder must be")
+    alarms = []
+    tape = LearnerTape(3, 7, tmp_path / "tape" / "a.tape", LEARNER, alarms.append)
+    tape.told(events.StepFinished(), 1.0)
+    assert not tape.on
+    assert len(alarms) == 1
+
+
+def test_a_tape_goes_on_where_it_was_cut_with_the_header_that_it_began_with(tmp_path):
+    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER)
+    tape.told(events.StepFinished(), 1.0)
+    tape.close()
+    later = dataclasses.replace(LEARNER, now=9.0, position={"read": 4})
+    tape = LearnerTape(3, 7, path, later, goes_on=True)
+    tape.told(events.StepFinished(), 2.0)
+    tape.close()
+    assert things(path) == [events.StepFinished()] * 2
+    assert read_tape(path).header == tape.header == LEARNER
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"config": "c1"}, "it was begun with other settings"),
+        ({"layout": "1b"}, "it was begun with other fragments"),
+        (
+            {"machine": dataclasses.replace(MACHINE, packages={"jax": "9"})},
+            "it was begun with jax unknown, here 9",
+        ),
+        ({}, "its end is torn off"),
+    ],
+)
+def test_a_tape_of_another_run_or_machine_does_not_go_on_and_the_run_does(change, told, tmp_path):
+    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER)
+    tape.told(events.StepFinished(), 1.0)
+    tape.close()
+    if not change:
+        path.write_bytes(path.read_bytes()[:-1])
+    before, alarms = path.read_bytes(), []
+    tape = LearnerTape(3, 7, path, dataclasses.replace(LEARNER, **change), alarms.append, goes_on=True)
+    tape.told(events.StepFinished(), 2.0)
+    assert not tape.on
+    assert path.read_bytes() == before
+    [alarm] = alarms
+    assert alarm.sentence.startswith(f"{path}: {told}: the tape ends here")
+
+
+def test_the_syncers_processes_are_counted_by_their_tapes(tmp_path):
+    assert next_syncer(tmp_path) == 1
+    for number in (1, 2, 11):
+        SyncerTape(syncer_tape(tmp_path, number), SYNCER)
+    assert next_syncer(tmp_path) == 12

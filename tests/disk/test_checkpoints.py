@@ -1,0 +1,101 @@
+"""The global model on disk: what is read is what was saved, and damage is told in one line."""
+
+import json
+import logging
+import shutil
+
+import numpy as np
+import pytest
+
+from ddiloco.disk.checkpoints import CheckpointError, restore, save
+from ddiloco.training.parameters import init_parameters
+from tests.workbench import assert_equal, experiment
+
+EXPERIMENT = experiment("anywhere")
+
+
+def parameters(seed):
+    return {name: np.asarray(value) for name, value in init_parameters(EXPERIMENT.model, seed).items()}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for step in (4, 12):
+        save(folder, step, EXPERIMENT, parameters(step), 1.5 + step)
+    return folder
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
+
+
+def told(folder):
+    with pytest.raises(CheckpointError) as raised:
+        restore(folder)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_the_newest_checkpoint_is_read_as_it_was_saved(saved):
+    checkpoint = restore(saved)
+    assert (checkpoint.step, checkpoint.experiment, checkpoint.eval_loss) == (12, EXPERIMENT, 13.5)
+    assert_equal(checkpoint.params, parameters(12))
+    assert list(checkpoint.params) == sorted(checkpoint.params)
+
+
+def test_an_older_one_is_read_by_its_folder(saved):
+    checkpoint = restore(saved / "4")
+    assert checkpoint.step == 4
+    assert_equal(checkpoint.params, parameters(4))
+
+
+def test_saving_a_step_again_replaces_it(copied):
+    save(copied, 12, EXPERIMENT, parameters(7), None)
+    checkpoint = restore(copied)
+    assert (checkpoint.step, checkpoint.eval_loss) == (12, None)
+    assert_equal(checkpoint.params, parameters(7))
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    assert told(tmp_path / "none") == f"{tmp_path / 'none'}: no such folder of checkpoints"
+
+
+def test_a_folder_without_a_checkpoint_is_told(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing")
+    assert told(tmp_path) == f"{tmp_path}: holds no checkpoint"
+
+
+def test_a_damaged_file_is_told(copied):
+    victims = [path for path in (copied / "12" / "params").rglob("*") if path.is_file()]
+    for path in victims:
+        path.write_bytes(bytes(reversed(path.read_bytes())))
+    assert told(copied).startswith(f"{copied / '12'}: cannot be read: ")
+
+
+@pytest.mark.parametrize("part", ["params", "metadata"])
+def test_a_missing_part_is_told(copied, part, caplog):
+    caplog.set_level(logging.CRITICAL)
+    shutil.rmtree(copied / "12" / part)
+    assert told(copied).startswith(f"{copied / '12'}: cannot be read: ")
+
+
+def test_parameters_that_are_not_those_that_were_saved_are_told(copied):
+    [path] = (copied / "12" / "metadata").rglob("metadata")
+    metadata = json.loads(path.read_text())
+    metadata["params_sha256"] = "0" * 64
+    path.write_text(json.dumps(metadata))
+    assert told(copied) == ("checkpoint 12: its parameters are not the ones that were saved (sha256 differs)")
+
+
+def test_one_altered_number_is_told(copied):
+    changed = parameters(12)
+    changed["head/kernel"] = changed["head/kernel"].copy()
+    changed["head/kernel"][0, 0] += 1e-3
+    other = copied.parent / "other"
+    save(other, 12, EXPERIMENT, changed, None)
+    shutil.rmtree(copied / "12" / "params")
+    shutil.copytree(other / "12" / "params", copied / "12" / "params")
+    assert "sha256 differs" in told(copied)

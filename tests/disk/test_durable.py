@@ -1,0 +1,186 @@
+"""The syncer's state on disk: to the bit what was committed, whatever the disk does and whenever it stops."""
+
+import errno
+import os
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from ddiloco.disk.durable import DurableState, DurableStateError
+from ddiloco.observe import records
+from ddiloco.outer.fragments import fragment
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.state import SyncerState
+
+THETA = {
+    "layers/0/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "layers/1/kernel": np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5),
+}
+LAYOUT = fragment({name: tensor.shape for name, tensor in THETA.items()}, 2)
+CONFIG = OuterConfig(merge="direct", optimizer="nesterov")
+
+
+def model():
+    return GlobalModel(LAYOUT, THETA, CONFIG, num_learners=1)
+
+
+def merge(global_model, p, value):
+    pieces = [np.full(shape, value, np.float32) for shape in LAYOUT.piece_shapes(p)]
+    global_model.merge(p, [pieces], [(2, 10)])
+
+
+class Disk:
+    """A DurableState with what it recorded."""
+
+    def __init__(self, folder, layout=LAYOUT):
+        self.taken, self.stop = [], threading.Event()
+        self.state = DurableState(folder / "syncer", layout, self.taken.append, self.stop)
+        self.folder = folder / "syncer"
+
+    @property
+    def alarms(self):
+        return [record.sentence for record in self.taken if isinstance(record, records.Alarm)]
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return Disk(tmp_path)
+
+
+def test_what_was_committed_is_there_to_the_bit_with_the_optimizer_s_state(disk):
+    trained, again = model(), model()
+    disk.state.begin(trained)
+    for step, (p, value) in enumerate([(0, 0.5), (1, -1.0), (0, 2.0)], start=1):
+        merge(trained, p, value)
+        assert disk.state.commit(RoundId(step, p), trained)
+    disk.state.remember([(0, 1), (1, 1001)])
+    start = disk.state.load()
+    assert start.state == SyncerState((2, 1), (3, 2), ((0, 1), (1, 1001)))
+    for p, state in enumerate(start.fragments):
+        again.restore(p, state)
+    assert again.sha256() == trained.sha256()
+    merge(trained, 0, 7.0)
+    merge(again, 0, 7.0)
+    assert again.sha256() == trained.sha256(), "momentum went on where it was"
+
+
+def test_a_run_that_has_merged_nothing_goes_on_from_its_beginning(disk):
+    disk.state.begin(model())
+    start = disk.state.load()
+    assert start.state == SyncerState.initial(2)
+    again = GlobalModel(LAYOUT, {name: 0 * tensor for name, tensor in THETA.items()}, CONFIG, 1)
+    for p, state in enumerate(start.fragments):
+        again.restore(p, state)
+    assert again.sha256() == model().sha256()
+
+
+def test_any_damaged_byte_is_found_and_the_file_named(disk):
+    disk.state.begin(model())
+    path = disk.folder / "fragment-0001"
+    sound = path.read_bytes()
+    rng = random.Random(0)
+    for place in {0, len(sound) - 1, *(rng.randrange(len(sound)) for _ in range(100))}:
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << rng.randrange(8)]) + sound[place + 1 :])
+        with pytest.raises(DurableStateError, match=r"fragment-0001: is damaged"):
+            disk.state.load()
+    path.write_bytes(sound)
+    disk.state.load()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 30, -1])
+def test_a_torn_file_is_found(disk, kept):
+    disk.state.begin(model())
+    path = disk.folder / "fragment-0000"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DurableStateError, match=r"fragment-0000: is damaged"):
+        disk.state.load()
+
+
+def test_a_missing_fragment_or_one_of_another_model_is_refused(disk, tmp_path):
+    disk.state.begin(model())
+    other = fragment({name: tensor.T.shape for name, tensor in THETA.items()}, 2)
+    with pytest.raises(DurableStateError, match="of another fragment or another model"):
+        Disk(tmp_path, other).state.load()
+    (disk.folder / "fragment-0000").unlink()
+    with pytest.raises(DurableStateError, match=r"fragment-0000: is missing"):
+        disk.state.load()
+
+
+def test_incarnations_that_cannot_be_read_are_refused(disk):
+    disk.state.begin(model())
+    (disk.folder / "incarnations.json").write_text("[[0,")
+    with pytest.raises(DurableStateError, match=r"incarnations.json: cannot be used"):
+        disk.state.load()
+
+
+def full(monkeypatch, times):
+    """The next `times` syncs find the disk full; returns how many were tried."""
+    tried, sync = [], os.fsync
+
+    def refuse(descriptor):
+        tried.append(descriptor)
+        if len(tried) <= times:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    return tried
+
+
+def test_on_a_full_disk_a_commit_waits_with_an_alarm_and_then_loses_nothing(disk, monkeypatch):
+    monkeypatch.setattr("ddiloco.disk.durable._RETRY_SECONDS", 0.0)
+    trained = model()
+    disk.state.begin(trained)
+    before = disk.state.load()
+    merge(trained, 0, 3.0)
+    looked = []
+    record = disk.state._record
+
+    def look(taken):
+        looked.append(disk.state.load().state == before.state)
+        record(taken)
+
+    disk.state._record = look
+    full(monkeypatch, times=3)
+    assert disk.state.commit(RoundId(4, 0), trained)
+    assert looked == [True] * 3, "while it waits, the old state stands"
+    assert set(disk.alarms) == {
+        f"{disk.folder}: No space left on device: merges wait until it can be written"
+    }
+    start = disk.state.load()
+    assert (start.state.versions, start.state.merged_steps) == ((1, 0), (4, 0))
+
+
+def test_a_run_that_ends_while_the_disk_is_full_gives_the_commit_up(disk, monkeypatch):
+    trained = model()
+    disk.state.begin(trained)
+    merge(trained, 0, 3.0)
+    disk.stop.set()
+    full(monkeypatch, times=1000)
+    assert not disk.state.commit(RoundId(4, 0), trained)
+    assert disk.state.load().state == SyncerState.initial(2)
+
+
+def test_a_refused_incarnation_is_told_and_stops_nobody(disk, monkeypatch):
+    disk.state.begin(model())
+    full(monkeypatch, times=1)
+    disk.state.remember([(0, 5)])
+    assert disk.alarms == [f"{disk.folder}: No space left on device: who joined is not durable"]
+    disk.state.remember([(0, 5), (1, 1)])
+    assert disk.state.load().state.incarnations == ((0, 5), (1, 1))
+
+
+def test_arrays_of_no_dimension_come_back_as_such(tmp_path):
+    config = OuterConfig(merge="direct", optimizer="adam")
+    trained = GlobalModel(LAYOUT, THETA, config, num_learners=1)
+    merge(trained, 0, 0.5)
+    disk = Disk(tmp_path)
+    disk.state.begin(trained)
+    assert disk.state.commit(RoundId(1, 0), trained)
+    loaded = disk.state.load().fragments[0]
+    assert [a.shape for a in loaded.optimizer] == [np.shape(a) for a in trained.state(0).optimizer]
+    assert () in [a.shape for a in loaded.optimizer]

@@ -1,0 +1,227 @@
+"""Who supervises a run's processes: restarts, gives up, stops, and leaves none behind."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from ddiloco.launch.supervisor import (
+    Role,
+    Supervisor,
+    learner_environment,
+    syncer_environment,
+)
+from ddiloco.settings.remote import RemoteConfig, backoff
+from tests.remote.ends import alive, until
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = RemoteConfig(longest_backoff=0.25, restarts=2)
+
+# Each process writes a line for each of its starts; then it does as it is told.
+STANDS = "signal.pause()"
+ENDS_AT_THE_WORD = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); signal.pause()"
+PROGRAM = """
+import os, signal, sys
+from ddiloco.launch import lifeline
+lifeline.hold(int(sys.argv[-1].partition("=")[2]))
+with open({path!r}, "a") as file:
+    file.write(" ".join(map(str, [os.getpid(), *sys.argv[1:-1]])) + "\\n")
+{then}
+"""
+
+
+class Run:
+    """A supervisor of small programs, in a thread."""
+
+    def __init__(self, folder, syncer, *learners, spare=None):
+        self.folder, self.told = folder, []
+        self.stop, self.codes = threading.Event(), []
+        roles = [self._role("syncer", syncer)]
+        roles += [self._role(f"learner {m}", then) for m, then in enumerate(learners)]
+        for number, role in enumerate(roles[1:]):
+            role.assignment = f"{number} somewhere:1"
+        spares = [] if spare is None else [self._role("spare", spare)]
+        self.supervisor = Supervisor(
+            roles[0], roles[1:], CONFIG, self.told.append, late_seconds=2.0, spares=spares
+        )
+        self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
+        self._thread.start()
+
+    def _role(self, name, then):
+        program = PROGRAM.format(path=str(self.folder / name), then=then)
+        again = ["again"] if name == "syncer" else []
+        alone = ["alone"] if name == "syncer" else []
+        command = [sys.executable, "-c", program]
+        return Role(name, command, {**os.environ, "PYTHONPATH": str(ROOT)}, again, alone)
+
+    def starts(self, name):
+        """The words of each start of a process: its number, and its arguments."""
+        path = self.folder / name
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def kill(self, name, number=signal.SIGKILL):
+        """Ends the process as it runs now."""
+        os.kill(int(self.starts(name)[-1][0]), number)
+
+    def end(self):
+        """The exit code, once it is over and no process is left."""
+        until(lambda: not self._thread.is_alive(), "the end")
+        for path in self.folder.iterdir():
+            for number, *_ in self.starts(path.name):
+                assert not alive(int(number))
+        return self.codes[0]
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = []
+
+    def start(*programs):
+        made.append(Run(tmp_path, *programs))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.stop.set()
+        one.end()
+
+
+def test_a_killed_learner_is_started_again_and_the_others_are_left_alone(run):
+    it = run(ENDS_AT_THE_WORD, STANDS, STANDS)
+    until(lambda: len(it.starts("learner 0")) and len(it.starts("learner 1")))
+    it.kill("learner 0")
+    until(lambda: len(it.starts("learner 0")) == 2)
+    assert it.told == ["the process of learner 0 was killed by SIGKILL; another is started in 0.25 s"]
+    assert len(it.starts("learner 1")) == len(it.starts("syncer")) == 1
+
+
+def test_a_killed_syncer_is_started_again_to_go_on(run):
+    it = run(ENDS_AT_THE_WORD, STANDS)
+    until(lambda: it.starts("syncer"))
+    it.kill("syncer")
+    until(lambda: len(it.starts("syncer")) == 2)
+    assert [words[1:] for words in it.starts("syncer")] == [[], ["again"]]
+
+
+def test_the_word_to_stop_goes_to_the_syncer_and_all_end(run):
+    it = run(ENDS_AT_THE_WORD, STANDS)
+    until(lambda: it.starts("syncer") and it.starts("learner 0"))
+    it.stop.set()
+    assert it.end() == 143
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_the_run_ends_as_its_syncer_does(run, code):
+    assert run(f"sys.exit({code})", "sys.exit(0)").end() == code
+
+
+def test_a_learner_that_was_refused_ends_the_run_as_a_usage_error(run):
+    it = run(ENDS_AT_THE_WORD, STANDS, "sys.exit(2)")
+    assert it.end() == 2
+    assert len(it.starts("learner 1")) == 1
+
+
+def test_learners_that_die_again_and_again_are_given_up(run):
+    it = run(ENDS_AT_THE_WORD, "sys.exit(1)")
+    assert it.end() == 1
+    assert len(it.starts("learner 0")) == 1 + CONFIG.restarts
+    assert it.told[-2:] == [
+        "the process of learner 0 ended with exit code 1 and is given up",
+        "every learner has died, and none is restarted any more",
+    ]
+
+
+def test_a_parent_that_is_killed_takes_its_children_along(tmp_path):
+    child = PROGRAM.format(path=str(tmp_path / "child"), then=STANDS)
+    parent = textwrap.dedent(f"""
+        import os, sys, threading
+        from ddiloco.settings.remote import RemoteConfig
+        from ddiloco.launch.supervisor import Role, Supervisor
+        roles = [Role(name, [sys.executable, "-c", {child!r}], os.environ) for name in ("syncer", "learner")]
+        Supervisor(roles[0], roles[1:], RemoteConfig(), print).run(threading.Event())
+    """)
+    path = tmp_path / "child"
+    with subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT) as process:
+        until(lambda: path.exists() and path.read_text().count("\n") == 2)
+        process.kill()
+    children = [int(line) for line in path.read_text().splitlines()]
+    until(lambda: not any(map(alive, children)))
+
+
+def test_waits_between_tries_grow_up_to_their_bound():
+    assert [backoff(n, 15.0) for n in (1, 2, 3, 7, 1000)] == [0.25, 0.5, 1.0, 15.0, 15.0]
+
+
+def test_processes_see_their_share_of_the_devices():
+    flags = {"XLA_FLAGS": "--a=1 --xla_force_host_platform_device_count=8 --b", "HOME": "/"}
+    share = "--a=1 --xla_force_host_platform_device_count=2 --b"
+    assert learner_environment(1, 4, flags) == {"XLA_FLAGS": share, "HOME": "/"}
+    assert learner_environment(0, 16, flags)["XLA_FLAGS"].count("device_count=1 ") == 1
+    assert "device_count" not in syncer_environment(flags)["XLA_FLAGS"]
+    assert syncer_environment(flags)["JAX_PLATFORMS"] == "cpu"
+    gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    seen = [learner_environment(m, 2, gpus)["CUDA_VISIBLE_DEVICES"] for m in range(2)]
+    assert seen == ["0,1", "2,3"]
+    seen = [learner_environment(m, 8, gpus)["CUDA_VISIBLE_DEVICES"] for m in range(8)]
+    assert seen == ["0", "1", "2", "3"] * 2
+
+
+BECOMES = """
+line = sys.stdin.readline().split()
+with open({folder!r} + "/learner " + line[0], "a") as file:
+    file.write(" ".join([str(os.getpid()), *line]) + chr(10))
+signal.pause()
+"""
+
+
+def test_a_spare_takes_a_dead_learner_s_place_and_another_spare_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddiloco.launch.supervisor.SPARE_SECONDS", 0.0)
+    run = Run(tmp_path, ENDS_AT_THE_WORD, STANDS, STANDS, spare=BECOMES.format(folder=str(tmp_path)))
+    until(lambda: all(run.starts(name) for name in ("learner 0", "learner 1", "spare")), "all to start")
+    run.kill("learner 1")
+    until(lambda: len(run.starts("learner 1")) == 2, "the spare in its place")
+    assert run.starts("learner 1")[1] == [run.starts("spare")[0][0], "1", "somewhere:1"]
+    until(lambda: len(run.starts("spare")) == 2, "another spare")
+    run.kill("learner 1")  # who was a spare is replaced as any other
+    until(lambda: len(run.starts("learner 1")) == 3, "the other spare in its place")
+    assert run.told == ["the process of learner 1 was killed by SIGKILL; a spare takes its place"] * 2
+    run.stop.set()
+    assert run.end() == 143
+
+
+def test_without_a_spare_at_hand_a_learner_is_started_anew(tmp_path):
+    run = Run(tmp_path, ENDS_AT_THE_WORD, STANDS, STANDS, spare=BECOMES.format(folder=str(tmp_path)))
+    until(lambda: all(run.starts(name) for name in ("learner 0", "learner 1", "spare")), "all to start")
+    run.kill("learner 0")
+    until(lambda: len(run.starts("learner 0")) == 2, "the spare")
+    run.kill("learner 1")
+    until(lambda: len(run.starts("learner 1")) == 2, "another process")
+    assert len(run.starts("learner 1")[1]) == 1
+    assert "another is started in 0.25 s" in run.told[1]
+    run.stop.set()
+    assert run.end() == 143
+
+
+def test_a_syncer_that_dies_after_all_learners_have_left_is_told_so(tmp_path):
+    done = "sys.exit(0) if 'alone' in sys.argv else signal.pause()"
+    run = Run(tmp_path, done, "sys.exit(0)", "sys.exit(0)")
+    learners = run.supervisor._learners
+    until(lambda: run.starts("syncer") and all(role.over for role in learners), "the learners' ends")
+    run.kill("syncer")
+    assert run.end() == 0
+    assert [words[1:] for words in run.starts("syncer")] == [[], ["again", "alone"]]
+
+
+def test_a_syncer_that_dies_while_a_learner_is_left_waits_for_it(tmp_path):
+    run = Run(tmp_path, ENDS_AT_THE_WORD, "sys.exit(0)", STANDS)
+    until(lambda: run.starts("syncer") and run.starts("learner 1"), "all to start")
+    run.kill("syncer")
+    until(lambda: len(run.starts("syncer")) == 2, "another syncer")
+    assert run.starts("syncer")[1][1:] == ["again"]
+    run.stop.set()
+    assert run.end() == 143

@@ -1,0 +1,292 @@
+"""The local driver, end to end: real steps, real threads, in each policy and with learners that fail."""
+
+import functools
+import itertools
+import threading
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from ddiloco.local import run as local
+from ddiloco.observe import records
+from ddiloco.outer.global_model import parameters_sha256
+from ddiloco.protocol import events
+from ddiloco.protocol.schedule import Schedule
+from ddiloco.roles.assembly import Assembly
+from tests.workbench import assert_equal, devices, experiment, run_local
+
+PACED = {"min_step_seconds": (0.02, 0.02)}  # so that no learner is done before the other begins
+
+
+def steps_of(run, learner):
+    return [record for record in run.of(records.StepDone) if record.learner == learner]
+
+
+def fragments_of(run, name):
+    return [values["fragment"] for values in run.noted(name)]
+
+
+@pytest.fixture(scope="module")
+def plain(data_dir):
+    """A run of each algorithm in which nothing happens."""
+
+    @functools.cache
+    def run(algorithm):
+        with devices(1):
+            return run_local(Assembly(experiment(data_dir, algorithm, train=PACED)))
+
+    return run
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "streaming", "diloco"])
+def test_every_fragment_is_merged_as_often_as_it_is_due(algorithm, plain):
+    run = plain(algorithm)
+    sync = run.experiment.sync
+    schedule = Schedule(sync.num_fragments, sync.interval)
+    due = {p: schedule.times_due(p, 12) for p in range(sync.num_fragments)}
+    merged = fragments_of(run, "round")
+    # A decoupled syncer that a busy machine keeps from its turn skips it, or finds learners that are done and
+    # have nothing to give; one that is waited for does not.
+    late = [*fragments_of(run, "round_skipped"), *fragments_of(run, "round_abandoned")]
+    assert {p: (merged + late).count(p) for p in due} == due
+    assert set(merged) == set(due)
+    assert (run.outcome.finished, run.outcome.failure) == (True, None)
+    if algorithm != "decoupled":
+        assert (late, run.outcome.step) == ([], 12)
+
+
+@pytest.mark.parametrize("algorithm", ["streaming", "diloco"])
+def test_with_all_live_learners_as_the_quorum_every_merge_has_all(algorithm, plain):
+    run = plain(algorithm)
+    assert {tuple(values["learners"]) for values in run.noted("round")} == {(0, 1)}
+    assert [len(steps_of(run, m)) for m in range(2)] == [12, 12]
+
+
+def test_decoupled_learners_never_wait_and_some_learner_always_steps(plain):
+    tally = plain("decoupled").tally
+    assert tally.timelines.blocked_seconds(tally.last_time) == 0.0
+    assert tally.timelines.uptime(tally.last_time) == 1.0
+    assert tally.timelines.goodput(tally.last_time) == 1.0
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "streaming", "diloco"])
+def test_tokens_reported_are_those_of_the_batches_drawn(algorithm, plain):
+    run = plain(algorithm)
+    assert run.tally.tokens_by_learner == dict(run.drawn)
+    assert all(tokens > 0 for tokens in run.drawn.values())
+    assert run.of(records.Evaluated)[-1].tokens == sum(run.drawn.values())
+
+
+def test_held_out_loss_falls_and_belongs_to_the_final_parameters(data_dir, one_device):
+    assembly = Assembly(
+        experiment(data_dir, train={"steps": 40}, inner={"learning_rate": 0.01}, eval={"every": 10})
+    )
+    run = run_local(assembly)
+    evaluations = run.of(records.Evaluated)
+    assert evaluations[0].step == 0
+    assert [e.step for e in evaluations] == sorted(e.step for e in evaluations)
+    assert evaluations[-1].loss == run.outcome.eval_loss < evaluations[0].loss - 0.3
+    assert assembly.scorer(assembly.evaluation_mesh())(run.outcome.params).loss == pytest.approx(
+        run.outcome.eval_loss, rel=1e-6
+    )
+
+
+def test_a_slow_learner_delays_no_other(data_dir, one_device):
+    train = {"min_step_seconds": (0.0, 0.0, 1000.0)}
+    run = run_local(Assembly(experiment(data_dir, train=train, sync={"num_learners": 3})))
+    assert len(steps_of(run, 2)) == 1
+    assert max(record.step for m in (0, 1) for record in steps_of(run, m)) == 12
+    assert run.outcome.finished
+    assert run.tally.timelines.blocked_seconds(run.tally.last_time) == 0.0
+
+
+def raises_at(step, batches, error):
+    yield from itertools.islice(batches, step)
+    raise error
+
+
+def test_a_learner_that_raises_is_told_with_its_traceback_and_the_rest_finish(data_dir, one_device):
+    def around(learner, batches):
+        return raises_at(3, batches, ValueError("bad disk")) if learner == 1 else batches
+
+    run = run_local(Assembly(experiment(data_dir, sync={"num_learners": 3})), around=around)
+    [death] = run.of(records.LearnerDied)
+    assert death.learner == 1
+    assert "raises_at" in death.traceback
+    assert "ValueError: bad disk" in death.traceback
+    assert run.noted("learner_lost")[0]["reason"] == "ValueError: bad disk"
+    assert (run.outcome.finished, run.outcome.failure) == (True, None)
+    assert max(steps_of(run, m)[-1].step for m in (0, 2)) == 12
+    assert run.tally.finished == {0, 2}
+
+
+@pytest.mark.parametrize("algorithm", ["streaming", "diloco"])
+def test_where_all_are_waited_for_a_dead_learner_is_waited_for_no_more(algorithm, data_dir, one_device):
+    def around(learner, batches):
+        return raises_at(3, batches, ValueError("bad disk")) if learner == 1 else batches
+
+    run = run_local(Assembly(experiment(data_dir, algorithm)), around=around)
+    assert run.outcome.finished
+    assert run.noted("round")[-1]["learners"] == [0]
+    assert len(steps_of(run, 0)) == 12
+
+
+def test_a_learner_taken_for_lost_by_mistake_comes_back_with_what_it_holds(data_dir, one_device):
+    assembly = Assembly(experiment(data_dir, train={"steps": 24, "min_step_seconds": (0.01, 0.01)}))
+
+    def lose(learner, batches):
+        for step, batch in enumerate(batches):
+            if (learner, step) == (1, 8):
+                sent[0](events.LearnerLost(1, 1, "mistaken"))
+            yield batch
+
+    sent = []
+    connect = local.SyncerWorker.connect
+
+    def connected(worker, *arguments):
+        sent[:] = [worker.send]
+        connect(worker, *arguments)
+
+    with mock.patch.object(local.SyncerWorker, "connect", connected):
+        run = run_local(assembly, around=lose)
+    assert run.outcome.finished
+    assert not run.of(records.LearnerDied)
+    assert run.noted("learner_lost") == [{"learner": 1, "incarnation": 1, "reason": "mistaken"}]
+    assert [v for v in run.noted("learner_ready") if v["learner"] == 1][-1]["incarnation"] == 2
+    assert any(1 in values["learners"] and values["step"] > 12 for values in run.noted("round"))
+
+
+def test_when_every_learner_raises_the_run_has_failed(data_dir, one_device):
+    run = run_local(
+        Assembly(experiment(data_dir)), around=lambda m, batches: raises_at(2, batches, OSError(f"disk {m}"))
+    )
+    assert run.outcome.failure == "every learner failed, the first with OSError: disk 0"
+    assert not run.outcome.finished
+    assert {death.learner for death in run.of(records.LearnerDied)} == {0, 1}
+    assert all(np.isfinite(value).all() for value in run.outcome.params.values())
+
+
+def test_a_stop_in_mid_run_ends_it_with_a_sound_outcome(data_dir, one_device):
+    stop = threading.Event()
+
+    def around(learner, batches):
+        for step, batch in enumerate(batches):
+            if step == 9:
+                stop.set()
+            yield batch
+
+    assembly = Assembly(experiment(data_dir, train={"steps": 1_000_000}))
+    run = run_local(assembly, around=around, stop=stop)
+    assert (run.outcome.finished, run.outcome.failure) == (False, None)
+    assert 9 <= max(len(steps_of(run, m)) for m in range(2)) < 1_000_000
+    assert run.outcome.step == max((values["step"] for values in run.noted("round")), default=0)
+    assert np.isfinite(run.outcome.eval_loss)
+    assert run.tally.finished == {0, 1}
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "streaming"])
+def test_a_learner_that_hangs_stops_neither_the_others_nor_the_end(
+    algorithm, data_dir, one_device, monkeypatch
+):
+    monkeypatch.setattr(local, "_LEAVE_SECONDS", 0.5)
+    release = threading.Event()
+
+    def hang(batches):
+        yield from itertools.islice(batches, 2)
+        release.wait()
+
+    try:
+        run = run_local(
+            Assembly(experiment(data_dir, algorithm, sync={"num_learners": 3, "silence_timeout": 1.0})),
+            around=lambda learner, batches: hang(batches) if learner == 2 else batches,
+        )
+    finally:
+        release.set()
+    assert (run.outcome.finished, run.outcome.failure) == (True, None)
+    assert max(steps_of(run, m)[-1].step for m in (0, 1)) == 12
+    assert run.tally.finished == {0, 1}
+    assert len(steps_of(run, 2)) <= 2
+    [death] = run.of(records.LearnerDied)
+    assert (death.learner, death.traceback) == (2, "it did not leave within 0 s")
+    if algorithm == "streaming":
+        assert run.noted("learner_silent") == [{"learner": 2}]
+        assert run.noted("round")[-1]["learners"] == [0, 1]
+
+
+def test_learners_may_draw_different_numbers_of_rows(data_dir, one_device):
+    run = run_local(Assembly(experiment(data_dir, "diloco", train={"batch_sizes": (1, 4)})))
+    shares = [values["tokens"] for values in run.noted("round")]
+    assert sum(shares) == sum(run.drawn.values())
+    few, many = run.drawn[0], run.drawn[1]
+    assert 12 * 28 < few <= 12 * 32
+    assert 3.5 * few < many < 4.5 * few
+
+
+@pytest.mark.parametrize(("count", "each"), [(8, 2), (1, 1)])
+def test_four_learners_divide_the_devices_or_share_them(count, each, data_dir):
+    with devices(count):
+        sync = {"num_learners": 4}
+        assembly = Assembly(experiment(data_dir, "diloco", sync=sync, train={"steps": 8}))
+        assembly.check()
+        assert [mesh.size for mesh in assembly.learner_meshes()] == [each] * 4
+        run = run_local(assembly)
+    assert run.outcome.finished
+    assert [len(steps_of(run, m)) for m in range(4)] == [8] * 4
+    assert {tuple(values["learners"]) for values in run.noted("round")} == {(0, 1, 2, 3)}
+
+
+def test_an_idle_device_evaluates_where_there_is_one(data_dir):
+    assembly = Assembly(experiment(data_dir, sync={"num_learners": 3}))
+    with pytest.warns(UserWarning, match="2 of 8 devices stay idle"):
+        mesh = assembly.evaluation_mesh()
+    assert mesh.devices.item() in jax.devices()[6:]
+
+
+def test_where_all_are_waited_for_a_run_repeats_bit_for_bit(data_dir, one_device):
+    sync, outer = {"interval": 2}, {"optimizer": "direct"}
+    assembly = Assembly(experiment(data_dir, "diloco", sync=sync, outer=outer, train={"steps": 6}))
+    hashes = {parameters_sha256(run_local(assembly).outcome.params) for _ in range(2)}
+    assert len(hashes) == 1
+
+
+def test_initial_parameters_are_a_function_of_the_seed(data_dir):
+    first, again = (Assembly(experiment(data_dir, seed=3)).initial_parameters() for _ in range(2))
+    other = Assembly(experiment(data_dir, seed=4)).initial_parameters()
+    assert_equal(first, again)
+    assert (first["embed/embedding"] != other["embed/embedding"]).any()
+
+
+def test_a_failing_evaluation_stops_no_training_and_is_told_at_the_end(data_dir, one_device):
+    assembly = Assembly(experiment(data_dir, eval={"every": 4}, train=PACED))
+    score, scorer = [], assembly.scorer
+
+    def failing(mesh):
+        real = scorer(mesh)
+
+        def scored(params):
+            score.append(threading.current_thread().name)
+            if score[-1] == "evaluator":
+                raise MemoryError("no room")
+            return real(params)
+
+        return scored
+
+    assembly.scorer = failing
+    run = run_local(assembly)
+    assert "evaluator" in score
+    assert run.outcome.finished
+    assert run.outcome.failure.startswith("an evaluation failed at step ")
+    assert run.outcome.failure.endswith("MemoryError: no room")
+
+
+def test_fifteen_runs_in_a_row_all_end(data_dir, one_device):
+    assembly = Assembly(experiment(data_dir, train={"steps": 8}))
+    for name in ("_program", "_transfer", "scorer"):
+        setattr(assembly, name, functools.cache(getattr(assembly, name)))
+    runs = [run_local(assembly, limit=60.0) for _ in range(15)]
+    assert all(run.outcome.finished and run.outcome.failure is None for run in runs)
+    due = sum(Schedule(3, 4).times_due(p, 8) for p in range(3))
+    names = ("round", "round_skipped", "round_abandoned")
+    assert {sum(len(run.noted(name)) for name in names) for run in runs} == {due}

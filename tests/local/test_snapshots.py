@@ -1,0 +1,374 @@
+"""Snapshots of runs with real threads and steps, and runs that go on from them with this fleet or another."""
+
+import collections
+import dataclasses
+import itertools
+import shutil
+import threading
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from ddiloco.disk.snapshots.store import Part, PartWriter, Snapshot, SnapshotStore
+from ddiloco.local.run import LocalRun
+from ddiloco.observe import records
+from ddiloco.protocol.learner import FragmentWork
+from ddiloco.roles import learner_worker as learner_module
+from ddiloco.roles import returning
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.learner_arrays import TrainingArrays
+from ddiloco.roles.outcome import Outcome
+from ddiloco.roles.snapshots import recording
+from tests.workbench import assert_equal, devices, experiment
+
+LIMIT = 120.0
+EVERY = 8
+PACE = 0.03
+
+
+@dataclasses.dataclass
+class Ran:
+    """A run that is over."""
+
+    outcome: Outcome
+    records: list[Any]
+
+    def noted(self, name):
+        return [r.values for r in self.records if isinstance(r, records.Noted) and r.name == name]
+
+    def steps(self, learner):
+        return [r for r in self.records if isinstance(r, records.StepDone) and r.learner == learner]
+
+    @property
+    def contributions(self):
+        """(learner, incarnation, version, step, steps, tokens) with the fragment, of all merges in order."""
+        return [
+            (values["fragment"], *contribution)
+            for values in self.noted("round")
+            for contribution in values["contributions"]
+        ]
+
+
+def settings(data_dir, learners=2, **groups):
+    groups.setdefault("sync", {})
+    groups["sync"] = {"quorum": None, "max_run_ahead": 2, **groups["sync"], "num_learners": learners}
+    train = {"steps": 1000, "min_step_seconds": (PACE,) * learners, **groups.pop("train", {})}
+    return experiment(
+        data_dir,
+        "streaming",
+        train=train,
+        snapshot={"every": EVERY, **groups.pop("snapshot", {})},
+        tape={"enabled": False},
+        **groups,
+    )
+
+
+def run(e, workdir, snapshot=None, until=None, around=lambda learner, batches: batches, count=1):
+    """A LocalRun to its end; `until(record)` stops it."""
+    taken, stop = [], threading.Event()
+
+    def record(told):
+        taken.append(told)
+        if until is not None and until(told):
+            stop.set()
+
+    with devices(count):
+        assembly = Assembly(e)
+        equip = assembly.equipment
+
+        def equipment():
+            made = equip()
+            return [dataclasses.replace(p, batches=around(m, p.batches)) for m, p in enumerate(made)]
+
+        with mock.patch.object(assembly, "equipment", equipment):
+            made = LocalRun(assembly, record, stop, workdir, snapshot)
+        outcomes = []
+        thread = threading.Thread(target=lambda: outcomes.append(made.run()), daemon=True)
+        thread.start()
+        thread.join(LIMIT)
+        assert not thread.is_alive(), "the run did not end"
+    assert outcomes[0].failure is None
+    return Ran(outcomes[0], taken)
+
+
+def completed(count):
+    """Holds once so many snapshots are complete, or given up."""
+    seen = itertools.count(1)
+    return lambda r: isinstance(r, records.Noted) and r.name.startswith("snapshot") and next(seen) >= count
+
+
+def newest(workdir) -> Snapshot:
+    return SnapshotStore(workdir / "snapshots", 2).newest(lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def interrupted(data_dir, tmp_path_factory):
+    """A run of two learners that was stopped after its second snapshot, and its folder."""
+    workdir = tmp_path_factory.mktemp("interrupted")
+    return run(settings(data_dir), workdir, until=completed(2)), workdir
+
+
+@pytest.fixture
+def folder(interrupted, tmp_path):
+    """A copy of its folder, for another run to go on in."""
+    return shutil.copytree(interrupted[1], tmp_path / "run")
+
+
+def part_of(snapshot, learner):
+    return snapshot.part(recording.learner_part(learner))
+
+
+def test_a_snapshot_holds_every_learner_and_the_syncer_at_one_moment(interrupted):
+    ran, workdir = interrupted
+    assert len(ran.noted("snapshot")) >= 2
+    assert all(values["learners"] == [0, 1] for values in ran.noted("snapshot"))
+    assert ran.noted("snapshot_given_up") == []
+    snapshot = newest(workdir)
+    syncer = snapshot.part(recording.SYNCER_PART).state
+    for m in (0, 1):
+        part = part_of(snapshot, m)
+        assert part.state["clock"] >= snapshot.header["clocks"]["syncer"]["learners"][str(m)][1]
+        assert [row[0] for row in part.state["fragments"]] <= syncer["versions"]
+        assert part.state["steps"] == part.state["position"]["batches"]
+        assert part.state["tokens"] == part.state["position"]["tokens"]
+        assert any(name.startswith("params/") for name in part.arrays)
+        assert any(name.startswith("inner/") for name in part.arrays)
+
+
+def test_learners_step_on_while_their_parts_wait_to_be_written(monkeypatch, data_dir, tmp_path):
+    """The writer waits for ten steps of either learner after it was asked."""
+    asked, may_write = set(), threading.Event()
+    since, seen = collections.Counter(), completed(1)
+
+    class Waiting(PartWriter):
+        def write(self, number, name, part):
+            asked.add(name)
+            self._pool.submit(may_write.wait, LIMIT)
+            return super().write(number, name, part)
+
+    def until(told):
+        if isinstance(told, records.StepDone) and {"learner_000", "learner_001"} <= asked:
+            since[told.learner] += 1
+            if min(since[0], since[1]) >= 10:
+                may_write.set()
+        return seen(told)
+
+    monkeypatch.setattr("ddiloco.roles.snapshots.taking.PartWriter", Waiting)
+    ran = run(settings(data_dir), tmp_path, until=until)
+    assert may_write.is_set()
+    assert ran.noted("snapshot")[0]["learners"] == [0, 1]
+
+
+class Watched:
+    """Batches, with all that were drawn."""
+
+    def __init__(self, batches, drawn):
+        self._batches, self._drawn = batches, drawn
+
+    def __next__(self):
+        self._drawn.append(next(self._batches))
+        return self._drawn[-1]
+
+    def __getattr__(self, name):
+        return getattr(self._batches, name)
+
+
+@pytest.fixture(scope="module")
+def resumed(interrupted, data_dir, tmp_path_factory):
+    """What follows from the interrupted run's newest snapshot, that one, and the batches that were drawn."""
+    folder = shutil.copytree(interrupted[1], tmp_path_factory.mktemp("resumed") / "run")
+    snapshot, drawn = newest(folder), {0: [], 1: []}
+    e = settings(data_dir, train={"steps": snapshot.header["step"] + 32}, snapshot={"keep": 99})
+    return run(e, folder, snapshot, around=lambda m, b: Watched(b, drawn[m])), snapshot, drawn, folder
+
+
+def test_a_resumed_run_goes_on_with_the_counters_of_the_snapshot_and_merges_no_work_twice(
+    interrupted, resumed
+):
+    before, (after, snapshot, *_) = interrupted[0], resumed
+    versions = snapshot.header["versions"]
+    assert (after.outcome.finished, after.outcome.failure) == (True, None)
+    parts = {m: part_of(snapshot, m).state for m in (0, 1)}
+    firsts = {}
+    for p, m, incarnation, version, step, steps, tokens in after.contributions:
+        assert incarnation == 2
+        firsts.setdefault((m, p), (version, step, steps, tokens))
+    assert len(firsts) == 6
+    for (m, p), (version, step, steps, tokens) in firsts.items():
+        told = FragmentWork(*parts[m]["fragments"][p])
+        if told.version < versions[p] or version > versions[p]:
+            continue
+        begun = [r for r in after.steps(m) if r.step <= step]
+        assert steps == told.steps + len(begun)
+        assert tokens == told.tokens + sum(r.tokens for r in begun)
+    merged = [c for c in before.contributions if c[3] < versions[c[0]]] + after.contributions
+    bases = [(p, m, version) for p, m, _, version, *_ in merged]
+    assert len(set(bases)) == len(bases)
+
+
+def test_a_resumed_learner_draws_the_rows_that_follow_those_of_the_snapshot(resumed, data_dir):
+    _, snapshot, drawn, _ = resumed
+    e = settings(data_dir)
+    for m in (0, 1):
+        fresh = Assembly(e).batches((m,), e.batch_size(m))
+        for _ in range(part_of(snapshot, m).state["steps"]):
+            next(fresh)
+        assert drawn[m]
+        for batch in drawn[m]:
+            assert_equal(batch, next(fresh))
+
+
+def test_a_resumed_run_leaves_snapshots_from_which_it_can_be_resumed_in_turn(resumed):
+    _, first, _, folder = resumed
+    second = newest(folder)
+    assert second.number > first.number
+    assert second.header["step"] > first.header["step"]
+    for m in (0, 1):
+        before, after = (part_of(snapshot, m).state for snapshot in (first, second))
+        assert (before["incarnation"], after["incarnation"]) == (1, 2)
+        assert after["tokens"] == after["position"]["tokens"] > before["tokens"]
+        assert after["steps"] == after["position"]["batches"] > before["steps"]
+
+
+@pytest.mark.parametrize(
+    ("learners", "mesh"), [(3, {}), pytest.param(1, {"data": 1, "fsdp": 2}, marks=pytest.mark.slow)]
+)
+def test_another_number_of_learners_with_another_codec_and_mesh_goes_on(learners, mesh, folder, data_dir):
+    snapshot = newest(folder)
+    e = settings(
+        data_dir,
+        learners,
+        train={"steps": snapshot.header["step"] + 24},
+        outer={"codec": "int4", "error_feedback": True},
+        mesh=mesh,
+    )
+    ran = run(e, folder, snapshot, count=2 if mesh else 1)
+    assert (ran.outcome.finished, ran.outcome.failure) == (True, None)
+    assert {m for _, m, *_ in ran.contributions} == set(range(learners))
+    assert np.isfinite(ran.outcome.eval_loss)
+    reasons = [values["reason"] for values in ran.noted("drop")]
+    assert reasons == []
+
+
+def test_a_learner_that_was_absent_joins_anew_with_the_inner_state_of_one_that_was_there(data_dir, tmp_path):
+    def dies(learner, batches):
+        return itertools.islice(batches, 2) if learner == 0 else batches
+
+    e = settings(data_dir)
+    ran = run(e, tmp_path, until=completed(1), around=dies)
+    snapshot = newest(tmp_path)
+    assert (ran.noted("snapshot")[0]["learners"], snapshot.parts) == ([1], ("learner_001", "syncer"))
+    given = []
+    adopt = TrainingArrays.adopt
+
+    def watched(self, fragments, inner=None):
+        given.append(inner)
+        return adopt(self, fragments, inner)
+
+    with mock.patch.object(learner_module.TrainingArrays, "adopt", watched):
+        after = run(settings(data_dir, train={"steps": snapshot.header["step"] + 8}), tmp_path, snapshot)
+    assert after.outcome.finished
+    [inner] = given
+    part = part_of(snapshot, 1)
+    for i, leaf in enumerate(inner):
+        np.testing.assert_array_equal(leaf, part.arrays[f"inner/{i}"])
+    assert {m for _, m, *_ in after.contributions} == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_stuck_costs_the_snapshot_and_holds_nobody_up(data_dir, tmp_path):
+    released = threading.Event()
+
+    def stuck(learner, batches):
+        for i, batch in enumerate(batches):
+            if learner == 0 and i == 3:
+                released.wait(LIMIT)
+            yield batch
+
+    e = experiment(
+        data_dir,
+        train={"steps": 40, "min_step_seconds": (PACE, PACE)},
+        snapshot={"every": EVERY, "timeout": 0.3},
+        tape={"enabled": False},
+    )
+    seen = completed(1)
+
+    def until(told):
+        if seen(told):
+            released.set()
+        return False
+
+    ran = run(e, tmp_path, until=until, around=lambda m, b: Positioned(stuck(m, b), b))
+    assert "it took more than 0.3 s" in ran.noted("snapshot_given_up")[0]["reason"]
+    assert ran.outcome.finished
+
+
+class Positioned:
+    """Batches of an iterator, with the positions of another."""
+
+    def __init__(self, batches, positions):
+        self._batches, self._positions = batches, positions
+
+    def __next__(self):
+        return next(self._batches)
+
+    def get_state(self):
+        return self._positions.get_state()
+
+
+def test_a_disk_that_refuses_costs_the_snapshots_with_an_alarm_and_never_the_run(data_dir, tmp_path):
+    (tmp_path / "snapshots").write_text("a file where a folder must be")
+    ran = run(settings(data_dir, train={"steps": 20}), tmp_path)
+    assert ran.outcome.finished
+    assert ran.noted("snapshot_given_up")
+    [alarm] = {r.sentence for r in ran.records if isinstance(r, records.Alarm)}
+    assert "a snapshot is given up; training goes on" in alarm
+
+
+@pytest.mark.slow
+def test_devices_without_memory_for_a_copy_cost_the_snapshot_and_never_the_run(data_dir, tmp_path):
+    def no_memory(self):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with mock.patch.object(TrainingArrays, "state", no_memory):
+        ran = run(settings(data_dir, train={"steps": 20}), tmp_path)
+    assert ran.outcome.finished
+    assert "the state cannot be copied" in ran.noted("snapshot_given_up")[0]["reason"]
+
+
+def test_an_update_that_was_on_its_way_is_applied_before_the_learner_comes_back(
+    interrupted, data_dir, tmp_path, one_device
+):
+    """Of a snapshot in which learner 0 lacks the newest version of fragment 1."""
+    taken = newest(interrupted[1])
+    store, writer = SnapshotStore(tmp_path / "snapshots", 1), PartWriter(tmp_path / "snapshots")
+    parts = {name: taken.part(name) for name in taken.parts}
+    state = parts["learner_000"].state
+    version = state["fragments"][1][0]
+    rows = [[version - 1, 1, 5, 50, True] if p == 1 else row for p, row in enumerate(state["fragments"])]
+    parts["learner_000"] = Part(parts["learner_000"].arrays, {**state, "fragments": rows, "clock": 2})
+    files = {name: writer.write(1, name, part).result(LIMIT) for name, part in parts.items()}
+    store.complete(1, taken.header, files)
+    e = settings(data_dir, outer={"codec": "int8", "error_feedback": True})
+    assembly = Assembly(e)
+    origin = returning.Origin(store.open(1), e, assembly.layout)
+    equipment = assembly.equipment()[0]
+    back = origin.learner(0, origin.positions(2)[0], equipment.transfer)
+    merged = origin.start.state.merged_steps[1]
+    newer = max(version, origin.start.state.versions[1])
+    assert back.returned.fragments[1] == FragmentWork(newer, merged)
+    assert back.returned.clock == max(2, merged)
+    arrays = TrainingArrays(equipment)
+    back.load(arrays, mixing=0.0)
+    held = arrays.state()[0]
+    for i, piece in enumerate(origin.start.fragments[1].pieces):
+        np.testing.assert_array_equal(held[f"anchor/1/{i}"], piece)
+        assert not np.asarray(held[f"residual/1/{i}"]).any()
+    whole = equipment.transfer.whole([f.pieces for f in origin.start.fragments])
+    names = assembly.layout.names(1)
+    for name in names:
+        if all(piece.name != name for p in (0, 2) for piece in assembly.layout.fragments[p]):
+            np.testing.assert_array_equal(held[f"params/{name}"], whole[name])

@@ -1,0 +1,154 @@
+"""Both ends of a real wire in one process, with queues in place of a syncer and a learner."""
+
+import contextlib
+import dataclasses
+import queue
+import threading
+import time
+
+import numpy as np
+
+from ddiloco.outer.codecs import ArrayFormat
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import Terms
+from ddiloco.roles.delivery import UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.settings.remote import RemoteConfig
+
+PATIENCE = 30.0
+CONFIG = RemoteConfig(longest_backoff=0.25)
+F32 = np.dtype(np.float32)
+FORMATS = (
+    (ArrayFormat((3, 5), F32), ArrayFormat((7,), np.dtype(np.uint8)), ArrayFormat((), F32)),
+    (ArrayFormat((700, 1000), F32), ArrayFormat((0, 4), F32)),  # more than two chunks, and an empty array
+)
+TERMS = Terms("layout", "rules", 2, FORMATS, FORMATS, PATIENCE)
+
+
+def until(condition, told="it", patience=PATIENCE):
+    """Looks until the condition holds, which must be within `patience` seconds."""
+    between_looks, end = threading.Event(), time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < end, f"{told} did not happen"
+        between_looks.wait(0.01)
+
+
+def alive(pid):
+    """Whether the process still runs."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def error_of(function, *arguments):
+    """The error that the call raises; None if it raises none."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        return error
+    return None
+
+
+def arrays(fragment, value):
+    """Arrays of a fragment, told apart by their value."""
+    return tuple(np.full(part.shape, value, part.dtype) for part in FORMATS[fragment])
+
+
+def welcome(incarnation, step=0, version=0):
+    """A welcome whose fragments hold their version."""
+    event = events.Welcomed(incarnation, step, (version,) * 2, (step,) * 2)
+    return WelcomeDelivery(event, [arrays(p, version) for p in range(2)])
+
+
+def update(fragment, version, step=0):
+    """An update that holds its version."""
+    return UpdateDelivery(events.UpdateArrived(fragment, version, step), arrays(fragment, version))
+
+
+def report(learner, incarnation, step):
+    """A report of a learner that has worked on version 0."""
+    return events.StepReported(Report(learner, incarnation, step, (FragmentCounters(0, step, step),) * 2))
+
+
+class SyncerEnd:
+    """A SyncerServer, what it hears, and the links that it makes."""
+
+    def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True, **more):
+        self.heard, self.records = queue.SimpleQueue(), []
+        self.links = {}
+        self.server = SyncerServer(
+            terms, security or Security(), config, self._connect, self.heard.put, self.records.append, **more
+        )
+        self.port = self.server.start(address)
+        if opened:
+            self.server.open()
+        self.address = f"localhost:{self.port}"
+
+    def _connect(self, learner, incarnation, link):
+        self.links[learner, incarnation] = link
+
+    def next(self, kind):
+        """The next event, which must be of the kind."""
+        event = self.heard.get(timeout=PATIENCE)
+        assert isinstance(event, kind), event
+        return event
+
+    def die(self):
+        """Goes without a word, as when its process is killed."""
+        self.server._server.stop(None).wait(PATIENCE)
+
+    def drops(self):
+        """The reasons of all drops so far."""
+        return [r.values["reason"] for r in self.records if getattr(r, "name", "") == "drop"]
+
+
+class LearnerEnd:
+    """A SyncerClient with an inbox and a shelf."""
+
+    def __init__(self, address, learner=0, process=100, terms=TERMS, security=None, config=CONFIG):
+        self.inbox, self.shelf, self.notes = queue.SimpleQueue(), Shelf(), []
+        self.client = SyncerClient(
+            address, learner, process, terms, security or Security(), config, self.notes.append
+        )
+        self.client.attach(self)
+        self.client.start()
+        self.send = self.client.outbox.send
+
+    def next(self, kind):
+        """The next delivery, which must be of the kind."""
+        delivery = self.inbox.get(timeout=PATIENCE)
+        assert isinstance(delivery, kind), delivery
+        return delivery
+
+    def publish(self, fragment, value, **fields):
+        """Puts a contribution on the shelf, and gives it."""
+        contribution = dataclasses.replace(Contribution(0, 100, fragment, 0, 4, 3, 30), **fields)
+        self.shelf.put(contribution, FragmentSnapshot(arrays(fragment, value)))
+        return contribution
+
+
+@contextlib.contextmanager
+def ended(*ends):
+    """Ends servers and clients, the clients first."""
+    try:
+        yield ends
+    finally:
+        for end in sorted(ends, key=lambda end: isinstance(end, SyncerEnd)):
+            if isinstance(end, SyncerEnd):
+                end.server.stop(0.0)
+            else:
+                end.client.finish(0.0)
+
+
+def joined(syncer, learner, incarnation=100, number=0):
+    """Has a learner join, and gives the syncer's link to it."""
+    learner.send(events.LearnerJoined(number, incarnation))
+    assert syncer.next(events.LearnerJoined).incarnation == incarnation
+    return syncer.links[number, incarnation]

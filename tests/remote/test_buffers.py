@@ -1,0 +1,189 @@
+"""What waits on either side: bounded, coalesced, and never in anybody's way."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import records
+from ddiloco.protocol import events
+from ddiloco.remote.learner.outbox import Outbox
+from ddiloco.remote.syncer.session import MOST_WAITING, Session
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.downlink import Downlink, NewestFragments, Uplink
+from ddiloco.remote.wire.payload import receive
+from tests.remote.ends import FORMATS, error_of, report, until, update, welcome
+
+
+class Taker:
+    """One stream that takes fragments off a downlink when it is told to."""
+
+    def __init__(self, down):
+        self._messages = down.messages()
+
+    def next(self):
+        header = pb.DownHeader.FromString(next(self._messages))
+        return header, receive(FORMATS[header.fragment], header.size, self._messages)
+
+
+def test_what_waits_for_a_slow_learner_is_each_fragment_once_in_its_newest_version():
+    down = Downlink(NewestFragments())
+    for version in range(1, 100):
+        for p in (0, 1):
+            down.update(update(p, version, step=version))
+    taker = Taker(down)
+    taken = [taker.next() for _ in range(2)]
+    assert [(h.fragment, h.version, h.merged_step) for h, _ in taken] == [(0, 99, 99), (1, 99, 99)]
+    assert (taken[0][1][1] == 99).all()
+    down.close()
+    with pytest.raises(StopIteration):
+        taker.next()
+
+
+def test_an_update_that_was_sent_is_not_sent_again_over_the_same_connection():
+    down = Downlink(NewestFragments())
+    taker = Taker(down)
+    down.update(update(0, 1))
+    assert taker.next()[0].version == 1
+    down.update(update(0, 1))  # the syncer's core has not seen it arrive yet
+    down.update(update(1, 1))
+    assert taker.next()[0].fragment == 1
+
+
+def test_versions_are_shared_by_all_links_so_that_slow_learners_hold_no_old_ones():
+    newest = NewestFragments()
+    slow, fast = Downlink(newest), Downlink(newest)
+    first, second = update(0, 1), update(0, 2)
+    slow.update(first)
+    fast.update(second)
+    assert newest.get(0).pieces is second.pieces
+    assert Taker(slow).next()[0].version == 2
+
+
+def test_a_welcome_comes_before_updates_and_is_not_begun_again_when_it_is_asked_for_again():
+    down, up = Downlink(NewestFragments()), Uplink(2)
+    taker = Taker(down)
+    down.update(update(1, 1))
+    down.welcome(welcome(100, step=4, version=1))
+    assert up.take(*taker.next()) is None
+    down.welcome(welcome(100, step=4, version=1))
+    down.update(update(1, 2, step=8))
+    delivery = up.take(*taker.next())
+    assert delivery.event == events.Welcomed(100, 8, (1, 2), (4, 8))  # as new as it could be
+
+
+def test_a_newer_welcome_takes_the_place_of_one_that_is_half_there():
+    down, up = Downlink(NewestFragments()), Uplink(2)
+    taker = Taker(down)
+    down.welcome(welcome(100))
+    assert up.take(*taker.next()) is None
+    down.welcome(welcome(101))
+    assert up.take(*taker.next()) is None
+    assert up.take(*taker.next()).event.incarnation == 101
+
+
+def drain(outbox, count):
+    messages = outbox.messages(outbox.connected())
+    return [pb.FromLearner.FromString(next(messages)) for _ in range(count)]
+
+
+def test_of_the_reports_that_wait_only_the_newest_is_sent_and_the_rest_are_counted():
+    outbox = Outbox(0)
+    outbox.send(events.LearnerReady(0, 1, 0, (0, 0)))
+    for step in range(1, 1001):
+        outbox.send(report(0, 1, step))
+    ready, last = drain(outbox, 2)
+    assert (ready.WhichOneof("kind"), last.report.step) == ("ready", 1000)
+    assert outbox.coalesced == 999
+
+
+def test_a_message_that_follows_records_is_never_sent_before_them():
+    outbox, message = Outbox(0), pb.FromLearner(goodbye=pb.Goodbye())
+    for step in (1, 2):
+        outbox.record(records.StepDone(0, step, 0.0, 10, {}))
+    outbox.say_after_records(message)
+    for _ in range(2):  # on a connection after this one the records go first again
+        [sent] = drain(outbox, 1)
+        assert [r.step_done.step for r in sent.records.records] == [1, 2]
+    sent, last = drain(outbox, 2)
+    assert (sent.WhichOneof("kind"), last.WhichOneof("kind")) == ("records", "goodbye")
+
+
+def test_what_was_sent_over_a_lost_connection_is_said_again_until_it_is_confirmed():
+    outbox = Outbox(0)
+    for step in range(1, 4):
+        outbox.record(records.StepDone(0, step, 0.0, 10, {"loss": np.float32(1)}))
+    until(lambda: len(outbox._records) == 3)
+    for _ in range(2):
+        [sent] = drain(outbox, 1)
+        assert (sent.records.first, len(sent.records.records)) == (0, 3)
+    outbox.taken(2)
+    [sent] = drain(outbox, 1)
+    assert (sent.records.first, len(sent.records.records)) == (2, 1)
+
+
+def test_another_syncer_hears_what_state_the_learner_is_in():
+    outbox = Outbox(0)
+    outbox.record(records.StateChanged(0, State.STEPPING, 1.0))
+    until(lambda: len(outbox._records) == 1)
+    outbox.taken(1)
+    outbox.accepted()
+    [sent] = drain(outbox, 1)
+    assert [r.state_changed.state for r in sent.records.records] == ["stepping"]
+    assert sent.records.first == 1
+
+
+def test_records_beyond_the_bound_are_given_up_oldest_first_and_told():
+    outbox = Outbox(0, most_records=10)
+    for step in range(1, 31):
+        outbox.record(records.StepDone(0, step, 0.0, 10, {}))
+    until(lambda: outbox.given_up >= 20)
+    [sent] = drain(outbox, 1)
+    kinds = [r.WhichOneof("kind") for r in sent.records.records]
+    assert sent.records.first + len(kinds) == 31  # thirty steps and the alarm are numbered on
+    assert len(kinds) <= 11
+    assert sent.records.records[-1].step_done.step == 30
+
+
+def test_an_older_connection_takes_nothing_once_there_is_a_newer_one():
+    outbox = Outbox(0)
+    old = outbox.messages(outbox.connected())
+    new = outbox.messages(outbox.connected())
+    outbox.send(events.LearnerLost(0, 1, "bye"))
+    assert list(old) == []
+    assert pb.FromLearner.FromString(next(new)).lost.reason == "bye"
+
+
+def test_a_learner_that_does_not_read_costs_a_bounded_number_of_messages():
+    session = Session("name", 0, 1, NewestFragments(), 1.0, iter(range(10)))
+    for n in range(3 * MOST_WAITING):
+        session.say(pb.ToLearner(not_member=pb.NotMember(incarnation=n)))
+    for step in range(100):
+        session.say(pb.ToLearner(clock_set=pb.ClockSet(step=step)), replaces=True)
+    session.close("over")
+    messages = [pb.ToLearner.FromString(m) for m in session.messages()]
+    assert len(messages) == MOST_WAITING
+    assert messages[-1].clock_set.step == 99
+    assert session.lost_messages == 2 * MOST_WAITING + 1
+
+
+def test_a_pull_that_is_not_answered_is_given_up():
+    session = Session("name", 0, 1, NewestFragments(), 0.01, iter(range(10)))
+    with pytest.raises(TimeoutError, match="did not come in time"):
+        session.pull(0)
+    assert session.answer_of(0) is None
+
+
+def test_nobody_waits_for_a_session_that_was_closed():
+    session = Session("name", 0, 1, NewestFragments(), 10.0, iter(range(10)))
+    failed = []
+    waiting = threading.Thread(target=lambda: failed.append(error_of(session.pull, 0)))
+    waiting.start()
+    until(lambda: session._pulls)
+    assert session.close("gone")
+    assert not session.close("gone")
+    waiting.join()
+    assert [type(error) for error in failed] == [ConnectionError]
+    with pytest.raises(ConnectionError, match="not connected"):
+        session.pull(0)

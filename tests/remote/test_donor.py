@@ -1,0 +1,272 @@
+"""Inner optimizer states from learner to learner, over a real wire: of which boundary, to whom, what not."""
+
+import dataclasses
+import pathlib
+import queue
+import subprocess
+import threading
+import types
+
+import grpc
+import jax
+import numpy as np
+import pytest
+
+from ddiloco.config import ConfigError
+from ddiloco.observe import records
+from ddiloco.remote.learner import inner_files
+from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
+from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
+from ddiloco.remote.syncer.server import donor_address
+from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.security import Security, load_security
+from ddiloco.roles.delivery import InnerState, InnerStateWanted
+from ddiloco.settings.remote import RemoteConfig
+from tests.remote.ends import CONFIG, PATIENCE, LearnerEnd, SyncerEnd, ended, joined, until
+
+ROOT = pathlib.Path(__file__).parents[2]
+LEAVES = (
+    jax.ShapeDtypeStruct((), np.int32),
+    jax.ShapeDtypeStruct((500, 700), np.float32),  # more than a chunk
+    jax.ShapeDtypeStruct((0, 3), np.float32),
+)
+FORMAT = InnerFormat(LEAVES)
+
+
+def state(value, step=7, versions=(3, 4)):
+    """An inner state that holds its value."""
+    return InnerState(step, versions, [np.full(leaf.shape, value, leaf.dtype) for leaf in LEAVES])
+
+
+class Steps:
+    """A donor's worker: answers a wish once it holds the versions asked for."""
+
+    def __init__(self, given, security=None, longest=PATIENCE, inner=FORMAT):
+        self.inbox, self.wishes = queue.SimpleQueue(), []
+        self.donor = Donor(security or Security(), 20.0, longest)
+        self.address = f"127.0.0.1:{self.donor.start('127.0.0.1')}"
+        self.given = given
+        self.donor.attach(self.inbox, inner)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while (wish := self.inbox.get()) is not None:
+            assert isinstance(wish, InnerStateWanted)
+            self.wishes.append(wish)
+            if self.given is not None and wish.answer.set_running_or_notify_cancel():
+                wish.answer.set_result(self.given)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.inbox.put(None)
+        self.donor.stop()
+
+
+def ask(address, versions=(3, 4), inner=FORMAT, security=None, timeout=PATIENCE):
+    return fetch(address, versions, inner, security or Security(), 20.0, timeout)
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(ours.arrays, theirs.arrays, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(one, other)
+    assert (ours.step, ours.versions) == (theirs.step, theirs.versions)
+
+
+def test_an_inner_state_arrives_bit_for_bit_with_the_boundary_it_is_of():
+    with Steps(given := state(2)) as donor:
+        assert_same(ask(donor.address), given)
+        assert donor.wishes[0].versions == (3, 4)
+        assert_same(ask(donor.address), given)  # and again: the first one has let go of the donor
+
+
+def test_a_learner_that_does_not_step_yet_refuses_at_once():
+    donor = Donor(Security(), 20.0, PATIENCE)
+    address = f"127.0.0.1:{donor.start('127.0.0.1')}"
+    with pytest.raises(grpc.RpcError) as raised:
+        ask(address)
+    assert raised.value.details() == "the learner does not step yet"
+    donor.stop()
+
+
+def test_a_wish_that_nobody_waits_for_any_longer_is_cancelled():
+    with Steps(None) as donor:
+        with pytest.raises(grpc.RpcError) as raised:
+            ask(donor.address, timeout=0.5)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        until(lambda: donor.wishes[0].answer.cancelled(), "the wish to be cancelled")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (state(np.nan), "donation not finite"),
+        (state(1, versions=(3, 3)), "donation of another time"),
+        (state(1, versions=(3,)), "donation of another time"),
+        (InnerState(7, (3, 4), [*state(1).arrays[:2], np.zeros((1, 3), np.float32)]), "fragment of another"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, why):
+    with Steps(given) as donor, np.errstate(invalid="ignore"), pytest.raises(WireError, match=why):
+        ask(donor.address)
+
+
+def test_another_optimizer_s_state_is_refused_before_it_travels():
+    with Steps(state(1)) as donor, pytest.raises(WireError, match="another inner optimizer"):
+        ask(donor.address, inner=InnerFormat(LEAVES[:2]))
+
+
+def test_beyond_the_loopback_a_donor_asks_for_a_token_as_the_syncer_does():
+    with pytest.raises(ConfigError, match="can be reached from other machines"):
+        Donor(Security(), 20.0).start("0.0.0.0")
+    donor = Donor(Security(token="t" * 32), 20.0)
+    assert donor.start("0.0.0.0")
+    donor.stop()
+
+
+def test_without_the_token_there_is_no_donation():
+    with Steps(state(1), Security(token="t" * 32)) as donor:
+        with pytest.raises(grpc.RpcError) as raised:
+            ask(donor.address, security=Security(token="u" * 32))
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert not donor.wishes
+        assert_same(ask(donor.address, security=Security(token="t" * 32)), state(1))
+
+
+def test_learners_know_each_other_by_their_certificates(tmp_path):
+    subprocess.run([ROOT / "scripts/make_certs.sh", tmp_path / "c", "localhost"], check=True)
+    learner = load_security(None, str(tmp_path / "c/learner"))
+    with Steps(state(1), learner) as donor:
+        assert_same(ask(donor.address, security=learner), state(1))
+        with pytest.raises(grpc.RpcError):
+            ask(donor.address, timeout=3.0)
+
+
+@pytest.mark.parametrize(
+    ("peer", "port", "address"),
+    [
+        ("ipv4:10.0.0.7:5123", 80, "10.0.0.7:80"),
+        ("ipv6:%5B::1%5D:5123", 80, "[::1]:80"),
+        ("unix:/tmp/socket", 80, None),
+        ("ipv4:10.0.0.7:5123", 0, None),
+        ("ipv4:10.0.0.7:5123", 70000, None),
+    ],
+)
+def test_a_donor_is_where_its_connection_comes_from(peer, port, address):
+    assert donor_address(peer, port) == address
+
+
+def with_client(address, learner, donor_port=0, process=100):
+    """A learner's end that names a donor's port, and recovers by its client."""
+    end = LearnerEnd.__new__(LearnerEnd)
+    end.inbox, end.notes = queue.SimpleQueue(), []
+    end.shelf = types.SimpleNamespace(get=lambda fragment: None)
+    from tests.remote.ends import TERMS, SyncerClient
+
+    end.client = SyncerClient(
+        address, learner, process, TERMS, Security(), CONFIG, end.notes.append, donor_port
+    )
+    end.client.attach(end)
+    end.client.start()
+    end.send = end.client.outbox.send
+    assert end.client.accepted.wait(PATIENCE)
+    return end
+
+
+def notes(syncer):
+    return [r.values for r in syncer.records if getattr(r, "name", "") == "recovered"]
+
+
+def recovery(end, folder=None, **changes):
+    config = dataclasses.replace(RemoteConfig(), **changes)
+    return ProcessRecovery(end.client, FORMAT, Security(), config, folder)
+
+
+def test_a_joining_learner_finds_the_peer_that_steps_and_tells_of_it():
+    syncer = SyncerEnd()
+    with Steps(given := state(2)) as donor, ended(syncer) as _:
+        port = int(donor.address.rpartition(":")[2])
+        with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
+            joined(syncer, first, number=1)
+            assert_same(recovery(late).inner_state((3, 4)), given)
+            until(lambda: notes(syncer), "the note")
+            note = notes(syncer)[0]
+            assert (note["learner"], note["inner_state"], note["donor_step"]) == (0, "peer", 7)
+            assert note["bytes"] == FORMAT.bytes
+
+
+def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_path):
+    syncer = SyncerEnd()
+    with ended(syncer, end := with_client(syncer.address, 0)):
+        assert recovery(end, tmp_path).inner_state((3, 4)) is None
+        inner_files.save(tmp_path, FORMAT, given := state(2))
+        assert_same(recovery(end, tmp_path).inner_state((9, 9)), given)
+        (tmp_path / "inner_state").write_bytes(b"ddiloco inner state 1\nand no more")
+        assert recovery(end, tmp_path).inner_state((3, 4)) is None
+        until(lambda: len(notes(syncer)) == 3, "three notes")
+        assert [n["inner_state"] for n in notes(syncer)] == ["fresh", "checkpoint", "fresh"]
+        until(lambda: any(isinstance(r, records.Alarm) for r in syncer.records), "the alarm")
+
+
+def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked():
+    syncer = SyncerEnd()
+    with Steps(state(np.nan)) as bad, Steps(given := state(2)) as good, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            again := with_client(syncer.address, 1, ports[1], process=99),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, again, number=1, incarnation=99)
+            with np.errstate(invalid="ignore"):
+                assert_same(recovery(late).inner_state((3, 4)), given)
+            until(lambda: "peer: donation not finite" in syncer.drops(), "the drop")
+
+
+def test_a_copy_on_disk_is_the_newest_and_another_optimizer_s_is_refused(tmp_path):
+    assert inner_files.load(tmp_path, FORMAT) is None
+    inner_files.save(tmp_path, FORMAT, state(1))
+    inner_files.save(tmp_path, FORMAT, newest := state(2, step=9))
+    assert_same(inner_files.load(tmp_path, FORMAT), newest)
+    with pytest.raises(inner_files.InnerFileError, match="another inner optimizer"):
+        inner_files.load(tmp_path, InnerFormat(LEAVES[:2]))
+
+
+def test_any_single_byte_that_changes_is_noticed(tmp_path):
+    small = InnerFormat(LEAVES[:1])
+    inner_files.save(tmp_path, small, InnerState(1, (0,), [np.int32(5)]))
+    path = tmp_path / "inner_state"
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(inner_files.InnerFileError):
+            inner_files.load(tmp_path, small)
+
+
+def test_the_checkpointer_asks_the_worker_and_writes_what_it_gets(tmp_path):
+    inbox, told = queue.SimpleQueue(), []
+    copies = Checkpointer(inbox, FORMAT, tmp_path, 0.01, told.append)
+    copies.start()
+    for value in (1, 2):
+        wish = inbox.get(timeout=PATIENCE)
+        assert wish.versions == ()
+        wish.answer.set_result(state(value))
+    inbox.get(timeout=PATIENCE)  # the second one is on the disk by now
+    assert_same(inner_files.load(tmp_path, FORMAT), state(2))
+    assert copies.stop(PATIENCE)
+    assert not told
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_alarm(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    inbox, told = queue.SimpleQueue(), []
+    copies = Checkpointer(inbox, FORMAT, tmp_path / "file", 0.01, told.append)
+    copies.start()
+    inbox.get(timeout=PATIENCE).answer.set_result(state(1))
+    until(lambda: told, "the alarm")
+    assert "is not kept" in told[0].sentence
+    assert copies.stop(PATIENCE)

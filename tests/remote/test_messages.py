@@ -1,0 +1,232 @@
+"""Messages: every event and record comes out as it went in, and no bytes whatever do harm."""
+
+import importlib.util
+import math
+import pathlib
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import records
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.remote.syncer.intake import RecordIntake
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.event_messages import (
+    LARGEST,
+    check_down_header,
+    contribution_of,
+    from_learner,
+    from_syncer,
+    learner_event,
+    syncer_event,
+    up_header,
+)
+from ddiloco.remote.wire.record_messages import learner_record, record_message
+
+NUMBER = st.integers(0, LARGEST)
+VERSIONS = st.tuples(NUMBER, NUMBER, NUMBER)
+COUNTERS = st.tuples(*[st.builds(FragmentCounters, NUMBER, NUMBER, NUMBER)] * 3)
+REASON = st.text(max_size=40)
+LEARNER_EVENTS = st.one_of(
+    st.builds(events.LearnerJoined, st.just(3), NUMBER),
+    st.builds(events.LearnerJoined, st.just(3), NUMBER, NUMBER, VERSIONS),
+    st.builds(events.LearnerReady, st.just(3), NUMBER, NUMBER, VERSIONS),
+    st.builds(events.LearnerLost, st.just(3), NUMBER, REASON),
+    st.builds(events.StepReported, st.builds(Report, st.just(3), NUMBER, NUMBER, COUNTERS)),
+)
+NOTICES = st.one_of(
+    st.builds(events.ClockSet, NUMBER),
+    st.builds(events.NotMember, NUMBER),
+    st.builds(events.Rejected, NUMBER, REASON),
+)
+TIME = st.floats(0, 1e10)
+RECORDS = st.one_of(
+    st.builds(
+        records.StepDone,
+        st.just(3),
+        NUMBER,
+        TIME,
+        NUMBER,
+        st.dictionaries(st.sampled_from(["loss", "skipped"]), st.floats(allow_nan=False)),
+    ),
+    st.builds(records.StateChanged, st.just(3), st.sampled_from(State), TIME),
+    st.builds(
+        records.Noted, st.just("drop"), st.fixed_dictionaries({"learner": st.just(3), "reason": REASON}), TIME
+    ),
+    st.builds(records.LearnerDied, st.just(3), TIME, st.text(max_size=40)),
+)
+
+
+@given(LEARNER_EVENTS)
+def test_what_a_learner_tells_comes_out_as_it_went_in(event):
+    message = parse(pb.FromLearner, from_learner(event).SerializeToString())
+    assert learner_event(message, 3, 3) == event
+
+
+@given(NOTICES)
+def test_what_the_syncer_tells_comes_out_as_it_went_in(event):
+    assert syncer_event(parse(pb.ToLearner, from_syncer(event).SerializeToString())) == event
+
+
+@given(RECORDS)
+def test_a_record_comes_out_as_it_went_in(record):
+    message = parse(pb.Record, record_message(record).SerializeToString())
+    assert learner_record(message, 3) == record
+
+
+@given(NUMBER, st.builds(Contribution, st.just(3), NUMBER, st.integers(0, 9), NUMBER, NUMBER, NUMBER, NUMBER))
+def test_a_contribution_comes_out_as_it_went_in(pull, contribution):
+    header = parse(pb.UpHeader, up_header(pull, contribution, 77).SerializeToString())
+    assert (header.pull, header.size) == (pull, 77)
+    assert contribution_of(header, 3, contribution.fragment) == contribution
+    with pytest.raises(WireError, match="another fragment"):
+        contribution_of(header, 3, contribution.fragment + 1)
+
+
+def mangled(draw, data):
+    """The bytes with some of them cut out, doubled or replaced."""
+    data = bytearray(data)
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))
+    return bytes(data)
+
+
+@st.composite
+def anything(draw):
+    """Bytes off the wire: no message at all, or one that was damaged."""
+    if draw(st.booleans()):
+        return draw(st.binary(max_size=200))
+    whole = draw(
+        st.one_of(
+            LEARNER_EVENTS.map(from_learner),
+            NOTICES.map(from_syncer),
+            RECORDS.map(record_message),
+            RECORDS.map(lambda r: pb.FromLearner(records=pb.Records(records=[record_message(r)]))),
+            st.builds(pb.UpHeader, fragment=st.integers(0, 5), size=NUMBER),
+            st.builds(pb.DownHeader, fragment=st.integers(0, 5), version=NUMBER),
+        )
+    )
+    return mangled(draw, whole.SerializeToString())
+
+
+@given(anything())
+def test_no_bytes_whatever_raise_anything_but_a_wire_error(data):
+    taken = []
+    intake = RecordIntake(taken.append)
+    intake.joined(3, 1)
+    readers = {
+        pb.FromLearner: [
+            lambda m: learner_event(m, 3, 3),
+            lambda m: intake.take(3, 1, m.records),
+        ],
+        pb.ToLearner: [syncer_event],
+        pb.Record: [lambda m: learner_record(m, 3)],
+        pb.UpHeader: [lambda m: contribution_of(m, 3, 1)],
+        pb.DownHeader: [lambda m: check_down_header(m, 3)],
+    }
+    for kind, functions in readers.items():
+        for read in functions:
+            try:
+                read(parse(kind, data))
+            except WireError as error:
+                assert error.reason and len(str(error)) < 300
+    assert all(record.learner == 3 for record in taken if hasattr(record, "learner"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.Record(),
+        pb.Record(state_changed=pb.StateChanged(state="asleep")),
+        pb.Record(step_done=pb.StepDone(step=1, time=math.nan)),
+        pb.Record(step_done=pb.StepDone(step=1, tokens=1 << 60)),
+        pb.Record(noted=pb.Noted(name="round", json="{}")),
+        pb.Record(noted=pb.Noted(name="drop", json="[" * 8000)),
+        pb.Record(noted=pb.Noted(name="drop", json="1")),
+    ],
+    ids=["empty", "state", "time", "tokens", "a round", "deep", "no values"],
+)
+def test_a_record_that_cannot_be_is_refused(message):
+    with pytest.raises(WireError, match=r"^malformed record"):
+        learner_record(message, 0)
+
+
+def test_records_that_are_sent_again_count_once():
+    taken = []
+    intake = RecordIntake(taken.append)
+    intake.joined(0, 7)
+    steps = [record_message(records.StepDone(0, n, float(n), 10, {})) for n in range(1, 5)]
+    assert intake.take(0, 7, pb.Records(first=0, records=steps[:3])) == 3
+    assert intake.take(0, 7, pb.Records(first=1, records=steps[1:])) == 4
+    assert [r.step for r in taken if isinstance(r, records.StepDone)] == [1, 2, 3, 4]
+    assert intake.tokens == 40
+
+
+def states(taken):
+    return [r.state for r in taken if isinstance(r, records.StateChanged)]
+
+
+def test_a_learner_that_only_lost_its_connection_has_not_failed():
+    taken = []
+    intake = RecordIntake(taken.append)
+    intake.joined(0, 7)
+    intake.lost(0, 7)
+    intake.joined(0, 7)
+    intake.end()
+    assert states(taken) == [State.STARTING]
+
+
+def test_a_learner_in_whose_place_another_process_comes_has_failed_when_it_was_lost():
+    taken = []
+    intake = RecordIntake(taken.append)
+    intake.joined(0, 7)
+    intake.lost(0, 7)
+    intake.joined(0, 8)
+    assert states(taken) == [State.STARTING, State.FAILED, State.STARTING]
+    with pytest.raises(WireError, match="records of another process"):
+        intake.take(0, 7, pb.Records())
+
+
+def test_a_process_whose_clock_was_set_back_takes_the_place_of_the_one_before():
+    taken = []
+    intake = RecordIntake(taken.append)
+    intake.joined(0, 8)
+    intake.joined(0, 7)
+    assert states(taken) == [State.STARTING, State.FAILED, State.STARTING]
+    step = record_message(records.StepDone(0, 1, 1.0, 10, {}))
+    assert intake.take(0, 7, pb.Records(records=[step])) == 1
+    intake.joined(0, 8)  # it lingers
+    with pytest.raises(WireError, match="records of another process"):
+        intake.take(0, 8, pb.Records(records=[step]))
+    assert intake.tokens == 10
+
+
+def test_a_newer_process_has_its_place_back_once_one_that_lingered_is_gone():
+    intake = RecordIntake(lambda record: None)
+    step = record_message(records.StepDone(0, 1, 1.0, 10, {}))
+    intake.joined(0, 8)
+    assert intake.take(0, 8, pb.Records(records=[step])) == 1
+    intake.joined(0, 7)
+    intake.joined(0, 8)
+    intake.lost(0, 7)
+    intake.joined(0, 8)
+    assert intake.take(0, 8, pb.Records(records=[step])) == 1, "what it told before counts once"
+    assert intake.tokens == 10
+
+
+def test_the_generated_module_is_what_the_proto_file_gives(tmp_path):
+    if importlib.util.find_spec("grpc_tools") is None:
+        pytest.skip("needs grpcio-tools")
+    from grpc_tools import protoc
+
+    source = "ddiloco/remote/wire/wire.proto"
+    root = pathlib.Path(__file__).parents[2]
+    assert protoc.main([sys.executable, f"-I{root}", f"--python_out={tmp_path}", source]) == 0
+    made = (tmp_path / source.replace(".proto", "_pb2.py")).read_text()
+    assert made == (root / source.replace(".proto", "_pb2.py")).read_text()

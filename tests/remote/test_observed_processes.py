@@ -1,0 +1,41 @@
+"""What a supervisor tells whoever observes its processes: each start, and each end before the next start."""
+
+import os
+import signal
+import sys
+import threading
+
+from ddiloco.launch.supervisor import Role, Supervisor
+from ddiloco.settings.remote import RemoteConfig
+from tests.remote.ends import until
+
+STANDS = [sys.executable, "-c", "import signal; signal.pause()"]
+
+
+def test_starts_and_ends_are_told_in_their_order_with_numbers_and_codes():
+    told, stop = [], threading.Event()
+    roles = [Role(name, STANDS, dict(os.environ)) for name in ("the syncer", "learner 0")]
+    supervisor = Supervisor(
+        roles[0],
+        roles[1:],
+        RemoteConfig(longest_backoff=0.05),
+        lambda line: None,
+        late_seconds=0.0,
+        observe=lambda *news: told.append(news),
+    )
+    thread = threading.Thread(target=supervisor.run, args=(stop,))
+    thread.start()
+    until(lambda: len(told) == 2, "two starts")
+    assert [(name, code) for name, _, code in told] == [("the syncer", None), ("learner 0", None)]
+    first = told[1][1]
+    os.kill(first, signal.SIGKILL)
+    until(lambda: len(told) == 4, "an end and a start")
+    assert told[2] == ("learner 0", first, -signal.SIGKILL)
+    name, second, code = told[3]
+    assert (name, code) == ("learner 0", None)
+    assert second != first
+    stop.set()
+    thread.join()
+    assert sorted(told[4:]) == sorted(
+        [("the syncer", told[0][1], -signal.SIGTERM), ("learner 0", second, -signal.SIGKILL)]
+    )

@@ -1,0 +1,39 @@
+"""Whose inner state a learner went on with, kept with the state on its way: on the wire and on disk."""
+
+import numpy as np
+import pytest
+
+from ddiloco.disk.tape.entries import InnerOrigin
+from ddiloco.outer.codecs import ArrayFormat
+from ddiloco.remote.learner import inner_files
+from ddiloco.remote.learner.donor import InnerFormat, read_donation
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.payload import chunks
+from ddiloco.roles.delivery import InnerState
+
+ARRAYS = [np.arange(6, dtype=np.float32)]
+FORMAT = InnerFormat([ArrayFormat((6,), np.dtype(np.float32))])
+ORIGIN = InnerOrigin(2, 1_700_000_000_000_000, 5)
+
+
+@pytest.mark.parametrize("origin", [ORIGIN, None])
+def test_a_copy_on_disk_says_under_which_number_its_learner_noted_it(origin, tmp_path):
+    inner_files.save(tmp_path, FORMAT, InnerState(7, (3, 4), ARRAYS, origin))
+    assert inner_files.load(tmp_path, FORMAT).origin == origin
+
+
+def donation(**told):
+    header = pb.DonationHeader(format=FORMAT.fingerprint, step=7, versions=(3, 4), size=24, **told)
+    return iter([header.SerializeToString(), *chunks(ARRAYS)])
+
+
+def test_a_donation_says_under_which_number_its_donor_noted_it():
+    given = donation(learner=2, process=ORIGIN.process, number=5)
+    assert read_donation(given, (3, 4), FORMAT).origin == ORIGIN
+    assert read_donation(donation(), (3, 4), FORMAT).origin is None
+
+
+def test_a_number_that_no_tape_can_hold_is_refused():
+    with pytest.raises(WireError):
+        read_donation(donation(learner=2, process=1 << 60, number=5), (3, 4), FORMAT)

@@ -1,0 +1,262 @@
+"""From tapes to what the arrays went through: who made what, who needed it, in which order it can be had."""
+
+import dataclasses
+import itertools
+import pathlib
+import struct
+import tempfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddiloco.disk.tape.entries import End
+from ddiloco.disk.tape.file import TapeError
+from ddiloco.disk.tape.reading import learner_tape, read_run, syncer_tape
+from ddiloco.protocol import events
+from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
+from ddiloco.protocol.state import SyncerState
+from ddiloco.replay import plan as plans
+from ddiloco.replay.order import Uses, perform, perform_all
+from ddiloco.replay.timeline import Clocks, chosen, clock_text, shown, timeline
+from ddiloco.virtual.lives import Change
+from tests.workbook import POLICY, fleet_tapes, lose
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run in which learner 1 dies and comes back: its folder, and what its observer was told."""
+    workdir = tmp_path_factory.mktemp("run")
+    return workdir, fleet_tapes(workdir, steps=STEPS, changes=lose(1, 12.0, 15.0))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fleets")
+
+
+@pytest.fixture(scope="module")
+def tapes(run):
+    return read_run(run[0])
+
+
+@pytest.fixture(scope="module")
+def plan(tapes):
+    return plans.make_plan(tapes, POLICY, STEPS)
+
+
+def order_of(plan):
+    done = []
+    perform_all(plan, lambda actor, work: done.append((actor, work)))
+    return done
+
+
+def test_every_process_has_a_tape_and_every_round_is_a_merge_of_the_plan(run, tapes, plan):
+    assert [len(lives) for lives in tapes.learners.values()] == [1, 2, 1]
+    merged = [(w.round.step, w.round.fragment, w.version) for w in plan.syncer.works]
+    assert merged == [(r["step"], r["fragment"], r["version"]) for r in run[1].rounds]
+    given = [[key.learner for key, _ in w.given] for w in plan.syncer.works]
+    assert given == [r["learners"] for r in run[1].rounds]
+    assert {w.sha256 for w in plan.syncer.works} == {bytes(32)}
+
+
+def test_all_works_are_done_each_after_what_it_needs_and_always_in_one_order(plan):
+    made = {plans.VersionId(p, 0) for p in range(POLICY.num_fragments)}
+    done = order_of(plan)
+    for _, work in done:
+        assert made.issuperset(work.needs)
+        if work.makes is not None:
+            made.add(work.makes)
+    assert len(done) == sum(len(actor.works) for actor in plan.actors)
+    assert done == order_of(plan)
+
+
+def test_a_plan_without_needless_works_makes_the_same_versions_of_the_same_snapshots(plan):
+    lean = plans.without_needless(plan)
+    kept = [work for actor in lean.learners for work in actor.works]
+    taken = {w.snapshot for w in kept if isinstance(w, plans.Take)}
+    assert taken == {key for work in plan.syncer.works for key in work.needs}
+    for actor, whole in zip(lean.learners, plan.learners, strict=True):
+        assert [w for w in whole.works if w in actor.works] == actor.works
+        assert not actor.works or isinstance(actor.works[-1], plans.Take)
+    assert [w for _, w in order_of(lean) if isinstance(w, plans.Merge)] == plan.syncer.works
+
+
+@settings(max_examples=25)
+@given(
+    lives=st.lists(
+        st.tuples(
+            st.floats(0.5, 45.0),
+            st.integers(0, 2),
+            st.sampled_from(["fail", "recover", "leave", "detect", "step"]),
+        ),
+        max_size=8,
+    ),
+    crashes=st.lists(st.integers(1, 12).map(lambda n: 4.0 * n + 0.37), max_size=3, unique=True),
+    quorum=st.sampled_from([1, 2, None]),
+)
+def test_whatever_befalls_a_fleet_all_that_it_merged_is_made_again_in_order(folder, lives, crashes, quorum):
+    policy = dataclasses.replace(POLICY, quorum=quorum, max_run_ahead=2 if quorum is None else None)
+    changes = [Change(time, learner, event) for time, learner, event in sorted(lives)]
+    workdir = pathlib.Path(tempfile.mkdtemp(dir=folder))
+    taped = fleet_tapes(workdir, policy, STEPS, changes, crashes)
+    plan = plans.without_needless(plans.make_plan(read_run(workdir), policy, STEPS))
+    merged = [
+        (w.round.step, w.round.fragment, w.version) for _, w in order_of(plan) if isinstance(w, plans.Merge)
+    ]
+    assert merged == [(r["step"], r["fragment"], r["version"]) for r in taped.rounds]
+
+
+def test_what_nobody_needs_any_more_is_told_once(plan):
+    lean = plans.without_needless(plan)
+    uses = Uses(lean.actors)
+    gone = [key for _, work in order_of(lean) for key in uses.done(work)]
+    assert len(gone) == len(set(gone))
+    assert set(gone) == {key for actor in lean.actors for work in actor.works for key in work.needs}
+
+
+def test_a_missing_tape_is_told_by_what_it_would_have_made(run, tapes):
+    without = dataclasses.replace(tapes, learners={m: t for m, t in tapes.learners.items() if m != 2})
+    with pytest.raises(TapeError, match=r"learner 2's snapshot of fragment . at step .* is on no tape"):
+        plans.make_plan(without, POLICY, STEPS)
+    syncer = dataclasses.replace(tapes.syncers[0], entries=tapes.syncers[0].entries[:60])
+    cut = plans.make_plan(dataclasses.replace(tapes, syncers=[syncer]), POLICY, STEPS)
+    assert perform(cut, lambda actor, work: None)
+    with pytest.raises(TapeError, match=r"learner . needs version . of fragment ., which is on no tape"):
+        order_of(cut)
+
+
+def test_a_tape_that_its_core_cannot_have_been_told_is_refused(tapes):
+    life = tapes.learners[0][0]
+    entries = [e for e in life.entries if not isinstance(e.thing, events.Welcomed)]
+    wrong = dataclasses.replace(tapes, learners={0: [dataclasses.replace(life, entries=entries)]})
+    with pytest.raises(TapeError, match=r"learner-0-1\.tape: entry \d+: "):
+        plans.make_plan(wrong, POLICY, STEPS)
+
+
+def halves(tapes, committed):
+    """The syncer's tape as if it had been killed with a merge under way, which was `committed` or not."""
+    [tape] = tapes.syncers
+    begun = next(
+        i for i, entry in enumerate(tape.entries) if i > 100 and isinstance(entry.thing, events.MergeFinished)
+    )
+    entries = tape.entries[:begun]
+    finished = tape.entries[begun].thing.round
+    core = plans.SyncerCore(POLICY, STEPS, tape.header.state)
+    for entry in entries:
+        if entry.now is not None:
+            core.handle(entry.thing, entry.now)
+    state = core.state()
+    state = state.after(finished) if committed else state
+    header = dataclasses.replace(tape.header, process=2, state=state, sha256=("ff" * 32,) * 2)
+    second = dataclasses.replace(tape, header=header, entries=[])
+    return [dataclasses.replace(tape, entries=entries), second], finished, state
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_merge_of_which_a_killed_syncer_never_heard_counts_if_the_next_one_begins_from_it(tapes, committed):
+    syncers, finished, state = halves(tapes, committed)
+    plan = plans.make_plan(dataclasses.replace(tapes, syncers=syncers), POLICY, STEPS)
+    versions = [
+        max((w.version for w in plan.syncer.works if w.round.fragment == p), default=0) for p in (0, 1)
+    ]
+    assert tuple(versions) == state.versions
+    last = plan.syncer.works[-1]
+    assert (last.round == finished) is committed
+    if committed:
+        assert last.sha256 == b"\xff" * 32
+
+
+def test_a_syncer_that_begins_from_what_nobody_merged_is_told(tapes):
+    syncers, _, state = halves(tapes, committed=False)
+    state = SyncerState((state.versions[0] + 1, state.versions[1] + 1), state.merged_steps)
+    syncers[1] = dataclasses.replace(syncers[1], header=dataclasses.replace(syncers[1].header, state=state))
+    with pytest.raises(TapeError, match=r"ends at version \d+ of fragment \d, but \d+ followed"):
+        plans.make_plan(dataclasses.replace(tapes, syncers=syncers), POLICY, STEPS)
+
+
+def test_a_run_whose_first_syncer_has_no_tape_is_told(tapes):
+    state = SyncerState((3, 3), (6, 6))
+    later = dataclasses.replace(
+        tapes.syncers[0], header=dataclasses.replace(tapes.syncers[0].header, state=state)
+    )
+    with pytest.raises(TapeError, match="does not begin with the run"):
+        plans.make_plan(dataclasses.replace(tapes, syncers=[later]), POLICY, STEPS)
+
+
+def test_tapes_in_a_folder_are_read_by_actor_and_a_torn_one_is_cut_with_a_warning(run, tapes, tmp_path):
+    folder = tmp_path / "tape"
+    folder.mkdir()
+    for path in (run[0] / "tape").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    torn = learner_tape(folder, 2, 1)
+    torn.write_bytes(torn.read_bytes()[:-3])
+    learner_tape(folder, 2, 1001).write_bytes(b"ddilo")
+    found = read_run(tmp_path)
+    cut = len(torn.read_bytes()) - _whole(torn)
+    assert found.warnings == [
+        f"{torn}: {cut} bytes of a record that was being written are cut off",
+        f"{learner_tape(folder, 2, 1001)}: is empty: its process was killed at once",
+    ]
+    whole = tapes.learners[2][0].entries
+    left = found.learners[2][0].entries
+    assert left == whole[: len(left)]
+    assert len(left) < len(whole)
+    assert isinstance(found.syncers[0].entries[-1].thing, End)
+    assert found.syncers[0].ended
+
+
+def _whole(path: pathlib.Path) -> int:
+    """Bytes up to the end of the last whole record."""
+    data, at = path.read_bytes(), len(b"ddiloco tape 1\n")
+    while at + 12 <= len(data) and at + 12 + struct.unpack_from("<I", data, at)[0] <= len(data):
+        at += 12 + struct.unpack_from("<I", data, at)[0]
+    return at
+
+
+def test_a_folder_without_tapes_is_told(tmp_path):
+    with pytest.raises(TapeError, match="holds no tapes; baselines and runs without arrays write none"):
+        read_run(tmp_path)
+    path = syncer_tape(tmp_path / "tape", 1)
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    with pytest.raises(TapeError, match="holds no tape of a syncer"):
+        read_run(tmp_path)
+
+
+def test_clocks_only_grow_along_an_actor_and_any_prefix_of_the_plans_order_is_a_consistent_cut(plan):
+    clocks = Clocks(plan)
+    newest = {id(actor): VectorClock() for actor in plan.actors}
+    learners = dict.fromkeys(range(POLICY.num_learners), VectorClock())
+    for actor, work in order_of(plan):
+        clock = clocks.after_work(actor, work)
+        assert newest[id(actor)] <= clock
+        newest[id(actor)] = clock
+        if actor is not plan.syncer:
+            learner = actor.tapes[0].header.learner
+            learners[learner] = learners[learner].joined(clock)
+        assert is_consistent_cut(newest[id(plan.syncer)], learners)
+
+
+def test_the_timeline_is_in_order_of_time_and_of_one_learner_where_asked(plan):
+    lines = timeline(plan)
+    assert all(a.wall <= b.wall for a, b in itertools.pairwise(lines))
+    assert len(lines) == sum(len(told) for actor in plan.actors for told in actor.told) + sum(
+        1 + (not tape.ended) for actor in plan.actors for tape in actor.tapes
+    )
+    own = chosen(lines, learner=2, around=None, steps=1)
+    assert {line.learner for line in own} == {2, None}
+    near = chosen(lines, learner=None, around=18, steps=0)
+    assert 0 < len(near) < len(lines)
+    merged = [line for line in near if "round 18 of fragment 0 is merged" in line.text]
+    assert len(merged) == 1
+    assert shown(merged[0], virtual=True).endswith(clock_text(merged[0].clock))
+    assert chosen(lines, None, 10_000, 1) == []
+
+
+def test_a_clock_is_shown_as_learners_and_their_steps_then_fragments_and_their_versions():
+    clock = VectorClock().stepped(1, 5, 12).stepped(0, 1, 3).merged(2, 7)
+    assert clock_text(clock) == "[0:3 1:12 | 2:7]"
+    assert (clock_text(VectorClock()), clock_text(None)) == ("[- | -]", "")

@@ -1,0 +1,209 @@
+"""Runs done again from their tapes: the same parameters to the bit, or a line on what is not the same."""
+
+import dataclasses
+import functools
+import json
+import threading
+from unittest import mock
+
+import pytest
+
+from ddiloco.disk.tape.entries import Committed, Entry, Pulled
+from ddiloco.disk.tape.file import TapeError
+from ddiloco.disk.tape.reading import learner_tape, read_run, read_tape
+from ddiloco.local import run as local
+from ddiloco.outer.global_model import parameters_sha256
+from ddiloco.protocol.messages import RoundId
+from ddiloco.replay import plan as plans
+from ddiloco.replay import run as replay
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.shelf import Shelf
+from ddiloco.settings.experiment import to_json
+from ddiloco.virtual.lives import Change, write_trace
+from tests import workbench
+from tests.virtual_runs import shared_workshop, virtual
+
+CODEC = {"codec": "int4", "error_feedback": True}
+LINKS = {
+    "step_seconds": (1.0, 1.4),
+    "latency": (0.1,),
+    "jitter": (0.2,),
+    "loss": (0.1,),
+    "merge_seconds": 0.1,
+}
+WAITS = {"silence_timeout": 8.0, "pull_timeout": 4.0, "resend_timeout": 4.0}
+CHANGES = [
+    Change(4.0, 0, "detect"),
+    Change(6.0, 0, "step"),
+    Change(6.5, 1, "fail"),
+    Change(9.0, 1, "recover"),
+    Change(14.0, 0, "leave"),
+    Change(17.0, 0, "join"),
+]
+
+
+@pytest.fixture(scope="module")
+def workshop():
+    return shared_workshop()
+
+
+@pytest.fixture(scope="module")
+def recorded(workshop, data_dir, tmp_path_factory):
+    """The folder and the settings of a virtual run in which learners pause, die, leave and come back."""
+
+    @functools.cache
+    def run(algorithm="decoupled", codec=False):
+        workdir = tmp_path_factory.mktemp(algorithm)
+        write_trace(workdir / "trace.csv", CHANGES)
+        trace = {"lives": "trace", "trace": str(workdir / "trace.csv"), "recovery_seconds": 1.0}
+        e = virtual(
+            data_dir,
+            algorithm,
+            train={"steps": 24},
+            sync=WAITS,
+            virtual={**LINKS, **trace},
+            outer=CODEC if codec else {},
+        )
+        workshop.job(e, workdir / "run")
+        return workdir / "run", e
+
+    return run
+
+
+def again(workshop, workdir, experiment, until=None, change=lambda tapes: tapes):
+    """The run in a folder, done again."""
+    plan = replay.make_plan(experiment, change(read_run(workdir)))
+    with workshop.open():
+        return replay.replay(workshop.assembly(experiment), plan, until)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "codec"),
+    [("decoupled", False), ("decoupled", True), ("streaming", True), ("diloco", False)],
+)
+def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, codec, workshop, recorded):
+    workdir, e = recorded(algorithm, codec)
+    tapes = read_run(workdir)
+    assert [len(lives) for lives in tapes.learners.values()] == [2, 2]
+    done = again(workshop, workdir, e)
+    assert done.sha256 == replay.recorded_sha256(workdir)
+    assert done.merges == done.compared > 0
+    if codec:
+        things = [entry.thing for lives in tapes.learners.values() for t in lives for entry in t.entries]
+        assert any(isinstance(thing, Pulled) for thing in things)
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "streaming"])
+def test_a_run_of_threads_comes_to_its_parameters_again(algorithm, data_dir, tmp_path, one_device):
+    train = {"min_step_seconds": (0.01, 0.013)}
+    e = workbench.experiment(data_dir, algorithm, train=train, outer=CODEC, data={"prefetch": 2})
+    assembly = Assembly(e)
+    outcome = local.run_local(assembly, lambda record: None, threading.Event(), tmp_path)
+    plan = replay.make_plan(e, read_run(tmp_path))
+    done = replay.replay(assembly, plan)
+    assert done.sha256 == parameters_sha256(outcome.params)
+    assert done.merges == done.compared > 0
+
+
+def test_the_settings_of_a_run_are_read_from_its_folder(recorded):
+    workdir, e = recorded()
+    assert to_json(replay.recorded_experiment(workdir)) == to_json(e)
+
+
+def test_a_replay_may_stop_after_a_round(workshop, recorded):
+    workdir, e = recorded()
+    whole = replay.make_plan(e, read_run(workdir)).syncer.works
+    middle = whole[len(whole) // 2].round
+    done = again(workshop, workdir, e, until=middle)
+    assert done.merges == 1 + max(i for i, w in enumerate(whole) if w.round <= middle) < len(whole)
+    assert done.step == max(w.round.step for w in whole[: done.merges])
+    with pytest.raises(TapeError, match="no round up to step 0 was merged"):
+        again(workshop, workdir, e, until=RoundId(0, 0))
+
+
+def with_sha256(tapes, number, header=None):
+    """The tapes with another SHA-256 of the syncer's `number`th version, and learners' headers changed."""
+    [syncer] = tapes.syncers
+    at = [i for i, entry in enumerate(syncer.entries) if isinstance(entry.thing, Committed)][number]
+    entries = list(syncer.entries)
+    entries[at] = Entry(None, dataclasses.replace(entries[at].thing, sha256=bytes(32)))
+    learners = {
+        m: [dataclasses.replace(t, header=(header or (lambda h: h))(t.header)) for t in lives]
+        for m, lives in tapes.learners.items()
+    }
+    return dataclasses.replace(
+        tapes, syncers=[dataclasses.replace(syncer, entries=entries)], learners=learners
+    )
+
+
+def test_the_first_version_that_differs_is_told_with_its_round_its_learners_and_a_hint(workshop, recorded):
+    workdir, e = recorded()
+    wrong = replay.make_plan(e, read_run(workdir)).syncer.works[2]
+    learners = ", ".join(str(key.learner) for key, _ in wrong.given)
+    where = f"round {wrong.round.step}, fragment {wrong.round.fragment}: version {wrong.version}, merged of "
+    with pytest.raises(replay.ReplayMismatch) as caught:
+        again(workshop, workdir, e, change=lambda tapes: with_sha256(tapes, 2))
+    told = str(caught.value)
+    assert told.startswith(f"{where}learners {learners}, is not the one of the run; platform, devices and ")
+    assert "\n" not in told
+
+    def older(header):
+        packages = {**header.machine.packages, "jax": "0.1"}
+        return dataclasses.replace(header, machine=dataclasses.replace(header.machine, packages=packages))
+
+    with pytest.raises(replay.ReplayMismatch, match=r"; learner \d had jax 0\.1, here "):
+        again(workshop, workdir, e, change=lambda tapes: with_sha256(tapes, 2, older))
+
+
+def test_other_data_are_told(workshop, recorded):
+    workdir, e = recorded()
+    batches = workshop.assembly(e).batches((0,), e.batch_size(0))
+    next(batches)
+    elsewhere = batches.get_state()
+
+    def moved(tapes):
+        first, *others = tapes.learners[0]
+        header = dataclasses.replace(first.header, position=elsewhere)
+        lives = [dataclasses.replace(first, header=header), *others]
+        return dataclasses.replace(tapes, learners={**tapes.learners, 0: lives})
+
+    with pytest.raises(replay.ReplayMismatch):
+        again(workshop, workdir, e, change=moved)
+
+
+def test_other_settings_than_the_tapes_are_refused(recorded, data_dir):
+    workdir, _ = recorded()
+    with pytest.raises(TapeError, match=r"syncer-1\.tape: is of other settings than config\.json"):
+        replay.make_plan(virtual(data_dir, train={"steps": 25}), read_run(workdir))
+
+
+def test_a_baseline_is_told_to_be_repeated_by_its_seed(data_dir, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(to_json(virtual(data_dir, "lone_learner"))))
+    with pytest.raises(TapeError, match="is of lone_learner, which needs no tape: run it again by its seed"):
+        replay.recorded_experiment(tmp_path)
+
+
+def test_without_tapes_enabled_there_are_none(workshop, data_dir, tmp_path):
+    workshop.job(virtual(data_dir, train={"steps": 2}, tape={"enabled": False}), tmp_path)
+    with pytest.raises(TapeError, match="holds no tapes"):
+        read_run(tmp_path)
+
+
+def test_what_a_syncer_can_pull_is_on_the_tape_before_it_can(data_dir, tmp_path, one_device):
+    e = workbench.experiment(data_dir, train={"min_step_seconds": (0.01, 0.01)})
+    put = Shelf.put
+    missing, seen = [], []
+
+    def looked(shelf, contribution, snapshot):
+        tape = read_tape(learner_tape(tmp_path / "tape", contribution.learner, 1))
+        taken = [
+            w.contribution for w in plans.life(tape, e.sync, e.train.steps).works if isinstance(w, plans.Take)
+        ]
+        (seen if contribution in taken else missing).append(contribution)
+        put(shelf, contribution, snapshot)
+
+    with mock.patch.object(Shelf, "put", looked):
+        outcome = local.run_local(Assembly(e), lambda record: None, threading.Event(), tmp_path)
+    assert outcome.finished
+    assert missing == []
+    assert seen

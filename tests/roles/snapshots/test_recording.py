@@ -1,0 +1,112 @@
+"""A learner records its state at a step boundary, before it handles what was sent after the cut."""
+
+import queue
+
+import numpy as np
+import pytest
+
+from ddiloco.disk.snapshots.parts import learner_part, read_part
+from ddiloco.disk.snapshots.store import PartWriter
+from ddiloco.outer.fragments import take
+from ddiloco.protocol import events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.delivery import Leave, SnapshotBegun, UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.learner_worker import LearnerWorker
+from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
+from ddiloco.roles.snapshots.recording import LearnerRecording
+from tests.workbench import devices, experiment
+
+PATIENCE = 60.0
+STEPS = 3  # after which it waits for what arrives
+
+
+@pytest.fixture(scope="module")
+def made(data_dir):
+    with devices(1):
+        assembly = Assembly(experiment(data_dir))
+        return assembly, assembly.own_equipment(0)
+
+
+@pytest.fixture
+def learner(made, tmp_path):
+    """A learner that has taken its three steps, what it tells the syncer, and where its parts go."""
+    assembly, compiled = made
+    equipment = assembly.reassigned(compiled, 0)  # its batches from the beginning
+    initial = assembly.initial_parameters()
+    fragments = [take(assembly.layout, p, initial) for p in range(3)]
+    told = queue.SimpleQueue()
+    writer = PartWriter(tmp_path)
+    core = LearnerCore(0, 1, SyncPolicy(num_learners=1, num_fragments=3, interval=24), STEPS)
+    worker = LearnerWorker(
+        core, equipment, told.put, lambda r: None, recording=LearnerRecording(0, writer, told.put)
+    )
+    worker.start()
+    worker.inbox.put(WelcomeDelivery(events.Welcomed(1, 0, (0, 0, 0), (0, 0, 0)), fragments))
+    yield worker, told, tmp_path
+    worker.inbox.put(Leave())
+    assert worker.join(PATIENCE)
+    writer.close(PATIENCE)
+
+
+def next_of(told, kind):
+    while not isinstance(message := told.get(timeout=PATIENCE), kind):
+        pass
+    return message
+
+
+def done(told):
+    """Waits for the report of the last step."""
+    while next_of(told, events.StepReported).report.step < STEPS:
+        pass
+
+
+def written(told, folder, number=1):
+    message = next_of(told, PartWritten)
+    assert message.problem == ""
+    return read_part(folder / f"{number:06d}" / learner_part(0), message.files.content)
+
+
+def test_an_update_from_after_the_cut_is_in_no_part(learner, made):
+    worker, told, folder = learner
+    layout = made[0].layout
+    done(told)
+    update = [np.full(shape, 7.0, np.float32) for shape in layout.piece_shapes(1)]
+    worker.inbox.put(UpdateDelivery(events.UpdateArrived(1, 1, 2), update, epoch=1))
+    recorded = next_of(told, StateRecorded)
+    assert (recorded.number, recorded.clock.version(1)) == (1, 0)
+    part = written(told, folder)
+    assert part.state["fragments"][1][0] == 0
+    name = layout.fragments[1][0].name
+    assert not (part.arrays[f"params/{name}"] == 7.0).any()
+
+
+def test_counters_position_and_arrays_are_those_of_the_last_step(learner):
+    worker, told, folder = learner
+    done(told)
+    worker.inbox.put(SnapshotBegun(1, (0, 0, 0)))
+    recorded = next_of(told, StateRecorded)
+    assert recorded.clock.learners == {0: (1, STEPS)}
+    part = written(told, folder)
+    assert part.state["position"]["batches"] == part.state["steps"] == STEPS
+    assert [row[2] for row in part.state["fragments"]] == [STEPS] * 3
+    assert part.state["tokens"] == worker.tokens
+
+
+def test_the_word_of_a_snapshot_that_was_recorded_already_changes_nothing(learner):
+    worker, told, _ = learner
+    done(told)
+    for number in (1, 1, 2):
+        worker.inbox.put(SnapshotBegun(number, (0, 0, 0)))
+    assert next_of(told, StateRecorded).number == 1
+    assert next_of(told, StateRecorded).number == 2
+
+
+def test_a_learner_that_was_not_welcomed_yet_has_nothing_to_record():
+    told = []
+    core = LearnerCore(0, 1, SyncPolicy(num_learners=1, num_fragments=3, interval=24))
+    recording = LearnerRecording(0, None, told.append)
+    assert recording.sees(1)
+    recording.record(core, dict, {})
+    assert told == [StateRecorded(0, 1, 1, None)]

@@ -1,0 +1,230 @@
+"""The syncer's side of a snapshot: what is awaited, what is in flight, what is left out, what gives it up."""
+
+import concurrent.futures
+import pathlib
+import queue
+
+import numpy as np
+import pytest
+
+from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
+from ddiloco.disk.snapshots.store import Part, SnapshotStore
+from ddiloco.observe import records
+from ddiloco.outer.global_model import FragmentState
+from ddiloco.protocol import events
+from ddiloco.protocol.clocks import VectorClock
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
+from ddiloco.roles.snapshots.taking import SnapshotTaker
+from ddiloco.settings.snapshots import SnapshotConfig
+
+PATIENCE = 30.0
+
+
+def report(learner, step, incarnation=1):
+    return events.StepReported(Report(learner, incarnation, step, (FragmentCounters(0, step, 8 * step),)))
+
+
+class Desk:
+    """A SnapshotTaker between a syncer's core with two learners and a folder."""
+
+    def __init__(self, folder: pathlib.Path, **settings):
+        self.folder, self.records, self.inbox = folder, [], queue.SimpleQueue()
+        self.core = SyncerCore(SyncPolicy(num_learners=2, num_fragments=1, interval=4))
+        for learner in (0, 1):
+            self.core.handle(events.LearnerJoined(learner, 1), 0.0)
+            self.core.handle(events.LearnerReady(learner, 1, 0, (0,)), 0.0)
+        config = SnapshotConfig(every=4, **settings)
+        self.taker = SnapshotTaker(folder, config, {"layout": "x"}, 0, self.inbox.put, self._record)
+
+    def _record(self, record):
+        self.records.append(record)
+        if isinstance(record, records.Flush):
+            self.flushed_before = self.newest() is None
+            record.done.set()
+
+    def begin(self):
+        piece = np.arange(3, dtype=np.float32)
+        return self.taker.begin(self.core, [FragmentState(0, (piece,), (piece + 1,))], 0.0)
+
+    def mark(self, learner, step=3, number=1):
+        clock = VectorClock({learner: (1, step)})
+        self.taker.take(StateRecorded(learner, 1, number, clock))
+
+    def write(self, learner, number=1):
+        part = Part({"params/w": np.ones(2, np.float32)}, {"learner": learner})
+        files = self.taker.writer.write(number, learner_part(learner), part).result(PATIENCE)
+        self.taker.take(PartWritten(learner, number, files))
+
+    def settle(self):
+        """Takes what writing and completing tell, until the snapshot is over."""
+        while not self.noted:
+            self.taker.take(self.inbox.get(timeout=PATIENCE))
+
+    @property
+    def noted(self):
+        return [(r.name, r.values) for r in self.records if isinstance(r, records.Noted)]
+
+    @property
+    def alarms(self):
+        return [r.sentence for r in self.records if isinstance(r, records.Alarm)]
+
+    def newest(self):
+        return SnapshotStore(self.folder, 1).newest(lambda line: None)
+
+
+@pytest.fixture
+def desk(tmp_path):
+    desk = Desk(tmp_path / "snapshots")
+    yield desk
+    desk.taker.close(PATIENCE)
+
+
+def test_one_is_wanted_at_every_multiple_and_not_while_another_is_under_way(desk):
+    assert [desk.taker.wanted(step) for step in (3, 4, 8)] == [False, True, False]  # 4 is being gathered
+    desk.taker.begin(desk.core, [], 0.0)  # in vain
+    assert [desk.taker.wanted(step) for step in (7, 9)] == [False, True]
+    desk.begin()
+    assert not desk.taker.wanted(20)
+
+
+def test_it_is_complete_when_every_learner_has_recorded_and_every_part_is_written(desk):
+    assert [mark.learner for mark in desk.begin()] == [0, 1]
+    for learner in (0, 1):
+        desk.mark(learner)
+        desk.write(learner)
+    desk.settle()
+    [(name, values)] = desk.noted
+    assert (name, values["learners"], values["absent"]) == ("snapshot", [0, 1], [])
+    assert desk.flushed_before  # so the run's files have what the snapshot follows from
+    snapshot = desk.newest()
+    assert set(snapshot.parts) == {SYNCER_PART, "learner_000", "learner_001"}
+    part = snapshot.part(SYNCER_PART)
+    assert part.state["incarnations"] == [[0, 1], [1, 1]]
+    np.testing.assert_array_equal(part.arrays["outer/0/0"], [1, 2, 3])
+    assert list(parts_folder(desk.folder).iterdir()) == []
+
+
+def test_what_comes_before_a_learners_mark_is_in_flight_and_what_comes_after_is_not(desk):
+    desk.begin()
+    contribution = Contribution(0, 1, 0, 0, 3, 3, 24)
+    desk.taker.told(events.FragmentArrived(RoundId(4, 0), contribution), [np.full(3, 7.0, np.float32)])
+    desk.mark(0)
+    desk.taker.told(report(0, 5), None)
+    desk.taker.told(report(1, 2), None)
+    desk.taker.told(report(1, 2, incarnation=0), None)  # of an earlier one
+    desk.mark(1)
+    for learner in (0, 1):
+        desk.write(learner)
+    desk.settle()
+    snapshot = desk.newest()
+    assert snapshot.header["in_flight"] == ["FragmentArrived of learner 0", "StepReported of learner 1"]
+    part = snapshot.part(SYNCER_PART)
+    np.testing.assert_array_equal(part.arrays["payload/0/0"], [7, 7, 7])
+    assert part.state["in_flight"][0]["contribution"]["tokens"] == 24
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_learner_that_is_lost_before_its_part_is_written_is_left_out(desk, marked):
+    desk.begin()
+    if marked:
+        desk.mark(1)
+    desk.taker.told(events.LearnerLost(1, 1, "killed"), None)
+    desk.mark(0)
+    desk.write(0)
+    desk.settle()
+    assert desk.noted[0][1]["absent"] == [1]
+    assert set(desk.newest().parts) == {SYNCER_PART, "learner_000"}
+
+
+def test_a_learner_that_leaves_by_itself_before_its_part_is_written_gives_the_snapshot_up(desk):
+    """As when a run is stopped: resumed from a snapshot without learners, it would lose what they held."""
+    desk.begin()
+    desk.mark(0)
+    desk.taker.told(events.LearnerLost(1, 0, events.LEFT), None)  # of an earlier incarnation
+    assert not desk.noted
+    desk.taker.told(events.LearnerLost(1, 1, events.LEFT), None)
+    [(name, values)] = desk.noted
+    assert (name, values["reason"]) == ("snapshot_given_up", "learner 1 left before its part was written")
+    assert desk.newest() is None
+
+
+def test_one_that_has_nothing_to_record_or_is_silent_is_left_out(desk):
+    desk.begin()
+    desk.taker.take(StateRecorded(0, 1, 1, None))
+    desk.taker.silent(1)
+    desk.settle()
+    assert desk.noted[0][1]["absent"] == [0, 1]
+
+
+def test_a_part_that_cannot_be_written_gives_the_snapshot_up_with_an_alarm(desk):
+    desk.begin()
+    desk.mark(0)
+    desk.taker.take(PartWritten(0, 1, None, "/disk/learner_000: cannot be written: No space left on device"))
+    [(name, values)] = desk.noted
+    assert name == "snapshot_given_up"
+    assert values["number"] == 1
+    [alarm] = desk.alarms
+    assert "No space left on device: a snapshot is given up" in alarm
+    assert desk.newest() is None
+
+
+def test_one_that_takes_too_long_is_given_up_and_the_next_takes_another_number(tmp_path):
+    desk = Desk(tmp_path, timeout=5.0)
+    desk.begin()
+    desk.mark(0)
+    assert desk.taker.next_deadline() == 5.0
+    desk.taker.timeout(4.0)
+    assert not desk.noted
+    desk.taker.timeout(5.0)
+    assert desk.noted[0][1]["reason"] == "it took more than 5 s; missing: the parts of learners [0, 1]"
+    assert desk.taker.next_deadline() is None
+    desk.mark(1)  # too late
+    assert [mark.number for mark in desk.begin()] == [2, 2]
+    desk.taker.close(PATIENCE)
+
+
+def test_a_folder_that_cannot_be_written_to_costs_the_snapshot_and_no_more(tmp_path):
+    (tmp_path / "snapshots").write_text("a file where a folder must be")
+    desk = Desk(tmp_path / "snapshots")
+    assert desk.begin() == []
+    assert [name for name, _ in desk.noted] == ["snapshot_given_up"]
+    assert len(desk.alarms) == 1
+    desk.taker.close(PATIENCE)
+
+
+def test_states_that_are_no_cut_are_never_completed(desk):
+    desk.core.handle(report(0, 3), 1.0)
+    desk.begin()
+    desk.mark(0, step=2)  # the syncer has heard of a step that the learner has yet to take
+    desk.mark(1)
+    for learner in (0, 1):
+        desk.write(learner)
+    desk.settle()
+    assert "is no consistent cut" in desk.noted[0][1]["reason"]
+    assert desk.newest() is None
+
+
+def test_a_second_syncer_takes_a_number_above_one_that_was_begun(desk):
+    desk.begin()
+    after_a_crash = Desk(desk.folder)
+    assert after_a_crash.begin()[0].number == 2
+    after_a_crash.taker.close(PATIENCE)
+
+
+def test_the_end_of_the_run_gives_up_what_is_under_way(tmp_path):
+    desk = Desk(tmp_path)
+    desk.begin()
+    assert not desk.taker.nearly_complete
+    desk.taker.close(PATIENCE)
+    assert desk.noted[0][1]["reason"] == "the run is over"
+
+
+def test_threads_that_write_at_once_get_their_own_parts(desk):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        parts = [Part({"x": np.full(4, m, np.float32)}, {"learner": m}) for m in range(4)]
+        futures = pool.map(lambda m: desk.taker.writer.write(9, learner_part(m), parts[m]), range(4))
+        files = [future.result(PATIENCE) for future in futures]
+    assert len({told.content for told in files}) == 4

@@ -1,0 +1,161 @@
+"""The inner optimizer's state given away and taken over: whose it is, of which boundary, and to the bit."""
+
+import concurrent.futures
+import queue
+
+import jax
+import numpy as np
+import pytest
+
+from ddiloco.protocol import events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.delivery import InnerState, InnerStateWanted, Leave, UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.learner_arrays import TrainingArrays
+from ddiloco.roles.learner_worker import LearnerWorker
+from tests import workbench
+
+PATIENCE = 60.0
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+@pytest.fixture(scope="module")
+def assembly(data_dir):
+    return Assembly(workbench.experiment(data_dir, train={"steps": 10_000}))
+
+
+@pytest.fixture(scope="module")
+def fragments(assembly):
+    from ddiloco.outer.fragments import take
+
+    params = assembly.initial_parameters()
+    return [take(assembly.layout, p, params) for p in range(assembly.layout.num_fragments)]
+
+
+def host(arrays):
+    return [np.array(array) for array in arrays]
+
+
+class Recovered:
+    """A Recovery that has a given inner state, and keeps the positions."""
+
+    def __init__(self, state=None):
+        self.state, self.asked, self.positions = state, [], queue.SimpleQueue()
+
+    def inner_state(self, versions):
+        self.asked.append(versions)
+        return self.state
+
+    def finished(self, position):
+        self.positions.put(position)
+
+
+class Worker:
+    """A learner's worker with a fresh stream of data, welcomed at version 0 of all fragments."""
+
+    def __init__(self, assembly, fragments, recovery):
+        e = assembly.experiment
+        core = LearnerCore(0, 1, e.sync, e.train.steps)
+        self.worker = LearnerWorker(core, assembly.own_equipment(0), lambda e: None, lambda r: None, recovery)
+        self.inbox = self.worker.inbox
+        self.fragments = fragments
+
+    def __enter__(self):
+        self.worker.start()
+        zeros = (0,) * len(self.fragments)
+        self.inbox.put(WelcomeDelivery(events.Welcomed(1, 0, zeros, zeros), self.fragments))
+        return self
+
+    def __exit__(self, *_):
+        self.inbox.put(Leave())
+        assert self.worker.join(PATIENCE)
+        assert self.worker.failure is None
+
+    def wish(self, versions=()):
+        answer = concurrent.futures.Future()
+        self.inbox.put(InnerStateWanted(versions, answer))
+        return answer
+
+
+def reference(assembly, fragments, steps, inner=None):
+    """The inner state after so many steps from the fragments, taken alone."""
+    arrays = TrainingArrays(assembly.own_equipment(0))
+    arrays.adopt(fragments, inner)
+    for clock in range(steps):
+        arrays.step(clock)
+    return host(arrays.inner())
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_state_taken_over_steps_as_the_one_it_was_taken_from(assembly, fragments):
+    equipment = assembly.own_equipment(0)
+    program = equipment.program
+    batches = [next(equipment.batches) for _ in range(3)]
+    state = program.state_from(equipment.transfer.whole(fragments))
+    for clock, batch in enumerate(batches[:2]):
+        state, _ = program.step(state, batch, clock)
+    params, inner = {k: np.array(v) for k, v in state.params.items()}, host(program.inner_state(state))
+    again, _ = program.step(program.state_from(params, inner), batches[2], 2)
+    state, _ = program.step(state, batches[2], 2)
+    assert_same(jax.tree.leaves(again), jax.tree.leaves(state))
+
+
+def test_a_donation_is_of_one_boundary_and_its_donor_steps_on(assembly, fragments):
+    recovery = Recovered()
+    with Worker(assembly, fragments, recovery) as worker:
+        for _ in range(5):
+            recovery.positions.get(timeout=PATIENCE)
+        first, second = worker.wish(), worker.wish()
+        given = [wish.result(PATIENCE) for wish in (first, second)]
+        for _ in range(given[1].step + 3):
+            recovery.positions.get(timeout=PATIENCE)
+    for state in given:
+        assert state.step >= 5
+        assert state.versions == (0,) * len(fragments)
+        assert_same(host(state.arrays), reference(assembly, fragments, state.step))
+
+
+def test_a_donation_waits_for_the_versions_asked_for(assembly, fragments):
+    wanted = (0, 1, *(0,) * (len(fragments) - 2))
+    with Worker(assembly, fragments, recovery := Recovered()) as worker:
+        wish = worker.wish(wanted)
+        for _ in range(4):
+            recovery.positions.get(timeout=PATIENCE)
+        assert not wish.done()
+        worker.inbox.put(UpdateDelivery(events.UpdateArrived(1, 1, 3), fragments[1]))
+        state = wish.result(PATIENCE)
+    assert state.versions == wanted
+
+
+def test_a_wish_that_cannot_come_true_ends_with_the_worker(assembly, fragments):
+    with Worker(assembly, fragments, Recovered()) as worker:
+        wish = worker.wish((99,) * len(fragments))
+    assert wish.cancelled()
+
+
+def test_a_learner_that_joins_goes_on_with_the_state_it_found(assembly, fragments):
+    inner = reference(assembly, fragments, 3)
+    zeros = (0,) * len(fragments)
+    recovery = Recovered(InnerState(3, zeros, inner))
+    with Worker(assembly, fragments, recovery) as worker:
+        state = worker.wish().result(PATIENCE)
+    assert recovery.asked == [zeros]
+    assert_same(host(state.arrays), reference(assembly, fragments, state.step, inner))
+    if state.step:
+        fresh = reference(assembly, fragments, state.step)
+        assert any((one != other).any() for one, other in zip(host(state.arrays), fresh, strict=True))
+
+
+def test_the_position_told_after_a_step_is_the_one_that_the_next_batch_comes_from(assembly, fragments):
+    with Worker(assembly, fragments, recovery := Recovered()):
+        positions = [recovery.positions.get(timeout=PATIENCE) for _ in range(3)]
+    equipment = assembly.own_equipment(0)
+    drawn = [next(equipment.batches) for _ in range(4)]
+    for done, position in enumerate(positions, start=1):
+        fresh = assembly.own_equipment(0).batches
+        fresh.set_state(position)
+        assert_same(next(fresh).values(), drawn[done].values())

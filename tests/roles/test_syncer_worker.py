@@ -1,0 +1,219 @@
+"""The syncer's thread with links instead of learners: pulls and merges that fail, and what then is merged."""
+
+import queue
+import threading
+
+import numpy as np
+import pytest
+
+from ddiloco.observe import records
+from ddiloco.outer.fragments import fragment
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.roles.delivery import Notice, UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.syncer_worker import SyncerWorker
+
+THETA = {"layers/0/kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}
+DIRECT = OuterConfig(merge="direct", optimizer="direct")
+PATIENCE = 30.0
+
+
+class Peer:
+    """A learner as the syncer sees it: what it was sent, and what it answers to a pull."""
+
+    def __init__(self, learner):
+        self.learner = learner
+        self.inbox = queue.SimpleQueue()
+        self.answer = np.zeros((2, 3), np.float32)  # or an error, or None for nothing published
+        self.asked = threading.Semaphore(0)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def deliver(self, delivery):
+        self.inbox.put(delivery)
+
+    def pull(self, fragment):
+        self.asked.release()
+        assert self.may_answer.wait(PATIENCE)
+        if self.answer is None:
+            return None
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.contribution(), (self.answer,)
+
+    def contribution(self):
+        return Contribution(self.learner, 1, fragment=0, version=0, step=1, steps=1, tokens=10)
+
+    def next(self, kind):
+        delivery = self.inbox.get(timeout=PATIENCE)
+        assert isinstance(delivery, kind), delivery
+        return delivery
+
+
+class Desk:
+    """A running SyncerWorker with live peers, all of them the quorum of one round at step 2."""
+
+    def __init__(self, num_learners):
+        policy = SyncPolicy(num_learners, num_fragments=1, interval=2, overlap=1, quorum=None)
+        layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
+        self.model = GlobalModel(layout, THETA, DIRECT, num_learners)
+        self.taken, self.commits = [], []
+        core = SyncerCore(policy, total_steps=2)
+        self.worker = SyncerWorker(
+            core, self.model, self.taken.append, lambda step, fragments: self.commits.append(step)
+        )
+        self.peers = [Peer(m) for m in range(num_learners)]
+        self.worker.start()
+        for peer in self.peers:
+            self.worker.connect(peer.learner, 1, peer)
+            self.worker.send(events.LearnerJoined(peer.learner, 1))
+            np.testing.assert_array_equal(
+                peer.next(WelcomeDelivery).fragments[0][0], THETA["layers/0/kernel"]
+            )
+            self.worker.send(events.LearnerReady(peer.learner, 1, 0, (0,)))
+
+    def report(self, step=2):
+        for peer in self.peers:
+            counters = (FragmentCounters(version=0, steps=step, tokens=10),)
+            self.worker.send(events.StepReported(Report(peer.learner, 1, step, counters)))
+
+    def noted(self, name):
+        return [r.values for r in self.taken if isinstance(r, records.Noted) and r.name == name]
+
+
+@pytest.fixture
+def desk():
+    made = []
+
+    def make(*arguments):
+        made.append(Desk(*arguments))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for peer in one.peers:
+            peer.may_answer.set()
+        assert one.worker.stop(PATIENCE)
+
+
+def full(value):
+    return np.full((2, 3), value, np.float32)
+
+
+def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
+    it = desk(3)
+    for peer, value in zip(it.peers, (1.0, 2.0, 6.0), strict=True):
+        peer.answer = full(value)
+    it.report()
+    for peer in it.peers:
+        update = peer.next(UpdateDelivery)
+        assert (update.event.fragment, update.event.version, update.event.step) == (0, 1, 2)
+        np.testing.assert_allclose(update.pieces[0], full(3.0), rtol=1e-6)
+    assert it.worker.ended.wait(PATIENCE)
+    assert it.worker.failure is None
+    assert it.commits == [2]
+    [values] = it.noted("round")
+    assert values["learners"] == [0, 1, 2]
+    assert values["outer_gradient_norm"] == pytest.approx(
+        np.linalg.norm(THETA["layers/0/kernel"] - full(3.0)), rel=1e-6
+    )
+    moved = [(r.learner, r.sent, r.received) for r in it.taken if isinstance(r, records.Transferred)]
+    assert sorted(moved) == sorted([(m, 24, 0) for m in range(3)] + [(m, 0, 24) for m in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (full(np.nan), "layers/0/kernel holds values that are not finite or beyond 1e19"),
+        (full(np.inf), "layers/0/kernel holds values that are not finite or beyond 1e19"),
+        (full(1.0).astype(np.float64), "layers/0/kernel is float64[2, 3], but must be float32[2, 3]"),
+        (full(1.0)[:1], "layers/0/kernel is float32[1, 3], but must be float32[2, 3]"),
+        (ConnectionError("link down"), "link down"),
+        (None, "nothing published"),
+    ],
+    ids=["nan", "inf", "float64", "shape", "raises", "nothing"],
+)
+def test_what_cannot_be_used_is_dropped_and_counted_and_the_others_are_merged(desk, answer, reason):
+    it = desk(3)
+    it.peers[0].answer, it.peers[2].answer = full(2.0), full(4.0)
+    it.peers[1].answer = answer
+    it.report()
+    for peer in it.peers:  # also to the one that was left out
+        np.testing.assert_allclose(peer.next(UpdateDelivery).pieces[0], full(3.0), rtol=1e-6)
+    assert it.noted("drop") == [{"learner": 1, "reason": reason}]
+    assert [values["learners"] for values in it.noted("round")] == [[0, 2]]
+    assert it.worker.failure is None
+
+
+def test_a_peer_that_is_lost_while_it_is_pulled_is_left_out(desk):
+    it = desk(2)
+    it.peers[0].answer = full(5.0)
+    it.peers[1].may_answer.clear()
+    it.report()
+    assert it.peers[1].asked.acquire(timeout=PATIENCE)
+    it.worker.send(events.LearnerLost(1, 1, "killed"))
+    np.testing.assert_allclose(it.peers[0].next(UpdateDelivery).pieces[0], full(5.0), rtol=1e-6)
+    assert it.noted("learner_lost") == [{"learner": 1, "incarnation": 1, "reason": "killed"}]
+    assert it.worker.ended.wait(PATIENCE)
+    assert it.peers[1].inbox.empty()
+
+
+def test_a_fragment_that_arrives_twice_leaves_the_first_arrival_in_the_round(desk):
+    it = desk(2)
+    it.peers[0].answer, it.peers[1].answer = full(2.0), full(4.0)
+    it.peers[1].may_answer.clear()
+    it.report()
+    assert it.peers[1].asked.acquire(timeout=PATIENCE)
+    [pending] = it.worker.core._rounds
+    while 0 not in pending.arrived:
+        assert it.worker.failure is None
+    it.worker.send(events.FragmentArrived(RoundId(2, 0), it.peers[0].contribution()))
+    while not it.noted("drop"):
+        assert it.worker.failure is None
+    it.peers[1].may_answer.set()
+    np.testing.assert_allclose(it.peers[0].next(UpdateDelivery).pieces[0], full(3.0), rtol=1e-6)
+    assert it.noted("drop") == [{"learner": 0, "reason": "unexpected fragment"}]
+
+
+def test_a_merge_that_raises_ends_the_syncer_with_the_failure_told(desk, monkeypatch):
+    it = desk(2)
+
+    def merge(*arguments):
+        raise MemoryError("no room for the merge")
+
+    monkeypatch.setattr(it.model, "merge", merge)
+    it.report()
+    assert it.worker.ended.wait(PATIENCE)
+    assert it.worker.failure.startswith("MemoryError: no room for the merge\nTraceback")
+    assert not it.worker.core.finished
+    assert it.commits == []
+
+
+def test_an_incarnation_that_departed_is_told_so(desk):
+    it = desk(1)
+    it.worker.send(events.LearnerLost(0, 1, "killed"))
+    it.worker.send(events.LearnerJoined(0, 1))
+    assert it.peers[0].next(Notice).event == events.NotMember(1)
+
+
+def test_an_incarnation_older_than_one_that_is_known_is_refused(desk):
+    it = desk(1)
+    newer = Peer(0)
+    it.worker.connect(0, 2, newer)
+    it.worker.send(events.LearnerJoined(0, 2))
+    newer.next(WelcomeDelivery)
+    it.worker.send(events.LearnerJoined(0, 1))
+    assert isinstance(it.peers[0].next(Notice).event, events.Rejected)
+
+
+def test_stopping_waits_for_no_learner(desk):
+    it = desk(2)
+    it.peers[1].may_answer.clear()
+    it.report()
+    assert it.peers[1].asked.acquire(timeout=PATIENCE)
+    assert it.worker.stop(PATIENCE)
+    assert (it.worker.failure, it.worker.core.finished, it.commits) == (None, False, [])

@@ -1,0 +1,305 @@
+"""Fragments off a learner's devices and onto them, on one device and sharded over eight."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from ddiloco.outer.codecs import CODECS
+from ddiloco.outer.encoding import FragmentDecoder, encode, wire_format
+from ddiloco.outer.fragments import fragment, take
+from ddiloco.protocol.messages import Contribution
+from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
+from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.transfer import FragmentTransfer
+from ddiloco.training.mesh import parameter_shardings
+from ddiloco.training.parameters import abstract_parameters
+from tests.training.batches import TINY, mesh_of
+from tests.workbench import assert_equal
+
+SHAPES = {name: leaf.shape for name, leaf in abstract_parameters(TINY).items()}
+LAYOUT = fragment(SHAPES, 16)
+SPLIT = next(p for p in range(16) if any(not piece.whole for piece in LAYOUT.fragments[p]))
+MESHES = {
+    "one device": lambda: mesh_of(1),
+    "fsdp and tensor over eight": lambda: mesh_of(8, data=1, fsdp=4, tensor=2),
+}
+
+
+def numbers(seed):
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture(scope="module", params=MESHES, ids=str)
+def shardings(request):
+    return parameter_shardings(TINY, MESHES[request.param]())
+
+
+@pytest.fixture(scope="module")
+def transfer(shardings):
+    return FragmentTransfer(LAYOUT, shardings)
+
+
+def placed(values, shardings):
+    # A copy of its own: on CPU devices device_put may keep the host's memory.
+    return {name: jax.device_put(value.copy(), shardings[name]) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("mixing", [0.0, 0.5, 1.0])
+def test_an_update_mixes_what_is_due_and_leaves_the_rest(mixing, transfer, shardings):
+    own, theirs = numbers(0), numbers(1)
+    update = [np.array(piece) for piece in take(LAYOUT, SPLIT, theirs)]
+    mixed = transfer.apply(SPLIT, placed(own, shardings), update, mixing)
+    expected = {name: value.copy() for name, value in own.items()}
+    for piece, value in zip(LAYOUT.fragments[SPLIT], update, strict=True):
+        rows = expected[piece.name][piece.start : piece.stop]
+        rows[...] = ((1 - mixing) * value.astype(np.float64) + mixing * rows).astype(np.float32)
+    for name, leaf in mixed.items():
+        np.testing.assert_allclose(leaf, expected[name], rtol=1e-6, atol=1e-7, err_msg=name)
+        assert leaf.sharding.is_equivalent_to(shardings[name], leaf.ndim), name
+
+
+def test_at_mixing_0_nothing_survives_of_an_own_value_not_even_nan(transfer, shardings):
+    theirs = numbers(1)
+    params = placed({name: np.full(shape, np.nan, np.float32) for name, shape in SHAPES.items()}, shardings)
+    for p in range(LAYOUT.num_fragments):
+        params = transfer.apply(p, params, take(LAYOUT, p, theirs), 0.0)
+    assert_equal(params, theirs)
+
+
+def test_at_mixing_1_the_own_value_stays_bit_for_bit(transfer, shardings):
+    own = numbers(0)
+    assert_equal(transfer.apply(SPLIT, placed(own, shardings), take(LAYOUT, SPLIT, numbers(1)), 1.0), own)
+
+
+def test_a_snapshot_is_a_copy_that_survives_what_donates_its_source(transfer, shardings):
+    own, theirs = numbers(0), numbers(1)
+    params = placed(own, shardings)
+    pieces = transfer.snapshot(SPLIT, params)
+    changed = transfer.apply(SPLIT, params, take(LAYOUT, SPLIT, theirs), 0.0)
+    again = transfer.snapshot(SPLIT, changed)
+    for ours, after, before, new in zip(
+        pieces.arrays, again.arrays, take(LAYOUT, SPLIT, own), take(LAYOUT, SPLIT, theirs), strict=True
+    ):
+        np.testing.assert_array_equal(ours, before)
+        np.testing.assert_array_equal(after, new)
+    assert any(leaf.is_deleted() for leaf in params.values())
+
+
+def test_all_fragments_together_are_all_parameters(transfer, shardings):
+    own = numbers(0)
+    params = placed(own, shardings)
+    pieces = [
+        [np.asarray(piece) for piece in transfer.snapshot(p, params).arrays]
+        for p in range(LAYOUT.num_fragments)
+    ]
+    assert_equal(transfer.whole(pieces), own)
+
+
+def test_compiling_changes_no_parameter(transfer, shardings):
+    own = numbers(2)
+    assert_equal(transfer.compile(placed(own, shardings)), own)
+
+
+def contribution(fragment, step):
+    return Contribution(0, 1, fragment, version=0, step=step, steps=step, tokens=10 * step)
+
+
+def test_a_shelf_holds_the_newest_of_each_fragment_until_it_is_cleared():
+    shelf = Shelf()
+    assert shelf.get(0) is None
+    shelf.put(contribution(0, 1), ("old",))
+    shelf.put(contribution(1, 1), ("other",))
+    shelf.put(contribution(0, 2), ("new",))
+    assert shelf.get(0) == (contribution(0, 2), ("new",))
+    shelf.take_down(0)
+    shelf.take_down(0)
+    assert shelf.get(0) is None
+    assert shelf.get(1) == (contribution(1, 1), ("other",))
+    shelf.clear()
+    assert shelf.get(1) is None
+
+
+def test_a_shelf_remembers_the_last_that_was_pulled_since_the_fragment_was_taken_down():
+    shelf = Shelf()
+    shelf.put(contribution(0, 1), ("first",))
+    assert shelf.take_down(0) is None
+    shelf.put(contribution(0, 5), ("second",))
+    shelf.get(0)
+    shelf.put(contribution(0, 6), ("third",))
+    assert shelf.take_down(0) == (contribution(0, 5), ("second",))
+    assert shelf.take_down(0) is None
+    shelf.put(contribution(0, 9), ("fourth",))
+    shelf.get(0)
+    shelf.clear()
+    assert shelf.take_down(0) is None
+
+
+# Encoded snapshots.
+
+BOUND = 2.0**-22  # of float32's own rounding, for parameters of a normal distribution
+
+
+@pytest.fixture(scope="module", params=[name for name, codec in CODECS.items() if not codec.of_parameters])
+def codec(request):
+    return request.param
+
+
+def pieces_of(values, p=SPLIT):
+    return tuple(np.array(piece) for piece in take(LAYOUT, p, values))
+
+
+def on_the_host(snapshot):
+    return [np.asarray(array) for array in snapshot.arrays]
+
+
+def test_a_snapshot_is_encoded_alike_on_one_device_and_on_many(codec, shardings):
+    transfer = FragmentTransfer(LAYOUT, shardings, codec, error_feedback=True)
+    own, theirs, left = numbers(0), numbers(1), numbers(2)
+    anchor, residual = (transfer.place(SPLIT, pieces_of(values)) for values in (theirs, left))
+    snapshot = transfer.snapshot(SPLIT, placed(own, shardings), anchor, residual)
+    arrays, rest = jax.jit(encode, static_argnums=0)(
+        CODECS[codec], pieces_of(own), pieces_of(theirs), pieces_of(left)
+    )
+    formats = wire_format(LAYOUT, SPLIT, codec)
+    assert [(a.shape, a.dtype) for a in snapshot.arrays] == [tuple(f) for f in formats]
+    for ours, expected in zip(snapshot.arrays, arrays, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    for ours, expected, there in zip(snapshot.residual, rest, residual, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
+        assert ours.sharding.is_equivalent_to(there.sharding, ours.ndim)
+
+
+@dataclasses.dataclass
+class Parameters:
+    """A train state without an optimizer."""
+
+    params: dict
+
+
+class Program:
+    """Makes states of parameters alone."""
+
+    def __init__(self, shardings):
+        self._shardings = shardings
+
+    def state_from(self, whole, inner=None):
+        assert inner is None
+        return Parameters(placed(whole, self._shardings))
+
+
+class Learner:
+    """TrainingArrays that can be moved by hand, and the syncer's view of what they send."""
+
+    def __init__(self, codec, error_feedback=False):
+        shardings = parameter_shardings(TINY, mesh_of(1))
+        transfer = FragmentTransfer(LAYOUT, shardings, codec, error_feedback)
+        self.arrays = TrainingArrays(Equipment(Program(shardings), transfer, itertools.repeat({}), 1))
+        self._decode = FragmentDecoder(LAYOUT, codec)
+        self.codec = CODECS[codec]
+
+    def adopt(self, values):
+        self.arrays.adopt([pieces_of(values, p) for p in range(LAYOUT.num_fragments)])
+
+    def move(self, seed, size=1e-3):
+        """Moves every parameter a little; gives the way of the pieces, from the new to the old."""
+        before = pieces_of(self.arrays.params)
+        way = numbers(seed)
+        for name, leaf in self.arrays.params.items():
+            self.arrays.params[name] = leaf - size * way[name]
+        return [b - a for b, a in zip(before, pieces_of(self.arrays.params), strict=True)]
+
+    def read(self, snapshot, anchor):
+        """The outer gradient as the syncer takes it."""
+        read = self._decode(SPLIT, on_the_host(snapshot), pieces_of(anchor))
+        return [a - r for a, r in zip(pieces_of(anchor), read, strict=True)]
+
+    def error(self, way):
+        """The most that an encoding of the way may be off."""
+        return self.codec.relative_error * max(np.abs(w).max() for w in way) + BOUND * 8
+
+
+def assert_near(ours, expected, error):
+    for x, y in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=error)
+
+
+def plus(ours, theirs, share=1.0):
+    return [x + share * np.asarray(y) for x, y in zip(ours, theirs, strict=True)]
+
+
+@pytest.mark.parametrize("mixing", [0.0, 0.5])
+def test_a_learner_sends_its_way_from_the_version_it_adopted_whatever_it_mixed_in(codec, mixing):
+    learner = Learner(codec)
+    first, second = numbers(0), numbers(1)
+    learner.adopt(first)
+    way = learner.move(2)
+    assert_near(learner.read(learner.arrays.snapshot(SPLIT), first), way, learner.error(way))
+    learner.arrays.apply(SPLIT, mixing, pieces_of(second))
+    learner.move(3)
+    way = plus(pieces_of(second), pieces_of(learner.arrays.params), -1)
+    assert_near(learner.read(learner.arrays.snapshot(SPLIT), second), way, learner.error(way))
+
+
+@pytest.mark.parametrize("mixing", [0.0, 0.5])
+def test_what_a_pulled_encoding_left_out_comes_with_the_next_but_for_what_the_learner_keeps(codec, mixing):
+    learner = Learner(codec, error_feedback=True)
+    first, second = numbers(0), numbers(1)
+    learner.adopt(first)
+    way = learner.move(2)
+    snapshot = learner.arrays.snapshot(SPLIT)
+    left = plus(way, learner.read(snapshot, first), -1)
+    assert_near(snapshot.residual, left, BOUND * 8)
+    learner.move(4)
+    learner.arrays.snapshot(SPLIT)  # a later one that nobody pulls
+    learner.arrays.pulled(SPLIT, snapshot)
+    learner.arrays.apply(SPLIT, mixing, pieces_of(second))
+    learner.move(3)
+    to_send = plus(plus(pieces_of(second), pieces_of(learner.arrays.params), -1), left, 1 - mixing)
+    sent = learner.arrays.snapshot(SPLIT)
+    assert_near(plus(learner.read(sent, second), sent.residual), to_send, BOUND * 16)
+
+
+def test_a_round_without_the_learner_changes_nothing_of_what_it_has_still_to_send(codec):
+    learner = Learner(codec, error_feedback=True)
+    first, second, third = numbers(0), numbers(1), numbers(2)
+    learner.adopt(first)
+    learner.move(3)
+    pulled = learner.arrays.snapshot(SPLIT)
+    learner.arrays.pulled(SPLIT, pulled)
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(second))
+    learner.move(4)
+    learner.arrays.snapshot(SPLIT)
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(third))
+    way = learner.move(5)
+    sent = learner.arrays.snapshot(SPLIT)
+    assert_near(plus(learner.read(sent, third), sent.residual), plus(way, pulled.residual), BOUND * 16)
+
+
+@pytest.mark.parametrize("died", [False, True], ids=["welcomed anew", "restarted"])
+def test_a_learner_that_begins_anew_has_nothing_left_to_send(codec, died):
+    learner = Learner(codec, error_feedback=True)
+    learner.adopt(numbers(0))
+    learner.move(2)
+    learner.arrays.pulled(SPLIT, learner.arrays.snapshot(SPLIT))
+    if died:
+        learner.arrays.lose()
+    theirs = numbers(1)
+    learner.adopt(theirs)
+    sent = learner.arrays.snapshot(SPLIT)
+    assert_near(learner.read(sent, theirs), [np.zeros_like(x) for x in pieces_of(theirs)], 0.0)
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(theirs))
+    assert all(not np.any(x) for x in learner.arrays.snapshot(SPLIT).residual)
+
+
+def test_f32_sends_the_parameters_bit_for_bit():
+    learner = Learner("f32")
+    learner.adopt(numbers(0))
+    learner.move(1)
+    learner.arrays.apply(SPLIT, 0.5, pieces_of(numbers(2)))
+    snapshot = learner.arrays.snapshot(SPLIT)
+    for ours, theirs in zip(on_the_host(snapshot), pieces_of(learner.arrays.params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,169 @@
+"""The event simulator: against closed forms, and what must hold whatever the failure model is."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddiloco.goodput.accounting import Timelines
+from ddiloco.goodput.failures import YEAR, FailureModel
+from ddiloco.goodput.lives import draw_interruptions, job_changes, job_chips
+from experiments.studies.goodput.analytic import elastic_goodput, inelastic_goodput
+from experiments.studies.goodput.simulator import DAY, Simulation, simulate
+
+SYSTEMS = ("data_parallel", "elastic_data_parallel", "decoupled:2", "decoupled:4", "decoupled:8")
+
+
+def cells(chips, systems, days=1.0, seeds=3, quorum=None, **failures):
+    return simulate(Simulation(chips, systems, days, seeds, quorum, FailureModel(**failures)))
+
+
+def cell(chips, system, **settings):
+    (only,) = cells((chips,), (system,), **settings)
+    return only
+
+
+def test_the_engine_agrees_with_the_closed_forms():
+    for found in cells((150_000, 600_000, 2_400_000), SYSTEMS, days=1.5, seeds=4):
+        assert found.goodput == pytest.approx(found.analytic, abs=max(0.006, 1.5 * found.ci95)), found.label
+
+
+def test_a_job_without_elasticity_is_a_renewal_process():
+    found = cell(400_000, "data_parallel", days=4.0, spare_share=0.0, step_seconds=30.0)
+    rate = 256 * (400_000 // 256) / YEAR
+    assert found.goodput == pytest.approx(1 / (1 + rate * (10.0 + 58.7 + 15.0)), abs=0.01)
+    assert found.lost["replaying"] == pytest.approx(rate * 15.0 * found.goodput, rel=0.1)
+    assert found.uptime == pytest.approx(found.goodput, rel=1e-9)
+
+
+def test_learners_of_one_slice_are_dead_until_it_is_back_and_restarted():
+    hour = 3600 / YEAR
+    settings = {"mtbi_years": hour, "chips_per_slice": 1, "return_seconds": 700.0, "restart_seconds": 200.0}
+    found = cell(200, "decoupled:200", return_shape=2.0, **settings)
+    # Renewals of up for an hour, away for 700 s, restarts that fail now and then: exp(200/3600) tries each.
+    tries = math.exp(200 / 3600)
+    cycle = 3600 + 700 * tries + 3600 * (tries - 1)
+    assert found.goodput == pytest.approx(3600 / cycle, abs=0.006)
+    assert found.lost["failed"] == pytest.approx(700 * tries / cycle, abs=0.006)
+    assert found.uptime == 1.0
+
+
+def test_where_upscales_never_come_only_downscales_cost():
+    found = cell(1_200_000, "elastic_data_parallel", upscale_wait_seconds=1e9, return_seconds=0.0)
+    rate = 1_200_000 / YEAR
+    assert found.goodput == pytest.approx(1 / (1 + rate * (10.0 + 3.4 + 2.5)), abs=0.01)
+
+
+def test_chips_of_different_speed_wait_for_the_slowest_of_their_job():
+    alike, differing = (cell(1_200_000, "decoupled:4", days=0.5, chip_speed_variation=v) for v in (0.0, 0.02))
+    # The largest of 300k normals is 4.57 on average: (1 + 1/b^2) of its quantile b, roughly.
+    assert differing.goodput / alike.goodput == pytest.approx(1 / (1 + 0.02 * 4.62), abs=0.01)
+    assert differing.lost["waiting_for_peers"] == pytest.approx(alike.goodput - differing.goodput, abs=0.01)
+    assert differing.uptime == pytest.approx(alike.uptime, abs=0.005)
+    assert (alike.lost["waiting_for_peers"], differing.analytic) == (0.0, None)
+
+
+def test_a_new_fleet_that_fails_early_does_worse_at_first():
+    first, later = (
+        cell(600_000, "elastic_data_parallel", days=days, weibull_shape=0.7, seeds=2) for days in (0.2, 2.0)
+    )
+    even = cell(600_000, "elastic_data_parallel", days=2.0, seeds=2)
+    assert first.goodput < later.goodput - 0.05
+    assert later.goodput < even.goodput - 0.05
+    assert later.analytic is None
+
+
+def test_a_quorum_of_one_is_there_as_long_as_anyone_steps_and_a_larger_one_for_less():
+    one, three, all_of_them = (
+        cell(2_400_000, "decoupled:4", days=0.2, quorum=quorum) for quorum in (1, 3, 4)
+    )
+    assert one.quorum_uptime == one.uptime < 1.0
+    assert one.uptime > three.quorum_uptime + 0.1 > all_of_them.quorum_uptime + 0.2
+    # Learners step 70% of the time, each by itself: all four 0.7^4 of it.
+    assert all_of_them.quorum_uptime == pytest.approx(one.goodput**4, abs=0.03)
+    assert cell(150_000, "data_parallel", days=0.1, quorum=4).quorum_uptime is None
+
+
+def test_four_learners_and_more_never_stand_still_all_at_once_to_a_percent():
+    for found in cells((150_000, 300_000, 1_200_000), ("decoupled:4", "decoupled:8", "decoupled:16")):
+        assert round(100 * found.uptime) == 100
+    assert cell(1_200_000, "decoupled:2").uptime < 0.95
+
+
+def test_goodput_falls_with_chips_and_rises_with_learners_and_with_elasticity():
+    found = {(c.label, c.num_chips): c.goodput for c in cells((150_000, 600_000, 2_400_000), SYSTEMS)}
+    for chips in (150_000, 600_000, 2_400_000):
+        by_system = [found[system, chips] for system in SYSTEMS]
+        assert by_system == sorted(by_system)
+    for system in SYSTEMS:
+        assert found[system, 150_000] > found[system, 600_000] > found[system, 2_400_000]
+
+
+def test_a_learner_has_the_goodput_of_a_job_of_its_own_chips():
+    by_rule = [cell(300_000 * m, f"decoupled:{m}" if m > 1 else "elastic_data_parallel") for m in (1, 2, 8)]
+    for found in by_rule:
+        assert found.goodput == pytest.approx(by_rule[-1].goodput, abs=0.012)
+
+
+def test_a_cell_does_not_depend_on_what_else_is_in_the_grid():
+    together = cells((150_000, 1_200_000), SYSTEMS, days=0.1)
+    for found in together:
+        assert cell(found.num_chips, found.label, days=0.1) == found
+
+
+def test_one_seed_has_no_confidence_interval():
+    assert cell(150_000, "data_parallel", seeds=1, days=0.1).ci95 is None
+
+
+def test_drawn_jobs_and_a_fleets_list_of_interruptions_tell_the_same():
+    model, chips, days = FailureModel(), 1_200_000, 0.4
+    simulated = cell(chips, "decoupled:4", days=days, seeds=4)
+    interruptions = draw_interruptions(model, chips, 0, days * DAY)
+    lines = Timelines(job_chips(model, chips, 4, elastic=True))
+    for change in job_changes(model, interruptions, chips, 4, 0, days * DAY, elastic=True):
+        lines.enter(change.job, change.state, change.time, change.chips)
+    assert lines.goodput(days * DAY) == pytest.approx(simulated.goodput, abs=0.015)
+    assert lines.lost(days * DAY) == pytest.approx(simulated.lost, abs=0.01)
+
+
+@st.composite
+def models(draw):
+    seconds = st.floats(0.0, 100.0)
+    return FailureModel(
+        mtbi_years=draw(st.floats(1e-4, 1e-2)),
+        weibull_shape=draw(st.sampled_from([0.6, 1.0, 1.8])),
+        chips_per_slice=draw(st.integers(1, 8)),
+        detection_seconds=draw(seconds),
+        downscale_seconds=draw(seconds),
+        upscale_seconds=draw(seconds),
+        upscale_wait_seconds=draw(seconds),
+        return_seconds=draw(st.floats(0.0, 2000.0)),
+        return_shape=draw(st.sampled_from([0.5, 1.0, 3.0])),
+        restart_seconds=draw(seconds),
+        spare_share=draw(st.floats(0.0, 0.9)),
+        step_seconds=draw(seconds),
+        chip_speed_variation=draw(st.sampled_from([0.0, 0.1])),
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(models(), st.integers(4, 20))
+def test_whatever_the_model_shares_add_up_to_one(model, slices):
+    chips = slices * model.chips_per_slice
+    systems = ("data_parallel", "elastic_data_parallel", "decoupled:4")
+    for found in simulate(Simulation((chips,), systems, 0.05, 2, 2, model)):
+        assert found.goodput + sum(found.lost.values()) == pytest.approx(1.0, abs=1e-9)
+        assert all(0.0 <= share <= 1.0 for share in (found.goodput, found.uptime, *found.lost.values()))
+        assert found.goodput <= found.uptime + 1e-9
+        assert found.quorum_uptime is None or found.quorum_uptime <= found.uptime
+
+
+@given(st.floats(1e3, 1e7), st.floats(1.01, 16.0), st.floats(0.0, 100.0), st.floats(0.0, 600.0))
+def test_closed_forms_fall_with_chips(chips, factor, upscale, wait):
+    model = dataclasses.replace(
+        FailureModel(), upscale_seconds=upscale, upscale_wait_seconds=wait, downscale_seconds=0.2 * upscale
+    )
+    for goodput in (elastic_goodput, inelastic_goodput):
+        assert 0.0 < goodput(model, chips * factor) < goodput(model, chips) < 1.0

@@ -1,0 +1,19 @@
+"""Losses that follow a known law, with and without noise."""
+
+import itertools
+
+import numpy as np
+
+from experiments.studies.scaling.measurements import Place
+
+SIZES = (20_000, 50_000, 130_000, 350_000)
+LEARNERS = (1, 2, 4, 8)
+
+
+def losses_of(loss, multiples=(20,), sizes=SIZES, learners=LEARNERS, noise=0.0, seeds=1, rng=None):
+    """`loss(n, d, m)` at every place, times e to the noise."""
+    found = {}
+    for n, multiple, m in itertools.product(sizes, multiples, learners):
+        factors = np.exp(noise * rng.standard_normal(seeds)) if noise else np.ones(seeds)
+        found[Place(n, n * multiple, m)] = [loss(n, n * multiple, m) * factor for factor in factors]
+    return found

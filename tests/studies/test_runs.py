@@ -1,0 +1,66 @@
+"""Runs side by side in processes of their own: how they end, and that they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from experiments.studies import runs
+from tests.remote.ends import alive, until
+
+
+def test_runs_side_by_side_tell_their_exit_statuses():
+    started, ended = [], {}
+    commands = [["-c", f"raise SystemExit({status})"] for status in (0, 3, 2)]
+    runs.run_all(commands, 2, started.append, ended.__setitem__)
+    assert (started, ended) == ([0, 1, 2], {0: 0, 1: 3, 2: 2})
+
+
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises, also where the tests were started in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other(ctrl_c):
+    send = f"import os, signal; signal.alarm(60); os.kill({os.getpid()}, signal.SIGINT)"
+    impatient = f"{send}; signal.pause()"
+    started, ended = [], []
+    with pytest.raises(KeyboardInterrupt):
+        runs.run_all([["-c", impatient], ["-c", ""]], 1, started.append, lambda *_: ended.append(_))
+    assert (started, ended) == ([0], [])
+
+
+HOLDS = """
+    import os, signal, sys
+    from ddiloco.launch import lifeline
+    lifeline.hold(int(sys.argv[2].partition("=")[2]))
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()} {'tensorboardX' in sys.modules}\\n")
+    signal.pause()
+"""
+
+
+def test_runs_are_forked_and_end_with_who_runs_them_however_that_ends(tmp_path):
+    (tmp_path / "holds.py").write_text(textwrap.dedent(HOLDS))
+    told = tmp_path / "told"
+    program = (
+        f"from experiments import runs; runs.run_all([['-m', 'holds', {str(told)!r}]] * 2, 2, print, print)"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: told.exists() and told.read_text().count("\n") == 2, "both runs", 60.0)
+    finally:
+        process.kill()
+        process.wait()
+    numbers, preloaded = zip(*map(str.split, told.read_text().splitlines()), strict=True)
+    assert set(preloaded) == {"True"}
+    until(lambda: not any(alive(int(number)) for number in numbers), "their ends", 60.0)

@@ -1,0 +1,295 @@
+"""Fleets as experiments ask for them: drawn lives, token budgets, runs without arrays, what cannot be."""
+
+import pytest
+
+from ddiloco.config import ConfigError
+from ddiloco.goodput.accounting import State
+from ddiloco.goodput.lives import JobChange
+from ddiloco.observe import records
+from ddiloco.roles.assembly import make_layout
+from ddiloco.run.budget import with_steps
+from ddiloco.settings.experiment import parse, to_json
+from ddiloco.virtual import from_settings as virtual_fleet
+from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, horizon, lives
+from ddiloco.virtual.lives import Change, check_lives, write_trace
+from tests.virtual_runs import shared_workshop, virtual
+from tests.workbench import experiment
+
+FAILURES = {
+    "lives": "failures",
+    "num_chips": 64,
+    "notice_seconds": 2.0,
+    "recovery_seconds": 3.0,
+    "failures": {
+        "mtbi_years": 64 * 15 / 31557600,  # of a chip: the fleet has an interruption every 15 s
+        "chips_per_slice": 16,
+        "return_seconds": 20.0,
+        "restart_seconds": 5.0,
+        "detection_seconds": 1.0,
+        "downscale_seconds": 1.0,
+        "upscale_seconds": 1.0,
+        "upscale_wait_seconds": 2.0,
+        "step_seconds": 1.0,
+    },
+}
+SCAVENGING = {
+    "lives": "spare_capacity",
+    "recovery_seconds": 2.0,
+    "spare_capacity": {"extra_learners": 2, "dwell_seconds": 10.0, "mean_size": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def workshop():
+    return shared_workshop()
+
+
+@pytest.fixture
+def made(data_dir):
+    return lambda algorithm="decoupled", **groups: virtual(data_dir, algorithm, **groups)
+
+
+def refusal(call):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# What cannot be.
+
+VIRTUAL = {
+    "step_seconds": ({"step_seconds": (1.0, 0.0)}, "is 0.0, but must be above 0.0"),
+    "speed_variation": ({"speed_variation": 1.5}, "is 1.5, but must be at least 0.0 and at most 1.0"),
+    "step_variation": ({"step_variation": -0.1}, "is -0.1, but must be at least 0.0 and at most 1.0"),
+    "latency": ({"latency": (-1.0,)}, "is -1.0, but must be at least 0.0"),
+    "bandwidth": ({"bandwidth": (0.0,)}, "is 0.0, but must be above 0.0"),
+    "jitter": ({"jitter": (float("nan"),)}, "is nan, but must be at least 0.0"),
+    "loss": ({"loss": (1.0,)}, "is 1.0, but must be at least 0.0 and below 1.0"),
+    "merge_seconds": ({"merge_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
+    "notice_seconds": ({"notice_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
+    "recovery_seconds": ({"recovery_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
+    "resize_seconds": ({"resize_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
+    "lives": ({"lives": "nine"}, "is 'nine', but must be one of steady, trace, failures, spare_capacity"),
+    "num_chips": ({"num_chips": 1}, "is 1, but must be at least 2: one a learner"),
+    "trace": ({"lives": "trace"}, "is None, but must name a file; lives is trace"),
+    "failures.mtbi_years": ({"failures": {"mtbi_years": 0.0}}, "is 0.0, but must be above 0.0"),
+    "spare_capacity.mean_size": ({"spare_capacity": {"mean_size": 0.0}}, "is 0.0, but must be above 0.0"),
+}
+
+
+@pytest.mark.parametrize("field", VIRTUAL)
+def test_an_impossible_setting_is_told_in_one_line_by_its_name(field, made):
+    values, told = VIRTUAL[field]
+    assert refusal(lambda: made(virtual=values)) == f"config.virtual.{field}: {told}"
+
+
+@pytest.mark.parametrize("lives", ["steady", "failures", "spare_capacity"])
+def test_a_trace_needs_lives_of_a_trace(lives, made):
+    told = f"config.virtual.trace: is lives.csv, but needs lives to be trace; lives is {lives}"
+    assert refusal(lambda: made(virtual={"lives": lives, "trace": "lives.csv"})) == told
+
+
+@pytest.mark.parametrize("field", ["step_seconds", "latency", "bandwidth", "jitter", "loss"])
+def test_a_tuple_has_an_entry_for_all_learners_or_for_each(field, made):
+    told = f"config.virtual.{field}: has 3 entries, but must have 1, or 2, one a learner"
+    assert refusal(lambda: made(virtual={field: (0.5, 0.5, 0.5)})) == told
+    for count in (1, 2):
+        made(virtual={field: (0.5,) * count})
+    if field != "bandwidth":
+        told = f"config.virtual.{field}: has 0 entries, but must have 1, or 2, one a learner"
+        assert refusal(lambda: made(virtual={field: ()})) == told
+
+
+def test_elastic_data_parallel_needs_virtual_time(data_dir):
+    told = "config.driver: is local, but elastic_data_parallel needs virtual"
+    assert refusal(lambda: experiment(data_dir, "elastic_data_parallel")) == told
+
+
+@pytest.mark.parametrize("extra", [2, 3])
+def test_of_the_learners_one_at_least_must_stay(extra, made):
+    spare = {"lives": "spare_capacity", "spare_capacity": {"extra_learners": extra}}
+    told = (
+        f"config.virtual.spare_capacity.extra_learners: is {extra}, "
+        "but of config.sync.num_learners, 2, one at least must stay"
+    )
+    assert refusal(lambda: check_fleet(made(virtual=spare))) == told
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "chips", "told"),
+    [
+        ("decoupled", 511, "511 chips are 1 slices of 256, but 2 learners need at least one each"),
+        (
+            "elastic_data_parallel",
+            255,
+            "255 chips are 0 slices of 256, but 1 learner needs at least one each",
+        ),
+        ("data_parallel", 255, "255 chips are 0 slices of 256, but 1 learner needs at least one each"),
+    ],
+)
+def test_where_slices_fail_every_job_needs_one(algorithm, chips, told, made):
+    failing = {"lives": "failures", "num_chips": chips}
+    assert (
+        refusal(lambda: check_fleet(made(algorithm, virtual=failing))) == f"config.virtual.num_chips: {told}"
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel", "lone_learner"])
+def test_a_trace_tells_nothing_of_a_baseline(algorithm, made, tmp_path):
+    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    told = refusal(lambda: check_fleet(made(algorithm, virtual=trace)))
+    assert told.startswith(f"config.virtual.trace: tells of learners, but {algorithm} has none; ")
+
+
+def test_a_bad_trace_is_told_before_anything_is_compiled(made, tmp_path, workshop):
+    (tmp_path / "lives.csv").write_text("time,learner,event\n1,7,fail\n")
+    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    told = refusal(lambda: workshop.job(made(virtual=trace), tmp_path / "run"))
+    place = f"config.virtual.trace: {tmp_path / 'lives.csv'}: line 2: learner: "
+    assert told == place + "is 7, but must be a whole number from 0 to 1"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_token_budget_beyond_the_life_of_the_fleet_is_told(made, tmp_path):
+    write_trace(tmp_path / "lives.csv", [Change(4.5, m, "fail") for m in range(2)])
+    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    e = made(virtual=trace, train={"tokens": 1000})
+    told = refusal(lambda: with_steps(e, lambda: make_layout(e).bytes))
+    assert told.startswith("config.train.tokens: is 1000, but the fleet of config.virtual comes to 512 in ")
+
+
+def test_settings_survive_the_way_through_json(made):
+    e = made(virtual={**FAILURES, "bandwidth": (1e6,), "step_seconds": (1.0, 2.0)})
+    assert parse(to_json(e)) == e
+
+
+# Lives.
+
+
+def test_the_chips_of_a_fleet_are_divided_evenly_and_a_baseline_has_them_all(made):
+    assert chips_by_learner(made(virtual={"num_chips": 9})) == {0: 4, 1: 4}
+    assert chips_by_learner(made(virtual=FAILURES)) == {0: 32, 1: 32}
+    assert chips_by_learner(made("data_parallel", virtual={"num_chips": 9})) == {0: 9}
+    spare = {"lives": "spare_capacity", "spare_capacity": {"extra_learners": 1}}
+    assert chips_by_learner(made("elastic_data_parallel", virtual=spare)) == {0: 8, 1: 4}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("values", "learners"), [(FAILURES, 2), (SCAVENGING, 4)], ids=["failures", "spare"])
+def test_drawn_lives_are_possible_and_a_function_of_the_seed(values, learners, seed, made):
+    groups = {"virtual": values, "sync": {"num_learners": learners}}
+    drawn = lives(made(seed=seed, **groups))
+    assert [change.time for change in drawn] == sorted(change.time for change in drawn)
+    check_lives([("drawn", change) for change in drawn], learners)
+    assert drawn == lives(made(seed=seed, **groups))
+    assert drawn != lives(made(seed=seed + 5, **groups))
+
+
+def test_a_learner_dies_only_with_its_last_slice_and_starts_on_those_that_are_back(made, monkeypatch):
+    told = [
+        JobChange(0.0, 1, State.STEPPING, 32),
+        JobChange(2.0, 1, State.DETECTING, 16),
+        JobChange(3.0, 1, State.STEPPING, 16),
+        JobChange(5.0, 1, State.FAILED, 0),
+        JobChange(9.0, 1, State.RECONFIGURING, 16),
+        JobChange(14.0, 1, State.STEPPING, 16),
+        JobChange(20.0, 1, State.RECONFIGURING, 16),
+        JobChange(21.0, 1, State.STEPPING, 32),
+    ]
+    monkeypatch.setattr(virtual_fleet, "fleet_changes", lambda experiment: told)
+    assert lives(made(virtual=FAILURES)) == [
+        Change(2.0, 1, "detect"),
+        Change(3.0, 1, "step", 0.5),
+        Change(5.0, 1, "fail"),
+        Change(9.0, 1, "recover"),
+        Change(9.0, 1, "reconfigure"),
+        Change(14.0, 1, "step", 0.5),
+        Change(20.0, 1, "reconfigure"),
+        Change(21.0, 1, "step", 1.0),
+    ]
+
+
+def test_the_last_learners_come_and_go_with_the_spare_capacity(made, monkeypatch):
+    monkeypatch.setattr(virtual_fleet, "draw_extra", lambda *drawn: [(0.0, 1), (4.0, 2), (6.0, 0)])
+    e = made(virtual=SCAVENGING, sync={"num_learners": 4})
+    assert lives(e) == [
+        Change(0.0, 2, "join"),
+        Change(4.0, 3, "join"),
+        Change(6.0, 3, "leave"),
+        Change(6.0, 2, "leave"),
+    ]
+
+
+def test_one_that_never_comes_is_not_there_from_the_start(made, monkeypatch, workshop):
+    monkeypatch.setattr(virtual_fleet, "draw_extra", lambda *drawn: [(0.0, 0)])
+    e = made(virtual=SCAVENGING, sync={"num_learners": 4})
+    assert lives(e) == [Change(horizon(e), m, "join") for m in (2, 3)]
+    run = workshop.timed(e)
+    assert run.outcome.finished
+    assert set(run.tokens) == {0, 1}
+    assert run.states(2) == run.states(3) == []
+
+
+# Runs without arrays.
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "groups"),
+    [
+        ("decoupled", {"virtual": FAILURES}),
+        ("decoupled", {"virtual": {"step_variation": 0.3, "latency": (0.2,), "loss": (0.1,)}}),
+        ("streaming", {"virtual": {"step_seconds": (1.0, 1.7), "bandwidth": (1e5,)}}),
+        ("data_parallel", {"virtual": FAILURES}),
+    ],
+    ids=["failures", "noise", "streaming", "data_parallel"],
+)
+def test_a_run_without_arrays_takes_the_same_time_and_merges_the_same(algorithm, groups, made, workshop):
+    e = made(algorithm, **groups)
+    timed, trained = workshop.timed(e), workshop.run(e)
+    for kind in (records.StateChanged, records.Transferred):
+        assert timed.of(kind) == trained.of(kind)
+    assert timed.merges("step", "fragment", "version", "learners") == trained.merges(
+        "step", "fragment", "version", "learners"
+    )
+    steps = [[(r.learner, r.step, r.time) for r in run.of(records.StepDone)] for run in (timed, trained)]
+    assert steps[0] == steps[1]
+
+
+def test_a_job_without_arrays_leaves_a_summary_without_losses(made, workshop, tmp_path):
+    result = workshop.job(made(virtual={"arrays": False}), tmp_path)
+    assert (result.summary["finished"], result.summary["step"]) == (True, 12)
+    assert result.summary["eval_loss"] is None
+    assert result.summary["params_sha256"] is None
+    assert sum(result.summary["tokens"].values()) == 2 * 12 * 2 * 32
+    assert not (tmp_path / "checkpoints").exists()
+
+
+# Token budgets.
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel", "elastic_data_parallel"])
+def test_a_token_budget_is_met_within_a_few_percent(algorithm, made, workshop, tmp_path):
+    budget = 1500
+    result = workshop.job(made(algorithm, train={"tokens": budget}), tmp_path)
+    assert result.summary["step"] == 12
+    assert sum(result.summary["tokens"].values()) == pytest.approx(budget, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("learners", "values"),
+    [
+        (2, {"step_seconds": (1.0, 3.0)}),
+        (2, FAILURES),
+        (4, SCAVENGING),
+        (3, {"step_variation": 0.3, "latency": (0.2,), "loss": (0.05,)}),
+    ],
+    ids=["unequal speeds", "failures", "spare capacity", "noise"],
+)
+def test_a_fleet_of_any_life_meets_its_token_budget(learners, values, made, workshop):
+    budget = 60_000
+    e = made(virtual=values, sync={"num_learners": learners}, train={"tokens": budget})
+    e = with_steps(e, lambda: make_layout(e).bytes)
+    run = workshop.timed(e)
+    assert run.outcome.finished
+    assert sum(run.tokens.values()) == pytest.approx(budget, rel=0.03)

@@ -27,6 +27,7 @@ setup(
         "numpy>=2.0",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
+        "pandas>=2.2",
         "pillow>=11",
         "protobuf>=7.35.1",  # that wire_pb2.py was generated for
         "rich>=13.7",
@@ -40,6 +41,8 @@ setup(
         "test": [
             "grpcio-tools>=1.70",
             "hypothesis>=6.100",
+            "mypy>=1.15",
+            "pdoc>=15",
             "pytest>=8",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

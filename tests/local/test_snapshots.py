@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
 from ddiloco.disk.snapshots.store import Part, PartWriter, Snapshot, SnapshotStore
 from ddiloco.local.run import LocalRun
 from ddiloco.observe import records
@@ -21,7 +22,6 @@ from ddiloco.roles import returning
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.snapshots import recording
 from tests.workbench import assert_equal, devices, experiment
 
 LIMIT = 120.0
@@ -118,7 +118,7 @@ def folder(interrupted, tmp_path):
 
 
 def part_of(snapshot, learner):
-    return snapshot.part(recording.learner_part(learner))
+    return snapshot.part(learner_part(learner))
 
 
 def test_a_snapshot_holds_every_learner_and_the_syncer_at_one_moment(interrupted):
@@ -127,7 +127,7 @@ def test_a_snapshot_holds_every_learner_and_the_syncer_at_one_moment(interrupted
     assert all(values["learners"] == [0, 1] for values in ran.noted("snapshot"))
     assert ran.noted("snapshot_given_up") == []
     snapshot = newest(workdir)
-    syncer = snapshot.part(recording.SYNCER_PART).state
+    syncer = snapshot.part(SYNCER_PART).state
     for m in (0, 1):
         part = part_of(snapshot, m)
         assert part.state["clock"] >= snapshot.header["clocks"]["syncer"]["learners"][str(m)][1]

@@ -7,7 +7,6 @@ import enum
 from collections.abc import Iterable
 
 from ddiloco.goodput.accounting import State
-from ddiloco.outer.arrivals import Arrivals
 from ddiloco.protocol import (
     actions,
     attendance,
@@ -21,6 +20,7 @@ from ddiloco.protocol import (
 )
 from ddiloco.protocol import learner as learner_core
 from ddiloco.protocol import syncer as syncer_core
+from ddiloco.roles.arrivals import Arrivals
 from ddiloco.virtual import durations, links, lives
 from ddiloco.virtual import learner_process as learner
 from ddiloco.virtual import syncer_process as syncer

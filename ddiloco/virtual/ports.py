@@ -9,14 +9,14 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 
-Payload = Any  # arrays of a fragment, or of all fragments; None where there are no arrays
+Payload = Any  # arrays of a fragment; None where there are no arrays
 Held = tuple[Mapping[str, Any], Mapping[str, Any]]  # arrays by name, and JSON values
 
 
 class LearnerArrays(Protocol):
     """The arrays of one learner's process."""
 
-    def adopt(self, fragments: Payload) -> None:
+    def adopt(self, fragments: Sequence[Payload]) -> None:
         """Loads every fragment that came with a welcome."""
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
@@ -49,9 +49,6 @@ class SyncerArrays(Protocol):
 
     def encoded_size(self, fragment: int) -> int:
         """Bytes of a learner's fragment on the wire, to the syncer."""
-
-    def fragments(self) -> Payload:
-        """All global fragments."""
 
     def fragment(self, fragment: int) -> Payload:
         """A global fragment."""
@@ -106,7 +103,7 @@ class CountingLearner:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    def adopt(self, fragments: Payload) -> None:
+    def adopt(self, fragments: Sequence[Payload]) -> None:
         """Has nothing to load."""
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
@@ -155,9 +152,6 @@ class CountingSyncer:
     def encoded_size(self, fragment: int) -> int:
         """Bytes of a learner's fragment on the wire, to the syncer."""
         return self._encoded_sizes[fragment] if self._encoded_sizes else 0
-
-    def fragments(self) -> Payload:
-        """There are none."""
 
     def fragment(self, fragment: int) -> Payload:
         """There is none."""

@@ -195,7 +195,7 @@ class FleetTapes:
                         tape.pulled(fragment, step)
 
     def pulled(self, learner: int, contribution: Contribution) -> None:
-        """The syncer has this snapshot of a learner."""
+        """The syncer has this offer of a learner."""
         if self._equipment[learner].transfer.error_feedback:
             self._pulled[learner][contribution.fragment] = contribution.step
 

@@ -24,7 +24,7 @@ from ddiloco.roles.delivery import Pieces
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.taping import FleetTapes, Tapes
-from ddiloco.roles.transfer import FragmentSnapshot, host_arrays
+from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.experiment import Experiment
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
@@ -92,9 +92,9 @@ class GlobalArrays:
             ]
             self.model.restore(p, FragmentState(version, *held))
 
-    def _decoded(self, fragment: int, snapshot: FragmentSnapshot) -> Pieces:
+    def _decoded(self, fragment: int, offer: Offer) -> Pieces:
         # The version now is the one anchored on, or the core has dropped the contribution or will.
-        return self.model.decode(fragment, host_arrays(snapshot.arrays), self.fragment(fragment))
+        return self.model.decode(fragment, host_arrays(offer.arrays), self.fragment(fragment))
 
 
 class RecordingObserver(Observer):
@@ -126,7 +126,7 @@ class RecordingObserver(Observer):
             self._tapes.learner_handled(learner.number, learner.process, event, out, now, donated)
 
     def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
-        """A snapshot that the syncer takes."""
+        """An offer that the syncer takes."""
         if self._tapes is not None:
             self._tapes.pulled(learner.number, contribution)
 

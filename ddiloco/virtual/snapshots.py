@@ -25,7 +25,7 @@ from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.roles.taping import FleetTapes
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.experiment import Experiment, to_json
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.ghosts import Relay
@@ -33,7 +33,7 @@ from ddiloco.virtual.graph import GraphError
 from ddiloco.virtual.recording import Document, Recorder, Recording
 from ddiloco.virtual.resumption import put_back
 
-PAYLOADS = (FragmentSnapshot,)
+PAYLOADS = (Offer,)
 _PAYLOAD = "payload/"
 # What changes nothing that happens.
 _FREE = {"snapshot", "resume", "log", "tape", "eval", "sample", "remote", "sdc_check_every"}

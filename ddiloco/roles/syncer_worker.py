@@ -20,14 +20,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.arrivals import Arrivals
-from ddiloco.roles.delivery import (
-    Delivery,
-    Notice,
-    Pieces,
-    SnapshotBegun,
-    UpdateDelivery,
-    WelcomeDelivery,
-)
+from ddiloco.roles.delivery import Delivery, Pieces, SnapshotBegun, Told, fragments_with
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
 
@@ -222,25 +215,16 @@ class SyncerWorker:
 
     def _perform(self, action: actions.SyncerAction, arrays: Any) -> None:
         match action:
-            case actions.Welcome():
-                event = events.Welcomed(action.incarnation, action.step, action.versions, action.merged_steps)
-                delivery = WelcomeDelivery(event, tuple(self._committed))
-                self._links[action.learner, action.incarnation].deliver(delivery)
-            case actions.SetClock():
-                for receiver in action.receivers:
-                    self._links[receiver].deliver(Notice(events.ClockSet(action.step)))
-            case actions.NotMember():
-                self._answer(action, events.NotMember(action.incarnation))
-            case actions.Reject():
-                self._answer(action, events.Rejected(action.incarnation, action.reason))
+            case actions.Tell(receivers, event):
+                told = Told(event, [self._committed[p] for p in fragments_with(event)])
+                for receiver in receivers:
+                    self._deliver(receiver, told)
             case actions.PullFragment():
                 link = self._links[action.learner, action.incarnation]
                 anchor = self._committed[action.round.fragment]
                 self._pullers.submit(self._pull, action, link, anchor)
             case actions.Merge():
                 self._merger.submit(self._merge, action, self._arrivals.take(action))
-            case actions.Broadcast():
-                self._broadcast(action)
             case actions.Drop():
                 values = {"learner": action.learner, "reason": action.reason}
                 self._record(records.Noted("drop", values, time.time()))
@@ -249,20 +233,14 @@ class SyncerWorker:
             case actions.Finish():
                 self.ended.set()
 
-    def _broadcast(self, action: actions.Broadcast) -> None:
-        event = events.UpdateArrived(action.fragment, action.version, action.step)
-        delivery = UpdateDelivery(event, self._committed[action.fragment])
-        size = sum(piece.nbytes for piece in delivery.pieces)
-        for learner, incarnation in action.receivers:
-            self._links[learner, incarnation].deliver(delivery)
-            self._record(records.Transferred(learner, sent=0, received=size))
-
-    def _answer(
-        self, action: actions.NotMember | actions.Reject, event: events.NotMember | events.Rejected
-    ) -> None:
-        link = self._links.get((action.learner, action.incarnation))
-        if link is not None:
-            link.deliver(Notice(event))
+    def _deliver(self, receiver: tuple[int, int], told: Told) -> None:
+        link = self._links.get(receiver)
+        if link is None:  # one that has never asked to join
+            return
+        link.deliver(told)
+        if isinstance(told.event, events.UpdateArrived):
+            size = sum(piece.nbytes for pieces in told.fragments for piece in pieces)
+            self._record(records.Transferred(receiver[0], sent=0, received=size))
 
     def _note(self, action: actions.Record, arrays: Any) -> None:
         values: Mapping[str, Any] = action.values

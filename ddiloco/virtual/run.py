@@ -19,8 +19,7 @@ from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.delivery import Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.syncer_worker import host_arrays
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import FragmentSnapshot, host_arrays
 from ddiloco.settings.experiment import Experiment
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet

@@ -55,9 +55,9 @@ def test_versions_are_shared_by_all_links_so_that_slow_learners_hold_no_old_ones
     newest = NewestFragments()
     slow, fast = Downlink(newest), Downlink(newest)
     first, second = update(0, 1), update(0, 2)
-    slow.update(first)
-    fast.update(second)
-    assert newest.get(0).pieces is second.pieces
+    slow.put(first)
+    fast.put(second)
+    assert newest.get(0).pieces is second.fragments[0]
     assert Taker(slow).next()[0].version == 2
 
 

@@ -28,8 +28,7 @@ from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.delivery import Delivery, Leave, SnapshotBegun, Told
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
-from ddiloco.roles.syncer_worker import host_arrays
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import FragmentSnapshot, host_arrays
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 TOLD_AFTER = 7  # tries, a quarter of a minute: a learner may be started before its syncer

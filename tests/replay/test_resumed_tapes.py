@@ -141,7 +141,8 @@ def test_a_first_tape_that_began_later_than_the_snapshot_is_told(workshop, retur
     workdir, e, _ = returned
     tapes = read_run(workdir)
     [tape] = tapes.syncers
-    state = dataclasses.replace(tape.header.state, versions=(9, *tape.header.state.versions[1:]))
+    first, *others = tape.header.state.versions
+    state = dataclasses.replace(tape.header.state, versions=(first + 1, *others))
     later = dataclasses.replace(tape, header=dataclasses.replace(tape.header, state=state), entries=[])
     plan = plans.make_plan(dataclasses.replace(tapes, syncers=[later]), e.sync, e.train.steps)
     with workshop.open(), pytest.raises(TapeError, match="the tape before it is missing"):

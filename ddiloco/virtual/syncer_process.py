@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ddiloco.outer.arrivals import Arrivals
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.roles.arrivals import Arrivals
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
 

@@ -14,8 +14,8 @@ from ddiloco.disk.tape.reading import read_run
 from ddiloco.local.run import run_local
 from ddiloco.replay import plan as plans
 from ddiloco.replay import run as replay
-from ddiloco.replay import timeline, what_if
 from ddiloco.run import job
+from experiments.studies.replay import timeline, what_if
 from tests.local.test_snapshots import completed, settings
 from tests.virtual_runs import shared_workshop
 

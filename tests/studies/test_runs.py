@@ -50,7 +50,7 @@ def test_runs_are_forked_and_end_with_who_runs_them_however_that_ends(tmp_path):
     (tmp_path / "holds.py").write_text(textwrap.dedent(HOLDS))
     told = tmp_path / "told"
     program = (
-        f"from experiments import runs; runs.run_all([['-m', 'holds', {str(told)!r}]] * 2, 2, print, print)"
+        f"from experiments.studies import runs; runs.run_all([['-m', 'holds', {str(told)!r}]] * 2, 2, print, print)"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(

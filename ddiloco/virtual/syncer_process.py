@@ -57,12 +57,6 @@ class VirtualSyncer:
             self._arrivals = Arrivals()
             self.core = SyncerCore(self._policy, self._total_steps, self.durable)
 
-    def begin_from(self, state: SyncerState) -> None:
-        """Starts anew, from what another process left durable."""
-        self.durable = state
-        self.crash()
-        self.restart()
-
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
         """Handles an event; while the process is down it vanishes."""
         if self.core is None:

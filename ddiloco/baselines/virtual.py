@@ -12,8 +12,6 @@ from typing import Any
 import jax
 
 from ddiloco.baselines.wall import JobArrays
-from ddiloco.disk.snapshots.books import Books
-from ddiloco.disk.snapshots.one_job import JOB_PART, JobSnapshots
 from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.spare_capacity import draw_extra
@@ -52,18 +50,14 @@ class StandsStill(Exception):
 class JobClock:
     """How long the job's steps take: each as long as its slowest learner's, at the pace of the phase."""
 
-    def __init__(self, experiment: Experiment, record: Callable[[Any], None], done: int = 0) -> None:
-        """`done` steps are over, and their states recorded."""
+    def __init__(self, experiment: Experiment, record: Callable[[Any], None]) -> None:
         self.now = 0.0
         self._phases = phases(experiment)
         times = step_times(experiment)
         self._times = times[:1] if experiment.algorithm == "lone_learner" else times
-        self._record = record if not done else lambda state: None
+        self._record = record
         self._at = -1
         self._enter_phase()
-        for _ in range(done):
-            self.step()
-        self._record = record
 
     def step(self) -> None:
         """Lets the time of one step pass, with all that interrupts it.
@@ -121,26 +115,17 @@ class VirtualBaselineRun:
         assembly: Assembly,
         record: Callable[[Any], None],
         stop: threading.Event,
-        workdir: pathlib.Path | None = None,
-        snapshot: Snapshot | None = None,
     ) -> None:
         self._experiment = assembly.experiment
-        self._stop = stop
+        self._stop, self._record = stop, record
         self._arrays = JobArrays(assembly)
-        self._snapshots = JobSnapshots(workdir, assembly.experiment, record)
-        self._books = self._record = Books(record)
-        self._begin = 0 if snapshot is None else snapshot.header["step"]
-        self._clock = JobClock(assembly.experiment, self._record, self._begin)
-        if snapshot is None:
-            self._evaluate(0)
-        else:
-            self._arrays.restore(snapshot.part(JOB_PART))
-            self._books.resume(snapshot.header["records"], snapshot.header["summary"])
+        self._clock = JobClock(assembly.experiment, record)
+        self._evaluate(0)
 
     def run(self) -> Outcome:
         """Trains to the last step, or until the job stands still for good or `stop` is set."""
         e = self._experiment
-        step, failure = self._begin, None
+        step, failure = 0, None
         while step < e.train.steps and not self._stop.is_set():
             try:
                 self._step(step)
@@ -150,12 +135,9 @@ class VirtualBaselineRun:
             step += 1
             if e.eval.every and step % e.eval.every == 0 and step < e.train.steps:
                 self._evaluate(step)
-            if self._snapshots.due(step):
-                self._snapshots.take(self._arrays.state(), self._header(step), wait=True)
         self._clock.finish()
         loss = self._evaluate(step)
         params = self._arrays.parameters()
-        self._snapshots.close(e.snapshot.timeout)
         return Outcome(params, step, loss, finished=step == e.train.steps, failure=failure)
 
     def _step(self, step: int) -> None:
@@ -163,10 +145,6 @@ class VirtualBaselineRun:
         tokens, metrics = self._arrays.step(step)
         jax.block_until_ready(metrics)
         self._record(records.StepDone(0, step + 1, self._clock.now, tokens, metrics))
-
-    def _header(self, step: int) -> dict[str, Any]:
-        told = {"records": self._books.lines(), "summary": self._books.summary()}
-        return {"step": step, "time": self._clock.now, **told}
 
     def _evaluate(self, step: int) -> float:
         score, tokens = self._arrays.score(), self._arrays.tokens
@@ -182,7 +160,7 @@ def run_virtual_baseline(
     snapshot: Snapshot | None = None,
 ) -> Outcome:
     """Runs `data_parallel`, `elastic_data_parallel` or `lone_learner` in virtual time."""
-    return VirtualBaselineRun(assembly, record, stop, workdir, snapshot).run()
+    return VirtualBaselineRun(assembly, record, stop).run()
 
 
 def run_without_arrays(

@@ -16,10 +16,6 @@ KEPT = {"snapshots", "previous", "learners", "metrics", "rounds.jsonl", "states.
 """What of a workdir the resumed run goes on below; the rest it makes anew."""
 
 
-TAPES = "tape"
-"""The folder of the tapes, which stay where the run goes on as if it had never ended."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Cut:
     """Where a run is cut; a learner that is not in the mappings is cut at `time`.
@@ -29,9 +25,6 @@ class Cut:
       versions: by fragment, the merges that stay.
       times: by learner, when it recorded its state.
       unfinished: by learner, the steps that it had started by then and finished later.
-      lines: by file relative to the workdir, how many lines stay; in place of the above where it is known.
-      tapes: by name of a tape, how many bytes stay; all others are of processes that the run is without.
-      summary: the figures as of the cut; None: those of the last summary, with the scores up to `step`.
       step: the global step.
     """
 
@@ -40,9 +33,6 @@ class Cut:
     step: int
     times: Mapping[int, float] = dataclasses.field(default_factory=dict)
     unfinished: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    lines: Mapping[str, int] | None = None
-    tapes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    summary: Mapping[str, Any] | None = None
 
     def at(self, learner: int) -> float:
         """When the learner's record ends."""
@@ -61,15 +51,14 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
       OSError: the disk refuses.
     """
     target = next_previous(workdir)
-    kept = KEPT | {TAPES} if cut.tapes else KEPT
     for path in workdir.glob("*"):
-        if path.name not in kept:
+        if path.name not in KEPT:
             target.mkdir(parents=True, exist_ok=True)
             shutil.move(path, target / path.name)
     for path in workdir.glob("learners/*/inner_state"):  # of a later step than the snapshot
-        _moved(path, workdir, target)
-    for path in (workdir / TAPES).glob("*"):
-        _cut_tape(path, workdir, target, cut.tapes.get(path.name))
+        place = target / path.relative_to(workdir)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, place)
     for path in _records(workdir):
         kept, gone = _split(path.read_text().splitlines(keepends=True), path.relative_to(workdir), cut)
         if gone:
@@ -77,9 +66,8 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
             tail.parent.mkdir(parents=True, exist_ok=True)
             tail.write_text("".join(gone))
             _replace(path, "".join(kept))
-    if cut.lines is None:
-        _end_states(workdir / "states.jsonl", cut)
-    summary = cut.summary if cut.summary is not None else _earlier(target / "summary.json", cut)
+    _end_states(workdir / "states.jsonl", cut)
+    summary = _earlier(target / "summary.json", cut)
     _replace(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
     return target
 
@@ -91,20 +79,6 @@ def next_previous(workdir: pathlib.Path) -> pathlib.Path:
     return previous / str(number)
 
 
-def _cut_tape(path: pathlib.Path, workdir: pathlib.Path, target: pathlib.Path, size: int | None) -> None:
-    """Leaves the first `size` bytes; None: nothing. A tape that is shorter is not the one that was cut."""
-    has = path.stat().st_size
-    if size == has:
-        return
-    if size is None or size > has:
-        _moved(path, workdir, target)
-        return
-    place = target / path.relative_to(workdir)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(path, place)
-    _replace(path, path.read_bytes()[:size])
-
-
 def _records(workdir: pathlib.Path) -> list[pathlib.Path]:
     steps = [p for p in workdir.glob("learners/*/steps.jsonl") if p.parent.name.isdigit()]
     of_the_run = [workdir / name for name in ("rounds.jsonl", "states.jsonl", "recoveries.jsonl")]
@@ -113,9 +87,6 @@ def _records(workdir: pathlib.Path) -> list[pathlib.Path]:
 
 def _split(lines: list[str], name: pathlib.Path, cut: Cut) -> tuple[list[str], list[str]]:
     """The lines that stay, and those that do not."""
-    if cut.lines is not None and str(name) in cut.lines:
-        count = cut.lines[str(name)]
-        return lines[:count], lines[count:]
     if name.name == "steps.jsonl":
         learner = int(name.parent.name)
         before = _first(lines, lambda told: told["time"] >= cut.at(learner))
@@ -174,13 +145,7 @@ def _earlier(path: pathlib.Path, cut: Cut) -> dict[str, Any]:
     return {**summary, "eval_history": scores}
 
 
-def _moved(path: pathlib.Path, workdir: pathlib.Path, target: pathlib.Path) -> None:
-    place = target / path.relative_to(workdir)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(path, place)
-
-
-def _replace(path: pathlib.Path, content: str | bytes) -> None:
+def _replace(path: pathlib.Path, content: str) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_bytes(content.encode() if isinstance(content, str) else content)
+    new.write_text(content)
     os.replace(new, path)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 BYTES_PER_ELEMENT = 4  # masters are float32
-BALANCE_BOUND = 4 / 3  # of the mean; what the paper promises of balanced fragments
+BALANCE_BOUND = 4 / 3  # of the largest fragment over the mean; the paper's promise for balanced fragments
 
 _LAYER = re.compile(r"(?:(.*)/)?layers/(\d+)(?:/|$)")
 
@@ -40,7 +40,9 @@ class Piece:
 
     def shape(self, tensor: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of this piece of a tensor of the given shape."""
-        return tensor if self.whole else (self.stop - self.start, *tensor[1:])
+        if self.start is None or self.stop is None:
+            return tensor
+        return self.stop - self.start, *tensor[1:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,19 +116,28 @@ def fragment(
     *,
     split_large: bool = True,
 ) -> FragmentLayout:
-    """Divides tensors into `num_fragments` non-empty fragments.
+    """Divides tensors into P fragments, none of them empty.
 
     Args:
-      shapes: shape by name of tensor.
+      shapes: shape of each tensor, by name.
       num_fragments: P, at least 1.
-      strategy: `layer`, contiguous groups of layers in network order; `tensor`, dealt round robin in the
-        order of names; `balanced`, the largest first, each into the lightest fragment.
+      strategy: `layer`, contiguous groups of layers in network order; `tensor`, round robin in the order of
+        names; `balanced`, largest tensor first, each into the fragment with the fewest bytes.
       split_large: whether tensors larger than total/P are first cut into near-equal ranges of rows.
         `balanced` cuts finer, down to a third of that, where the largest fragment would otherwise
         exceed 4/3 of the mean.
 
     Raises:
       ValueError: an unknown strategy, or more fragments than pieces.
+
+    Example:
+      >>> layout = fragment({"embed": (8, 4), "layers/0/up": (4, 4), "layers/1/up": (4, 4)}, 2)
+      >>> for pieces in layout.fragments:
+      ...     print(*(piece.name for piece in pieces))
+      embed
+      layers/0/up layers/1/up
+      >>> layout.bytes, layout.balance
+      ((128, 128), 1.0)
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}, but must be one of {', '.join(STRATEGIES)}")
@@ -153,9 +164,15 @@ def fragment(
 
 
 def take(layout: FragmentLayout, p: int, params: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The pieces of fragment p out of a dict of tensors (numpy or jax; works under jit).
+    """The pieces of fragment p out of a dict of tensors, numpy or jax, also under jit.
 
     `params` needs only the tensors `layout.names(p)`. Pieces of numpy arrays are views.
+
+    Example:
+      >>> import numpy as np
+      >>> layout = fragment({"a": (2, 3), "b": (3,)}, 2, split_large=False)
+      >>> take(layout, 1, {"a": np.zeros((2, 3)), "b": np.ones(3)})
+      (array([1., 1., 1.]),)
     """
     return tuple(
         params[piece.name] if piece.whole else params[piece.name][piece.start : piece.stop]
@@ -164,13 +181,20 @@ def take(layout: FragmentLayout, p: int, params: Mapping[str, Any]) -> tuple[Any
 
 
 def put(layout: FragmentLayout, p: int, params: Mapping[str, Any], pieces: Sequence[Any]) -> dict[str, Any]:
-    """A dict of tensors with the pieces of fragment p replaced; what was given stays as it was.
+    """A new dict of tensors in which the pieces of fragment p are replaced; `params` stays as it was.
 
     A whole tensor is replaced without computing anything; a range of rows is written into a copy
     (under jit into the tensor's own memory where it is donated).
 
     Raises:
       ValueError: another number of pieces than fragment p has.
+
+    Example:
+      >>> import numpy as np
+      >>> layout = fragment({"a": (3,), "b": (2,)}, 2, split_large=False)
+      >>> params = {"a": np.zeros(3), "b": np.ones(2)}
+      >>> print(put(layout, 0, params, (np.full(3, 7.0),)))
+      {'a': array([7., 7., 7.]), 'b': array([1., 1.])}
     """
     result = dict(params)
     copied: set[str] = set()
@@ -189,7 +213,14 @@ def put(layout: FragmentLayout, p: int, params: Mapping[str, Any], pieces: Seque
 
 
 def assemble(layout: FragmentLayout, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
-    """All tensors by name, sorted, from the pieces of all fragments; whole tensors are not copied."""
+    """All tensors by name, sorted, from the pieces of all fragments; whole tensors are not copied.
+
+    Example:
+      >>> import numpy as np
+      >>> layout = fragment({"a": (4,)}, 2)
+      >>> assemble(layout, [[np.array([1, 2])], [np.array([3, 4])]])
+      {'a': array([1, 2, 3, 4])}
+    """
     whole: dict[str, np.ndarray] = {}
     for names, pieces in zip(layout.fragments, fragments, strict=True):
         for piece, value in zip(names, pieces, strict=True):

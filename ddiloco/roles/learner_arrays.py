@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ddiloco.disk.tape.entries import InnerOrigin
-from ddiloco.roles.delivery import InnerState, Pieces
+from ddiloco.roles.delivery import Pieces
 from ddiloco.roles.transfer import FragmentTransfer, Offer
 from ddiloco.training.corruption import differing_devices
 from ddiloco.training.program import TrainProgram
@@ -57,35 +56,22 @@ class TrainingArrays:
         self,
         equipment: Equipment,
         erred: Callable[[int, list[str]], None] = lambda step, devices: None,
-        donated: InnerState | None = None,
     ) -> None:
-        """`erred` hears of a step that came out otherwise when it was taken again, and on which devices.
-
-        `donated`: what the first welcome is adopted with, where none comes with it.
-        """
+        """`erred` hears of a step that came out otherwise when it was taken again, and on which devices."""
         self._equipment = equipment
         self._erred = erred
-        self._donated = donated
         self._steps = 0
         self._state: TrainState | None = None
         self._anchors: dict[int, tuple[jax.Array, ...]] = {}
         self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next offers
         self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the offers that were pulled left out
 
-    @property
-    def donated(self) -> InnerOrigin | None:
-        """Whose inner state the next welcome is adopted with, where none comes with it; None: a fresh one."""
-        return None if self._donated is None else self._donated.origin
-
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
         """Loads all fragments of a welcome and the inner state; error feedback begins anew.
 
-        `inner` None: what was donated, or a fresh one.
+        `inner` None: a fresh one.
         """
-        transfer, donated = self._equipment.transfer, self._donated
-        self._donated = None
-        if inner is None and donated is not None:
-            inner = donated.arrays
+        transfer = self._equipment.transfer
         self._state = self._equipment.program.state_from(transfer.whole(fragments), inner)
         self._left.clear()
         if transfer.keeps_anchors:
@@ -154,9 +140,8 @@ class TrainingArrays:
         Returns:
           Arrays on their way to the host, which later steps leave as they are: `params/<name>`, `inner/<i>`
           in the order of `TrainProgram.inner_leaves`, `anchor/<p>/<i>`, `residual/<p>/<i>` and `left/<p>/<i>`
-          where the codec keeps them; none of these before the first welcome, but `donated/<i>` where there is
-          such a state. And JSON values: `position` of the batches, `steps` of this process, and of a donated
-          state its `origin`.
+          where the codec keeps them; none of these before the first welcome. And JSON values: `position` of
+          the batches, and `steps` of this process.
         """
         arrays: dict[str, jax.Array] = {}
         if self._state is not None:
@@ -167,11 +152,7 @@ class TrainingArrays:
             arrays |= {f"{kind}/{p}/{i}": x for p, pieces in held.items() for i, x in enumerate(pieces)}
         for array in arrays.values():
             array.copy_to_host_async()
-        values = {"position": self.position(), "steps": self._steps}
-        if self._donated is not None:
-            arrays |= {f"donated/{i}": array for i, array in enumerate(self._donated.arrays)}
-            values["origin"] = dataclasses.asdict(self._donated.origin)
-        return arrays, values
+        return arrays, {"position": self.position(), "steps": self._steps}
 
     def restore(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
         """Takes over what `state` gave, of the same layout, inner optimizer and codec.
@@ -183,15 +164,9 @@ class TrainingArrays:
         program, transfer = self._equipment.program, self._equipment.transfer
         self._equipment.batches.set_state(values["position"])
         self._steps = values["steps"]
-        self._state = self._donated = None
-        if "origin" in values:
-            count = sum(name.startswith("donated/") for name in arrays)
-            donated = [arrays[f"donated/{i}"] for i in range(count)]
-            self._donated = InnerState(0, (), donated, InnerOrigin(**values["origin"]))
-        elif arrays:
-            params = {name: arrays[f"params/{name}"] for name in program.shardings.params}
-            inner = [arrays[f"inner/{i}"] for i in range(len(program.inner_leaves))]
-            self._state = program.state_from(params, inner)
+        params = {name: arrays[f"params/{name}"] for name in program.shardings.params}
+        inner = [arrays[f"inner/{i}"] for i in range(len(program.inner_leaves))]
+        self._state = program.state_from(params, inner)
         for kind, held in self._held.items():
             held.clear()
             found = (key.split("/") for key in arrays if key.startswith(f"{kind}/"))

@@ -15,11 +15,11 @@ import numpy as np
 
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
-from ddiloco.outer.arrivals import Arrivals
 from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContribution, pieces_sha256
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.roles.arrivals import Arrivals
 from ddiloco.roles.delivery import Delivery, Pieces, SnapshotBegun, Told, fragments_with
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker

@@ -30,7 +30,6 @@ from ddiloco.training.parameters import num_parameters
 from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, lives
 from ddiloco.virtual.lives import write_trace
 from ddiloco.virtual.run import run_virtual
-from ddiloco.virtual.snapshots import goes_on_exactly
 from ddiloco.virtual.without_arrays import run_without_arrays
 
 Runner = Callable[[Assembly, Callable[[Any], None], threading.Event, Snapshot | None], Outcome]
@@ -88,7 +87,7 @@ def run_job(
         assembly.check()
     snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
     if snapshot is not None:
-        trim_records(snapshot, workdir, goes_on_exactly(snapshot, experiment))
+        trim_records(snapshot, workdir)
     _write_settings(workdir, experiment, resume or snapshot is not None)
     monitor = Monitor(
         workdir,
@@ -138,7 +137,7 @@ def _run(
             return run_job_without_arrays(experiment, record, stop)
         layout = make_layout(experiment)
         encoded = encoded_bytes(layout, experiment.outer.codec)
-        return run_without_arrays(experiment, layout.bytes, record, stop, encoded, workdir, snapshot)
+        return run_without_arrays(experiment, layout.bytes, record, stop, encoded)
     drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
     return drivers[experiment.driver](assembly, record, stop, workdir, snapshot)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import FragmentWork, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link
@@ -86,20 +86,9 @@ class VirtualLearner:
         """The learner whose process this is."""
         return self.core.learner
 
-    @property
-    def step(self) -> tuple[int, int] | None:
-        """The clock after the step that is under way, and its tokens; None: none is."""
-        return None if self._step is None else (self._step.clock, self._step.tokens)
-
     def start(self) -> None:
         """Asks the syncer to take part."""
         self._send(self, events.LearnerJoined(self.number, self.core.incarnation))
-        self._go_on()
-
-    def come_back(self, clock: int, fragments: Sequence[FragmentWork]) -> None:
-        """Goes on with the work of an earlier process, whose state the arrays hold, and asks to take part."""
-        for action in self.core.resume(clock, fragments):
-            self._perform(action)
         self._go_on()
 
     def take(self, event: events.FromSyncer, fragments: Sequence[Payload] = ()) -> None:

@@ -10,7 +10,6 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 
 Payload = Any  # arrays of a fragment; None where there are no arrays
-Held = tuple[Mapping[str, Any], Mapping[str, Any]]  # arrays by name, and JSON values
 
 
 class LearnerArrays(Protocol):
@@ -34,12 +33,6 @@ class LearnerArrays(Protocol):
     def lose(self) -> None:
         """The process has died: nothing in its memory is left."""
 
-    def state(self) -> Held:
-        """All that its next steps follow from, for `restore`; later ones leave these arrays as they are."""
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Takes over what `state` gave, of the same settings."""
-
 
 class SyncerArrays(Protocol):
     """The arrays of the syncer: the global fragments, which are durable once merged."""
@@ -58,12 +51,6 @@ class SyncerArrays(Protocol):
 
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
         """Merges and commits; gives the metrics of the round."""
-
-    def state(self) -> Held:
-        """All that its next merges follow from, for `restore`; later ones leave these arrays as they are."""
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Takes over what `state` gave, of the same settings."""
 
 
 class Observer:
@@ -122,13 +109,6 @@ class CountingLearner:
     def lose(self) -> None:
         """Has nothing to lose."""
 
-    def state(self) -> Held:
-        """There is none."""
-        return {}, {}
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Has nothing to take over."""
-
 
 class CountingSyncer:
     """A syncer without arrays."""
@@ -162,10 +142,3 @@ class CountingSyncer:
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
         """Has nothing to merge."""
         return {}
-
-    def state(self) -> Held:
-        """There is none."""
-        return {}, {}
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Has nothing to take over."""

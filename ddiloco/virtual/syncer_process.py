@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddiloco.outer.arrivals import Arrivals
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.roles.arrivals import Arrivals
 from ddiloco.roles.delivery import fragments_with
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
@@ -57,12 +57,6 @@ class VirtualSyncer:
         if self.core is None:
             self._arrivals = Arrivals()
             self.core = SyncerCore(self._policy, self._total_steps, self.durable)
-
-    def begin_from(self, state: SyncerState) -> None:
-        """Starts anew, from what another process left durable."""
-        self.durable = state
-        self.crash()
-        self.restart()
 
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
         """Handles an event; while the process is down it vanishes."""

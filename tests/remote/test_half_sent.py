@@ -36,7 +36,7 @@ from ddiloco.roles.delivery import InnerState, InnerStateWanted
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
-from experiments.studies.chaos.proxy import LinkShape, Proxy
+from tests.bad_network import BadNetwork, LinkShape
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
 from tests.remote.test_donor import Steps, notes, with_client
 
@@ -139,7 +139,7 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
 
     monkeypatch.setattr(payload, "aligned_empty", remembered)
     honest = Giver("{}:{}".format(*syncer.address), 0, value=3.0)
-    with ended(honest), Proxy(syncer.address, THIN) as proxy:
+    with ended(honest), BadNetwork(syncer.address, THIN) as proxy:
         taken.clear()
         killed = child("give_slowly", "{}:{}".format(*proxy.address))
         killed_in_the_middle(monkeypatch, killed)
@@ -159,7 +159,7 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
 def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_gift(another, monkeypatch):
     end, killed = SyncerEnd(), child("donate_slowly", "")
     target = ("127.0.0.1", int(killed.stdout.readline()))
-    with ended(end), Steps(LARGE_STATE, inner=LARGE_INNER) as good, Proxy(target, THIN) as proxy:
+    with ended(end), Steps(LARGE_STATE, inner=LARGE_INNER) as good, BadNetwork(target, THIN) as proxy:
         taken = killed_in_the_middle(monkeypatch, killed)
         ports = [proxy.address[1], int(good.address.rpartition(":")[2])][: 1 + another]
         peers = [with_client(end.address, 1, p, process=100 - n) for n, p in enumerate(ports)]

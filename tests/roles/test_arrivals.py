@@ -2,9 +2,9 @@
 
 import pytest
 
-from ddiloco.outer.arrivals import Arrivals
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.roles.arrivals import Arrivals
 
 FIRST, SECOND = RoundId(4, 0), RoundId(5, 1)
 

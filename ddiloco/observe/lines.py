@@ -10,59 +10,43 @@ from. A run that is resumed in the same folder goes on below.
 from __future__ import annotations
 
 import json
-import pathlib
 from typing import Any
 
-from ddiloco.observe.alarms import Alarms
-from ddiloco.observe.growing_file import GrowingFiles
+from ddiloco.observe.files import GrowingFiles
 from ddiloco.observe.records import LearnerDied, Noted, StateChanged, StepDone
 from ddiloco.observe.scalars import as_json
 
 
-class LearnerFiles:
-    """The files under `<workdir>/learners/`, and `<workdir>/rounds.jsonl`."""
+class LineFiles:
+    """Adds to the files; a killed syncer leaves as many lines of rounds and states as there were."""
 
-    def __init__(self, workdir: pathlib.Path, alarms: Alarms) -> None:
-        self._steps = GrowingFiles(workdir / "learners", alarms, lines=True)
-        self._deaths = GrowingFiles(workdir / "learners", alarms)
-        self._of_the_run = GrowingFiles(workdir, alarms, lines=True)
+    def __init__(self, files: GrowingFiles) -> None:
+        """`files` are those of the workdir."""
+        self._files = files
 
     def step(self, record: StepDone) -> None:
         """Adds a line to the learner's `steps.jsonl`."""
-        line = {"time": float(record.time), "step": int(record.step), "tokens": int(record.tokens)}
-        self._steps.append(f"{record.learner}/steps.jsonl", json.dumps(line).encode() + b"\n")
+        line = {"step": int(record.step), "tokens": int(record.tokens)}
+        self._append(f"learners/{record.learner}/steps.jsonl", record.time, line)
 
     def round(self, record: Noted) -> None:
         """Adds a line to `rounds.jsonl`."""
-        self._append("rounds.jsonl", {"time": float(record.time), **as_json(record.values)})
-        self._of_the_run.flush()  # a killed syncer shall leave as many lines as it has merged
+        self._append("rounds.jsonl", record.time, as_json(record.values), at_once=True)
 
     def recovered(self, record: Noted) -> None:
         """Adds a line to `recoveries.jsonl`."""
-        self._append("recoveries.jsonl", {"time": float(record.time), **as_json(record.values)})
+        self._append("recoveries.jsonl", record.time, as_json(record.values))
 
     def state(self, record: StateChanged) -> None:
         """Adds a line to `states.jsonl`."""
-        line = {"time": float(record.time), "learner": record.learner, "state": record.state.value}
-        self._append("states.jsonl", {**line, "chips": record.chips})
-        self._of_the_run.flush()
+        line = {"learner": record.learner, "state": record.state.value, "chips": record.chips}
+        self._append("states.jsonl", record.time, line, at_once=True)
 
     def died(self, record: LearnerDied) -> None:
         """Adds the traceback to the learner's `traceback.txt`, after those of earlier deaths."""
         text = f"died at {record.time}\n{record.traceback.rstrip()}\n\n"
-        self._deaths.append(f"{record.learner}/traceback.txt", text.encode(errors="replace"))
+        self._files.append(f"learners/{record.learner}/traceback.txt", text.encode(errors="replace"))
 
-    def flush(self) -> None:
-        """Writes what is pending; what the disk refuses is tried again at the next flush."""
-        self._steps.flush()
-        self._deaths.flush()
-        self._of_the_run.flush()
-
-    def close(self) -> None:
-        """Flushes and closes all files."""
-        self._steps.close()
-        self._deaths.close()
-        self._of_the_run.close()
-
-    def _append(self, name: str, line: dict[str, Any]) -> None:
-        self._of_the_run.append(name, json.dumps(line).encode() + b"\n")
+    def _append(self, name: str, time: float, values: dict[str, Any], at_once: bool = False) -> None:
+        line = json.dumps({"time": float(time), **values})
+        self._files.append(name, line.encode() + b"\n", at_once)

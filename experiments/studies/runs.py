@@ -150,12 +150,6 @@ def run_all(
             process.join()
 
 
-def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: its head, and rows of as many cells."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (names, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(names), *lines[1:]])
-
-
 def _flat(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
     found = {}
     for name, value in settings.items():

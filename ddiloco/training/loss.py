@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ddiloco.models import model_of
-from ddiloco.models.output import Output
+from ddiloco.models.model import Output
 from ddiloco.models.parameter import Constrain, unconstrained
 from ddiloco.training.parameters import output
 

@@ -77,6 +77,7 @@ def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) 
     if not devices:
         raise ConfigError("mesh: there are no devices")
     each = len(devices) // num_learners
+    groups: list[Sequence[jax.Device]]
     if each == 0:
         shape = config.shape(1)
         groups = [[devices[m % len(devices)]] for m in range(num_learners)]

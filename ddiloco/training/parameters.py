@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from ddiloco.models import model_of
-from ddiloco.models.output import Output
+from ddiloco.models.model import Output
 from ddiloco.models.parameter import Axes, Constrain, Initializer, unconstrained
 
 Parameters = dict[str, jax.Array]

@@ -27,7 +27,7 @@ Metrics = dict[str, jax.Array]
 class TrainState:
     """What an inner step reads and replaces; the clock is the learner's, and not kept here."""
 
-    params: Parameters
+    params: dict[str, Any]
     opt_state: optax.OptState
 
 

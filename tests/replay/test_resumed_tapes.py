@@ -134,9 +134,7 @@ def test_tapes_of_a_run_that_went_on_can_be_looked_at_and_asked_what_if(returned
     recorded = what_if.recorded(plan)
     same = what_if.what_if(plan, e.sync, e.train.steps)
     assert same.merged == pytest.approx(recorded.merged, rel=0.15)
-    assert same.tokens == pytest.approx(
-        recorded.tokens, rel=0.3
-    )  # it knows of no waiting
+    assert same.tokens == pytest.approx(recorded.tokens, rel=0.3)  # it knows of no waiting
 
 
 def test_a_first_tape_that_began_later_than_the_snapshot_is_told(workshop, returned):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from ddiloco.launch.fork_server import Child, ForkServer
-from experiments.bench.row import row
+from experiments.bench.measuring import row
 
 WAYS = ("restart", "restart_forked", "restart_spare")
 LEARNERS, VICTIM = 3, 1

@@ -12,7 +12,6 @@ from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes
-from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel, InvalidContribution
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
@@ -20,8 +19,7 @@ from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.delivery import Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.syncer_worker import host_arrays
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import FragmentSnapshot, host_arrays
 from ddiloco.settings.experiment import Experiment
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
@@ -47,10 +45,6 @@ class GlobalArrays:
     def encoded_size(self, fragment: int) -> int:
         """Bytes of a learner's fragment on the wire."""
         return self._encoded_sizes[fragment]
-
-    def fragments(self) -> list[Pieces]:
-        """The pieces of all global fragments."""
-        return [self.fragment(p) for p in range(self.model.layout.num_fragments)]
 
     def fragment(self, fragment: int) -> Pieces:
         """The pieces of a global fragment; they stay as they are through later merges."""
@@ -208,8 +202,7 @@ class VirtualRun:
             self._record(found)
 
     def _evaluate(self, step: int, tokens: int, now: float) -> float:
-        params = assemble(self._arrays.model.layout, self._arrays.fragments())
-        score = self._score(params)
+        score = self._score(self._arrays.model.parameters())
         self._record(records.Evaluated(step, tokens, now, score.loss, score.statistics))
         return score.loss
 

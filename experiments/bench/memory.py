@@ -88,7 +88,7 @@ def _work(end: LearnerEnd, width: int) -> None:
         end.offer(due, before, step, arrays)
         end.report(step, versions)
         while versions[due] == before:
-            event = end.update().event
+            event = end.update()
             versions[event.fragment] = event.version
 
 

@@ -14,7 +14,6 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import UpdateDelivery, WelcomeDelivery
 from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.transfer import FragmentSnapshot
 from ddiloco.settings.remote import RemoteConfig
@@ -65,7 +64,7 @@ class LearnerEnd:
     def join(self) -> None:
         """Joins, and waits for the welcome."""
         self.send(events.LearnerJoined(self.learner, 1))
-        assert isinstance(self.inbox.get(timeout=PATIENCE), WelcomeDelivery)
+        assert isinstance(self.inbox.get(timeout=PATIENCE).event, events.Welcomed)
 
     def offer(self, fragment: int, version: int, step: int, arrays: tuple) -> None:
         """Puts a fragment on the shelf: one step of ten tokens since this version."""
@@ -77,11 +76,11 @@ class LearnerEnd:
         counters = tuple(FragmentCounters(version, 1, 10) for version in versions)
         self.send(events.StepReported(Report(self.learner, 1, step, counters)))
 
-    def update(self) -> UpdateDelivery:
+    def update(self) -> events.UpdateArrived:
         """The next update."""
-        while not isinstance(delivery := self.inbox.get(timeout=PATIENCE), UpdateDelivery):
+        while not isinstance(event := self.inbox.get(timeout=PATIENCE).event, events.UpdateArrived):
             pass
-        return delivery
+        return event
 
     def close(self) -> None:
         """Leaves."""

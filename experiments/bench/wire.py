@@ -21,7 +21,7 @@ from ddiloco.protocol import events
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.delivery import Told
 from ddiloco.training import platform
 from experiments.bench.measuring import medians, row
 from experiments.bench.processes import CONFIG, PATIENCE, LearnerEnd, another_process, heard
@@ -46,7 +46,7 @@ def run(quick: bool = False) -> list[dict]:
         def over_the_wire() -> None:
             step = next(steps)
             end.report(step, [0])
-            assert end.update().event.version == step
+            assert end.update().version == step
 
         def over_the_socket() -> None:
             raw.sendall(sent)
@@ -98,10 +98,10 @@ def _syncer(pipe: Connection, size: int) -> None:
     pipe.send((f"127.0.0.1:{port}", listening.getsockname()))
     assert isinstance(told.get(timeout=PATIENCE), events.LearnerJoined)
     zeros = [np.zeros(part.shape, part.dtype) for part in _formats(size)]
-    links[0].deliver(WelcomeDelivery(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
+    links[0].deliver(Told(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
     raw, _ = listening.accept()
     while isinstance(event := told.get(timeout=PATIENCE), events.StepReported):
         _, arrays = links[0].pull(0)
         step = event.report.step
-        links[0].deliver(UpdateDelivery(events.UpdateArrived(0, step, step), arrays))
+        links[0].deliver(Told(events.UpdateArrived(0, step, step), [arrays]))
         raw.sendall(_receive(raw, size))

@@ -177,7 +177,7 @@ def _entry(seed: int, run: runs.Run, finished: bool) -> dict[str, Any]:
     scores = summary.get("eval_history", [])
     return {
         "seed": seed,
-        "command": shlex.join(["python", *run.command()]),
+        "command": shlex.join(["python", "-m", "experiments.train", *run.arguments()]),
         "finished": finished,
         "driver": summary.get("driver"),
         **{name: figures.get(name) for name in COLUMNS},

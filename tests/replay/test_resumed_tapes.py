@@ -14,8 +14,8 @@ from ddiloco.disk.tape.reading import read_run
 from ddiloco.local.run import run_local
 from ddiloco.replay import plan as plans
 from ddiloco.replay import run as replay
-from ddiloco.replay import timeline, what_if
 from ddiloco.run import job
+from experiments.studies.replay import timeline, what_if
 from tests.local.test_snapshots import completed, settings
 from tests.virtual_runs import shared_workshop
 
@@ -134,16 +134,15 @@ def test_tapes_of_a_run_that_went_on_can_be_looked_at_and_asked_what_if(returned
     recorded = what_if.recorded(plan)
     same = what_if.what_if(plan, e.sync, e.train.steps)
     assert same.merged == pytest.approx(recorded.merged, rel=0.15)
-    assert same.tokens == pytest.approx(
-        recorded.tokens, rel=0.3
-    )  # it knows of no waiting
+    assert same.tokens == pytest.approx(recorded.tokens, rel=0.3)  # it knows of no waiting
 
 
 def test_a_first_tape_that_began_later_than_the_snapshot_is_told(workshop, returned):
     workdir, e, _ = returned
     tapes = read_run(workdir)
     [tape] = tapes.syncers
-    state = dataclasses.replace(tape.header.state, versions=(9, *tape.header.state.versions[1:]))
+    first, *others = tape.header.state.versions
+    state = dataclasses.replace(tape.header.state, versions=(first + 1, *others))
     later = dataclasses.replace(tape, header=dataclasses.replace(tape.header, state=state), entries=[])
     plan = plans.make_plan(dataclasses.replace(tapes, syncers=[later]), e.sync, e.train.steps)
     with workshop.open(), pytest.raises(TapeError, match="the tape before it is missing"):

@@ -11,7 +11,6 @@ from experiments.front import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/dense.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
-roles.define_lifeline()
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; allocates no parameters.")
 
 
@@ -21,7 +20,6 @@ def main(_) -> int:
     from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
 
-    roles.hold_lifeline()
     experiment = parse(_CONFIG.value)
     if _DRY_RUN.value:
         print(describe(experiment))

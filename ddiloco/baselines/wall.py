@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ddiloco.data.dealing import deal_anew
+from ddiloco.data.shards import reshard
 from ddiloco.disk.snapshots.one_job import JOB_PART, JobSnapshots
 from ddiloco.disk.snapshots.store import Part, Snapshot
 from ddiloco.goodput.accounting import State
@@ -65,7 +65,7 @@ class JobArrays:
         """
         params = {name: part.arrays[f"params/{name}"] for name in self._program.shardings.params}
         inner = [part.arrays[f"inner/{i}"] for i in range(len(self._program.inner_leaves))]
-        [position] = deal_anew([part.state["position"]], self._num_shards, [self._shards])
+        [position] = reshard([part.state["position"]], self._num_shards, [self._shards])
         self._batches.set_state(position)
         self._state = self._program.state_from(params, inner)
         self.tokens = part.state["tokens"]

@@ -80,7 +80,7 @@ class ProcessLedger:
                     self._applied[p][version] = self.steps
                 case actions.TakeSnapshot(contribution=c):
                     self._snapped(core, c)
-                case actions.SendReport(report=report):
+                case actions.TellSyncer(events.StepReported(report)):
                     self._said(core, report, done)
         require(core.incarnation >= self._incarnation, "a process's incarnation only rises", core.incarnation)
         self._incarnation = core.incarnation

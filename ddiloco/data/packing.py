@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ddiloco.data.batches import Batch
 from ddiloco.data.errors import DataError
-
-Batch = dict[str, np.ndarray]
 
 PADDING = -1
 

@@ -114,5 +114,13 @@ def make_tokenizer(config: DataConfig) -> Tokenizer:
     return SentencePieceTokenizer(config.tokenizer_model or "")
 
 
+def check_bytes(vocab_size: int) -> None:
+    """Raises ValueError if a model with so many ids has too few for bytes; the message names its field."""
+    if vocab_size < ByteTokenizer.vocab_size:
+        raise ValueError(
+            f"model.vocab_size: is {vocab_size}, but bytes need at least {ByteTokenizer.vocab_size}"
+        )
+
+
 def _id_or_none(token: int) -> int | None:
     return token if token >= 0 else None

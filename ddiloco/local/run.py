@@ -26,8 +26,9 @@ from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.returning import DonatedInner, Origin
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
-from ddiloco.roles.syncer_worker import SyncerWorker, host_arrays
+from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
+from ddiloco.roles.transfer import host_arrays
 
 _LEAVE_SECONDS = 60.0  # for threads to end after the word to leave; a hung device must not keep the rest
 

@@ -111,7 +111,7 @@ class LearnerCore:
             self._join(),
             *map(actions.TakeSnapshot, contributions),
             *map(actions.Publish, contributions),
-            actions.SendReport(self._report()),
+            _send(self._report()),
         ]
 
     def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
@@ -164,13 +164,14 @@ class LearnerCore:
     def _heartbeat(self) -> list[actions.LearnerAction]:
         if not self.recovered:
             return [self._join()]
-        return [] if self._started else [actions.SendReport(self._report())]
+        return [] if self._started else [_send(self._report())]
 
-    def _join(self) -> actions.Join:
+    def _join(self) -> actions.TellSyncer:
         if not self.recovered:
-            return actions.Join(self.learner, self.incarnation)
+            return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation))
         finished = max(self._reported_step, self._joined_step)  # not the step that is under way
-        return actions.Join(self.learner, self.incarnation, finished, self.versions)
+        returns = events.LearnerJoined(self.learner, self.incarnation, finished, self.versions)
+        return actions.TellSyncer(returns)
 
     def _renumbered(self, step: _StartedStep) -> _StartedStep:
         own = {"incarnation": self.incarnation}
@@ -195,10 +196,10 @@ class LearnerCore:
             raise LocalProtocolError("a step finished that was never started")
         step = self._started.popleft()
         if step.report is None:
-            return list(map(actions.SendReport, self._last_report()))
+            return list(map(_send, self._last_report()))
         self._reported_step = step.report.step
         reports = [step.report, *self._last_report()]
-        return [*map(actions.Publish, step.snapshots), *map(actions.SendReport, reports)]
+        return [*map(actions.Publish, step.snapshots), *map(_send, reports)]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
         """Joins the round of a later step with what there is, rather than have it overwritten unmerged."""
@@ -214,7 +215,7 @@ class LearnerCore:
             self._started.append(_StartedStep(report, last.snapshots + snapshots))
             return take
         self._reported_step = self.clock
-        return [*take, *map(actions.Publish, snapshots), actions.SendReport(report)]
+        return [*take, *map(actions.Publish, snapshots), _send(report)]
 
     def _update_arrived(self, event: events.UpdateArrived) -> list[actions.LearnerAction]:
         if not self.recovered:
@@ -227,7 +228,7 @@ class LearnerCore:
         self._fragments[event.fragment] = FragmentWork(event.version, event.step)
         self.clock = max(self.clock, event.step)
         apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing)
-        return [apply, *map(actions.SendReport, self._last_report())]
+        return [apply, *map(_send, self._last_report())]
 
     def _report(self) -> Report:
         counters = tuple(FragmentCounters(f.version, f.steps, f.tokens) for f in self._fragments)
@@ -274,3 +275,7 @@ class LearnerCore:
     def _contribution(self, p: int) -> Contribution:
         f = self._fragments[p]
         return Contribution(self.learner, self.incarnation, p, f.version, self.clock, f.steps, f.tokens)
+
+
+def _send(report: Report) -> actions.TellSyncer:
+    return actions.TellSyncer(events.StepReported(report))

@@ -23,9 +23,8 @@ from ddiloco.replay.plan import Actor, Key, Plan, VersionId, Work
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.returning import Origin
-from ddiloco.roles.syncer_worker import host_arrays
 from ddiloco.roles.taping import fingerprint, machine_of
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import FragmentSnapshot, host_arrays
 from ddiloco.settings.experiment import BASELINES, Experiment, parse
 
 

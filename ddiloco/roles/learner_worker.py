@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -17,16 +17,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.roles.delivery import (
-    Delivery,
-    InnerState,
-    InnerStateWanted,
-    Leave,
-    Notice,
-    SnapshotBegun,
-    UpdateDelivery,
-    WelcomeDelivery,
-)
+from ddiloco.roles.delivery import Delivery, InnerState, InnerStateWanted, Leave, Pieces, SnapshotBegun, Told
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.returning import ReturningLearner
 from ddiloco.roles.shelf import Shelf
@@ -202,13 +193,9 @@ class LearnerWorker:
             match delivery:
                 case SnapshotBegun():
                     self._record_state(delivery.number)
-                case WelcomeDelivery():
-                    self._tell(delivery.event, fragments=delivery.fragments)
-                case Notice():
-                    self._tell(delivery.event)
-                case UpdateDelivery():
+                case Told():
                     self._record_state(delivery.epoch)
-                    self._tell(delivery.event, pieces=delivery.pieces)
+                    self._tell(delivery.event, delivery.fragments)
                 case InnerStateWanted():
                     self._wanted.append(delivery)
                 case Leave():
@@ -237,19 +224,18 @@ class LearnerWorker:
                 state = state or InnerState(self.core.clock, own, self._arrays.inner(), self._tape.gave())
                 wish.answer.set_result(state)
 
-    def _tell(self, event: events.LearnerEvent, **arrays: Any) -> None:
+    def _tell(self, event: events.LearnerEvent, fragments: Sequence[Pieces] = ()) -> None:
         now = time.monotonic()
         decided = self.core.handle(event, now)
         self._tape.told(event, now)
         for action in decided:
-            self._perform(action, **arrays)
+            self._perform(action, fragments)
 
-    def _perform(self, action: actions.LearnerAction, fragments: Any = None, pieces: Any = None) -> None:
+    def _perform(self, action: actions.LearnerAction, fragments: Sequence[Pieces] = ()) -> None:
         core = self.core
         match action:
-            case actions.Join():
-                joined = events.LearnerJoined(core.learner, action.incarnation, action.step, action.versions)
-                self._to_syncer(joined)
+            case actions.TellSyncer(event):
+                self._to_syncer(event)
             case actions.Leave(reason=reason):
                 raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
             case actions.AdoptAll(step=step, versions=versions):
@@ -270,9 +256,8 @@ class LearnerWorker:
                     self._arrays.pulled(fragment, snapshot)
                     if snapshot.residual:
                         self._tape.pulled(fragment, contribution.step)
+                [pieces] = fragments
                 self._arrays.apply(fragment, mixing, pieces)
-            case actions.SendReport(report=report):
-                self._to_syncer(events.StepReported(report))
             case actions.Drop(reason=reason):
                 values = {"learner": core.learner, "reason": reason}
                 self._record(records.Noted("drop", values, time.time()))

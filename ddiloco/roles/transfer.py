@@ -31,6 +31,11 @@ class FragmentSnapshot:
     residual: tuple[jax.Array, ...] = ()
 
 
+def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
+    """The arrays in host memory; waits until their copy, started earlier, has arrived."""
+    return tuple(np.asarray(array) for array in arrays)
+
+
 class FragmentTransfer:
     """Compiled once for all learners on the same mesh; works on the tensors of one fragment only.
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ddiloco.config import setting
+from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.canvases import caption_length, held_out_canvases, make_canvas_batches
-from ddiloco.data.pipeline import Batches
 from ddiloco.data.settings import CanvasConfig
-from ddiloco.data.tokenizers import ByteTokenizer
+from ddiloco.data.tokenizers import ByteTokenizer, check_bytes
 from ddiloco.tasks.task import Batch, Task
 from ddiloco.training.loss import Loss, caption_loss
 from ddiloco.training.sampling import write_captions
@@ -34,12 +34,8 @@ class Captioning(Task):
     sample_settings: ClassVar[type | None] = CaptionsConfig
 
     def check(self) -> None:
-        """Raises ValueError where bytes have more ids than the model."""
-        if self.model.vocab_size < ByteTokenizer.vocab_size:
-            raise ValueError(
-                f"model.vocab_size: is {self.model.vocab_size}, "
-                f"but bytes need at least {ByteTokenizer.vocab_size}"
-            )
+        """As in `Task`: the model needs an id for each byte."""
+        check_bytes(self.model.vocab_size)
 
     @property
     def loss(self) -> Loss:
@@ -60,14 +56,8 @@ class Captioning(Task):
 
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:
         """As in `Task`: canvases of each shard's images."""
-        return make_canvas_batches(
-            self.data,
-            self._shape,
-            shards=shards,
-            num_shards=num_shards,
-            batch_size=batch_size,
-            seed=self.seed,
-        )
+        selection = Selection(shards, num_shards, batch_size, self.seed)
+        return make_canvas_batches(self.data, self._shape, selection)
 
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """As in `Task`: canvases of the eval split's images."""

@@ -8,8 +8,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.images import held_out_images, make_image_batches
-from ddiloco.data.pipeline import Batches
 from ddiloco.data.settings import ClassificationConfig
 from ddiloco.tasks.task import Batch, Task
 from ddiloco.training.loss import Loss, label_loss
@@ -19,9 +19,6 @@ class Classification(Task):
     """The class of an image, by TFDS name; the model says its size, channels and number of classes."""
 
     data_settings: ClassVar[type] = ClassificationConfig
-
-    def check(self) -> None:
-        """Nothing can contradict itself: what the model does not say, the data set does."""
 
     @property
     def loss(self) -> Loss:
@@ -43,16 +40,8 @@ class Classification(Task):
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:
         """As in `Task`: augmented images of each shard."""
         m = self.model
-        return make_image_batches(
-            self.data,
-            m.image_size,
-            m.channels,
-            m.num_classes,
-            shards=shards,
-            num_shards=num_shards,
-            batch_size=batch_size,
-            seed=self.seed,
-        )
+        selection = Selection(shards, num_shards, batch_size, self.seed)
+        return make_image_batches(self.data, m.image_size, m.channels, m.num_classes, selection)
 
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """As in `Task`: images evenly spaced over the eval split."""

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from ddiloco.config import ConfigError, setting
-from ddiloco.data.pipeline import Batches, held_out_batches, make_batches
+from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.settings import DataConfig
-from ddiloco.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
+from ddiloco.data.text import held_out_text, make_text_batches
+from ddiloco.data.tokenizers import Tokenizer, check_bytes, make_tokenizer
 from ddiloco.tasks.task import Batch, Task
 from ddiloco.training.loss import Loss, next_token_loss
 from ddiloco.training.sampling import sample
@@ -46,12 +47,9 @@ class LanguageModelling(Task):
     sample_settings: ClassVar[type | None] = SampleConfig
 
     def check(self) -> None:
-        """Raises ValueError where bytes have more ids than the model."""
-        if self.data.tokenizer == "byte" and self.model.vocab_size < ByteTokenizer.vocab_size:
-            raise ValueError(
-                f"model.vocab_size: is {self.model.vocab_size}, "
-                f"but bytes need at least {ByteTokenizer.vocab_size}"
-            )
+        """As in `Task`: the model needs an id for each byte."""
+        if self.data.tokenizer == "byte":
+            check_bytes(self.model.vocab_size)
 
     @property
     def loss(self) -> Loss:
@@ -81,18 +79,12 @@ class LanguageModelling(Task):
 
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:
         """As in `Task`: rows packed from each shard's documents."""
-        return make_batches(
-            self.data,
-            self.tokenizer,
-            shards=shards,
-            num_shards=num_shards,
-            batch_size=batch_size,
-            seed=self.seed,
-        )
+        selection = Selection(shards, num_shards, batch_size, self.seed)
+        return make_text_batches(self.data, self.tokenizer, selection)
 
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """As in `Task`: rows evenly spaced over the eval split."""
-        return held_out_batches(self.data, self.tokenizer, batch_size, num_batches)
+        return held_out_text(self.data, self.tokenizer, batch_size, num_batches)
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """A sampled continuation of the configured prompt, prompt included."""

@@ -9,13 +9,13 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 
-Payload = Any  # arrays of a fragment, or of all fragments; None where there are no arrays
+Payload = Any  # arrays of a fragment; None where there are no arrays
 
 
 class LearnerArrays(Protocol):
     """The arrays of one learner's process."""
 
-    def adopt(self, fragments: Payload) -> None:
+    def adopt(self, fragments: Sequence[Payload]) -> None:
         """Loads every fragment that came with a welcome."""
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
@@ -42,9 +42,6 @@ class SyncerArrays(Protocol):
 
     def encoded_size(self, fragment: int) -> int:
         """Bytes of a learner's fragment on the wire, to the syncer."""
-
-    def fragments(self) -> Payload:
-        """All global fragments."""
 
     def fragment(self, fragment: int) -> Payload:
         """A global fragment."""
@@ -93,7 +90,7 @@ class CountingLearner:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    def adopt(self, fragments: Payload) -> None:
+    def adopt(self, fragments: Sequence[Payload]) -> None:
         """Has nothing to load."""
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
@@ -135,9 +132,6 @@ class CountingSyncer:
     def encoded_size(self, fragment: int) -> int:
         """Bytes of a learner's fragment on the wire, to the syncer."""
         return self._encoded_sizes[fragment] if self._encoded_sizes else 0
-
-    def fragments(self) -> Payload:
-        """There are none."""
 
     def fragment(self, fragment: int) -> Payload:
         """There is none."""

@@ -11,7 +11,6 @@ from typing import Any
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes
-from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel, InvalidContribution
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
@@ -20,8 +19,7 @@ from ddiloco.roles.delivery import Pieces
 from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.syncer_worker import host_arrays
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import FragmentSnapshot, host_arrays
 from ddiloco.settings.experiment import Experiment
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
@@ -47,10 +45,6 @@ class GlobalArrays:
     def encoded_size(self, fragment: int) -> int:
         """Bytes of a learner's fragment on the wire."""
         return self._encoded_sizes[fragment]
-
-    def fragments(self) -> list[Pieces]:
-        """The pieces of all global fragments."""
-        return [self.fragment(p) for p in range(self.model.layout.num_fragments)]
 
     def fragment(self, fragment: int) -> Pieces:
         """The pieces of a global fragment; they stay as they are through later merges."""
@@ -179,8 +173,7 @@ class VirtualRun:
 
     def evaluate(self, step: int) -> float:
         """Scores the global model as it is now, at this global step; gives the loss."""
-        params = assemble(self._arrays.model.layout, self._arrays.fragments())
-        return self._evaluations.evaluate(step, self._observer.tokens, params)
+        return self._evaluations.evaluate(step, self._observer.tokens, self._arrays.model.parameters())
 
     def _merged(self, step: int) -> None:
         if step < self._experiment.train.steps and self._evaluations.due(step):  # the last comes at the end

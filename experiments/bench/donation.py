@@ -21,7 +21,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.delivery import Leave, WelcomeDelivery
+from ddiloco.roles.delivery import Leave, Told
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.recording import LearnerRecording
@@ -97,7 +97,7 @@ class SteppingLearner:
         self.worker = LearnerWorker(core, equipment, lambda event: None, self._record, recording=recording)
         self.worker.start()
         zeros = (0,) * len(fragments)
-        self.worker.inbox.put(WelcomeDelivery(events.Welcomed(1, 0, zeros, zeros), fragments))
+        self.worker.inbox.put(Told(events.Welcomed(1, 0, zeros, zeros), fragments))
 
     def _record(self, record: Any) -> None:
         if type(record).__name__ == "StepDone":

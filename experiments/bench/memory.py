@@ -24,7 +24,6 @@ from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import UpdateDelivery, WelcomeDelivery
 from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.transfer import FragmentSnapshot
@@ -107,7 +106,7 @@ class _Learner:
         """Three rounds of each fragment, each step after the update of the one before it."""
         send = self.client.outbox.send
         send(events.LearnerJoined(self._learner, 1))
-        assert isinstance(self.inbox.get(timeout=PATIENCE), WelcomeDelivery)
+        assert isinstance(self.inbox.get(timeout=PATIENCE).event, events.Welcomed)
         versions = [0] * NUM_FRAGMENTS
         send(events.LearnerReady(self._learner, 1, 0, tuple(versions)))
         arrays = [
@@ -121,7 +120,7 @@ class _Learner:
             send(events.StepReported(Report(self._learner, 1, step, counters)))
             while versions[due] < contribution.version + 1:
                 delivery = self.inbox.get(timeout=PATIENCE)
-                if isinstance(delivery, UpdateDelivery):
+                if isinstance(delivery.event, events.UpdateArrived):
                     versions[delivery.event.fragment] = delivery.event.version
 
 

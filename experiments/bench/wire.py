@@ -26,7 +26,7 @@ from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.delivery import Told
 from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.transfer import FragmentSnapshot
 from ddiloco.settings.remote import RemoteConfig
@@ -83,7 +83,7 @@ class _WireEnd:
         self._client.attach(self)
         self._client.start()
         self._client.outbox.send(events.LearnerJoined(0, 1))
-        assert isinstance(self.inbox.get(timeout=PATIENCE), WelcomeDelivery)
+        assert isinstance(self.inbox.get(timeout=PATIENCE).event, events.Welcomed)
         self._step = 0
 
     def round_trip(self) -> None:
@@ -141,11 +141,11 @@ def _syncer(pipe: Connection, size: int) -> None:
     raw, _ = listening.accept()
     assert isinstance(heard.get(timeout=PATIENCE), events.LearnerJoined)
     zeros = [np.zeros(part.shape, part.dtype) for part in _formats(size)]
-    links[0].deliver(WelcomeDelivery(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
+    links[0].deliver(Told(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
     while isinstance(event := heard.get(timeout=PATIENCE), events.StepReported):
         _, arrays = links[0].pull(0)
         step = event.report.step
-        links[0].deliver(UpdateDelivery(events.UpdateArrived(0, step, step), arrays))
+        links[0].deliver(Told(events.UpdateArrived(0, step, step), [arrays]))
         raw.sendall(_receive(raw, size))
     server.stop(1.0)
     os._exit(0)  # whatever gRPC's threads still do

@@ -32,7 +32,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.delivery import InnerState, InnerStateWanted, UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.delivery import InnerState, InnerStateWanted
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.transfer import FragmentSnapshot
 from ddiloco.settings.remote import RemoteConfig
@@ -66,7 +66,7 @@ class Giver(LearnerEnd):
         super().__init__(address, learner, process, terms=BIG_TERMS)
         self.number, self.value, self.process = learner, value, process
         self.send(events.LearnerJoined(learner, process))
-        delivery = self.next(WelcomeDelivery)
+        delivery = self.next(events.Welcomed)
         self.send(events.LearnerReady(learner, process, 0, delivery.event.versions))
 
     def offer(self, step):
@@ -147,8 +147,8 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
         assert killed.returncode == -signal.SIGKILL
         assert not noted(syncer, "round")
         honest.offer(4)
-        delivery = honest.next(UpdateDelivery)
-        assert all((piece == 3.0).all() for piece in delivery.pieces)
+        delivery = honest.next(events.UpdateArrived)
+        assert all((piece == 3.0).all() for piece in delivery.fragments[0])
         until(lambda: noted(syncer, "round"), "the record of the round")
         [merged] = noted(syncer, "round")
         assert (merged["learners"], merged["quorum"]) == ([0], 1)

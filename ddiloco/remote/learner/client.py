@@ -26,10 +26,9 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import Delivery, Leave, Notice, SnapshotBegun
+from ddiloco.roles.delivery import Delivery, Leave, SnapshotBegun, Told
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
-from ddiloco.roles.syncer_worker import host_arrays
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import FragmentSnapshot, host_arrays
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 TOLD_AFTER = 7  # tries, a quarter of a minute: a learner may be started before its syncer
@@ -277,7 +276,7 @@ class _Connection:
             case _:
                 event = syncer_event(message)
                 if client._worker is not None:
-                    client._worker.inbox.put(Notice(event))
+                    client._worker.inbox.put(Told(event))
 
     def _take_updates(self, channel: grpc.Channel) -> None:
         terms = self._client._terms
@@ -287,9 +286,9 @@ class _Connection:
                 header = parse(pb.DownHeader, data)
                 check_down_header(header, terms.num_fragments)
                 pieces = receive(terms.down[header.fragment], header.size, stream)
-                delivery = self._uplink.take(header, pieces)
-                if delivery is not None and self._client._worker is not None:
-                    self._client._worker.inbox.put(delivery)
+                told = self._uplink.take(header, pieces)
+                if told is not None and self._client._worker is not None:
+                    self._client._worker.inbox.put(told)
         except (WireError, grpc.RpcError) as error:
             self._cause = self._cause or error
             self._control.cancel()  # without updates the connection is of no use

@@ -14,14 +14,7 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer
-from ddiloco.roles.delivery import (
-    Delivery,
-    Leave,
-    Notice,
-    SnapshotBegun,
-    UpdateDelivery,
-    WelcomeDelivery,
-)
+from ddiloco.roles.delivery import Delivery, Leave, SnapshotBegun, Told
 
 Contributed = tuple[Contribution, Sequence[np.ndarray]]
 
@@ -63,12 +56,10 @@ class Session:
     def deliver(self, delivery: Delivery) -> None:
         """Hands something over without waiting for the learner."""
         match delivery:
-            case WelcomeDelivery():
-                self.down.welcome(delivery)
-            case UpdateDelivery():
-                self.down.update(delivery)
-            case Notice():
-                self.say(from_syncer(delivery.event), replaces=isinstance(delivery.event, events.ClockSet))
+            case Told(events.Welcomed() | events.UpdateArrived()):
+                self.down.put(delivery)
+            case Told(event):
+                self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet))
             case SnapshotBegun():
                 self.down.begun(delivery)
                 self.say(pb.ToLearner(snapshot_begun=pb.SnapshotBegun(snapshot=delivery.number)))

@@ -226,11 +226,11 @@ def _followed(decided: Sequence[Any]) -> str:
                 told.append(
                     f"merges fragment {r.fragment} of {_listed([c.learner for c in a.contributions])}"
                 )
-            case actions.Broadcast() as a:
-                told.append(f"sends fragment {a.fragment} version {a.version} to {len(a.receivers)}")
-            case actions.Welcome(learner=m):
+            case actions.Tell(receivers, events.UpdateArrived(p, version, _)):
+                told.append(f"sends fragment {p} version {version} to {len(receivers)}")
+            case actions.Tell(((m, _),), events.Welcomed()):
                 told.append(f"welcomes {m}")
-            case actions.SetClock(step=step):
+            case actions.Tell(_, events.ClockSet(step)):
                 told.append(f"tells laggards of step {step}")
             case actions.Drop(reason=reason):
                 told.append(f"drops it: {reason}")
@@ -253,7 +253,7 @@ def _round_step(thing: Any, decided: Sequence[Any]) -> int | None:
         match action:
             case actions.Publish(contribution=c) | actions.TakeSnapshot(contribution=c):
                 return c.step
-            case actions.SendReport(report=r):
+            case actions.TellSyncer(events.StepReported(r)):
                 return r.step
     return None
 

@@ -12,7 +12,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments", "experiments.*"]),
-    package_data={"ddiloco.remote.wire": ["wire.proto"], "ddiloco.disk.tape": ["tape.proto"]},
+    package_data={"": ["*.proto", "py.typed"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",

@@ -1,4 +1,4 @@
-"""Every command of the README runs; only its length is cut."""
+"""Every command of the README and of docs/commands.md runs; only its length is cut."""
 
 import os
 import pathlib
@@ -16,9 +16,13 @@ SHORT = "--config.train.steps=24 --config.eval.every=0 --config.eval.num_batches
 BUDGET = "--config.virtual.seconds=None --config.train.tokens=100000"
 
 
+PAGES = ("README.md", "docs/commands.md")
+
+
 def blocks() -> list[list[str]]:
-    """The commands of each block of the README."""
-    found = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    """The commands of each block of the pages."""
+    pages = "".join((ROOT / page).read_text() for page in PAGES)
+    found = re.findall(r"```bash\n(.*?)```", pages, re.S)
     return [[line for line in text.splitlines() if line and not line.startswith("#")] for text in found]
 
 

@@ -36,7 +36,7 @@ def main(_) -> int:
     chaos |= {name: cli.literal(text) for name, text in _GIVEN}
     plan = draw_plan(build(ProcessChaos, chaos, "chaos"), experiment.sync.num_learners)
     workdir = cli.made_folder("workdir", _WORKDIR.value or ending.new_workdir())
-    with cli.writing("workdir", workdir):
+    with cli.reaching("workdir", workdir):
         set_aside(workdir)
     stop, received = ending.stop_on_signals()
     told, trace, code = storm.run(experiment, workdir / "job", workdir / "faults.jsonl", plan, stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
@@ -172,14 +172,19 @@ class Fleet:
             self.calendar.at(time, self.syncer.take, event)
 
     def _deliver(
-        self, learner: int, incarnation: int, event: events.LearnerEvent, payload: Payload, size: int
+        self,
+        learner: int,
+        incarnation: int,
+        event: events.FromSyncer,
+        fragments: Sequence[Payload],
+        size: int,
     ) -> None:
         process = self._routes.get((learner, incarnation))
         if process is None:
             return
         times = process.place.down.arrivals(self.calendar.now, size)
         for time in times:
-            self.calendar.at(time, process.take, event, payload)
+            self.calendar.at(time, process.take, event, fragments)
         if size and times:
             self._observer.transferred(learner, 0, size * len(times))
 

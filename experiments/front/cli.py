@@ -151,7 +151,7 @@ def literal(text: str) -> Any:
 
 
 @contextlib.contextmanager
-def writing(flag: str, path: pathlib.Path) -> Iterator[None]:
+def reaching(flag: str, path: pathlib.Path) -> Iterator[None]:
     """What the system refuses in the `with` block is a usage error of the flag that named the path."""
     try:
         yield
@@ -159,14 +159,14 @@ def writing(flag: str, path: pathlib.Path) -> Iterator[None]:
         raise UsageError(f"{flag}: {path}: {error.strerror}") from None
 
 
-def made_folder(flag: str, path: str) -> pathlib.Path:
+def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
     """The folder that a flag names, made where it was not there.
 
     Raises:
       UsageError: it cannot be made.
     """
     folder = pathlib.Path(path)
-    with writing(flag, folder):
+    with reaching(flag, folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
 

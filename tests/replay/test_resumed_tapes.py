@@ -14,8 +14,8 @@ from ddiloco.disk.tape.reading import read_run
 from ddiloco.local.run import run_local
 from ddiloco.replay import plan as plans
 from ddiloco.replay import run as replay
-from ddiloco.replay import timeline, what_if
 from ddiloco.run import job
+from experiments.studies.replay import timeline, what_if
 from tests.local.test_snapshots import completed, settings
 from tests.virtual_runs import shared_workshop
 
@@ -141,7 +141,8 @@ def test_a_first_tape_that_began_later_than_the_snapshot_is_told(workshop, retur
     workdir, e, _ = returned
     tapes = read_run(workdir)
     [tape] = tapes.syncers
-    state = dataclasses.replace(tape.header.state, versions=(9, *tape.header.state.versions[1:]))
+    first, *others = tape.header.state.versions
+    state = dataclasses.replace(tape.header.state, versions=(first + 1, *others))
     later = dataclasses.replace(tape, header=dataclasses.replace(tape.header, state=state), entries=[])
     plan = plans.make_plan(dataclasses.replace(tapes, syncers=[later]), e.sync, e.train.steps)
     with workshop.open(), pytest.raises(TapeError, match="the tape before it is missing"):

@@ -196,8 +196,8 @@ class WhatIf:
                 after(self._delays.pull, self._pulled, action)
             case actions.Merge():
                 after(self._delays.merge, self._take, events.MergeFinished(action.round))
-            case actions.Broadcast():
-                after(self._delays.update, self._updated, action)
+            case actions.Tell(receivers, events.UpdateArrived() as update):
+                after(self._delays.update, self._updated, receivers, update)
             case actions.Record(name="round", values=values):
                 self._rounds.append(dict(values))
                 self._merged_at = self._calendar.now
@@ -215,8 +215,8 @@ class WhatIf:
         given = Contribution(pull.learner, pull.incarnation, p, c.version, shadow.step, c.steps, c.tokens)
         self._take(events.FragmentArrived(pull.round, given))
 
-    def _updated(self, update: actions.Broadcast) -> None:
-        for learner, incarnation in update.receivers:
+    def _updated(self, receivers: Sequence[tuple[int, int]], update: events.UpdateArrived) -> None:
+        for learner, incarnation in receivers:
             known = self._shadows.get(learner)
             if known is not None and known[0] == incarnation:
                 known[1].waiting[update.fragment] = update.version, self._calendar.now
@@ -273,9 +273,9 @@ def delays(plan: Plan) -> Delays:
                     asked[r, m] = now
                 case actions.Merge(round=r):
                     begun[r] = now
-                case actions.Broadcast():
-                    for m, _ in action.receivers:
-                        sent.setdefault((m, action.fragment, action.version), now)
+                case actions.Tell(receivers, events.UpdateArrived(p, version, _)):
+                    for m, _ in receivers:
+                        sent.setdefault((m, p, version), now)
     quickest = sorted(updates)[len(updates) // 10] if updates else 0.0
     return Delays(
         statistics.median(pulls) if pulls else 0.0, statistics.median(merges) if merges else 0.0, quickest

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError, build, to_dict
-from ddiloco.data import ByteTokenizer, DataConfig, DataError, held_out_batches, make_batches
-from ddiloco.data.pipeline import shard_seed
+from ddiloco.data.batches import Selection, shard_seed
+from ddiloco.data.errors import DataError
+from ddiloco.data.settings import DataConfig
+from ddiloco.data.text import held_out_text, make_text_batches
+from ddiloco.data.tokenizers import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 
 
 def batches(config, shards=(0,), num_shards=4, batch_size=4, seed=7):
-    return make_batches(
-        config, TOKENIZER, shards=shards, num_shards=num_shards, batch_size=batch_size, seed=seed
-    )
+    return make_text_batches(config, TOKENIZER, Selection(shards, num_shards, batch_size, seed))
 
 
 def assert_equal(ours, theirs):
@@ -72,9 +73,8 @@ def test_a_tokenizer_without_special_ids_gives_the_bare_bytes(few, train_texts):
     class Bare(ByteTokenizer):
         bos = eos = None
 
-    iterator = make_batches(
-        dataclasses.replace(few, shuffle=False), Bare(), shards=(0,), num_shards=1, batch_size=8, seed=0
-    )
+    stored_order = dataclasses.replace(few, shuffle=False)
+    iterator = make_text_batches(stored_order, Bare(), Selection((0,), 1, 8, seed=0))
     stored = b"".join(train_texts[:40])
     drawn = b"".join(row for _ in range(10) for row in pieces(next(iterator)))
     assert drawn == (stored * 2)[: len(drawn)]
@@ -218,7 +218,7 @@ def test_a_state_fits_another_batch_size(config):
 
 
 def test_more_shards_than_documents_are_refused(few):
-    with pytest.raises(DataError, match=r"has 40 documents in split .*, too few for 41 shards") as error:
+    with pytest.raises(DataError, match=r"has 40 records in split .*, too few for 41 shards") as error:
         batches(few, num_shards=41)
     assert "\n" not in str(error.value)
 
@@ -238,9 +238,9 @@ def test_shards_and_batch_sizes_that_do_not_fit_are_refused(config, options):
 
 def test_held_out_batches_are_the_same_for_everybody_and_from_other_files(config, train_texts):
     longer = dataclasses.replace(config, sequence_length=256)
-    first = held_out_batches(longer, TOKENIZER, 4, 3)
+    first = held_out_text(longer, TOKENIZER, 4, 3)
     assert len(first) == 3
-    for ours, theirs in zip(first, held_out_batches(longer, TOKENIZER, 4, 3), strict=True):
+    for ours, theirs in zip(first, held_out_text(longer, TOKENIZER, 4, 3), strict=True):
         assert ours["inputs"].shape == (4, 256)
         assert_equal(ours, theirs)
     trained_on = b"\0".join(train_texts)
@@ -253,8 +253,8 @@ def pieces(batch):
 
 
 def test_held_out_rows_are_spread_over_the_whole_split(config):
-    few_rows = np.concatenate([b["inputs"] for b in held_out_batches(config, TOKENIZER, 8, 4)])
-    every = np.concatenate([b["inputs"] for b in held_out_batches(config, TOKENIZER, 256, 10_000)])
+    few_rows = np.concatenate([b["inputs"] for b in held_out_text(config, TOKENIZER, 8, 4)])
+    every = np.concatenate([b["inputs"] for b in held_out_text(config, TOKENIZER, 256, 10_000)])
     place = [int(np.flatnonzero((every == row).all(axis=1))[0]) for row in few_rows]
     gaps = np.diff(place)
     assert gaps.min() >= 0.5 * len(every) / 32
@@ -263,7 +263,7 @@ def test_held_out_rows_are_spread_over_the_whole_split(config):
 
 def test_a_small_held_out_split_gives_what_it_has_once_and_then_padding(config, train_texts):
     small = dataclasses.replace(config, eval_split="train[:2]", sequence_length=512)
-    got = held_out_batches(small, TOKENIZER, 8, 1000)
+    got = held_out_text(small, TOKENIZER, 8, 1000)
     tokens = sum(len(text) + 2 for text in train_texts[:2])
     assert len(got) == -(-tokens // (8 * 512))
     assert {batch["inputs"].shape for batch in got} == {(8, 512)}
@@ -276,13 +276,13 @@ def test_a_small_held_out_split_gives_what_it_has_once_and_then_padding(config, 
 
 def test_a_large_held_out_split_is_read_only_up_to_the_pool(config):
     pooled = dataclasses.replace(config, held_out_pool=1)
-    one_document = held_out_batches(pooled, TOKENIZER, 64, 10_000)
+    one_document = held_out_text(pooled, TOKENIZER, 64, 10_000)
     assert sum((batch["inputs"] == TOKENIZER.bos).sum() for batch in one_document) == 1
 
 
 def test_an_empty_held_out_split_is_an_error(config):
     with pytest.raises(DataError, match="no record in split"):
-        held_out_batches(dataclasses.replace(config, eval_split="validation[:0]"), TOKENIZER, 4, 1)
+        held_out_text(dataclasses.replace(config, eval_split="validation[:0]"), TOKENIZER, 4, 1)
 
 
 def test_settings_survive_a_round_trip_and_each_has_a_meaning():

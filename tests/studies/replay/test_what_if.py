@@ -6,7 +6,7 @@ import pytest
 
 from ddiloco.disk.tape.reading import read_run
 from ddiloco.replay import plan as plans
-from ddiloco.replay.what_if import delays, recorded, what_if
+from experiments.studies.replay.what_if import delays, recorded, what_if
 from tests.workbook import POLICY, fleet_tapes, lose
 
 STEPS = 60

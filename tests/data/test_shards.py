@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.data import ByteTokenizer, DataError, make_batches, pipeline
-from ddiloco.data.dealing import DealtStream, deal_anew
+from ddiloco.data import text
+from ddiloco.data.batches import Batches, Selection
+from ddiloco.data.errors import DataError
 from ddiloco.data.examples import Examples
 from ddiloco.data.images import make_image_batches
 from ddiloco.data.packing import InterleavedRows
-from ddiloco.data.pipeline import Batches
 from ddiloco.data.settings import ClassificationConfig
+from ddiloco.data.shards import ShardStream, reshard
+from ddiloco.data.text import make_text_batches
+from ddiloco.data.tokenizers import ByteTokenizer
 
 LENGTH = 5  # tokens in a row
 
@@ -50,22 +53,18 @@ class Library:
         lanes = min(self.lanes, len(range(shard, len(self.lengths), num_shards)))
 
         def packed(document):
-            def left_of(number):
-                tokens, read = document(number)
-                return tokens[read:]
-
-            return InterleavedRows(left_of, len(self.lengths), LENGTH, lanes)
+            return InterleavedRows(document, len(self.lengths), LENGTH, lanes)
 
         return self._stream(packed, shard, num_shards)
 
     def examples(self, shard, num_shards):
         def stacked(document):
-            return Examples(lambda n: {"inputs": document(n)[0][:1], "weights": np.int32(1)}, 0)
+            return Examples(lambda n: {"inputs": document(n)[:1], "weights": np.int32(1)}, 0)
 
         return self._stream(stacked, shard, num_shards)
 
     def _stream(self, rows, shard, num_shards):
-        return DealtStream(self.by_itself, rows, shard, num_shards, len(self.lengths))
+        return ShardStream(self.by_itself, rows, shard, num_shards, len(self.lengths))
 
     def fleet(self, kind, num_shards, states=None):
         """Batches of a row, one of each shard, going on from these states."""
@@ -131,7 +130,7 @@ def test_no_token_of_an_epoch_is_lost_or_repeated(kind, lengths, lanes, fleets, 
     for num_shards, rows in zip(fleets, counts, strict=False):
         if num_shards != len(fleet):
             begun = begun or epochs_begun(fleet, lengths)
-        fleet = library.fleet(kind, num_shards, deal_anew([b.get_state() for b in fleet], num_shards))
+        fleet = library.fleet(kind, num_shards, reshard([b.get_state() for b in fleet], num_shards))
         if begun and after_the_first is None:
             after_the_first = fleet[0].get_state()["shards"]["0"]["epoch"]
         for batches, number in zip(fleet, rows, strict=False):
@@ -164,7 +163,7 @@ def test_as_many_shards_go_on_as_they_were():
     for shard, batches in enumerate(fleet):
         read(batches, shard, collections.Counter())
     states = [batches.get_state() for batches in fleet]
-    assert deal_anew(states, 3) == states
+    assert reshard(states, 3) == states
 
 
 @pytest.mark.parametrize("kind", ["texts", "examples"])
@@ -173,7 +172,7 @@ def test_a_stream_that_has_read_takes_what_is_dealt_as_a_fresh_one_does(kind):
     before = library.fleet(kind, 3)
     for batches in before:
         read(batches, 4, collections.Counter())
-    dealt = deal_anew([batches.get_state() for batches in before], 2)
+    dealt = reshard([batches.get_state() for batches in before], 2)
     used, fresh = library.fleet(kind, 2), library.fleet(kind, 2, dealt)
     for batches, other, state in zip(used, fresh, dealt, strict=True):
         read(batches, 1, collections.Counter())
@@ -190,7 +189,7 @@ def test_what_is_left_is_dealt_evenly():
     fleet = library.fleet("texts", 4)
     read(fleet[0], 8, collections.Counter())
     counts = []
-    for state in deal_anew([batches.get_state() for batches in fleet], 3):
+    for state in reshard([batches.get_state() for batches in fleet], 3):
         [position] = state["shards"].values()
         counts.append(sum(stop - first for _, _, first, stop, _ in position["left"]))
     assert sum(counts) == 34  # 8 rows of 5 tokens are 6 documents and parts of two more
@@ -202,13 +201,13 @@ def test_of_a_shard_without_a_state_the_newest_epoch_counts_as_left():
     fleet = library.fleet("texts", 3)
     read(fleet[0], 4, collections.Counter())  # 20 tokens: past its epoch of 4 documents
     left = [fleet[0].get_state(), fleet[2].get_state()]
-    same = deal_anew(left, 3)
+    same = reshard(left, 3)
     assert (same[0], same[2]) == (left[0], left[1])
     seen = collections.Counter()
     read(library.fleet("texts", 3, same)[1], 3, seen)
     assert {library.decoded(token)[:2] for token in seen} <= {(1, d) for d in range(1, 12, 3)}
     seen.clear()
-    fleet = library.fleet("texts", 2, deal_anew(left, 2))
+    fleet = library.fleet("texts", 2, reshard(left, 2))
     finish(library, fleet, seen)
     of_the_lost = {library.decoded(token)[:2] for token in seen if library.decoded(token)[1] % 3 == 1}
     assert {(1, d) for d in range(1, 12, 3)} <= of_the_lost
@@ -218,21 +217,19 @@ def test_of_a_shard_without_a_state_the_newest_epoch_counts_as_left():
 @pytest.fixture
 def few(config, monkeypatch):
     """The built-in text cut down to its 40 shortest documents, as the only data set."""
-    source = pipeline.open_text(config.name, "train", config.data_dir)
+    source = text.open_text(config.name, "train", config.data_dir)
     lengths = sorted((len(source[i]["text"]), i) for i in range(0, len(source), 8))
     texts = [source[i] for _, i in lengths if len(source[i]["text"]) > 200][:40]
 
     class Few(list):
         full_name = "few/1.0.0"
 
-    monkeypatch.setattr(pipeline, "open_text", lambda *args, **kwargs: Few(texts))
+    monkeypatch.setattr(text, "open_text", lambda *args, **kwargs: Few(texts))
     return dataclasses.replace(config, interleave=3)
 
 
-def of_text(config, shards, num_shards, rows, **kwargs):
-    return make_batches(
-        config, ByteTokenizer(), shards=shards, num_shards=num_shards, batch_size=rows, seed=5, **kwargs
-    )
+def of_text(config, shards, num_shards, rows):
+    return make_text_batches(config, ByteTokenizer(), Selection(shards, num_shards, rows, seed=5))
 
 
 def lines(batches, count):
@@ -246,11 +243,11 @@ def test_a_job_on_all_shards_reads_what_learners_read_after_a_deal(few, prefetch
     lines(job, 3)
     state = json.loads(json.dumps(job.get_state()))
     job.close()
-    [together] = deal_anew([state], 3, [(0, 1, 2)])
+    [together] = reshard([state], 3, [(0, 1, 2)])
     job = of_text(config, range(3), 3, 6)
     job.set_state(together)
     learners = [of_text(config, (m,), 3, 2) for m in range(3)]
-    for learner, own in zip(learners, deal_anew([state], 3), strict=True):
+    for learner, own in zip(learners, reshard([state], 3), strict=True):
         learner.set_state(own)
     for _ in range(5):
         assert lines(job, 1) == [line for learner in learners for line in lines(learner, 1)]
@@ -266,7 +263,7 @@ def test_a_dealt_stream_of_text_goes_on_in_the_midst_of_documents(few):
             inputs.update(next(batches)["inputs"].reshape(-1).tolist())
     after = [of_text(few, (m,), 3, 1) for m in range(3)]
     ends = 0
-    for batches, state in zip(after, deal_anew([b.get_state() for b in before], 3), strict=True):
+    for batches, state in zip(after, reshard([b.get_state() for b in before], 3), strict=True):
         batches.set_state(state)
         [position] = state["shards"].values()
         ends += sum(offset > 0 for *_, offset in position["left"])
@@ -277,8 +274,7 @@ def test_every_image_of_an_epoch_is_drawn_once_though_the_shards_change(digits_d
     config = ClassificationConfig(data_dir=digits_dir, crop="none", padding=0, train_split="train[:100]")
 
     def of(shard, num_shards):
-        options = {"shards": (shard,), "num_shards": num_shards, "batch_size": 1, "seed": 3}
-        return make_image_batches(config, 8, 1, 10, **options)
+        return make_image_batches(config, 8, 1, 10, Selection((shard,), num_shards, 1, seed=3))
 
     def drawn(batches, count):
         seen.update(next(batches)["image"].tobytes() for _ in range(count))
@@ -288,7 +284,7 @@ def test_every_image_of_an_epoch_is_drawn_once_though_the_shards_change(digits_d
     for batches, count in zip(before, (0, 7, 25, 12), strict=True):
         drawn(batches, count)
     after = [of(shard, 3) for shard in range(3)]
-    for batches, state in zip(after, deal_anew([b.get_state() for b in before], 3), strict=True):
+    for batches, state in zip(after, reshard([b.get_state() for b in before], 3), strict=True):
         batches.set_state(json.loads(json.dumps(state)))
         [position] = state["shards"].values()
         drawn(batches, sum(stop - first for _, _, first, stop, _ in position["left"]))
@@ -314,5 +310,5 @@ def test_states_that_cannot_be_dealt_are_told_in_one_line(harm, says):
     states = json.loads(json.dumps([b.get_state() for b in Library([4] * 12, 2).fleet("texts", 3)]))
     harm(states)
     with pytest.raises(DataError, match=says) as error:
-        deal_anew(states, 2)
+        reshard(states, 2)
     assert "\n" not in str(error.value)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import tempfile
 import warnings
 
 import jax
@@ -14,8 +15,9 @@ import jax
 def prepare(cache: bool = True, keep_memory: bool = True) -> None:
     """Sets JAX up for learners as threads, and keeps compiled programs between runs.
 
-    The cache is in $JAX_COMPILATION_CACHE_DIR or ~/.cache/ddiloco/jax. `keep_memory` has glibc reuse the
-    buffers of one step for the next.
+    The cache is in $JAX_COMPILATION_CACHE_DIR or ~/.cache/ddiloco/jax, of what takes longer to compile than
+    $JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS or 0.1. `keep_memory` has glibc reuse the buffers of one step
+    for the next.
     """
     # On CPU devices asynchronous dispatch puts all work into one pool, whose queue starves a merge for as
     # long as learners keep it filled; run in the calling threads, each gets its share from the system.
@@ -26,8 +28,10 @@ def prepare(cache: bool = True, keep_memory: bool = True) -> None:
         folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(
             pathlib.Path.home() / ".cache/ddiloco/jax"
         )
+        least = os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS") or "0.1"
         jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", float(least))
+        _keep_only_whole_programs()
 
 
 def compute_on_cpu() -> None:
@@ -44,6 +48,31 @@ def warn_unless_prepared() -> None:
             "before JAX makes its first array",
             stacklevel=3,
         )
+
+
+def _keep_only_whole_programs() -> None:
+    """Has JAX put a compiled program into the cache at once.
+
+    It writes a file where others read it: half of one, left by a process that was killed meanwhile, would be
+    complained about and compiled anew by every process after it.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src.lru_cache import LRUCache
+
+        if LRUCache.put.__module__ == __name__:
+            return
+        in_place = LRUCache.put
+
+        def put(cache: LRUCache, key: str, value: bytes) -> None:
+            if cache.eviction_enabled:  # under a lock
+                in_place(cache, key, value)
+                return
+            with tempfile.TemporaryDirectory(prefix=".new-", dir=cache.path) as folder:
+                in_place(LRUCache(folder, max_size=-1), key, value)
+                for name in os.listdir(folder):
+                    os.replace(os.path.join(folder, name), cache.path / name)
+
+        LRUCache.put = put
 
 
 def _keep_freed_memory() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from configs import multimodal, vit
 from ddiloco.config import ConfigError
-from ddiloco.data.sources import open_images, open_text
 from ddiloco.models import MODELS
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse, task_of, to_json
@@ -17,14 +16,6 @@ from ddiloco.tasks import TASKS
 from tests import workbench
 
 PRESETS = [(vit, "tiny"), (vit, "small,streaming"), (vit, "base,data_parallel"), (multimodal, "tiny,diloco")]
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tfds")
-    open_images("digits", "train", folder, channels=1)
-    open_text("stdlib_text", "train", folder)
-    return str(folder)
 
 
 def tiny(name, data_dir, **data):

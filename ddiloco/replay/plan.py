@@ -216,7 +216,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     h = tape.header
     core = LearnerCore(h.learner, h.process, policy, total_steps)
     works: list[Work] = []
-    if h.returned is not None:
+    if h.resumed is not None:
         works = [Return(BEFORE), *_offered(core, tape)]
     told: list[Told] = []
     welcome: actions.AdoptAll | None = None  # of which it is not yet known what inner state came with it
@@ -260,10 +260,10 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
 
 
 def _offered(core: LearnerCore, tape: Tape) -> list[Work]:
-    """What a learner that comes back from a snapshot offers anew."""
+    """What a learner that resumes from a snapshot offers anew."""
     h = tape.header
     try:
-        decided = core.resume(h.returned.clock, h.returned.fragments)
+        decided = core.resume(h.resumed.clock, h.resumed.fragments)
     except LocalProtocolError as error:
         raise TapeError(f"{tape.path}: {error}") from None
     taken = [a.contribution for a in decided if isinstance(a, actions.MakeOffer)]

@@ -61,9 +61,9 @@ class Clocks:
     def _begin(self, actor: Actor, tape: int) -> VectorClock:
         header = actor.tapes[tape].header
         clock, versions = VectorClock(), ()
-        if header.returned is not None:
-            clock = VectorClock({header.learner: (header.process, header.returned.clock)})
-            versions = [fragment.version for fragment in header.returned.fragments]
+        if header.resumed is not None:
+            clock = VectorClock({header.learner: (header.process, header.resumed.clock)})
+            versions = [fragment.version for fragment in header.resumed.fragments]
         elif header.state is not None:
             versions = header.state.versions
         for p, version in enumerate(versions):

@@ -44,12 +44,12 @@ class LocalLink:
         self._worker.inbox.put(delivery)
 
     def pull(self, fragment: int) -> tuple[Contribution, Pieces] | None:
-        """Takes the newest snapshot off the learner's shelf."""
-        published = self._worker.shelf.get(fragment)
+        """Pulls the newest offer off the learner's shelf."""
+        published = self._worker.shelf.pull(fragment)
         if published is None:
             return None
-        contribution, snapshot = published
-        return contribution, host_arrays(snapshot.arrays)
+        contribution, offer = published
+        return contribution, host_arrays(offer.arrays)
 
 
 class LocalRun:

@@ -19,7 +19,7 @@ from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.delivery import Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.transfer import FragmentSnapshot, host_arrays
+from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.experiment import Experiment
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
@@ -63,9 +63,9 @@ class GlobalArrays:
         pieces = [self._decoded(fragment, payload) for _, payload in given]
         return self.model.merge(fragment, pieces, [(c.steps, c.tokens) for c, _ in given])[1]
 
-    def _decoded(self, fragment: int, snapshot: FragmentSnapshot) -> Pieces:
+    def _decoded(self, fragment: int, offer: Offer) -> Pieces:
         # The version now is the one anchored on, or the core has dropped the contribution or will.
-        return self.model.decode(fragment, host_arrays(snapshot.arrays), self.fragment(fragment))
+        return self.model.decode(fragment, host_arrays(offer.arrays), self.fragment(fragment))
 
 
 class RecordingObserver(Observer):
@@ -96,7 +96,7 @@ class RecordingObserver(Observer):
             self._tapes.learner_handled(learner, event, out, now)
 
     def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
-        """A snapshot that the syncer takes."""
+        """An offer that the syncer takes."""
         if self._tapes is not None:
             self._tapes.pulled(learner.number, contribution)
 

@@ -26,7 +26,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.syncer_worker import SyncerWorker
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.training import platform
 from experiments.bench.row import row
@@ -115,7 +115,7 @@ class _Learner:
         for step in range(1, 3 * INTERVAL + 1):
             due = step % INTERVAL
             contribution = Contribution(self._learner, 1, due, versions[due], step, 1, 10)
-            self.shelf.put(contribution, FragmentSnapshot(arrays[0]))
+            self.shelf.put(contribution, Offer(arrays[0]))
             counters = tuple(FragmentCounters(version, 1, 10) for version in versions)
             send(events.StepReported(Report(self._learner, 1, step, counters)))
             while versions[due] < contribution.version + 1:

@@ -28,7 +28,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.delivery import Told
 from ddiloco.roles.shelf import Shelf
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.training import platform
 from experiments.bench.row import row
@@ -78,7 +78,7 @@ class _WireEnd:
         rng = np.random.default_rng(0)
         arrays = tuple(rng.standard_normal(part.shape, np.float32) for part in _formats(size))
         self.inbox, self.shelf = queue.SimpleQueue(), Shelf()
-        self.shelf.put(Contribution(0, 1, 0, 0, 1, 1, 1), FragmentSnapshot(arrays))
+        self.shelf.put(Contribution(0, 1, 0, 0, 1, 1, 1), Offer(arrays))
         self._client = SyncerClient(address, 0, 1, _terms(size), Security(), CONFIG)
         self._client.attach(self)
         self._client.start()

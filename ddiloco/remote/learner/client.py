@@ -18,7 +18,6 @@ from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.event_messages import (
     check_down_header,
-    checked_number,
     syncer_event,
     up_header,
 )
@@ -190,21 +189,17 @@ class SyncerClient:
             control = channels[0].stream_stream(wire.CONTROL)(
                 self._say(hello, number), metadata=self._security.metadata
             )
-            timer = threading.Timer(self._config.handshake, control.cancel)
-            timer.daemon = True
-            timer.start()
             with self._lock:
                 self._control = control
             try:
-                first = parse(pb.ToLearner, next(control, b""))
-                timer.cancel()
+                with wire.ended_after(self._config.handshake, control.cancel):
+                    first = parse(pb.ToLearner, next(control, b""))
                 if first.WhichOneof("kind") != "accepted":
                     raise WireError("unexpected message", "a connection begins by being accepted")
                 self._connection = _Connection(self, channels, control, first.accepted)
                 self._connection.serve()
             finally:
                 self._connection = None
-                timer.cancel()
                 control.cancel()
 
     def _say(self, hello: pb.Hello, number: int) -> Iterator[bytes]:
@@ -271,7 +266,7 @@ class _Connection:
                 client._leave()
             case "snapshot_begun":
                 if client._worker is not None:
-                    number = checked_number(message.snapshot_begun.snapshot)
+                    number = message.snapshot_begun.snapshot
                     client._worker.inbox.put(SnapshotBegun(number, ()))
             case _:
                 event = syncer_event(message)

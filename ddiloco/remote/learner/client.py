@@ -10,7 +10,6 @@ from typing import Protocol
 
 import grpc
 
-from ddiloco.protocol.messages import Contribution
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -26,18 +25,12 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.delivery import Delivery, Leave, SnapshotBegun, Told
+from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
-from ddiloco.roles.transfer import Offer, host_arrays
+from ddiloco.roles.transfer import host_arrays
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 TOLD_AFTER = 7  # tries, a quarter of a minute: a learner may be started before its syncer
-
-
-class Shelf(Protocol):
-    """Where published offers are."""
-
-    def pull(self, fragment: int) -> tuple[Contribution, Offer] | None:
-        """The newest published offer of the fragment, if there is one."""
 
 
 class Learner(Protocol):

@@ -43,6 +43,7 @@ class Session:
         self.incarnation = 0  # the newest that has joined or reported over this connection
         self.reason = "connection lost"  # why it ended
         self.down = Downlink(newest)
+        self.lost_messages = 0
         self._pull_timeout = pull_timeout
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
@@ -96,6 +97,7 @@ class Session:
                 self._waiting = collections.deque(others)
             if len(self._waiting) >= MOST_WAITING:
                 self._waiting.popleft()
+                self.lost_messages += 1
             self._waiting.append(message)
             self._change.notify_all()
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 from ddiloco.launch import processes
-from experiments.bench.row import row
+from experiments.bench.measuring import row
 
 WAYS = ("restart", "restart_forked", "restart_spare")
 LEARNERS, VICTIM = 3, 1

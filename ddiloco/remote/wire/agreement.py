@@ -7,7 +7,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 3  # of wire.proto; both ends must have the same
+VERSION = 4  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # what is longer is refused before it is held in memory
 MAX_TEXT = 32 << 10  # characters of a traceback; of a reason 500

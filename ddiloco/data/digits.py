@@ -20,12 +20,12 @@ _LARGEST = 16  # value of a pixel as scikit-learn has it
 
 
 def split_of(index: int) -> str:
-    """`train` or `test` (about one image in 5), from the image's place alone."""
+    """`train` or `test` (about one image in 5), by a hash of the image's index."""
     return "test" if one_in(TEST_ONE_IN, f"digits {index}") else "train"
 
 
 def images() -> Iterator[tuple[int, np.ndarray, int]]:
-    """(place, image (8, 8) uint8 with ink 255 on 0, label 0..9) of all 1,797 images in their order."""
+    """All 1,797 images in order: (index, image (8, 8) uint8 with ink 255 on 0, label 0 to 9)."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -36,7 +36,7 @@ def images() -> Iterator[tuple[int, np.ndarray, int]]:
 class Digits(LocalBuilder):
     """1,797 digits of 43 writers, 8x8, after "Optical Recognition of Handwritten Digits" (UCI).
 
-    Features: `image` (8, 8, 1) uint8 and `label`. Splits: `train` and `test`, by a hash of an image's place.
+    Features: `image` (8, 8, 1) uint8 and `label`. Splits: `train` and `test`, by `split_of`.
     """
 
     SPLITS = ("train", "test")

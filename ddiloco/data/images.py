@@ -24,7 +24,7 @@ from ddiloco.data.settings import ClassificationConfig
 from ddiloco.data.sources import ImageSource
 
 _ASPECTS = (3 / 4, 4 / 3)  # of parts of an image, width over height
-_TRIES = 10  # to find a part that is inside
+_TRIES = 10  # to find a part that fits
 
 
 def make_image_batches(
@@ -76,7 +76,7 @@ def held_out_images(
 def augmented(
     image: np.ndarray, size: int, config: ClassificationConfig, rng: np.random.Generator
 ) -> np.ndarray:
-    """A (size, size, C) uint8 view of an (H, W, C) image, as the config has it and by chance."""
+    """An (H, W, C) image as (size, size, C) uint8, randomly cropped, moved and flipped as configured."""
     if config.crop == "resized":
         image = np.pad(image, (*[(config.padding, config.padding)] * 2, (0, 0)))
         image = resized(image, part_of(image.shape[:2], config.smallest_area, rng), size)
@@ -90,7 +90,7 @@ def augmented(
 
 
 def shifted(image: np.ndarray, down: int, right: int) -> np.ndarray:
-    """The image moved by so many pixels, black where nothing was; the same as a crop of a padded one."""
+    """The image moved by so many pixels, black where nothing was: a crop of the padded image."""
     moved = np.zeros_like(image)
     height, width = image.shape[:2]
     to_rows, from_rows = (
@@ -110,8 +110,8 @@ def part_of(
 ) -> tuple[int, int, int, int]:
     """A random part (top, left, height, width) of an image, of random area and shape.
 
-    As for Inception (arXiv 1409.4842, section 6): an area of `smallest_area` to 1, width over height of 3/4
-    to 4/3; after some tries that stick out, the largest central part of such a shape.
+    As for Inception (arXiv 1409.4842, section 6): a share of the area from `smallest_area` to 1, and a width
+    over height from 3/4 to 4/3. If some tries do not fit in the image, the largest central part that does.
     """
     height, width = shape
     for _ in range(_TRIES):

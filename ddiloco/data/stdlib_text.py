@@ -38,7 +38,7 @@ def standard_library_files(root: str | os.PathLike[str]) -> list[str]:
 
 
 def split_of(path: str) -> str:
-    """`train` or `validation` (one file in 20), from the relative path alone."""
+    """`train` or `validation` (about one file in 20), by a hash of the relative path."""
     return "validation" if one_in(VALIDATION_ONE_IN, path) else "train"
 
 
@@ -46,7 +46,7 @@ def documents(root: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
     """Pairs (relative path, text) in the order of the paths.
 
     Leaves out files that are empty, unreadable or not UTF-8, and files with the content of an earlier one, so
-    that no text stands in both splits.
+    that no text is in both splits.
     """
     seen = set()
     for path in standard_library_files(root):
@@ -62,7 +62,7 @@ def documents(root: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
 
 
 def _interpreter() -> str:
-    """Names this interpreter's library: a patched or stripped one of the same version gets another name."""
+    """A name for this interpreter's library; a patched one of the same version has another name."""
     root = sysconfig.get_path("stdlib")
     listing = hashlib.blake2b(digest_size=4)
     for path in standard_library_files(root):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from ddiloco.observe.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,14 +27,8 @@ def figure_at(path: pathlib.Path, width: float, height: float, dpi: int = 130) -
 
     figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     yield figure
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
+    with replacing(path) as new:
         FigureCanvasAgg(figure).print_png(new)
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def colours(count: int) -> list[tuple[float, ...]]:

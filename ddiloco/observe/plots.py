@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import pathlib
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ddiloco.observe.figures import colours, figure_at
 from ddiloco.observe.scalars import as_float
@@ -36,7 +37,7 @@ def _draw_learners(axes: Axes, tally: Tally) -> dict[int, tuple[float, ...]]:
             continue
         steps, losses = tally.loss_curves[learner].points()
         label = f"learner {learner}, training" if len(learners) <= 10 else None
-        marker = "." if sum(map(math.isfinite, losses)) < 3 else None
+        marker = "." if np.isfinite(losses).sum() < 3 else None
         smooth = _smoothed(losses)
         axes.plot(steps, smooth, color=of_learner[learner], lw=0.9, alpha=0.8, label=label, marker=marker)
     return of_learner
@@ -106,18 +107,11 @@ def _dress(axes: Axes, tally: Tally) -> None:
         axes.spines["top"].set_visible(False)
 
 
-def _smoothed(values: list[float]) -> list[float]:
+def _smoothed(values: list[float]) -> np.ndarray:
     """Running means over about 2% of the curve, centred; NaN where nothing in reach is finite."""
-    reach = len(values) // 100
-    sums, counts = [0.0], [0]
-    for value in values:
-        finite = math.isfinite(value)
-        sums.append(sums[-1] + (value if finite else 0.0))
-        counts.append(counts[-1] + finite)
-    means = []
-    for place, value in enumerate(values):
-        start, end = max(0, place - reach), min(len(values), place + reach + 1)
-        count = counts[end] - counts[start]
-        known = count and math.isfinite(value)
-        means.append((sums[end] - sums[start]) / count if known else math.nan)
-    return means
+    given = np.asarray(values)
+    finite = np.isfinite(given)
+    window = np.ones(2 * (len(given) // 100) + 1)
+    sums = np.convolve(np.where(finite, given, 0.0), window, "same")
+    counts = np.convolve(finite, window, "same")
+    return np.divide(sums, counts, out=np.full(len(given), np.nan), where=finite)

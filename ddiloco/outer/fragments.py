@@ -1,7 +1,7 @@
 """Fragments: which rows of which tensors are synchronised together (paper, "Fragments").
 
-A fragment is a tuple of pieces, a piece a whole tensor or a range of its rows. The layout follows
-from names, shapes, P and the strategy alone, so that every role computes the same one.
+A fragment consists of pieces, each a whole tensor or a range of its rows. The layout depends on names,
+shapes, P and the strategy only, so that every role computes the same one.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class FragmentLayout:
-    """P fragments that hold every element of every tensor exactly once.
+    """P fragments that together hold every element of every tensor exactly once.
 
     Attributes:
-      strategy: the name of the strategy that made it.
+      strategy: the name of the strategy by which it was made.
       shapes: (name, shape) of every tensor, sorted by name.
       fragments: the pieces of each fragment, sorted by name and row.
     """
@@ -61,7 +61,7 @@ class FragmentLayout:
 
     @property
     def num_fragments(self) -> int:
-        """P."""
+        """P, the number of fragments."""
         return len(self.fragments)
 
     @functools.cached_property
@@ -79,7 +79,7 @@ class FragmentLayout:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of names, shapes, slices, P and strategy: what a learner shows on joining."""
+        """SHA-256 (hex) of names, shapes, pieces and strategy: a learner's must equal the syncer's."""
         content = {
             "strategy": self.strategy,
             "shapes": self.shapes,
@@ -88,7 +88,7 @@ class FragmentLayout:
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
     def names(self, p: int) -> tuple[str, ...]:
-        """The tensors of which fragment p holds all or a part, each once, sorted."""
+        """The tensors that fragment p holds in whole or in part, sorted."""
         return tuple(dict.fromkeys(piece.name for piece in self.fragments[p]))
 
     def piece_shapes(self, p: int) -> tuple[tuple[int, ...], ...]:
@@ -259,14 +259,14 @@ def _cut(tensors: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[_
     return pieces
 
 
-def _deal(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
+def _round_robin(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
     return [list(pieces[p::num_fragments]) for p in range(num_fragments)]
 
 
 def _pack(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
     """Largest first into the lightest fragment; ties by name and row, then by fragment number."""
     bins: list[list[_Sized]] = [[] for _ in range(num_fragments)]
-    # The number of pieces stands before the fragment's, so that tensors without elements fill none twice.
+    # The count of pieces breaks ties, so that tensors without elements do not all go into one fragment.
     lightest = [(0, 0, p) for p in range(num_fragments)]
     for sized in sorted(pieces, key=lambda sized: (-sized[1], *_row_order(sized[0]))):
         load, count, p = heapq.heappop(lightest)
@@ -317,7 +317,7 @@ def _partition(units: Sequence[list[_Sized]], num_groups: int) -> list[list[_Siz
 
 
 def _fill(sizes: Sequence[int], capacity: int, at_least: int) -> list[int]:
-    """Where each group begins, when a group is filled up to `capacity` and `at_least` are wanted."""
+    """Where each group begins if groups are filled up to `capacity` and there must be `at_least` of them."""
     begins, load = [0], sizes[0]
     for i, size in enumerate(sizes[1:], start=1):
         must_open = len(sizes) - i <= at_least - len(begins)
@@ -330,6 +330,6 @@ def _fill(sizes: Sequence[int], capacity: int, at_least: int) -> list[int]:
 
 STRATEGIES: dict[str, Callable[[Sequence[_Sized], int], list[list[_Sized]]]] = {
     "layer": _group_layers,
-    "tensor": _deal,
+    "tensor": _round_robin,
     "balanced": _pack,
 }

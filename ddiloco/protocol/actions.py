@@ -95,15 +95,15 @@ class AdoptAll:
 
 
 @dataclasses.dataclass(frozen=True)
-class TakeSnapshot:
-    """Copy a fragment on the devices as the last started step leaves it."""
+class MakeOffer:
+    """Copy a fragment on the devices as the last started step leaves it, to be offered once that is done."""
 
     contribution: Contribution
 
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """A snapshot's step is complete: the syncer may pull it from now on."""
+    """An offer's step is complete: the syncer may pull it from now on."""
 
     contribution: Contribution
 
@@ -117,4 +117,4 @@ class ApplyUpdate:
     mixing: float
 
 
-LearnerAction = TellSyncer | Leave | AdoptAll | TakeSnapshot | Publish | ApplyUpdate | Drop
+LearnerAction = TellSyncer | Leave | AdoptAll | MakeOffer | Publish | ApplyUpdate | Drop

@@ -1,4 +1,4 @@
-"""The arrays of one learner: train state, batches, snapshots. What the learner of any driver works on."""
+"""The arrays of one learner: train state, batches, offers. What the learner of any driver works on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ddiloco.roles.delivery import Pieces
-from ddiloco.roles.transfer import FragmentSnapshot, FragmentTransfer
+from ddiloco.roles.transfer import FragmentTransfer, Offer
 from ddiloco.training.corruption import differing_devices
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import Metrics, TrainState
@@ -63,8 +63,8 @@ class TrainingArrays:
         self._steps = 0
         self._state: TrainState | None = None
         self._anchors: dict[int, tuple[jax.Array, ...]] = {}
-        self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next snapshots
-        self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the snapshots that were pulled left out
+        self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next offers
+        self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the offers that were pulled left out
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
         """Loads all fragments of a welcome and the inner state; error feedback begins anew.
@@ -96,24 +96,24 @@ class TrainingArrays:
                 self._erred(clock + 1, differing)
         return int(batch["weights"].sum()), metrics
 
-    def snapshot(self, fragment: int) -> FragmentSnapshot:
+    def offer(self, fragment: int) -> Offer:
         """The fragment as it stands, encoded on the devices, with its copy to the host under way."""
         anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
-        return self._equipment.transfer.snapshot(fragment, self._state.params, anchor, residual)
+        return self._equipment.transfer.offer(fragment, self._state.params, anchor, residual)
 
-    def pulled(self, fragment: int, snapshot: FragmentSnapshot) -> None:
-        """The syncer has this one of the snapshots since the last update; the newest word counts.
+    def pulled(self, fragment: int, offer: Offer) -> None:
+        """The syncer has this one of the offers since the last update; the newest word counts.
 
         The next update is taken to contain it. Where it does not, because the pull came too late or the
         syncer died, one encoding's error is lost and another is sent along in vain, and no more than that.
         """
-        residual = snapshot.residual  # numpy, where the snapshot was read from a file
+        residual = offer.residual  # numpy, where the offer was read from a file
         self._left[fragment] = self._equipment.transfer.place(fragment, residual) if residual else ()
 
     def apply(self, fragment: int, mixing: float, pieces: Pieces) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p.
 
-        The next snapshots are of the way from Theta_p, not from the mixture. They send along what the pulled
+        The next offers are of the way from Theta_p, not from the mixture. They send along what the pulled
         one left out, but for the share `mixing` of it, which stays in theta_p. If none was pulled, they send
         along what was to be sent before.
         """

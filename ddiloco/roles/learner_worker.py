@@ -22,7 +22,7 @@ from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.returning import ReturningLearner
 from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.snapshots.recording import LearnerRecording
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 
 
 class Recovery(Protocol):
@@ -81,7 +81,7 @@ class LearnerWorker:
         self._to_syncer = to_syncer
         self._record = record
         self._arrays = TrainingArrays(equipment, self._erred)
-        self._snapshots: dict[tuple[int, int], FragmentSnapshot] = {}  # (fragment, step)
+        self._offers: dict[tuple[int, int], Offer] = {}  # by fragment and step, those not published yet
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._recovery = recovery
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
@@ -243,18 +243,18 @@ class LearnerWorker:
                 self._tape.adopted(inner is None, inner.origin if inner is not None else None)
                 self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
                 self.shelf.clear()
-                self._snapshots.clear()
+                self._offers.clear()
                 self._to_syncer(events.LearnerReady(core.learner, core.incarnation, step, versions))
-            case actions.TakeSnapshot(contribution=c):
-                self._snapshots[c.fragment, c.step] = self._arrays.snapshot(c.fragment)
+            case actions.MakeOffer(contribution=c):
+                self._offers[c.fragment, c.step] = self._arrays.offer(c.fragment)
             case actions.Publish(contribution=c):
-                self.shelf.put(c, self._snapshots.pop((c.fragment, c.step)))
+                self.shelf.put(c, self._offers.pop((c.fragment, c.step)))
             case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
-                pulled = self.shelf.take_down(fragment)
+                pulled = self.shelf.overwrite(fragment)
                 if pulled is not None:
-                    contribution, snapshot = pulled
-                    self._arrays.pulled(fragment, snapshot)
-                    if snapshot.residual:
+                    contribution, offer = pulled
+                    self._arrays.pulled(fragment, offer)
+                    if offer.residual:
                         self._tape.pulled(fragment, contribution.step)
                 [pieces] = fragments
                 self._arrays.apply(fragment, mixing, pieces)

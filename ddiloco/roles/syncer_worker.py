@@ -34,7 +34,7 @@ class LearnerLink(Protocol):
         """Hands something over without waiting for the learner."""
 
     def pull(self, fragment: int) -> tuple[Contribution, Sequence[np.ndarray]] | None:
-        """The newest published snapshot, encoded, on the host; None if there is none. May wait for it."""
+        """The newest published offer, encoded, on the host; None if there is none. May wait for it."""
 
 
 class Durability(Protocol):

@@ -34,9 +34,6 @@ from ddiloco.virtual.without_arrays import run_without_arrays
 
 Runner = Callable[[Assembly, Callable[[Any], None], threading.Event, Snapshot | None], Outcome]
 
-DRIVERS: dict[str, Callable[..., Outcome]] = {"local": run_local, "virtual": run_virtual}
-BASELINE_DRIVERS: dict[str, Callable[..., Outcome]] = {"local": run_baseline, "virtual": run_virtual_baseline}
-
 
 class Result(NamedTuple):
     """The summary as written, the sample shown at the end, and why the run failed (None if there is none)."""
@@ -132,14 +129,19 @@ def _run(
     workdir: pathlib.Path | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    if assembly is None:
-        if experiment.algorithm in BASELINES:
-            return run_job_without_arrays(experiment, record, stop)
-        layout = make_layout(experiment)
-        encoded = encoded_bytes(layout, experiment.outer.codec)
-        return run_without_arrays(experiment, layout.bytes, record, stop, encoded)
-    drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
-    return drivers[experiment.driver](assembly, record, stop, workdir, snapshot)
+    baseline = experiment.algorithm in BASELINES
+    if experiment.driver == "local":
+        run = run_baseline if baseline else run_local
+        return run(assembly, record, stop, workdir, snapshot)
+    if assembly is not None and baseline:
+        return run_virtual_baseline(assembly, record, stop)
+    if assembly is not None:
+        return run_virtual(assembly, record, stop, workdir)
+    if baseline:
+        return run_job_without_arrays(experiment, record, stop)
+    layout = make_layout(experiment)
+    encoded = encoded_bytes(layout, experiment.outer.codec)
+    return run_without_arrays(experiment, layout.bytes, record, stop, encoded)
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:

@@ -1,4 +1,4 @@
-"""Captioning: rows are an image and a text that says what is on it, token by token."""
+"""Captioning: a row is an image and a text that says what is on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CaptionsConfig:
 
 
 class Captioning(Task):
-    """Digits on canvases in words, byte by byte; a row counts the bytes of its caption and the end of it."""
+    """Names the digits on a canvas, byte by byte; the bytes of a caption and its end count as tokens."""
 
     data_settings: ClassVar[type] = CanvasConfig
     sample_settings: ClassVar[type | None] = CaptionsConfig
@@ -39,7 +39,7 @@ class Captioning(Task):
 
     @property
     def loss(self) -> Loss:
-        """Cross-entropy of the caption; accuracy is the share that greedy decoding writes faultlessly."""
+        """Cross-entropy of the caption; accuracy is the share that greedy decoding writes correctly."""
         return caption_loss
 
     @property
@@ -51,7 +51,7 @@ class Captioning(Task):
 
     @property
     def row_tokens(self) -> int:
-        """L, of the longest caption."""
+        """L, the tokens of the longest caption."""
         return caption_length(self.data)
 
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:
@@ -64,7 +64,7 @@ class Captioning(Task):
         return held_out_canvases(self.data, self._shape, batch_size, num_batches)
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
-        """What greedy decoding writes of held-out images, a line each, and the truth where it differs."""
+        """Captions of held-out images by greedy decoding, a line each, with the truth if it differs."""
         if not self.sampling.images:
             return None
         [batch] = self.held_out(self.sampling.images, 1)
@@ -78,7 +78,7 @@ class Captioning(Task):
         )
 
     def captions(self, params: Mapping[str, Any], image_BxHxWxC: np.ndarray) -> list[str]:
-        """What greedy decoding writes of each image."""
+        """The caption of each image by greedy decoding."""
         tokenizer = ByteTokenizer()
         tokens_BxL = write_captions(
             self.model, dict(params), image_BxHxWxC, self.row_tokens, tokenizer.bos, tokenizer.eos

@@ -1,4 +1,4 @@
-"""Classification: rows are labelled images, each of which counts as one token."""
+"""Classification: a row is a labelled image, which counts as one token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddiloco.training.loss import Loss, label_loss
 
 
 class Classification(Task):
-    """The class of an image, by TFDS name; the model says its size, channels and number of classes."""
+    """Predicts the class of an image; the model sets size, channels and number of classes."""
 
     data_settings: ClassVar[type] = ClassificationConfig
 
@@ -34,7 +34,7 @@ class Classification(Task):
 
     @property
     def row_tokens(self) -> int:
-        """One: an image counts as a token."""
+        """One: an image counts as one token."""
         return 1
 
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:

@@ -1,4 +1,4 @@
-"""Language modelling: rows are cut from packed text, and each token is foretold from those before it."""
+"""Language modelling: rows of packed text, in which each token is predicted from those before it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class SampleConfig:
 
 
 def text_row(length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of the arrays of a row of `length` tokens, as `ddiloco.data.packing` makes them."""
+    """Shape and dtype of the arrays of a row of `length` tokens, as from `ddiloco.data.packing.rows`."""
     return dict.fromkeys(_ROW, jax.ShapeDtypeStruct((length,), jnp.int32))
 
 
 class LanguageModelling(Task):
-    """Next tokens of text by TFDS name; a row counts its tokens, but for those on which documents end."""
+    """Predicts the next token of a text; the last token of a document has none, and does not count."""
 
     data_settings: ClassVar[type] = DataConfig
     sample_settings: ClassVar[type | None] = SampleConfig
@@ -68,7 +68,7 @@ class LanguageModelling(Task):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """What makes ids of the text; raises ConfigError if it has more of them than the model."""
+        """The configured tokenizer; raises ConfigError if it has more ids than the model."""
         tokenizer = make_tokenizer(self.data)
         if tokenizer.vocab_size > self.model.vocab_size:
             raise ConfigError(

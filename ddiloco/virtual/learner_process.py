@@ -75,7 +75,7 @@ class VirtualLearner:
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
-        self._snapshots: dict[tuple[int, int], Payload] = {}
+        self._offers: dict[tuple[int, int], Payload] = {}
         self._shelf: dict[int, tuple[Contribution, Payload]] = {}
         self._on_the_wire: set[int] = set()  # fragments pulled, of which no update has come since
         self._beating = False
@@ -101,7 +101,7 @@ class VirtualLearner:
             self._go_on()
 
     def pull(self, fragment: int, incarnation: int) -> tuple[Contribution, Payload] | None:
-        """The newest published snapshot, from the host's memory; None if there is none."""
+        """The newest published offer, from the host's memory; None if there is none."""
         if fragment not in self._shelf or incarnation != self.core.incarnation:
             return None
         contribution, payload = self._shelf[fragment]
@@ -236,13 +236,13 @@ class VirtualLearner:
             case actions.AdoptAll(step=step, versions=versions):
                 self.arrays.adopt(fragments)
                 self._shelf.clear()
-                self._snapshots.clear()
+                self._offers.clear()
                 self._on_the_wire.clear()
                 self._send(self, events.LearnerReady(self.number, self.core.incarnation, step, versions))
-            case actions.TakeSnapshot(contribution=c):
-                self._snapshots[c.fragment, c.step] = self.arrays.snapshot(c.fragment)
+            case actions.MakeOffer(contribution=c):
+                self._offers[c.fragment, c.step] = self.arrays.offer(c.fragment)
             case actions.Publish(contribution=c):
-                self._shelf[c.fragment] = (c, self._snapshots.pop((c.fragment, c.step)))
+                self._shelf[c.fragment] = (c, self._offers.pop((c.fragment, c.step)))
             case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
                 [payload] = fragments
                 self.arrays.apply(fragment, mixing, payload)

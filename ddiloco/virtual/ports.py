@@ -21,11 +21,11 @@ class LearnerArrays(Protocol):
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
         """Takes an inner step; gives its tokens and metrics. `clock`: steps before this one."""
 
-    def snapshot(self, fragment: int) -> Payload:
+    def offer(self, fragment: int) -> Payload:
         """Copies a fragment as the last step left it."""
 
     def pulled(self, fragment: int, payload: Payload) -> None:
-        """The syncer takes this snapshot; the next update of the fragment may contain it."""
+        """The syncer takes this offer; the next update of the fragment may contain it."""
 
     def apply(self, fragment: int, mixing: float, payload: Payload) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p."""
@@ -63,7 +63,7 @@ class Observer:
         """The core of a `VirtualLearner` took an event and answered with these actions."""
 
     def pulled(self, learner: Any, contribution: Contribution, now: float) -> None:
-        """The syncer takes this snapshot of a `VirtualLearner`."""
+        """The syncer takes this offer of a `VirtualLearner`."""
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         """A learner has finished an inner step."""
@@ -97,7 +97,7 @@ class CountingLearner:
         """Counts its tokens."""
         return self._tokens, {}
 
-    def snapshot(self, fragment: int) -> Payload:
+    def offer(self, fragment: int) -> Payload:
         """Has nothing to copy."""
 
     def pulled(self, fragment: int, payload: Payload) -> None:

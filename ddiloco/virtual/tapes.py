@@ -16,9 +16,10 @@ from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.taping import Tapes
 from ddiloco.settings.experiment import Experiment
 from ddiloco.virtual.learner_process import VirtualLearner
+from ddiloco.virtual.ports import Observer
 
 
-class FleetTapes:
+class FleetTapes(Observer):
     """Writes the tapes of a fleet as it is told what happens; their clock and wall clock are virtual time."""
 
     def __init__(
@@ -63,10 +64,10 @@ class FleetTapes:
                 case actions.ApplyUpdate(fragment=fragment) if fragment in pulled:
                     tape.pulled(fragment, pulled.pop(fragment))
 
-    def pulled(self, learner: int, contribution: Contribution) -> None:
+    def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
         """The syncer has this snapshot of a learner."""
-        if self._equipment[learner].transfer.error_feedback:
-            self._pulled[learner][contribution.fragment] = contribution.step
+        if self._equipment[learner.number].transfer.error_feedback:
+            self._pulled[learner.number][contribution.fragment] = contribution.step
 
     def end(self) -> None:
         """The run is over."""

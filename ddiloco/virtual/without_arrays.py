@@ -34,7 +34,7 @@ def run_without_arrays(
       stop: ends it early.
       encoded_sizes: the same to the syncer; None: as `sizes`.
     """
-    observer = RecordingObserver(record, lambda step, tokens, now: None)
+    observer = RecordingObserver(record, merged=lambda step: None)
     syncer = CountingSyncer(sizes, encoded_sizes)
     fleet = _counting_fleet(experiment, experiment.train.steps, syncer, observer)
     failure = play(fleet, experiment, observer, stop)

@@ -15,7 +15,7 @@ from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.shelf import Shelf
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 
 PATIENCE = 120.0
@@ -69,7 +69,7 @@ class LearnerEnd:
     def offer(self, fragment: int, version: int, step: int, arrays: tuple) -> None:
         """Puts a fragment on the shelf: one step of ten tokens since this version."""
         contribution = Contribution(self.learner, 1, fragment, version, step, 1, 10)
-        self.shelf.put(contribution, FragmentSnapshot(arrays))
+        self.shelf.put(contribution, Offer(arrays))
 
     def report(self, step: int, versions: list[int]) -> None:
         """Reports a step, with the version of each fragment."""

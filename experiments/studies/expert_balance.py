@@ -32,8 +32,8 @@ def scored_run(experiment: Experiment, stop: threading.Event) -> list[dict[str, 
     class ScoredRun(VirtualRun):
         """A virtual run that scores its learners beside the global model."""
 
-        def _evaluate(self, step: int, tokens: int, now: float) -> float:
-            loss = super()._evaluate(step, tokens, now)
+        def evaluate(self, step: int) -> float:
+            loss = super().evaluate(step)
             if step:
                 owned = {f"learner {m}": own.params for m, own in sorted(self.learners.items())}
                 names = next(iter(owned.values()))
@@ -41,7 +41,7 @@ def scored_run(experiment: Experiment, stop: threading.Event) -> list[dict[str, 
                     name: np.mean([np.asarray(params[name]) for params in owned.values()], axis=0)
                     for name in names
                 }
-                points.extend(_point(step, who, self._score(params)) for who, params in owned.items())
+                points.extend(_point(step, who, self.score(params)) for who, params in owned.items())
             return loss
 
     def record(entry: Any) -> None:

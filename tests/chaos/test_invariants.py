@@ -142,7 +142,7 @@ def test_a_contribution_on_another_version_is_noticed(run):
     [
         ("steps", 2, "steps are those taken"),
         ("tokens", 11, "tokens are those of the steps"),
-        ("step", 7, "snapped"),
+        ("step", 7, "was offered"),
     ],
 )
 def test_a_contribution_that_says_more_than_was_done_is_noticed(run, field, value, claim):
@@ -336,18 +336,18 @@ def test_a_report_of_another_incarnation_or_an_earlier_step_is_noticed(booked):
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "claim"),
+    ("offer", "claim"),
     [
-        (Contribution(0, 1, 0, 0, 1, 2, 20), "a snapshot's steps are those since its version"),
-        (Contribution(0, 1, 0, 1, 1, 1, 10), "a snapshot is anchored on the version held"),
-        (Contribution(0, 1, 0, 0, 5, 1, 10), "a snapshot bears the learner's clock"),
+        (Contribution(0, 1, 0, 0, 1, 2, 20), "an offer's steps are those since its version"),
+        (Contribution(0, 1, 0, 1, 1, 1, 10), "an offer is anchored on the version held"),
+        (Contribution(0, 1, 0, 0, 5, 1, 10), "an offer bears the learner's clock"),
         (Contribution(0, 1, 0, 0, 1, 1, 12), "tokens are those of the steps counted, 10"),
     ],
 )
-def test_a_false_snapshot_is_noticed(booked, snapshot, claim):
+def test_a_false_offer_is_noticed(booked, offer, claim):
     core, ledger = booked
     with broken(claim):
-        ledger.handled(core, events.Heartbeat(), [actions.TakeSnapshot(snapshot)])
+        ledger.handled(core, events.Heartbeat(), [actions.MakeOffer(offer)])
 
 
 def test_a_version_that_falls_is_noticed(booked):

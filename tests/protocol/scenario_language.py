@@ -267,8 +267,8 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
             return "finish"
         case actions.AdoptAll(step, versions):
             return f"adopt all: step {step}, versions {_row(versions)}"
-        case actions.TakeSnapshot(contribution):
-            return f"take a snapshot of {_offer(contribution)}"
+        case actions.MakeOffer(contribution):
+            return f"copy {_offer(contribution)}"
         case actions.Publish(contribution):
             return f"publish {_offer(contribution)}"
         case actions.ApplyUpdate(fragment, version, mixing):

@@ -1,4 +1,4 @@
-"""The learner's core: its driver's mistakes raise, the syncer's are dropped; snapshots, bounds, ends."""
+"""The learner's core: its driver's mistakes raise, the syncer's are dropped; offers, bounds, ends."""
 
 import pytest
 
@@ -23,8 +23,8 @@ def finish(core):
     return core.handle(events.StepFinished(), 0.0)
 
 
-def snapshots(out):
-    return [action.contribution for action in out if isinstance(action, actions.TakeSnapshot)]
+def offers(out):
+    return [action.contribution for action in out if isinstance(action, actions.MakeOffer)]
 
 
 def test_a_step_before_the_welcome_is_the_drivers_mistake():
@@ -94,27 +94,27 @@ def test_what_is_published_is_what_a_step_left_even_if_an_update_came_since():
     assert report.event.report.counters[0].version == 0
 
 
-def test_snapshots_are_taken_when_due_and_for_the_overlap_after_and_then_no_more():
+def test_offers_are_made_when_due_and_for_the_overlap_after_and_then_no_more():
     core = welcomed(num_fragments=1, interval=10, overlap=2)
-    taken = [bool(snapshots(start(core))) for _ in range(18)]
+    taken = [bool(offers(start(core))) for _ in range(18)]
     assert [step for step, was in enumerate(taken, start=1) if was] == [10, 11, 12]
 
 
-def test_no_snapshot_is_taken_once_the_update_of_the_due_step_is_applied():
+def test_no_offer_is_taken_once_the_update_of_the_due_step_is_applied():
     core = welcomed(num_fragments=1, interval=4, overlap=3)
     for _ in range(4):
         start(core)
     core.handle(events.UpdateArrived(0, 1, 4), 0.0)
-    assert not any(snapshots(start(core)) for _ in range(3))
-    assert snapshots(start(core))
+    assert not any(offers(start(core)) for _ in range(3))
+    assert offers(start(core))
 
 
 def test_a_learner_that_joins_after_a_due_step_offers_its_first_step():
     core = welcomed(at_step=9, num_fragments=1, interval=5, overlap=1)
-    (offer,) = snapshots(start(core))
+    (offer,) = offers(start(core))
     assert (offer.step, offer.steps) == (10, 1)
     late = welcomed(at_step=13, num_fragments=1, interval=10, overlap=1)
-    assert [len(snapshots(start(late))) for _ in range(3)] == [1, 0, 0]
+    assert [len(offers(start(late))) for _ in range(3)] == [1, 0, 0]
 
 
 def test_a_due_step_from_before_it_joined_does_not_bind_a_learner():
@@ -137,7 +137,7 @@ def test_a_due_step_that_the_clock_jumped_over_binds_from_the_next_step_on():
     core = welcomed(num_fragments=2, interval=2, quorum=None, max_run_ahead=0)
     core.handle(events.UpdateArrived(0, 1, 2), 0.0)
     assert not core.blocked
-    assert [offer.fragment for offer in snapshots(start(core))] == [1]
+    assert [offer.fragment for offer in offers(start(core))] == [1]
     assert core.blocked
 
 
@@ -192,8 +192,8 @@ def test_a_clock_set_between_steps_offers_the_fragments_at_once():
 
 def test_a_clock_set_offers_nothing_of_a_fragment_without_new_steps():
     core = welcomed(num_fragments=1, interval=4)
-    assert snapshots(core.handle(events.ClockSet(4), 0.0)) == []
-    assert snapshots(start(core)) != []
+    assert offers(core.handle(events.ClockSet(4), 0.0)) == []
+    assert offers(start(core)) != []
 
 
 def test_a_clock_that_is_set_back_is_ignored():

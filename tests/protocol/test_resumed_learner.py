@@ -31,7 +31,7 @@ def test_it_joins_as_a_returner_with_its_versions_and_tells_its_counters():
 def test_what_it_had_offered_it_offers_anew_with_the_same_counters():
     _, out = resumed()
     contribution = Contribution(0, 7, 1, 2, 14, 4, 40)
-    assert out[1:3] == [actions.TakeSnapshot(contribution), actions.Publish(contribution)]
+    assert out[1:3] == [actions.MakeOffer(contribution), actions.Publish(contribution)]
 
 
 def test_its_counters_go_on_from_what_they_were():

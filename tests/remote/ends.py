@@ -17,7 +17,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.delivery import Told
 from ddiloco.roles.shelf import Shelf
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 
 PATIENCE = 30.0
@@ -130,7 +130,7 @@ class LearnerEnd:
     def publish(self, fragment, value, **fields):
         """Puts a contribution on the shelf, and gives it."""
         contribution = dataclasses.replace(Contribution(0, 100, fragment, 0, 4, 3, 30), **fields)
-        self.shelf.put(contribution, FragmentSnapshot(arrays(fragment, value)))
+        self.shelf.put(contribution, Offer(arrays(fragment, value)))
         return contribution
 
 

@@ -11,7 +11,7 @@ from ddiloco.protocol import events
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.downlink import Downlink, NewestFragments, Uplink
+from ddiloco.remote.wire.downlink import Collector, Downlink, NewestFragments
 from ddiloco.remote.wire.payload import receive
 from tests.remote.ends import FORMATS, error_of, report, until, update, welcome
 
@@ -62,7 +62,7 @@ def test_versions_are_shared_by_all_links_so_that_slow_learners_hold_no_old_ones
 
 
 def test_a_welcome_comes_before_updates_and_is_not_begun_again_when_it_is_asked_for_again():
-    down, up = Downlink(NewestFragments()), Uplink(2)
+    down, up = Downlink(NewestFragments()), Collector(2)
     taker = Taker(down)
     down.put(update(1, 1))
     down.put(welcome(100, step=4, version=1))
@@ -74,7 +74,7 @@ def test_a_welcome_comes_before_updates_and_is_not_begun_again_when_it_is_asked_
 
 
 def test_a_newer_welcome_takes_the_place_of_one_that_is_half_there():
-    down, up = Downlink(NewestFragments()), Uplink(2)
+    down, up = Downlink(NewestFragments()), Collector(2)
     taker = Taker(down)
     down.put(welcome(100))
     assert up.take(*taker.next()) is None

@@ -1,4 +1,4 @@
-"""Killed in the middle of a push: the round goes on without it; of a donation: another learner is asked."""
+"""Killed in the middle of an answer to a pull: the round goes on; of a donation: another learner is asked."""
 
 import concurrent.futures
 import dataclasses
@@ -34,7 +34,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.delivery import InnerState, InnerStateWanted
 from ddiloco.roles.syncer_worker import SyncerWorker
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from tests.bad_network import BadNetwork, LinkShape
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
@@ -71,13 +71,13 @@ class Giver(LearnerEnd):
 
     def offer(self, step):
         given = tuple(np.full(part.shape, self.value, part.dtype) for part in LARGE)
-        self.shelf.put(Contribution(self.number, self.process, 0, 0, step, 4, 40), FragmentSnapshot(given))
+        self.shelf.put(Contribution(self.number, self.process, 0, 0, step, 4, 40), Offer(given))
         report = Report(self.number, self.process, step, (FragmentCounters(0, 4, 40),))
         self.send(events.StepReported(report))
 
 
 def give_slowly(address):
-    """The child's part: a learner that offers, and whose push takes seconds."""
+    """The child's part: a learner that offers, whose answer takes seconds."""
     giver = Giver(address, 1, value=7.0, process=200)
     giver.offer(4)
     threading.Event().wait()  # until it is killed
@@ -143,7 +143,7 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
         taken.clear()
         killed = child("give_slowly", "{}:{}".format(*proxy.address))
         killed_in_the_middle(monkeypatch, killed)
-        until(lambda: noted(syncer, "learner_lost"), "the push to break")
+        until(lambda: noted(syncer, "learner_lost"), "the answer to break")
         assert killed.returncode == -signal.SIGKILL
         assert not noted(syncer, "round")
         honest.offer(4)

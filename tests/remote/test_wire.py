@@ -114,7 +114,7 @@ def test_a_snapshot_of_another_shape_is_refused_before_it_travels_far(ends):
     syncer, learner = ends
     link = joined(syncer, learner)
     learner.publish(1, 5)
-    contribution, snapshot = learner.shelf.get(1)
+    contribution, snapshot = learner.shelf.pull(1)
     learner.shelf.put(contribution, dataclasses.replace(snapshot, arrays=snapshot.arrays[1:]))
     with pytest.raises(ConnectionError, match="fragment of another size"):
         link.pull(1)
@@ -126,7 +126,7 @@ def test_a_snapshot_of_another_shape_is_refused_before_it_travels_far(ends):
 def test_a_lost_learner_is_told_to_the_core_and_its_pulls_fail():
     syncer, blocked = SyncerEnd(), threading.Event()
     learner = LearnerEnd(syncer.address)
-    learner.shelf.get = lambda fragment: blocked.wait(PATIENCE) and None
+    learner.shelf.pull = lambda fragment: blocked.wait(PATIENCE) and None
     with ended(syncer, learner):
         link = joined(syncer, learner)
         failed = []
@@ -286,7 +286,7 @@ def test_calls_outside_a_session_are_refused(ends):
     channel = grpc.insecure_channel(syncer.address, wire.options(20.0))
     for call in (
         lambda: list(channel.unary_stream(wire.UPDATES)(b"")),
-        lambda: channel.stream_unary(wire.PUSH)(iter([b"x"])),
+        lambda: channel.stream_unary(wire.PULLED)(iter([b"x"])),
     ):
         with pytest.raises(grpc.RpcError) as raised:
             call()

@@ -73,11 +73,11 @@ def test_all_works_are_done_each_after_what_it_needs_and_always_in_one_order(pla
 def test_a_plan_without_needless_works_makes_the_same_versions_of_the_same_snapshots(plan):
     lean = plans.without_needless(plan)
     kept = [work for actor in lean.learners for work in actor.works]
-    taken = {w.snapshot for w in kept if isinstance(w, plans.Take)}
+    taken = {w.id for w in kept if isinstance(w, plans.Offer)}
     assert taken == {key for work in plan.syncer.works for key in work.needs}
     for actor, whole in zip(lean.learners, plan.learners, strict=True):
         assert [w for w in whole.works if w in actor.works] == actor.works
-        assert not actor.works or isinstance(actor.works[-1], plans.Take)
+        assert not actor.works or isinstance(actor.works[-1], plans.Offer)
     assert [w for _, w in order_of(lean) if isinstance(w, plans.Merge)] == plan.syncer.works
 
 
@@ -116,7 +116,7 @@ def test_what_nobody_needs_any_more_is_told_once(plan):
 
 def test_a_missing_tape_is_told_by_what_it_would_have_made(run, tapes):
     without = dataclasses.replace(tapes, learners={m: t for m, t in tapes.learners.items() if m != 2})
-    with pytest.raises(TapeError, match=r"learner 2's snapshot of fragment . at step .* is on no tape"):
+    with pytest.raises(TapeError, match=r"learner 2's offer of fragment . at step .* is on no tape"):
         plans.make_plan(without, POLICY, STEPS)
     syncer = dataclasses.replace(tapes.syncers[0], entries=tapes.syncers[0].entries[:60])
     cut = plans.make_plan(dataclasses.replace(tapes, syncers=[syncer]), POLICY, STEPS)

@@ -130,7 +130,7 @@ class LearnerTape(Recorder):
         self._note(Adopted(origin, fresh))
 
     def pulled(self, fragment: int, step: int) -> None:
-        """Notes which snapshot the syncer had when the update just told was applied."""
+        """Notes which offer the syncer had when the update just told was applied."""
         self._note(Pulled(fragment, step))
 
     def gave(self) -> InnerOrigin:

@@ -67,7 +67,7 @@ class Session:
                 self.say(pb.ToLearner(leave=pb.Leave()))
 
     def pull(self, fragment: int) -> Contributed | None:
-        """Asks for a fragment and waits until it is here; None if the learner has none published.
+        """Asks for a fragment and waits for the answer; None if the learner has none published.
 
         Raises:
           ConnectionError: the connection ends, or the learner cannot send it.
@@ -104,7 +104,7 @@ class Session:
     # What the server calls.
 
     def answer_of(self, pull: int) -> tuple[int, concurrent.futures.Future[Contributed | None]] | None:
-        """The fragment and the open answer of a pull, which is taken: a second push for it finds none."""
+        """The fragment and the open answer of a pull, which is taken: a second answer finds none."""
         with self._change:
             return self._pulls.pop(pull, None)
 

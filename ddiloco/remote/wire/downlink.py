@@ -135,8 +135,8 @@ class Downlink:
         return header, newest.pieces
 
 
-class Uplink:
-    """The learner's end of the updates: puts fragments together to deliveries. For several threads."""
+class Collector:
+    """The learner's end of the updates: collects the fragments of a welcome. For several threads."""
 
     def __init__(self, num_fragments: int) -> None:
         self._lock = threading.Lock()

@@ -86,7 +86,7 @@ class Clocks:
                     clock = clock.joined(self._of.get(key, VectorClock()))
             case plans.Step(clock=before, incarnation=incarnation):
                 clock = clock.stepped(header.learner, incarnation, before + 1)
-            case plans.Take(snapshot=key, contribution=c):
+            case plans.Offer(id=key, contribution=c):
                 clock = clock.stepped(c.learner, c.incarnation, c.step)
                 self._of[key] = clock
             case plans.Apply():
@@ -204,7 +204,7 @@ def _noted(thing: Any) -> str:
         case Gave(number=number):
             return f"gives its inner state away, number {number}"
         case Pulled() as e:
-            return f"of fragment {e.fragment} the syncer had the snapshot of step {e.step}"
+            return f"of fragment {e.fragment} the syncer had the offer of step {e.step}"
         case Committed() as e:
             return f"committed: fragment {e.fragment} version {e.version}, {e.sha256.hex()[:12]}"
         case End():
@@ -216,8 +216,8 @@ def _followed(decided: Sequence[Any]) -> str:
     told = []
     for action in decided:
         match action:
-            case actions.TakeSnapshot(contribution=c):
-                told.append(f"takes fragment {c.fragment} at step {c.step}")
+            case actions.MakeOffer(contribution=c):
+                told.append(f"copies fragment {c.fragment} at step {c.step}")
             case actions.Publish(contribution=c):
                 told.append(f"publishes fragment {c.fragment}")
             case actions.PullFragment(round=r, learner=m):
@@ -251,7 +251,7 @@ def _round_step(thing: Any, decided: Sequence[Any]) -> int | None:
             return r.step
     for action in decided:
         match action:
-            case actions.Publish(contribution=c) | actions.TakeSnapshot(contribution=c):
+            case actions.Publish(contribution=c) | actions.MakeOffer(contribution=c):
                 return c.step
             case actions.TellSyncer(events.StepReported(r)):
                 return r.step

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.observe.alarms import Alarms
-from ddiloco.observe.growing_file import GrowingFile, GrowingFiles
+from ddiloco.observe.files import GrowingFile, GrowingFiles
 
 
 class FaultyDisk:
@@ -84,9 +84,9 @@ def test_nothing_is_made_before_the_first_flush_of_something(tmp_path):
     ],
 )
 def test_the_torn_line_that_a_killed_process_left_is_cut_off(tmp_path, left, kept):
-    path = tmp_path / "file"
+    path = tmp_path / "file.jsonl"
     path.write_bytes(left)
-    file = GrowingFile(path, lines=True)
+    file = GrowingFile(path)
     file.append(b"new\n")
     file.close()
     assert path.read_bytes() == kept + b"new\n"
@@ -94,13 +94,13 @@ def test_the_torn_line_that_a_killed_process_left_is_cut_off(tmp_path, left, kep
 
 def test_a_line_that_the_disk_took_half_of_is_completed_and_not_cut(tmp_path, monkeypatch):
     FaultyDisk(monkeypatch, [3, None])
-    file = GrowingFile(tmp_path / "file", lines=True)
+    file = GrowingFile(tmp_path / "file.jsonl")
     file.append(b"one line\n")
     with pytest.raises(OSError):
         file.close()
-    assert (tmp_path / "file").read_bytes() == b"one"
+    assert (tmp_path / "file.jsonl").read_bytes() == b"one"
     file.close()
-    assert (tmp_path / "file").read_bytes() == b"one line\n"
+    assert (tmp_path / "file.jsonl").read_bytes() == b"one line\n"
 
 
 def test_whole_records_are_given_up_and_counted_once_too_much_is_pending(tmp_path, monkeypatch):

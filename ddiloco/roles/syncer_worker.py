@@ -19,8 +19,7 @@ from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContri
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.arrivals import Arrivals
-from ddiloco.roles.delivery import Delivery, Pieces, SnapshotBegun, Told, fragments_with
+from ddiloco.roles.exchange import Arrivals, Delivery, Pieces, SnapshotBegun, Told, fragments_with
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
 

@@ -15,14 +15,14 @@ from ddiloco.schema import codec
 
 @dataclasses.dataclass(frozen=True, order=True)
 class InnerOrigin:
-    """Where an inner optimizer state is from: a learner's process, and the how-manieth that it gave away.
+    """Where an inner optimizer state is from: a learner's process, and the number of its gift, from 1.
 
     Process 0: it is in the learner's part of the snapshot of that number, from which the run goes on.
     """
 
     learner: int
     process: int
-    number: int  # from 1
+    number: int
 
     @property
     def in_snapshot(self) -> bool:

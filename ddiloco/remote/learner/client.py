@@ -16,9 +16,9 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.event_messages import (
-    check_down_header,
     syncer_event,
     up_header,
+    update_of,
 )
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
@@ -272,9 +272,9 @@ class _Connection:
             stream = channel.unary_stream(wire.UPDATES)(b"", metadata=self._metadata)
             while (data := next(stream, None)) is not None:
                 header = parse(pb.DownHeader, data)
-                check_down_header(header, terms.num_fragments)
-                pieces = receive(terms.down[header.fragment], header.size, stream)
-                told = self._collector.take(header, pieces)
+                update = update_of(header, terms.num_fragments)
+                pieces = receive(terms.down[update.fragment], header.size, stream)
+                told = self._collector.take(header, update, pieces)
                 if told is not None and self._client._worker is not None:
                     self._client._worker.inbox.put(told)
         except (WireError, grpc.RpcError) as error:

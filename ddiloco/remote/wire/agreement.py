@@ -11,7 +11,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 3  # of wire.proto; both ends must have the same
+VERSION = 4  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # what is longer is refused before it is held in memory
 LARGEST = 1 << 53  # of any whole number on the wire; counters that a float64 cannot hold are nonsense
@@ -55,12 +55,17 @@ def parse(kind: type[M], data: bytes) -> M:
 
 def _check_numbers(message: Message) -> None:
     for field, value in message.ListFields():
-        if isinstance(value, Message):
-            _check_numbers(value)
-        elif field.type in (field.TYPE_UINT32, field.TYPE_UINT64):
-            largest = max(value) if field.is_repeated else value
-            if largest > LARGEST:
-                raise WireError("number too large", f"{field.name} is {largest}")
+        if field.name in ("records", "metrics"):
+            continue
+        values = value if field.is_repeated else [value]
+        if field.type == field.TYPE_MESSAGE:
+            for part in values:
+                _check_numbers(part)
+        elif field.type in (field.TYPE_UINT32, field.TYPE_UINT64, field.TYPE_INT64):
+            if max(values) > LARGEST:
+                raise WireError("number too large", f"{field.name} is {max(values)}")
+            if min(values) < 0:
+                raise WireError("number below 0", f"{field.name} is {min(values)}")
 
 
 @contextlib.contextmanager

@@ -7,116 +7,111 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
-
-from google.protobuf.message import Message
+from typing import Any, TypeVar
 
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
+from ddiloco.schema import codec
 
 LONGEST_REASON = 500
 
-LearnerToSyncer = events.LearnerJoined | events.LearnerReady | events.LearnerLost | events.StepReported
+R = TypeVar("R")
+
 SyncerNotice = events.ClockSet | events.NotMember | events.Rejected
 
-_LEARNERS = {"join": events.LearnerJoined, "ready": events.LearnerReady, "lost": events.LearnerLost}
-_SYNCERS = {"clock_set": events.ClockSet, "not_member": events.NotMember, "rejected": events.Rejected}
+
+def from_learner(event: events.FromLearner) -> pb.FromLearner:
+    """The message of an event that a learner tells its syncer; whose it is, the connection says."""
+    return pb.FromLearner(event=codec.message_of(_short(event)))
 
 
-def from_learner(event: LearnerToSyncer) -> pb.FromLearner:
-    """The message of an event that a learner tells its syncer."""
-    if isinstance(event, events.StepReported):
-        r = event.report
-        report = {
-            "incarnation": r.incarnation,
-            "step": r.step,
-            "versions": [c.version for c in r.counters],
-            "steps": [c.steps for c in r.counters],
-            "tokens": [c.tokens for c in r.counters],
-        }
-        return pb.FromLearner(report=report)
-    return pb.FromLearner(**_told(event, _LEARNERS))
-
-
-def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> LearnerToSyncer:
-    """The event that a learner tells.
+def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> events.FromLearner:
+    """The event that a learner tells; it is the learner's, whatever it says.
 
     Raises:
       WireError: the message is no event, or of another number of fragments.
     """
-    match message.WhichOneof("kind"):
-        case "join" if not message.join.HasField("step"):
-            return events.LearnerJoined(learner, message.join.incarnation)
-        case "join" | "ready" as kind:
-            m = getattr(message, kind)
-            versions = by_fragment(m.versions, num_fragments)
-            return _LEARNERS[kind](learner, m.incarnation, m.step, versions)
-        case "report":
-            m = message.report
-            columns = (by_fragment(column, num_fragments) for column in (m.versions, m.steps, m.tokens))
-            counters = tuple(FragmentCounters(*row) for row in zip(*columns, strict=True))
-            return events.StepReported(Report(learner, m.incarnation, m.step, counters))
-        case "lost":
-            return events.LearnerLost(learner, **_fields(message.lost))
-        case kind:
-            raise WireError("unexpected message", f"{kind or 'an empty one'} where an event must be")
+    m = message.event
+    match m.WhichOneof("kind"):
+        case "learner_joined":
+            rows = m.learner_joined.versions if m.learner_joined.HasField("step") else None
+        case "learner_ready":
+            rows = m.learner_ready.versions
+        case "step_reported":
+            rows = m.step_reported.report.counters
+        case "learner_lost":
+            rows = None
+        case _:
+            raise _unexpected(message)
+    if rows is not None:
+        by_fragment(rows, num_fragments)
+    event = _short(codec.event_of(m))
+    if isinstance(event, events.StepReported):
+        return events.StepReported(dataclasses.replace(event.report, learner=learner))
+    return dataclasses.replace(event, learner=learner)
 
 
 def from_syncer(event: SyncerNotice) -> pb.ToLearner:
     """The message of an event without arrays that the syncer tells a learner."""
-    return pb.ToLearner(**_told(event, _SYNCERS))
+    return pb.ToLearner(event=codec.message_of(_short(event)))
 
 
 def syncer_event(message: pb.ToLearner) -> SyncerNotice:
-    """The event without arrays that the syncer tells; raises WireError if the message is none."""
-    kind = message.WhichOneof("kind")
-    if kind not in _SYNCERS:
-        raise WireError("unexpected message", f"{kind or 'an empty one'} where an event must be")
-    return _SYNCERS[kind](**_fields(getattr(message, kind)))
+    """The event without arrays that the syncer tells.
+
+    Raises:
+      WireError: the message is no such event, or has numbers that cannot be.
+    """
+    if message.event.WhichOneof("kind") not in ("clock_set", "not_member", "rejected"):
+        raise _unexpected(message)
+    return _short(codec.event_of(message.event))
 
 
 def up_header(pull: int, contribution: Contribution, size: int) -> pb.UpHeader:
     """What stands before the chunks of a contribution of `size` bytes."""
-    told = dataclasses.asdict(contribution)
-    del told["learner"]
-    return pb.UpHeader(pull=pull, size=size, **told)
+    return pb.UpHeader(pull=pull, contribution=dataclasses.asdict(contribution), size=size)
 
 
 def contribution_of(header: pb.UpHeader, learner: int, fragment: int) -> Contribution:
-    """The contribution that a header announces, which must be of this fragment, else raises WireError."""
-    if header.fragment != fragment:
-        raise WireError("another fragment", f"{header.fragment} came where {fragment} was asked for")
-    told = _fields(header)
-    del told["pull"], told["size"]
-    return Contribution(learner, **told)
+    """The contribution that a header announces, which must be of this fragment; it is the learner's.
+
+    Raises:
+      WireError: it is of another, or has numbers that cannot be.
+    """
+    contribution: Contribution = codec.read(header.contribution)
+    if contribution.fragment != fragment:
+        raise WireError("another fragment", f"{contribution.fragment} came where {fragment} was asked for")
+    return dataclasses.replace(contribution, learner=learner)
 
 
-def check_down_header(header: pb.DownHeader, num_fragments: int) -> None:
-    """Sees that the header of an update is of one of this model's fragments, else raises WireError."""
-    if header.fragment >= num_fragments:
-        raise WireError("another fragment", f"{header.fragment} of {num_fragments}")
+def update_of(header: pb.DownHeader, num_fragments: int) -> events.UpdateArrived:
+    """The update that a header announces.
+
+    Raises:
+      WireError: it cannot be one of this model.
+    """
+    update: events.UpdateArrived = codec.read(header.update)
+    if update.fragment >= num_fragments:
+        raise WireError("another fragment", f"{update.fragment} of {num_fragments}")
+    return update
 
 
-def by_fragment(values: Sequence[int], num_fragments: int) -> tuple[int, ...]:
-    """The numbers, one a fragment; raises WireError if there are more or fewer."""
-    if len(values) != num_fragments:
-        raise WireError("another number of fragments", f"{len(values)} where there are {num_fragments}")
-    return tuple(values)
+def by_fragment(rows: Sequence[R], num_fragments: int) -> Sequence[R]:
+    """The rows, one a fragment; raises WireError if there are more or fewer."""
+    if len(rows) != num_fragments:
+        raise WireError("another number of fragments", f"{len(rows)} where there are {num_fragments}")
+    return rows
 
 
-def _told(event: Any, kinds: dict[str, type]) -> dict[str, dict[str, Any]]:
-    """The event's fields, under the name of its kind of message."""
-    kind = next(name for name, of_event in kinds.items() if isinstance(event, of_event))
-    told = {name: value for name, value in dataclasses.asdict(event).items() if name != "learner"}
-    if "reason" in told:
-        told["reason"] = told["reason"][:LONGEST_REASON]
-    return {kind: told}
+def _short(event: Any) -> Any:
+    """The event with no more of its reason, where it has one, than travels."""
+    if isinstance(event, events.LearnerLost | events.Rejected):
+        return dataclasses.replace(event, reason=event.reason[:LONGEST_REASON])
+    return event
 
 
-def _fields(message: Message) -> dict[str, Any]:
-    told = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-    if "reason" in told:
-        told["reason"] = told["reason"][:LONGEST_REASON]
-    return told
+def _unexpected(message: pb.FromLearner | pb.ToLearner) -> WireError:
+    kind = message.event.WhichOneof("kind") or message.WhichOneof("kind") or "an empty one"
+    return WireError("unexpected message", f"{kind} where an event must be")

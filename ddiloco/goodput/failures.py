@@ -1,4 +1,4 @@
-"""The failure model: how often chips are interrupted, and what an interruption costs a job."""
+"""The failure model: how chips make a fleet, how often they are interrupted, and what that costs a job."""
 
 from __future__ import annotations
 
@@ -81,6 +81,31 @@ class FailureModel:
     @functools.cached_property
     def _return_scale(self) -> float:
         return _scale(self.return_seconds, self.return_shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Slices of a fleet by job: job 0 has the first ones, and so on; spares come last."""
+
+    slices_by_job: tuple[int, ...]
+    spares: int  # slices on standby
+
+
+def divide(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> Division:
+    """Divides a fleet into jobs as even as can be; jobs without elasticity leave spares.
+
+    Raises:
+      ValueError: there are fewer slices than jobs.
+    """
+    slices = model.num_slices(num_chips)
+    if slices < num_jobs:
+        raise ValueError(
+            f"num_chips: {num_chips} chips are {slices} slices of {model.chips_per_slice}, but {num_jobs} "
+            f"{'learner needs' if num_jobs == 1 else 'learners need'} at least one each"
+        )
+    spares = 0 if elastic else min(round(model.spare_share * slices), slices - num_jobs)
+    each, more = divmod(slices - spares, num_jobs)
+    return Division(tuple(each + (job < more) for job in range(num_jobs)), spares)
 
 
 def _scale(mean: float, shape: float) -> float:

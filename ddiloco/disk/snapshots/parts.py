@@ -246,7 +246,7 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _told_of(folder: pathlib.Path) -> Iterator[None]:
-    """Makes a SnapshotError of what goes wrong in reading a part: Orbax raises many kinds for a damaged file."""
+    """Whatever goes wrong below is told as a SnapshotError; of damaged files Orbax raises many kinds."""
     try:
         yield
     except SnapshotError:

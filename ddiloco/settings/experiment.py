@@ -11,8 +11,6 @@ from ddiloco.models import MODELS, model_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings.remote import RemoteConfig
-from ddiloco.settings.snapshots import SnapshotConfig
-from ddiloco.settings.tape import TapeConfig
 from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import TASKS
 from ddiloco.tasks.task import Task
@@ -65,6 +63,22 @@ class LogConfig:
     """How much is written down while training."""
 
     every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TapeConfig:
+    """Whether a run can be replayed."""
+
+    enabled: bool = setting(True, "whether learners and syncer write down what they are told, for replay")
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotConfig:
+    """How often a snapshot of the whole run is taken, how many are kept, and when one is given up."""
+
+    every: int = setting(0, "global steps between two; 0: none", at_least=0)
+    keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
+    timeout: float = setting(120.0, "seconds until one that is not complete is given up", above=0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,8 +28,7 @@ from ddiloco.protocol.snapshot import Mark, SnapshotCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
-from ddiloco.settings.experiment import Experiment, to_json
-from ddiloco.settings.snapshots import SnapshotConfig
+from ddiloco.settings.experiment import Experiment, SnapshotConfig, to_json
 
 _SYNCER = -1  # stands for the syncer among those whose part is awaited
 _FLUSH_SECONDS = 2.0  # for what led to a snapshot to be in the run's files before it is complete
@@ -226,7 +225,7 @@ class SnapshotTaker:
         taking.writing = True
         state = {**dataclasses.asdict(taking.state), "in_flight": taking.in_flight}
         future = self.writer.write(taking.number, SYNCER_PART, Part(taking.arrays, state))
-        future.add_done_callback(lambda done: self._tell(_written(taking.number, done)))
+        future.add_done_callback(lambda done: self._tell(PartWritten.of(_SYNCER, taking.number, done)))
 
     def _complete_when_written(self) -> None:
         taking = self._taking
@@ -242,7 +241,7 @@ class SnapshotTaker:
             "learners": learners,
             "absent": sorted(set(taking.asked) - set(learners)),
             "clocks": clocks_to_json(taking.clock, taking.clocks),
-            "in_flight": _brief(taking.in_flight),
+            "in_flight": [f"{m['message']} of learner {m['learner']}" for m in taking.in_flight],
         }
         parts = {learner_part(m): taking.parts[m] for m in learners}
         parts[SYNCER_PART] = taking.parts[_SYNCER]
@@ -323,15 +322,3 @@ def _sender(event: events.SyncerEvent) -> tuple[int | None, int]:
         case events.LearnerJoined() | events.LearnerReady() | events.LearnerLost():
             return event.learner, event.incarnation
     return None, 0
-
-
-def _written(number: int, future: concurrent.futures.Future[PartFiles]) -> PartWritten:
-    if future.cancelled():
-        return PartWritten(_SYNCER, number, None, "the run is over")
-    if future.exception() is not None:
-        return PartWritten(_SYNCER, number, None, str(future.exception()))
-    return PartWritten(_SYNCER, number, future.result())
-
-
-def _brief(in_flight: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"{told['message']} of learner {told['learner']}" for told in in_flight]

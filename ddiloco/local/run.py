@@ -18,8 +18,8 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.delivery import Delivery, Leave, Pieces
 from ddiloco.roles.evaluator import Evaluations, Evaluator
+from ddiloco.roles.exchange import Delivery, Leave, Pieces
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome

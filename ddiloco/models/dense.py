@@ -224,12 +224,13 @@ class Decoder(nnx.Module):
             x_BxLxD = constrain(run_layer(layer, x_BxLxD, angles, mask_Bx1xLxL), ("batch", None, None))
         return self.logits(x_BxLxD, constrain)
 
-    def new_layer(self, number: int, rngs: nnx.Rngs) -> nnx.Module:
-        """The layer of this number, from 0."""
+    def new_layer(self, number: int, rngs: nnx.Rngs) -> Any:
+        """Layer `number`, counted from 0."""
+        del number
         return Layer(self.config, rngs)
 
     def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
-        """Logits (B, L, V) float32 of what the last layer gave."""
+        """Logits (B, L, V) float32, from the output of the last layer."""
         config, x_BxLxD = self.config, self.final_norm(x_BxLxD)
         if config.tie_embeddings:
             logits_BxLxV = self.embed.attend(x_BxLxD)

@@ -272,11 +272,13 @@ class Layer(nnx.Module):
 class Decoder(dense.Decoder):
     """The whole model: token ids in, float32 logits of the next token, penalty and router counts out."""
 
-    def new_layer(self, number: int, rngs: nnx.Rngs) -> nnx.Module:
-        """The layer of this number, from 0."""
+    config: MoEConfig
+
+    def new_layer(self, number: int, rngs: nnx.Rngs) -> Any:
+        """Layer `number`, counted from 0."""
         return Layer(self.config, number, rngs)
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         inputs_BxL: jax.Array,
         positions_BxL: jax.Array,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ddiloco.roles.delivery import Pieces
+from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.transfer import FragmentTransfer, Offer
 from ddiloco.training.corruption import differing_devices
 from ddiloco.training.program import TrainProgram

@@ -17,10 +17,18 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.roles.delivery import Delivery, InnerState, InnerStateWanted, Leave, Pieces, SnapshotBegun, Told
+from ddiloco.roles.exchange import (
+    Delivery,
+    InnerState,
+    InnerStateWanted,
+    Leave,
+    Pieces,
+    Shelf,
+    SnapshotBegun,
+    Told,
+)
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.returning import ReturningLearner
-from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.transfer import Offer
 

@@ -19,7 +19,7 @@ from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol.learner import FragmentWork
 from ddiloco.protocol.state import SyncerState
-from ddiloco.roles.delivery import InnerState, Pieces
+from ddiloco.roles.exchange import InnerState, Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.snapshots.recording import fragments_from_json
 from ddiloco.roles.transfer import FragmentTransfer

@@ -42,10 +42,10 @@ def compute_on_cpu() -> None:
 
 
 def _keep_only_whole_programs() -> None:
-    """Has JAX put a compiled program into the cache at once.
+    """Makes JAX move each compiled program into the cache when it is complete.
 
-    It writes a file where others read it: half of one, left by a process that was killed meanwhile, would be
-    complained about and compiled anew by every process after it.
+    JAX writes a file where other processes read it: of one that a killed process left incomplete, every later
+    process would complain, and compile the program again.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src.lru_cache import LRUCache
@@ -63,7 +63,7 @@ def _keep_only_whole_programs() -> None:
                 for name in os.listdir(folder):
                     os.replace(os.path.join(folder, name), cache.path / name)
 
-        LRUCache.put = put
+        LRUCache.put = put  # type: ignore[method-assign,assignment]
 
 
 def _keep_freed_memory() -> None:

@@ -15,8 +15,8 @@ from ddiloco.outer.global_model import GlobalModel, InvalidContribution
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.delivery import Pieces
 from ddiloco.roles.evaluator import Evaluations
+from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.transfer import Offer, host_arrays

@@ -12,9 +12,8 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.agreement import LARGEST, WireError, parse
 from ddiloco.remote.wire.event_messages import (
-    LARGEST,
     contribution_of,
     from_learner,
     from_syncer,

@@ -1,10 +1,13 @@
-"""Events of the protocol as messages of the wire, and back; what comes off the wire is checked for shape."""
+"""Events of the protocol as messages of the wire, and back; `agreement.parse` has looked at the numbers.
+
+A message has the fields of its event, by the same names. Whose it is the connection says.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution
@@ -12,8 +15,9 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.schema import codec
 
-LARGEST = 1 << 53  # of any number on the wire; counters that a float64 cannot hold are nonsense
 LONGEST_REASON = 500
+
+R = TypeVar("R")
 
 SyncerNotice = events.ClockSet | events.NotMember | events.Rejected
 
@@ -27,7 +31,7 @@ def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> 
     """The event that a learner tells; it is the learner's, whatever it says.
 
     Raises:
-      WireError: the message is no event, or has numbers that cannot be.
+      WireError: the message is no event, or of another number of fragments.
     """
     m = message.event
     match m.WhichOneof("kind"):
@@ -41,9 +45,9 @@ def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> 
             rows = None
         case _:
             raise _unexpected(message)
-    if rows is not None and len(rows) != num_fragments:
-        raise WireError("another number of fragments", f"{len(rows)} where there are {num_fragments}")
-    event = _short(checked(codec.event_of(m)))
+    if rows is not None:
+        by_fragment(rows, num_fragments)
+    event = _short(codec.event_of(m))
     if isinstance(event, events.StepReported):
         return events.StepReported(dataclasses.replace(event.report, learner=learner))
     return dataclasses.replace(event, learner=learner)
@@ -62,7 +66,7 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
     """
     if message.event.WhichOneof("kind") not in ("clock_set", "not_member", "rejected"):
         raise _unexpected(message)
-    return _short(checked(codec.event_of(message.event)))
+    return _short(codec.event_of(message.event))
 
 
 def up_header(pull: int, contribution: Contribution, size: int) -> pb.UpHeader:
@@ -76,7 +80,7 @@ def contribution_of(header: pb.UpHeader, learner: int, fragment: int) -> Contrib
     Raises:
       WireError: it is of another, or has numbers that cannot be.
     """
-    contribution: Contribution = checked(codec.read(header.contribution))
+    contribution: Contribution = codec.read(header.contribution)
     if contribution.fragment != fragment:
         raise WireError("another fragment", f"{contribution.fragment} came where {fragment} was asked for")
     return dataclasses.replace(contribution, learner=learner)
@@ -88,45 +92,17 @@ def update_of(header: pb.DownHeader, num_fragments: int) -> events.UpdateArrived
     Raises:
       WireError: it cannot be one of this model.
     """
-    update: events.UpdateArrived = checked(codec.read(header.update))
+    update: events.UpdateArrived = codec.read(header.update)
     if update.fragment >= num_fragments:
         raise WireError("another fragment", f"{update.fragment} of {num_fragments}")
-    for value in (header.step, header.welcome, header.epoch):
-        checked_number(value)
     return update
 
 
-def checked(thing: Any) -> Any:
-    """The event or part of one; raises WireError if a number in it is below 0 or beyond LARGEST."""
-    for value in _numbers(thing):
-        checked_number(value)
-    return thing
-
-
-def checked_number(value: int) -> int:
-    """The number; raises WireError if it is below 0 or beyond LARGEST."""
-    if not 0 <= value <= LARGEST:
-        raise WireError("number too large" if value > 0 else "number below 0", f"{value}")
-    return value
-
-
-def checked_numbers(values: Sequence[int], count: int) -> tuple[int, ...]:
-    """The numbers, one a fragment; raises WireError if there are not `count`, or one cannot be."""
-    if len(values) != count:
-        raise WireError("another number of fragments", f"{len(values)} where there are {count}")
-    return tuple(map(checked_number, values))
-
-
-def _numbers(thing: Any) -> Iterator[int]:
-    match thing:
-        case int():
-            yield thing
-        case tuple():
-            for part in thing:
-                yield from _numbers(part)
-        case _ if dataclasses.is_dataclass(thing):
-            for part in vars(thing).values():
-                yield from _numbers(part)
+def by_fragment(rows: Sequence[R], num_fragments: int) -> Sequence[R]:
+    """The rows, one a fragment; raises WireError if there are more or fewer."""
+    if len(rows) != num_fragments:
+        raise WireError("another number of fragments", f"{len(rows)} where there are {num_fragments}")
+    return rows
 
 
 def _short(event: Any) -> Any:

@@ -15,6 +15,7 @@ EMPTY_WORDS = {"utils", "util", "common", "helpers", "helper", "base", "manager"
 RANKS = (
     "ddiloco/config",
     "ddiloco/protocol",
+    "ddiloco/schema",
     "ddiloco/outer",
     "ddiloco/goodput",
     "ddiloco/models",
@@ -43,6 +44,7 @@ RANKS = (
     "experiments/front",
     "experiments/studies/scaling",
     "experiments/studies/goodput",
+    "experiments/studies/replay",
     "experiments/studies/chaos",
     "experiments/studies",
     "experiments/bench",

@@ -1,4 +1,4 @@
-"""The dense decoder: pre-norm, rotary, grouped-query attention and a gated MLP, whole in this file.
+"""The dense decoder: pre-norm, rotary positions, grouped-query attention and a gated MLP.
 
 Suffixes give the shapes of arrays: B rows, L positions, D model_dim, N query heads, K key and value heads,
 H head_dim, F mlp_dim, V vocab_size.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,15 @@ from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, paramete
 
 @dataclasses.dataclass(frozen=True)
 class DenseConfig:
-    """The shape of a dense decoder and the arithmetic that it computes in; parameters are always float32."""
+    """The shape of a dense decoder and the type of its activations; parameters are always float32."""
 
     vocab_size: int = setting(259, "tokens in the vocabulary", at_least=2)
     num_layers: int = setting(4, "transformer layers", at_least=1)
     model_dim: int = setting(128, "width of the residual stream", at_least=1)
     num_heads: int = setting(4, "query heads", at_least=1)
-    num_kv_heads: int = setting(4, "key and value heads; a divisor of num_heads", at_least=1)
+    num_kv_heads: int = setting(2, "key and value heads; a divisor of num_heads", at_least=1)
     head_dim: int = setting(32, "width of one head; even, since rotary embeddings turn pairs", at_least=2)
-    mlp_dim: int = setting(512, "width of the gated MLP", at_least=1)
+    mlp_dim: int = setting(352, "width of the gated MLP", at_least=1)
     activation: str = setting("swiglu", "gate of the MLP", choices=("swiglu", "geglu"))
     qk_norm: bool = setting(True, "RMS-normalise queries and keys by head")
     tie_embeddings: bool = setting(False, "the output head is the transposed embedding")
@@ -36,8 +37,8 @@ class DenseConfig:
     logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
     remat: bool = setting(False, "recompute each layer in the backward pass, to save memory")
-    compute_dtype: str = setting("bfloat16", "type of activations", choices=("bfloat16", "float32"))
-    attention: str = setting("xla", "implementation of attention", choices=("xla", "cudnn"))
+    compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
+    attention: str = setting("xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"))
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -51,7 +52,7 @@ class DenseConfig:
 
 
 class Projection(nnx.Module):
-    """A linear map without bias; `equation` is its einsum, with B and L of the input merged in r."""
+    """A linear map without bias; `equation` is its einsum, where r is B and L of the input in one axis."""
 
     def __init__(
         self, rngs: nnx.Rngs, equation: str, shape: tuple[int, ...], axes: Axes, stddev: float, dtype: str
@@ -124,7 +125,7 @@ class Attention(nnx.Module):
             self.query_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
             self.key_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
         self.qk_norm = c.qk_norm
-        self.implementation = c.attention
+        self.implementation: Any = c.attention  # JAX has a literal type for it
 
     def __call__(
         self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], mask_Bx1xLxL: jax.Array
@@ -177,7 +178,7 @@ class Layer(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """One row a token; rows are scaled by sqrt(D) on the way in, so that a tied head is of unit gain."""
+    """A row for each token, multiplied by sqrt(D) on the way in, so that a tied head has unit gain."""
 
     def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.model_dim)
@@ -189,7 +190,7 @@ class Embedding(nnx.Module):
         return (rows_BxLxD * math.sqrt(rows_BxLxD.shape[-1])).astype(self.dtype)
 
     def attend(self, x_BxLxD: jax.Array) -> jax.Array:
-        """Logits (B, L, V) float32 of a tied head."""
+        """Logits (B, L, V) float32, with the embedding as output head."""
         table_VxD = self.embedding[...].astype(self.dtype)
         return jnp.einsum("bld,vd->blv", x_BxLxD, table_VxD, preferred_element_type=jnp.float32)
 
@@ -200,7 +201,7 @@ class Decoder(nnx.Module):
     def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
         self.config = config
         self.embed = Embedding(config, rngs)
-        self.layers = nnx.List([Layer(config, rngs) for _ in range(config.num_layers)])
+        self.layers = nnx.List([self.new_layer(number, rngs) for number in range(config.num_layers)])
         self.final_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
         if not config.tie_embeddings:
             shape, stddev = (config.model_dim, config.vocab_size), config.model_dim**-0.5
@@ -221,7 +222,16 @@ class Decoder(nnx.Module):
         x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
         for layer in self.layers:
             x_BxLxD = constrain(run_layer(layer, x_BxLxD, angles, mask_Bx1xLxL), ("batch", None, None))
-        x_BxLxD = self.final_norm(x_BxLxD)
+        return self.logits(x_BxLxD, constrain)
+
+    def new_layer(self, number: int, rngs: nnx.Rngs) -> Any:
+        """Layer `number`, counted from 0."""
+        del number
+        return Layer(self.config, rngs)
+
+    def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
+        """Logits (B, L, V) float32, from the output of the last layer."""
+        config, x_BxLxD = self.config, self.final_norm(x_BxLxD)
         if config.tie_embeddings:
             logits_BxLxV = self.embed.attend(x_BxLxD)
         else:
@@ -234,8 +244,8 @@ class Decoder(nnx.Module):
 def flops_per_token(config: DenseConfig, seq_len: int) -> float:
     """Floating-point operations of one training step for each token, in rows of `seq_len` tokens.
 
-    Six for each weight that is in a matmul, and 12 * layers * heads * head_dim * seq_len for attention, not
-    halved for the causal mask (PaLM, arXiv 2204.02311, appendix B). Recomputation by `remat` is not counted.
+    Six for each weight in a matmul, and 12 * layers * heads * head_dim * seq_len for attention, not halved
+    for the causal mask (PaLM, arXiv 2204.02311, appendix B). Recomputation by `remat` is not counted.
     """
     c = config
     attention = c.model_dim * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)

@@ -1,37 +1,78 @@
-"""Merge rules: one outer gradient out of those of many learners, tensor by tensor (paper, steps 6 and 7).
+"""Weights and merge rules: one outer gradient out of those of many learners (paper, steps 5 to 7).
 
 A rule is a pure function for use under jit,
 
     rule(vectors, weights, anchor=None) -> Merged
 
-where `vectors` are up to M arrays of one shape, separate because they arrive separately: outer
-gradients v_m, or with `anchor` the learners' parameters theta_m, and then v_m = anchor - theta_m is formed
-on the fly and never stored. `weights` (M,) are not negative and need not sum to 1; weight 0 means
-absent, and that learner's array may hold anything finite.
+Args:
+  vectors: the outer gradients v_m of M learners, each an array of the tensor's shape. Or, with `anchor`, the
+    learners' parameters theta_m; then v_m = anchor - theta_m is computed where it is used and never stored.
+  weights: (M,), not negative; only their ratios count. An absent learner has weight 0, and its array may
+    hold anything finite.
+  anchor: Theta as it was before the round, of the tensor's shape; None: `vectors` are outer gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # Below this norm of the mean of unit vectors the learners agree on no direction. A smaller bound would
 # be no better: rounding of float32 enters the direction divided by this norm.
 DEGENERATE = 1e-3
 
 
+def contribution_weight(c_steps: int, c_tokens: int) -> float:
+    """How much a learner's contribution counts: its tokens times its tokens a step.
+
+      w_m = c_tokens * (c_tokens / c_steps),  0 without a step or a token.
+
+    Args:
+      c_steps: inner steps since the learner last received the fragment.
+      c_tokens: tokens that these steps trained on.
+
+    Raises:
+      ValueError: a negative count.
+
+    Example:
+      >>> contribution_weight(c_steps=10, c_tokens=1000), contribution_weight(c_steps=5, c_tokens=1000)
+      (100000.0, 200000.0)
+    """
+    if c_steps < 0 or c_tokens < 0:
+        raise ValueError(f"c_steps is {c_steps} and c_tokens is {c_tokens}, but counts are not negative")
+    return c_tokens * (c_tokens / c_steps) if c_steps else 0.0
+
+
+def normalised(weights: Iterable[float]) -> np.ndarray:
+    """The weights divided by their sum, (M,) float32; all zero if they all are.
+
+    Raises:
+      ValueError: a negative weight or one that is not finite.
+
+    Example:
+      >>> print(normalised([1, 3, 0]))
+      [0.25 0.75 0.  ]
+    """
+    exact = np.asarray(list(weights), np.float64)
+    if not np.all(np.isfinite(exact) & (exact >= 0)):
+        raise ValueError(f"weights are {exact.tolist()}, but must be finite and not negative")
+    total = exact.sum()
+    return (exact / total if total > 0 else exact).astype(np.float32)
+
+
 class Merged(NamedTuple):
-    """What a rule returns; parts that are not used cost nothing under jit.
+    """What a rule returns; under jit, what the caller does not use costs nothing.
 
     Attributes:
       value: the merged outer gradient, float32, of the vectors' shape.
       length: its norm.
       norms: (M,) norms of the vectors, 0 for absent learners.
-      cosine: mean cosine between the vectors of different learners, 1 if there are fewer than two. That of
-        `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
+      cosine: weighted mean of the cosines between different learners' vectors, 1 if there are fewer than
+        two. That of `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
     """
 
     value: jax.Array
@@ -44,7 +85,16 @@ MergeRule = Callable[..., Merged]
 
 
 def direct(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None = None) -> Merged:
-    """The weighted average of the vectors; zero if nobody has a weight. Arguments as in the module's head."""
+    """The weighted average of the vectors; zero if all weights are zero. Arguments as above.
+
+      value = sum_m w_m v_m / sum_m w_m
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> vectors = [jnp.array([4.0, 0.0]), jnp.array([0.0, 1.0])]
+      >>> print(direct(vectors, jnp.array([3.0, 1.0])).value)
+      [3.   0.25]
+    """
     shares = _shares(weights)
     norms = _norms(vectors, shares, anchor)
     value = _combine(shares, vectors, anchor)
@@ -53,13 +103,24 @@ def direct(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array |
 
 
 def rda(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None = None) -> Merged:
-    """Radial-Directional Averaging: (mean of |v_m|) * phi(mean of phi(v_m)), means weighted, phi(x) = x/|x|.
+    """Radial-Directional Averaging: the mean length along the mean direction. Arguments as above.
 
-    If all norms are R the result has norm R, whatever M is. A zero vector counts in the mean of norms,
-    for its learner did say that it would not move, but not in the mean of directions, having none.
-    Where the mean direction is shorter than `DEGENERATE` the value is the direct average. Relative
-    error about 1e-7 over the length of the mean direction. Norms must lie between 1e-18 and 1e19,
-    where their squares are float32 numbers. Arguments as in the module's head.
+      value = mean_m |v_m| * phi(mean_m phi(v_m)),  phi(x) = x / |x|,  means weighted by w_m
+
+    If every |v_m| is R, the result has norm R, however many learners there are and however little they agree.
+    A zero vector counts in the mean length, since its learner did not want to move, but it has no direction.
+    Where the mean direction is shorter than `DEGENERATE`, the learners agree on none, and the value is the
+    direct average.
+
+    The relative error is about 1e-7 over the length of the mean direction. Norms must lie between 1e-18 and
+    1e19, so that their squares are float32 numbers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> vectors = [jnp.array([4.0, 0.0]), jnp.array([0.0, 4.0])]
+      >>> weights = jnp.array([1.0, 1.0])
+      >>> print(f"{rda(vectors, weights).length:.4f} {direct(vectors, weights).length:.4f}")
+      4.0000 2.8284
     """
     shares = _shares(weights)
     norms = _norms(vectors, shares, anchor)
@@ -106,7 +167,8 @@ def _combine(scales: jax.Array, vectors: Sequence[jax.Array], anchor: jax.Array 
     # reading all vectors again for each.
     scales, anchor = jax.lax.optimization_barrier((scales, anchor))
     total = sum(scales[m] * _difference(vector, anchor) for m, vector in enumerate(vectors))
-    return jax.lax.optimization_barrier(total)
+    combined: jax.Array = jax.lax.optimization_barrier(total)
+    return combined
 
 
 def _mean_cosine(lengths: jax.Array, length_of_sum: jax.Array) -> jax.Array:

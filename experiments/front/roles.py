@@ -14,33 +14,18 @@ from experiments.front import cli
 
 
 def define_security() -> None:
-    """The flags --token_file, --tls and --lifeline."""
+    """The flags --token_file and --tls."""
     flags.DEFINE_string("token_file", None, "File with the join token, the same for syncer and learners.")
     flags.DEFINE_string(
         "tls", None, "Folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh), for mutual TLS."
     )
-    define_lifeline()
 
 
-def begin():
-    """Holds the lifeline, if there is one; the Security that the flags name."""
+def security():
+    """The Security that the flags name."""
     from ddiloco.remote.wire.security import load_security
 
-    hold_lifeline()
     return load_security(flags.FLAGS.token_file, flags.FLAGS.tls)
-
-
-def define_lifeline() -> None:
-    """The flag --lifeline."""
-    flags.DEFINE_integer("lifeline", None, "File descriptor that closes when the parent dies.")
-
-
-def hold_lifeline() -> None:
-    """From now on this process ends with its parent, if that gave it a lifeline."""
-    from ddiloco.launch import lifeline
-
-    if flags.FLAGS.lifeline is not None:
-        lifeline.hold(flags.FLAGS.lifeline)
 
 
 def name_process(name: str) -> None:
@@ -61,12 +46,11 @@ def run_all(
 
     `observe` is the supervisor's. `route` gives the HOST:PORT under which a learner reaches the syncer's.
     """
-    from ddiloco.launch import supervisor
+    from ddiloco.launch import processes, supervisor
     from ddiloco.launch.ports import reserved_port
-    from ddiloco.launch.starter import Starter
 
     learners = experiment.sync.num_learners
-    starter = Starter.warm(cli.tell)  # it imports while the rest is made ready
+    processes.warm_up()
     with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder, reserved_port() as port:
         address = f"127.0.0.1:{port}"
         token = pathlib.Path(folder) / "token"
@@ -75,12 +59,8 @@ def run_all(
         shared = [*config, f"--token_file={token}"]
         syncer = supervisor.Role(
             "the syncer",
-            [
-                *supervisor.python("experiments.syncer"),
-                *shared,
-                f"--workdir={workdir}",
-                f"--listen={address}",
-            ],
+            "experiments.syncer",
+            [*shared, f"--workdir={workdir}", f"--listen={address}"],
             supervisor.syncer_environment(os.environ),
             again=["--resume"],
             alone=["--finish"],
@@ -88,8 +68,8 @@ def run_all(
         roles = [
             supervisor.Role(
                 f"learner {m}",
+                "experiments.learner",
                 [
-                    *supervisor.python("experiments.learner"),
                     *shared,
                     f"--syncer={route(m, address)}",
                     f"--learner_id={m}",
@@ -103,12 +83,13 @@ def run_all(
         spares = [
             supervisor.Role(
                 f"spare {n}",
-                [*supervisor.python("experiments.learner"), *shared, "--spare", f"--workdir={workdir}"],
+                "experiments.learner",
+                [*shared, "--spare", f"--workdir={workdir}"],
                 supervisor.learner_environment(0, learners, os.environ),
             )
             for n in range(experiment.remote.spares)
         ]
         watched = supervisor.Supervisor(
-            syncer, roles, experiment.remote, cli.tell, observe=observe, spares=spares, starter=starter
+            syncer, roles, experiment.remote, cli.tell, observe=observe, spares=spares
         )
         return watched.run(stop)

@@ -56,7 +56,7 @@ def smaller(command: str, runs: pathlib.Path) -> str:
         return f"{command} {_settings({'virtual.arrays': False, **BUDGET})}"
     if command.startswith("scripts/test.sh"):
         return f"{command} tests/protocol/test_estimates.py"
-    if "--dry_run" in command or re.search(r"experiments\.(evaluate|replay|tape)", command):
+    if re.search(r"--dry_run|--settings|experiments\.(evaluate|replay|tape)", command):
         return command
     if command == "scripts/train.sh":
         return f"{command} {_settings(SHORT)} --workdir={runs}/run"

@@ -12,9 +12,9 @@ from ddiloco.protocol import events
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.snapshot_messages import snapshot_message, told_of_snapshot
-from ddiloco.roles.delivery import SnapshotBegun, UpdateDelivery
+from ddiloco.roles.exchange import SnapshotBegun
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, report, until, update
 
@@ -59,7 +59,7 @@ def test_what_a_learner_tells_about_snapshots_comes_as_it_went(message):
 )
 def test_what_cannot_be_is_malformed(message):
     with pytest.raises(WireError):
-        told_of_snapshot(message, 1, 2)
+        told_of_snapshot(parse(pb.FromLearner, message.SerializeToString()), 1, 2)
 
 
 def test_a_path_out_of_the_parts_folder_is_malformed():
@@ -91,7 +91,7 @@ def test_only_versions_made_after_the_cut_carry_the_snapshots_number():
         epochs = []
         for fragment, version in ((0, 5), (0, 6), (1, 4)):
             link.deliver(update(fragment, version))
-            epochs.append(learner.next(UpdateDelivery).epoch)
+            epochs.append(learner.next(events.UpdateArrived).epoch)
         assert epochs == [0, 3, 0]
 
 
@@ -102,7 +102,7 @@ def test_a_learner_of_another_session_gets_updates_without_a_number():
         joined(syncer, first).deliver(SnapshotBegun(3, (0, 0)))
         link = joined(syncer, second, number=1)
         link.deliver(update(0, 7))
-        assert second.next(UpdateDelivery).epoch == 0
+        assert second.next(events.UpdateArrived).epoch == 0
 
 
 def test_a_learner_is_told_of_the_snapshot_until_a_process_of_it_has_come_back():

@@ -17,7 +17,7 @@ from ddiloco.protocol.messages import RoundId
 from ddiloco.replay import plan as plans
 from ddiloco.replay import run as replay
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.exchange import Shelf
 from ddiloco.settings.experiment import to_json
 from ddiloco.virtual.lives import Change, write_trace
 from tests import workbench
@@ -197,7 +197,9 @@ def test_what_a_syncer_can_pull_is_on_the_tape_before_it_can(data_dir, tmp_path,
     def looked(shelf, contribution, snapshot):
         tape = read_tape(learner_tape(tmp_path / "tape", contribution.learner, 1))
         taken = [
-            w.contribution for w in plans.life(tape, e.sync, e.train.steps).works if isinstance(w, plans.Take)
+            w.contribution
+            for w in plans.life(tape, e.sync, e.train.steps).works
+            if isinstance(w, plans.Offer)
         ]
         (seen if contribution in taken else missing).append(contribution)
         put(shelf, contribution, snapshot)

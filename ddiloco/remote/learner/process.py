@@ -19,7 +19,7 @@ from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.delivery import Leave
+from ddiloco.roles.exchange import Leave
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.returning import Origin, ReturningLearner

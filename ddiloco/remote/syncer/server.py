@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 import secrets
 import threading
@@ -28,7 +27,7 @@ from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import Leave
+from ddiloco.roles.exchange import Leave
 from ddiloco.roles.snapshots.messages import SnapshotMessage
 from ddiloco.roles.syncer_worker import LearnerLink
 from ddiloco.settings.remote import RemoteConfig
@@ -73,19 +72,13 @@ class SyncerServer:
         self._pull_numbers = itertools.count(1)
         self._changed = threading.Condition(self._lock)  # of the two above
         calls = (terms.num_learners + 4) * (2 + 2 * MOST_CONNECTIONS)
-        self._server = grpc.server(
-            concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
-            options=wire.options(config.keepalive),
-            maximum_concurrent_rpcs=calls,
-        )
         handlers = {
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Updates": grpc.unary_stream_rpc_method_handler(self._updates),
-            "Push": grpc.stream_unary_rpc_method_handler(self._push),
+            "Pulled": grpc.stream_unary_rpc_method_handler(self._pulled),
             "Peers": grpc.unary_unary_rpc_method_handler(self._peers),
         }
-        service = wire.CONTROL.split("/")[1]
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self._server = wire.listener(wire.CONTROL, handlers, config.keepalive, calls)
 
     def start(self, address: str) -> int:
         """Listens on HOST:PORT; the port, which is a free one if 0 was asked for.
@@ -151,16 +144,9 @@ class SyncerServer:
 
     def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         self._admit(context)
-        begun = threading.Event()
-        timer = threading.Timer(self._handshake, lambda: begun.is_set() or context.cancel())
-        timer.daemon = True
-        timer.start()
-        try:
+        with wire.ended_after(self._handshake, context.cancel):
             first = next(requests, b"")
-            begun.set()
-            session = self._welcome_session(first, context)
-        finally:
-            timer.cancel()
+        session = self._welcome_session(first, context)
         if not context.add_callback(lambda: self._end(session, "connection lost")):
             self._end(session, "connection lost")
         reader = threading.Thread(
@@ -175,7 +161,7 @@ class SyncerServer:
         del request
         yield from self._session(context).down.messages()
 
-    def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def _pulled(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         session = self._session(context)
         self._check_deadline(session, context)
         answer = None
@@ -203,11 +189,13 @@ class SyncerServer:
         return b""
 
     def _check_deadline(self, session: Session, context: grpc.ServicerContext) -> None:
-        """Sees that gRPC ends a push for which nobody waits any longer: it holds up to a fragment."""
+        """Sees that gRPC ends an answer for which nobody waits any longer: it holds up to a fragment."""
         left = context.time_remaining()
         if left is None or left > 2 * self._terms.pull_timeout:
-            self._record(_drop(session.learner, "wire: push without a deadline"))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a push has a deadline, of the pull timeout")
+            self._record(_drop(session.learner, "wire: pulled fragment without a deadline"))
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "a pulled fragment has a deadline, of the pull timeout"
+            )
 
     def _peers(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Who may have an inner state to give, beginning with the learner after the one that asks."""

@@ -17,7 +17,7 @@ import threading
 
 from absl import flags
 
-from experiments.front import cli, ending, roles
+from experiments.front import cli, ending
 
 _CONFIG = cli.define_config("configs/chaos_processes.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
@@ -106,6 +106,7 @@ def steps_of_tokens(experiment, told) -> int:
 
 def run(experiment, workdir, faults, plan, stop, overrides=()):
     """One run under a plan of faults; its report, what it left, and its exit code."""
+    from ddiloco.launch.processes import run_all
     from experiments.studies.chaos import aftermath, killer
     from experiments.studies.chaos.traces import read_trace
 
@@ -124,7 +125,8 @@ def run(experiment, workdir, faults, plan, stop, overrides=()):
     threading.Thread(target=strike, name="killer", daemon=True).start()
     arguments = [*cli.config_arguments(), *overrides]
     try:
-        code = roles.run_all(experiment, arguments, workdir, stop, observe=watch.observe, route=watch.route)
+        told = {"observe": watch.observe, "route": watch.route}
+        code = run_all(experiment, arguments, workdir, stop, cli.tell, **told)
     finally:
         over.set()
         struck.wait()
@@ -198,9 +200,9 @@ class Watch:
 
     def _durable(self) -> dict:
         from ddiloco.disk.durable import DurableState, DurableStateError
-        from ddiloco.roles.assembly import make_layout
+        from ddiloco.run.recipes import assembly_of
 
-        self._layout = self._layout or make_layout(self._experiment)
+        self._layout = self._layout or assembly_of(self._experiment).layout
         durable = DurableState(self._workdir / "syncer", self._layout, lambda record: None, threading.Event())
         try:
             return {"versions": list(durable.load().state.versions)}

@@ -34,7 +34,7 @@ def main(_) -> int:
     import numpy as np
 
     from ddiloco.observe.records import Evaluated
-    from ddiloco.roles.assembly import Assembly
+    from ddiloco.run.recipes import assembly_of
     from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
     from ddiloco.virtual.run import VirtualRun
@@ -73,7 +73,7 @@ def main(_) -> int:
             print(f"step {entry.step}: held-out loss {entry.loss:.4f}", flush=True)
 
     stop, _ = ending.stop_on_signals()
-    ScoredRun(Assembly(experiment), record, stop).run()
+    ScoredRun(assembly_of(experiment), record, stop).run()
     (folder / "balance.json").write_text(json.dumps(points, indent=1) + "\n")
     draw(folder / "balance.png", points)
     print(folder / "balance.png")

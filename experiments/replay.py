@@ -54,7 +54,7 @@ def _again(experiment, tapes, workdir: pathlib.Path) -> int:
     _see_as_many_devices(tapes)
     from ddiloco.disk import checkpoints
     from ddiloco.replay import run as replay
-    from ddiloco.roles.assembly import Assembly
+    from ddiloco.run.recipes import assembly_of
     from ddiloco.training import platform
 
     until = _round(_UNTIL.value, experiment.sync.num_fragments)
@@ -70,7 +70,7 @@ def _again(experiment, tapes, workdir: pathlib.Path) -> int:
             print(f"step {merge.round.step}/{experiment.train.steps}", flush=True)
 
     try:
-        done = replay.replay(Assembly(experiment), plan, until, progress, snapshot)
+        done = replay.replay(assembly_of(experiment), plan, until, progress, snapshot)
     except replay.ReplayMismatch as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -16,6 +16,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 
 def main(_) -> int:
+    from ddiloco.launch.processes import run_all
     from ddiloco.run.dry_run import describe
     from ddiloco.run.job import run_job
     from ddiloco.settings.experiment import parse
@@ -31,7 +32,7 @@ def main(_) -> int:
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
     stop, received = ending.stop_on_signals()
     if experiment.driver == "remote":
-        code = roles.run_all(experiment, cli.config_arguments(), workdir, stop)
+        code = run_all(experiment, cli.config_arguments(), workdir, stop, cli.tell)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
     result = run_job(experiment, workdir, stop, ending.is_live())
     return ending.tell(result, workdir, received)

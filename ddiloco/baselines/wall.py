@@ -7,7 +7,7 @@ import math
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +21,6 @@ from ddiloco.observe import records
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.training.evaluation import Score
-from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import TrainState
 
 
@@ -31,18 +30,17 @@ class JobArrays:
     def __init__(self, assembly: Assembly) -> None:
         e = assembly.experiment
         [(mesh, shards)] = assembly.jobs()
-        rows = sum(e.batch_size(shard) for shard in shards)
         self.tokens = 0  # trained on so far
         self._shards, self._num_shards = shards, e.sync.num_learners
-        self._batches = assembly.batches(shards, rows)
-        self._program: TrainProgram = assembly.program(mesh, rows)
-        self._score: Callable[[Mapping[str, Any]], Score] = assembly.scorer(mesh)
+        self._batches = assembly.batches(shards)
+        self._program = assembly.program(mesh, shards)
+        self._score = assembly.scorer(mesh)
         self._state: TrainState = self._program.state_from(assembly.initial_parameters())
 
     def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way."""
         batch = next(self._batches)
-        tokens = int(batch["weights"].sum())
+        tokens = self._program.tokens(batch)
         self.tokens += tokens
         self._state, metrics = self._program.step(self._state, batch, clock)
         return tokens, metrics
@@ -62,7 +60,7 @@ class JobArrays:
         Raises:
           DataError: the position is of another stream.
         """
-        params = {name: part.arrays[f"params/{name}"] for name in self._program.shardings.params}
+        params = {name: part.arrays[f"params/{name}"] for name in self._program.shardings}
         inner = [part.arrays[f"inner/{i}"] for i in range(len(self._program.inner_leaves))]
         [position] = deal_anew([part.state["position"]], self._num_shards, [self._shards])
         self._batches.set_state(position)

@@ -19,7 +19,7 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.delivery import Delivery, Leave, Pieces
-from ddiloco.roles.evaluator import Evaluator
+from ddiloco.roles.evaluator import Evaluator, note_score
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome
@@ -117,8 +117,8 @@ class LocalRun:
         self._evaluator.stop(_LEAVE_SECONDS)
         params, step = self._model.parameters(), self._syncer.core.step
         score, tokens = self._final_score(params), self._tokens_so_far()
-        self._record(records.Evaluated(step, tokens, time.time(), score.loss, score.statistics))
-        return Outcome(params, step, score.loss, finished=self._syncer.core.finished, failure=self._failure())
+        loss = note_score(score, step, tokens, time.time(), self._record)
+        return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
 
     def _snapshots(self, workdir: pathlib.Path | None, step: int) -> SnapshotTaker | None:
         """What takes the run's snapshots, if any are to be."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddiloco.observe import records
+from ddiloco.roles.assembly import Scorer
 from ddiloco.training.evaluation import Score
 
 
@@ -20,7 +21,7 @@ class Evaluator:
 
     def __init__(
         self,
-        score: Callable[[Mapping[str, Any]], Score],
+        score: Scorer,
         every: int,
         tokens_so_far: Callable[[], int],
         record: Callable[[Any], None],
@@ -57,12 +58,10 @@ class Evaluator:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def evaluate(self, step: int, params: Mapping[str, Any]) -> float:
+    def evaluate(self, step: int, params: Mapping[str, Any]) -> float | None:
         """Evaluates in the caller's thread and records the result; gives the loss."""
         tokens = self._tokens_so_far()
-        score = self._score(params)
-        self._record(records.Evaluated(step, tokens, time.time(), score.loss, score.statistics))
-        return score.loss
+        return note_score(self._score(params), step, tokens, time.time(), self._record)
 
     def _run(self) -> None:
         while (offer := self._offers.get()) is not None:
@@ -72,4 +71,14 @@ class Evaluator:
             except Exception as error:  # training goes on, and tells of it at its end
                 self.failure = f"at step {step}: {type(error).__name__}: {error}"
                 continue
-            self._record(records.Evaluated(step, tokens, time.time(), score.loss, score.statistics))
+            note_score(score, step, tokens, time.time(), self._record)
+
+
+def note_score(
+    score: Score | None, step: int, tokens: int, now: float, record: Callable[[Any], None]
+) -> float | None:
+    """Records an evaluation and gives its loss; None where nothing scores, as a loop without `evaluate`."""
+    if score is None:
+        return None
+    record(records.Evaluated(step, tokens, now, score.loss, score.statistics))
+    return score.loss

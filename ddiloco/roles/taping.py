@@ -226,7 +226,7 @@ def fingerprint(experiment: Experiment) -> str:
 def _decisive(settings: Any, free: set[str]) -> Any:
     if not free:
         return settings
-    return {name: value for name, value in settings.items() if name not in free}
+    return {name: value for name, value in (settings or {}).items() if name not in free}
 
 
 def machine_of(mesh: Mesh | None) -> Machine:

@@ -25,7 +25,12 @@ Metrics = dict[str, jax.Array]
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What an inner step reads and replaces; the clock is the learner's, and not kept here."""
+    """What an inner step reads and replaces; the clock is the learner's, and not kept here.
+
+    Attributes:
+      params: the parameters by name, which are merged.
+      opt_state: all else, a pytree of arrays that no merge touches: the inner optimizer's state.
+    """
 
     params: Parameters
     opt_state: optax.OptState

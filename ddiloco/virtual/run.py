@@ -21,6 +21,7 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.state import SyncerState
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.delivery import Pieces
+from ddiloco.roles.evaluator import note_score
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.syncer_worker import host_arrays
@@ -279,11 +280,9 @@ class VirtualRun:
         for found in records.corruption(learner, step, devices, self._fleet.calendar.now):
             self._record(found)
 
-    def _evaluate(self, step: int, tokens: int, now: float) -> float:
+    def _evaluate(self, step: int, tokens: int, now: float) -> float | None:
         params = assemble(self._arrays.model.layout, self._arrays.fragments())
-        score = self._score(params)
-        self._record(records.Evaluated(step, tokens, now, score.loss, score.statistics))
-        return score.loss
+        return note_score(self._score(params), step, tokens, now, self._record)
 
 
 def run_virtual(

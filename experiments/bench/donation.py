@@ -20,11 +20,11 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.delivery import Leave, WelcomeDelivery
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.recording import LearnerRecording
+from ddiloco.run.recipes import assembly_of
 from ddiloco.training import platform
 from experiments.bench.learner import experiment
 from experiments.bench.row import row
@@ -40,7 +40,7 @@ def run(quick: bool = False) -> list[dict]:
       without them; `limit` the bare step loop on the same program, before. Also `donations` (in all),
       `donation_mb` and `slowest_step_ratio`: the longest gap between two steps with donations over without.
     """
-    assembly = Assembly(experiment(1, quick))
+    assembly = assembly_of(experiment(1, quick))
     equipment = assembly.own_equipment(0)
     initial = assembly.initial_parameters()
     fragments = [take(assembly.layout, p, initial) for p in range(assembly.layout.num_fragments)]

@@ -12,6 +12,7 @@ from ddiloco.local.run import run_local
 from ddiloco.observe import records
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import Equipment
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment, parse
 from experiments.bench.row import row
 from experiments.front import cli
@@ -22,7 +23,7 @@ PAIRS, STEPS = 4, 96
 def run(quick: bool) -> list[dict]:
     """Alternates bare loops and decoupled runs of the same length; the ratio is the median over the pairs."""
     steps = 8 if quick else STEPS
-    assembly = Assembly(experiment(steps, quick))
+    assembly = assembly_of(experiment(steps, quick))
     bare, decoupled = [], []
     for pair in range(1 if quick else PAIRS):
         # Turn about which goes first, so that a machine that slows down or speeds up favours neither.

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from ddiloco.disk.snapshots.store import PartWriter
 from ddiloco.outer.fragments import take
-from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.delivery import SnapshotBegun
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.roles.snapshots.recording import LearnerRecording
+from ddiloco.run.recipes import assembly_of
 from experiments.bench.donation import SteppingLearner
 from experiments.bench.learner import experiment
 from experiments.bench.row import row
@@ -36,7 +36,7 @@ def run(quick: bool = False) -> list[dict]:
       many without, the median. `snapshot_copy`, milliseconds that recording the state takes, the copies
       complete; reference and limit: the bare copy.
     """
-    assembly = Assembly(experiment(1, quick))
+    assembly = assembly_of(experiment(1, quick))
     equipment = assembly.own_equipment(0)
     initial = assembly.initial_parameters()
     fragments = [take(assembly.layout, p, initial) for p in range(assembly.layout.num_fragments)]

@@ -19,6 +19,7 @@ from ddiloco.protocol import events
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.taping import Tapes
+from ddiloco.run.recipes import assembly_of
 from experiments.bench import learner as bench_learner
 from experiments.bench.row import row
 
@@ -35,7 +36,7 @@ def run(quick: bool = False) -> list[dict]:
       round and learner in a local run, headers included; reference and limit: 1024. `sdc_check`, milliseconds
       of a step that is taken twice and compared; reference: a plain one; limit: two plain ones.
     """
-    assembly = Assembly(bench_learner.experiment(8 if quick else 96, quick))
+    assembly = assembly_of(bench_learner.experiment(8 if quick else 96, quick))
     plain, checked = _steps(assembly, 4 if quick else 24)
     tape = _tape(assembly, 200 if quick else 4000)
     size = _bytes(assembly)

@@ -19,9 +19,9 @@ from ddiloco.observe import records
 from ddiloco.protocol.learner import FragmentWork
 from ddiloco.roles import learner_worker as learner_module
 from ddiloco.roles import returning
-from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
+from ddiloco.run.recipes import assembly_of
 from tests.workbench import assert_equal, devices, experiment
 
 LIMIT = 120.0
@@ -76,7 +76,7 @@ def run(e, workdir, snapshot=None, until=None, around=lambda learner, batches: b
             stop.set()
 
     with devices(count):
-        assembly = Assembly(e)
+        assembly = assembly_of(e)
         equip = assembly.equipment
 
         def equipment():
@@ -213,7 +213,7 @@ def test_a_resumed_learner_draws_the_rows_that_follow_those_of_the_snapshot(resu
     _, snapshot, drawn, _ = resumed
     e = settings(data_dir)
     for m in (0, 1):
-        fresh = Assembly(e).batches((m,), e.batch_size(m))
+        fresh = assembly_of(e).batches((m,))
         for _ in range(part_of(snapshot, m).state["steps"]):
             next(fresh)
         assert drawn[m]
@@ -353,7 +353,7 @@ def test_an_update_that_was_on_its_way_is_applied_before_the_learner_comes_back(
     files = {name: writer.write(1, name, part).result(LIMIT) for name, part in parts.items()}
     store.complete(1, taken.header, files)
     e = settings(data_dir, outer={"codec": "int8", "error_feedback": True})
-    assembly = Assembly(e)
+    assembly = assembly_of(e)
     origin = returning.Origin(store.open(1), e, assembly.layout)
     equipment = assembly.equipment()[0]
     back = origin.learner(0, origin.positions(2)[0], equipment.transfer)

@@ -17,7 +17,7 @@ from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.replay import plan as plans
 from ddiloco.replay import run as replay
 from ddiloco.replay import timeline, what_if
-from ddiloco.roles.assembly import Assembly
+from ddiloco.run.recipes import assembly_of
 from tests.local.test_snapshots import completed, settings
 from tests.virtual.test_run import TROUBLE
 from tests.virtual_runs import shared_workshop, virtual
@@ -227,7 +227,7 @@ def test_a_run_of_threads_that_goes_on_is_done_again_from_its_snapshot(
             if until is not None and until(r):
                 stop.set()
 
-        outcome = LocalRun(Assembly(e), record, stop, tmp_path, snapshot).run()
+        outcome = LocalRun(assembly_of(e), record, stop, tmp_path, snapshot).run()
         assert outcome.failure is None
         return outcome, told
 
@@ -242,6 +242,6 @@ def test_a_run_of_threads_that_goes_on_is_done_again_from_its_snapshot(
     ]
     plan = replay.make_plan(e, read_run(tmp_path))
     assert all(plan.learners[m].tapes[0].header.returned.snapshot == snapshot.name for m in (0, 1))
-    done = replay.replay(Assembly(e), plan, snapshot=replay.first_snapshot(plan, tmp_path))
+    done = replay.replay(assembly_of(e), plan, snapshot=replay.first_snapshot(plan, tmp_path))
     assert done.sha256 == parameters_sha256(outcome.params)
     assert done.merges == done.compared > 0

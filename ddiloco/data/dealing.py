@@ -188,9 +188,7 @@ def deal_anew(
 def _of_loops(states: Sequence[Mapping[str, Any]], num_learners: int) -> list[dict[str, Any] | None]:
     """Each learner's own position; None where there is none. Only a loop itself knows its data."""
     if any(state["num_learners"] != num_learners for state in states):
-        raise DataError(
-            f"the batches of a loop of one's own cannot be dealt to {num_learners} other learners"
-        )
+        raise DataError(f"the batches of a loop of one's own cannot be dealt to {num_learners} learners")
     own = {state["learner"]: dict(state) for state in states}
     return [own.get(m) for m in range(num_learners)]
 

@@ -56,8 +56,8 @@ class LoopProgram:
             raise ConfigError("loop.batches: gave no batch, but must give an endless iterator of them")
         if not isinstance(self.tokens(batch), int | np.integer):
             raise ConfigError("loop.tokens: must give a whole number, the tokens of a batch")
-        state = self._begun()
-        begun = jax.tree.structure(state)  # not that of another `init`: of NNX modules no two are equal
+        # In the structure of the first `init`, as all states are: those of two NNX modules are never equal.
+        state = self._whole(self._parted(jax.tree.leaves(self._begun())))
         with jax.default_device(self._device):
             returned = self.loop.step(state, batch)
         if not (isinstance(returned, tuple) and len(returned) == 2):
@@ -67,7 +67,7 @@ class LoopProgram:
         if not isinstance(metrics, Mapping) or any(np.ndim(value) for value in metrics.values()):
             raise ConfigError('loop.step: its metrics must be a dict of scalars by name, as {"loss": loss}')
         leaves, structure = jax.tree.flatten(stepped)
-        if structure != begun:
+        if structure != self._structure:
             raise ConfigError("loop.step: gives a state of another structure than init")
         for before, after in zip(self._all, leaves, strict=True):
             if isinstance(before, jax.ShapeDtypeStruct) and _told(before) != _told(after):
@@ -204,7 +204,7 @@ def _owned(leaf: Any, home: Sharding) -> Any:
     """A copy of an array or number that stays where it is, or at `home` if it is nowhere in particular."""
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
         return leaf
-    array = jnp.array(leaf)
+    array = jnp.array(leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))
     sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else home
     return jax.device_put(array, sharding)
 

@@ -30,7 +30,6 @@ setup(
         "pandas>=2.2",
         "pillow>=11",
         "protobuf>=7.35.1",  # that wire_pb2.py was generated for
-        "rich>=13.7",
         "scikit-learn>=1.5",
         "sentencepiece>=0.2",
         "scipy>=1.11",

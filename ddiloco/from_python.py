@@ -11,7 +11,7 @@ import threading
 from typing import Any, NamedTuple
 
 from ddiloco.disk import checkpoints
-from ddiloco.launch.processes import run_all
+from ddiloco.launch.all_roles import run_all
 from ddiloco.run.job import run_job
 from ddiloco.run.recipes import LoopRecipe, load_factory
 from ddiloco.settings import loop

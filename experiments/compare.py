@@ -5,10 +5,9 @@ The file has `get_comparison()`, a list with a dict a row:
   {"label": "decoupled, M=8", "preset": "decoupled", "paper": {"goodput": 0.84}, "any.field": value, ...}
 
 `label` names the row; `preset` is what stands after the colon of experiments.train's --config; `paper` has
-published figures, shown beside ours (which: `COLUMNS` in
-experiments/studies/comparison.py); all else are settings.
-What stands after the colon of this program's --config is the function's argument. A setting given here,
---config.any.field=value, holds for every run and goes before a row's own. Without --output DIR is
+published figures, shown beside ours (which: `COLUMNS` in experiments/studies/comparison.py); all else are
+settings. What stands after the colon of this program's --config is the function's argument. A setting given
+here, --config.any.field=value, holds for every run and goes before a row's own. Without --output DIR is
 runs/compare-FILE, with the argument behind it.
 
 Each row is trained with each seed of --seeds=0,1,..., in a process of its own, in DIR/<label>/seed=<seed>;
@@ -39,17 +38,14 @@ def main(_) -> int:
     if not _CONFIG.value:
         raise cli.UsageError("compare: give --config=FILE.py")
     output = pathlib.Path(_OUTPUT.value or comparison.default_output(_CONFIG.value))
-    entries = comparison.load(_CONFIG.value)
+    entries = cli.call(_CONFIG.value, "get_comparison", "config")
     rows = comparison.make_rows(_CONFIG.value, entries, parse_seeds(_SEEDS.value), _GIVEN, output)
     planned = {
         run.workdir: runs.Planned(f"{row.label}, seed {seed}", run, runs.settings_of(run, row.label))
         for row in rows
         for seed, run in row.runs.items()
     }
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cli.UsageError(f"output: {output}: {error.strerror}") from None
+    cli.made_folder("output", output)
 
     def write() -> list[dict]:
         results = comparison.digest(rows, lambda run: planned[run.workdir].lacks() is None)

@@ -23,7 +23,7 @@ roles.define_security()
 
 
 def main(_) -> int:
-    security = roles.begin()
+    security = roles.security()
     from ddiloco.remote.learner.process import LearnerProcess
     from ddiloco.remote.wire.security import check_address
     from ddiloco.run.recipes import assembly_of

@@ -54,17 +54,17 @@ def main(_) -> int:
     class ScoredRun(VirtualRun):
         """A virtual run that scores its learners beside the global model."""
 
-        def _evaluate(self, step: int, tokens: int, now: float) -> float:
-            loss = super()._evaluate(step, tokens, now)
+        def evaluate(self, step: int) -> float:
+            loss = super().evaluate(step)
             if step:
                 owned = {m: arrays.params for m, arrays in sorted(self.learners.items())}
-                found = {f"learner {m}": self._score(params) for m, params in owned.items()}
+                found = {f"learner {m}": self.score(params) for m, params in owned.items()}
                 mean = {
                     name: np.mean([np.asarray(params[name]) for params in owned.values()], axis=0)
                     for name in owned[0]
                 }
                 points.extend(point(step, name, score) for name, score in found.items())
-                points.append(point(step, AVERAGE, self._score(mean)))
+                points.append(point(step, AVERAGE, self.score(mean)))
             return loss
 
     def record(entry: Any) -> None:

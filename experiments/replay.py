@@ -99,7 +99,7 @@ def _other_policy(experiment, tapes) -> int:
     from ddiloco.config import build, to_dict
     from ddiloco.protocol.policy import SyncPolicy
     from ddiloco.replay import run as replay
-    from ddiloco.replay import what_if
+    from experiments.studies.replay import what_if
 
     changes = {}
     for path, value in _OVERRIDES:

@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from experiments.front import cli
-from experiments.studies import grid, runs, sweep_figure, sweep_report
+from experiments.studies import grid, runs, series, sweep_figure, sweep_report
 
 _CONFIG = flags.DEFINE_string(
     "config", "configs/dense.py", "Config file of every point, and its preset after a colon."
@@ -39,13 +39,9 @@ _JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
 def main(_) -> int:
     if not _SWEEP.value or not _OUTPUT.value:
         raise cli.UsageError("sweep: give both --sweep and --output")
-    output = pathlib.Path(_OUTPUT.value)
     sweep = grid.load(_SWEEP.value, _BASELINE.value)
-    planned = [plan(given, output) for given in sweep.points]
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cli.UsageError(f"output: {output}: {error.strerror}") from None
+    planned = [plan(given, pathlib.Path(_OUTPUT.value)) for given in sweep.points]
+    output = cli.made_folder("output", _OUTPUT.value)
 
     def gather() -> list[dict[str, Any]]:
         rows = [
@@ -99,7 +95,7 @@ def write(output: pathlib.Path, rows: Sequence[Mapping[str, Any]], sweep: grid.S
     """Writes what is known so far: sweep.json, sweep.md and sweep.png."""
     (output / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
     (output / "sweep.md").write_text(sweep_report.report(rows, sweep) + "\n")
-    sweep_figure.draw(output / "sweep.png", rows, sweep.axes(), sweep.baseline)
+    sweep_figure.draw(output / "sweep.png", rows, series.axes_of(sweep.points), sweep.baseline)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ roles.define_security()
 
 
 def main(_) -> int:
-    security = roles.begin()
+    security = roles.security()
     from ddiloco.disk.durable import DurableStateError
     from ddiloco.remote.syncer.process import run_syncer
     from ddiloco.remote.wire.security import check_address, check_reach

@@ -19,7 +19,7 @@ def main(_) -> int:
     from ddiloco.disk.tape.file import TapeError
     from ddiloco.disk.tape.reading import read_run
     from ddiloco.replay import run as replay
-    from ddiloco.replay import timeline
+    from experiments.studies.replay import timeline
 
     if not _WORKDIR.value:
         raise cli.UsageError("workdir: is missing; give --workdir=DIR, the folder of a run")

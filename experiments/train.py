@@ -7,22 +7,20 @@ import signal
 
 from absl import flags
 
-from experiments.front import cli, ending, roles
+from experiments.front import cli, ending
 
 _CONFIG = cli.define_config("configs/dense.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
-roles.define_lifeline()
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; allocates no parameters.")
 
 
 def main(_) -> int:
-    from ddiloco.launch.processes import run_all
+    from ddiloco.launch.all_roles import run_all
     from ddiloco.run.dry_run import describe
     from ddiloco.run.job import run_job
     from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
 
-    roles.hold_lifeline()
     experiment = parse(_CONFIG.value)
     if _DRY_RUN.value:
         print(describe(experiment))

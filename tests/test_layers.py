@@ -43,6 +43,7 @@ RANKS = (
     "experiments/front",
     "experiments/studies/scaling",
     "experiments/studies/goodput",
+    "experiments/studies/replay",
     "experiments/studies/chaos",
     "experiments/studies",
     "experiments/bench",

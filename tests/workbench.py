@@ -12,7 +12,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from ddiloco.data import open_text
+from ddiloco.data.sources import open_text
 from ddiloco.local import run as local
 from ddiloco.observe import records
 from ddiloco.observe.tally import Tally

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,13 +11,11 @@ from typing import Any
 import jax
 
 from ddiloco.baselines.wall import JobArrays
-from ddiloco.disk.snapshots.books import Books
-from ddiloco.disk.snapshots.one_job import JOB_PART, JobSnapshots
-from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.spare_capacity import draw_extra
 from ddiloco.observe import records
 from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.virtual.from_settings import chips_by_learner, fleet_changes, horizon, step_times
@@ -52,18 +49,14 @@ class StandsStill(Exception):
 class JobClock:
     """How long the job's steps take: each as long as its slowest learner's, at the pace of the phase."""
 
-    def __init__(self, experiment: Experiment, record: Callable[[Any], None], done: int = 0) -> None:
-        """`done` steps are over, and their states recorded."""
+    def __init__(self, experiment: Experiment, record: Callable[[Any], None]) -> None:
         self.now = 0.0
         self._phases = phases(experiment)
         times = step_times(experiment)
         self._times = times[:1] if experiment.algorithm == "lone_learner" else times
-        self._record = record if not done else lambda state: None
+        self._record = record
         self._at = -1
         self._enter_phase()
-        for _ in range(done):
-            self.step()
-        self._record = record
 
     def step(self) -> None:
         """Lets the time of one step pass, with all that interrupts it.
@@ -113,76 +106,26 @@ class JobClock:
                 self._record(records.StateChanged(learner, state, self.now, chips))
 
 
-class VirtualBaselineRun:
-    """Trains one copy of the model; what an interruption loses of a step is time, not arrays."""
+def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> Outcome:
+    """Trains one copy of the model in virtual time; what an interruption loses of a step is time, not arrays.
 
-    def __init__(
-        self,
-        assembly: Assembly,
-        record: Callable[[Any], None],
-        stop: threading.Event,
-        workdir: pathlib.Path | None = None,
-        snapshot: Snapshot | None = None,
-    ) -> None:
-        self._experiment = assembly.experiment
-        self._stop = stop
-        self._arrays = JobArrays(assembly)
-        self._snapshots = JobSnapshots(workdir, assembly.experiment, record)
-        self._books = self._record = Books(record)
-        self._begin = 0 if snapshot is None else snapshot.header["step"]
-        self._clock = JobClock(assembly.experiment, self._record, self._begin)
-        if snapshot is None:
-            self._evaluate(0)
-        else:
-            self._arrays.restore(snapshot.part(JOB_PART))
-            self._books.resume(snapshot.header["records"], snapshot.header["summary"])
+    Runs `data_parallel`, `elastic_data_parallel` or `lone_learner` to the last step, or until the job stands
+    still for good or `stop` is set.
+    """
+    e, arrays, clock = assembly.experiment, JobArrays(assembly), JobClock(assembly.experiment, record)
+    evaluations = Evaluations(arrays.score, e.eval.every, record, clock=lambda: clock.now)
 
-    def run(self) -> Outcome:
-        """Trains to the last step, or until the job stands still for good or `stop` is set."""
-        e = self._experiment
-        step, failure = self._begin, None
-        while step < e.train.steps and not self._stop.is_set():
-            try:
-                self._step(step)
-            except StandsStill as error:
-                failure = str(error)
-                break
-            step += 1
-            if e.eval.every and step % e.eval.every == 0 and step < e.train.steps:
-                self._evaluate(step)
-            if self._snapshots.due(step):
-                self._snapshots.take(self._arrays.state(), self._header(step), wait=True)
-        self._clock.finish()
-        loss = self._evaluate(step)
-        params = self._arrays.parameters()
-        self._snapshots.close(e.snapshot.timeout)
-        return Outcome(params, step, loss, finished=step == e.train.steps, failure=failure)
-
-    def _step(self, step: int) -> None:
-        self._clock.step()
-        tokens, metrics = self._arrays.step(step)
+    def train(step: int) -> None:
+        tokens, metrics = arrays.step(step - 1)
         jax.block_until_ready(metrics)
-        self._record(records.StepDone(0, step + 1, self._clock.now, tokens, metrics))
+        record(records.StepDone(0, step, clock.now, tokens, metrics))
+        if step < e.train.steps and evaluations.due(step):  # the last one comes when all is over
+            evaluations.evaluate(step, arrays.tokens, arrays.params)
 
-    def _header(self, step: int) -> dict[str, Any]:
-        told = {"records": self._books.lines(), "summary": self._books.summary()}
-        return {"step": step, "time": self._clock.now, **told}
-
-    def _evaluate(self, step: int) -> float:
-        score, tokens = self._arrays.score(), self._arrays.tokens
-        self._record(records.Evaluated(step, tokens, self._clock.now, score.loss, score.statistics))
-        return score.loss
-
-
-def run_virtual_baseline(
-    assembly: Assembly,
-    record: Callable[[Any], None],
-    stop: threading.Event,
-    workdir: pathlib.Path | None = None,
-    snapshot: Snapshot | None = None,
-) -> Outcome:
-    """Runs `data_parallel`, `elastic_data_parallel` or `lone_learner` in virtual time."""
-    return VirtualBaselineRun(assembly, record, stop, workdir, snapshot).run()
+    evaluations.evaluate(0, arrays.tokens, arrays.params)
+    step, failure = _play(clock, e.train.steps, stop, train)
+    loss = evaluations.evaluate(step, arrays.tokens, arrays.params)
+    return Outcome(arrays.parameters(), step, loss, step == e.train.steps, failure)
 
 
 def run_without_arrays(
@@ -192,17 +135,29 @@ def run_without_arrays(
     clock = JobClock(experiment, record)
     shards = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
     tokens = task_of(experiment).row_tokens * sum(experiment.batch_size(m) for m in shards)
+
+    def count(step: int) -> None:
+        record(records.StepDone(0, step, clock.now, tokens, {}))
+
+    step, failure = _play(clock, experiment.train.steps, stop, count)
+    return Outcome(None, step, None, finished=step == experiment.train.steps, failure=failure)
+
+
+def _play(
+    clock: JobClock, steps: int, stop: threading.Event, done: Callable[[int], None]
+) -> tuple[int, str | None]:
+    """Lets so many steps pass; tells `done` the number of each. How far it came, and why no further."""
     step, failure = 0, None
-    while step < experiment.train.steps and not stop.is_set():
+    while step < steps and not stop.is_set() and failure is None:
         try:
             clock.step()
         except StandsStill as error:
             failure = str(error)
-            break
-        step += 1
-        record(records.StepDone(0, step, clock.now, tokens, {}))
+        else:
+            step += 1
+            done(step)
     clock.finish()
-    return Outcome(None, step, None, finished=step == experiment.train.steps, failure=failure)
+    return step, failure
 
 
 def steps_within(experiment: Experiment, seconds: float) -> int:

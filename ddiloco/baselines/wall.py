@@ -7,20 +7,20 @@ import math
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from ddiloco.data.dealing import deal_anew
+from ddiloco.data.shards import reshard
 from ddiloco.disk.snapshots.one_job import JOB_PART, JobSnapshots
 from ddiloco.disk.snapshots.store import Part, Snapshot
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.outcome import Outcome
-from ddiloco.training.evaluation import Score
 from ddiloco.training.step import TrainState
 
 
@@ -34,7 +34,7 @@ class JobArrays:
         self._shards, self._num_shards = shards, e.sync.num_learners
         self._batches = assembly.batches(shards)
         self._program = assembly.program(mesh, shards)
-        self._score = assembly.scorer(mesh)
+        self.score = assembly.scorer(mesh)
         self._state: TrainState = self._program.state_from(assembly.initial_parameters())
 
     def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
@@ -62,17 +62,18 @@ class JobArrays:
         """
         params = {name: part.arrays[f"params/{name}"] for name in self._program.shardings}
         inner = [part.arrays[f"inner/{i}"] for i in range(len(self._program.inner_leaves))]
-        [position] = deal_anew([part.state["position"]], self._num_shards, [self._shards])
+        [position] = reshard([part.state["position"]], self._num_shards, [self._shards])
         self._batches.set_state(position)
         self._state = self._program.state_from(params, inner)
         self.tokens = part.state["tokens"]
 
-    def score(self) -> Score:
-        """The held-out score of the parameters as they are now."""
-        return self._score(self._state.params)
+    @property
+    def params(self) -> Mapping[str, jax.Array]:
+        """The parameters after the last step handed out."""
+        return self._state.params
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The parameters, on the host."""
+        """The same, on the host."""
         return {name: np.asarray(value) for name, value in self._state.params.items()}
 
 
@@ -87,17 +88,16 @@ class BaselineRun:
         workdir: pathlib.Path | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        self._experiment = assembly.experiment
-        self._record = record
-        self._stop = stop
+        e = self._experiment = assembly.experiment
+        self._record, self._stop = record, stop
         self._arrays = JobArrays(assembly)
-        self._snapshots = JobSnapshots(workdir, assembly.experiment, record)
-        self._begin = 0
-        if snapshot is not None:
-            self._arrays.restore(snapshot.part(JOB_PART))
-            self._begin = snapshot.header["step"]
-        else:
+        self._snapshots = JobSnapshots(workdir, e, record)
+        self._begin = 0 if snapshot is None else snapshot.header["step"]
+        self._evaluations = Evaluations(self._arrays.score, e.eval.every, record, since=self._begin)
+        if snapshot is None:
             self._evaluate(0)
+        else:
+            self._arrays.restore(snapshot.part(JOB_PART))
 
     def run(self) -> Outcome:
         """Trains to the last step, or until `stop` is set."""
@@ -108,7 +108,7 @@ class BaselineRun:
         while step < e.train.steps and not self._stop.is_set():
             in_flight.append(self._start_step(step))
             step += 1
-            due = bool(e.eval.every) and step % e.eval.every == 0 and step < e.train.steps
+            due = step < e.train.steps and self._evaluations.due(step)  # the last one comes when all is over
             while len(in_flight) > (0 if due else e.train.steps_in_flight - 1):
                 self._finish_step(*in_flight.popleft())
             if due:
@@ -117,9 +117,8 @@ class BaselineRun:
             self._finish_step(*in_flight.popleft())
         self._enter(State.FINISHED)
         loss = self._evaluate(step)
-        params = self._arrays.parameters()
         self._snapshots.close(e.snapshot.timeout)
-        return Outcome(params, step, loss, finished=step == e.train.steps, failure=None)
+        return Outcome(self._arrays.parameters(), step, loss, step == e.train.steps, failure=None)
 
     def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], Part | None]:
         tokens, metrics = self._arrays.step(step)
@@ -134,10 +133,7 @@ class BaselineRun:
             self._snapshots.take(part, {"step": step, "time": math.nextafter(now, math.inf)})
 
     def _evaluate(self, step: int) -> float:
-        score = self._arrays.score()
-        now = time.time()
-        self._record(records.Evaluated(step, self._arrays.tokens, now, score.loss, score.statistics))
-        return score.loss
+        return self._evaluations.evaluate(step, self._arrays.tokens, self._arrays.params)
 
     def _enter(self, state: State) -> None:
         self._record(records.StateChanged(0, state, time.time()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 
 from ddiloco.chaos.ledger import Claims, ProcessLedger, require
 from ddiloco.protocol import actions, events
@@ -148,23 +147,9 @@ class Invariants:
                 self._check_due(which)
                 require(which not in self.merged, "what is merged is not given up", action)
                 self.passed.add(which)
-            case actions.Welcome():
-                member = (action.learner, action.incarnation)
-                require(self._stands(member, _Standing.JOINING), "those are welcomed that join", action)
-                told = (action.step, action.versions, action.merged_steps)
-                known = (self.committed.step, self.committed.versions, self.committed.merged_steps)
-                require(told == known, "a welcome tells what is committed", action)
-            case actions.Reject():
-                newest = self._newest.get(action.learner, -1)
-                require(action.incarnation < newest, "only the replaced are rejected", action)
-            case actions.SetClock(step=step, receivers=receivers):
-                front = max((r.step for r in self._syncer.reports.values()), default=0)
-                require(step <= front, "a clock is set to a step that was reported", action)
-                self._check_receivers(receivers, action)
-            case actions.Broadcast(fragment=p, version=version, step=step, receivers=receivers):
-                known = (self.committed.versions[p], self.committed.merged_steps[p])
-                require((version, step) == known, "what is committed is broadcast", action)
-                self._check_receivers(receivers, action)
+            case actions.Tell(receivers, told):
+                for member in receivers:
+                    self._check_told(member, told)
             case actions.PullFragment():
                 self._check_pull(action)
             case actions.Merge():
@@ -172,14 +157,29 @@ class Invariants:
             case actions.Finish():
                 self._check_finish()
 
+    def _check_told(self, member: Member, told: events.FromSyncer) -> None:
+        committed = self.committed
+        match told:
+            case events.Welcomed(step=step, versions=versions, merged_steps=merged_steps):
+                require(self._stands(member, _Standing.JOINING), "those are welcomed that join", member)
+                known = (committed.step, committed.versions, committed.merged_steps)
+                require((step, versions, merged_steps) == known, "a welcome tells what is committed", told)
+            case events.Rejected(incarnation):
+                newest = self._newest.get(member[0], -1)
+                require(incarnation < newest, "only the replaced are rejected", member)
+            case events.ClockSet(step):
+                front = max((r.step for r in self._syncer.reports.values()), default=0)
+                require(step <= front, "a clock is set to a step that was reported", told)
+                require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
+            case events.UpdateArrived(p, version, step):
+                known = (committed.versions[p], committed.merged_steps[p])
+                require((version, step) == known, "what is committed is broadcast", told)
+                require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
+
     def _check_due(self, which: RoundId) -> None:
         require(which.fragment in self._schedule.due(which.step), "a round is one of the schedule", which)
         if self.total_steps is not None:
             require(which.step <= self.total_steps, "no round is past the last step", which)
-
-    def _check_receivers(self, receivers: Iterable[Member], action: actions.SyncerAction) -> None:
-        for member in receivers:
-            require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", action)
 
     def _check_pull(self, pull: actions.PullFragment) -> None:
         member = (pull.learner, pull.incarnation)

@@ -78,9 +78,9 @@ class ProcessLedger:
                     require(version > self._held[p], "a learner's versions only rise", action)
                     self._held[p] = version
                     self._applied[p][version] = self.steps
-                case actions.TakeSnapshot(contribution=c):
-                    self._snapped(core, c)
-                case actions.SendReport(report=report):
+                case actions.MakeOffer(contribution=c):
+                    self._offered(core, c)
+                case actions.TellSyncer(events.StepReported(report)):
                     self._said(core, report, done)
         require(core.incarnation >= self._incarnation, "a process's incarnation only rises", core.incarnation)
         self._incarnation = core.incarnation
@@ -91,17 +91,17 @@ class ProcessLedger:
     def span(self, c: Contribution) -> tuple[int, int]:
         """The work that a contribution stands for: past the first of these steps, up to the last."""
         key = (c.fragment, c.version, c.step)
-        require(key in self._spans, "what is merged was snapped by the learner", c)
+        require(key in self._spans, "what is merged was offered by the learner", c)
         first, last = self._spans[key]
         require(last - first == c.steps, "a contribution's steps are those taken", c)
         self._check_tokens(first, last, c.tokens, c)
         return first, last
 
-    def _snapped(self, core: LearnerCore, c: Contribution) -> None:
+    def _offered(self, core: LearnerCore, c: Contribution) -> None:
         first = self._applied[c.fragment][self._held[c.fragment]]
-        require(c.version == self._held[c.fragment], "a snapshot is anchored on the version held", c)
-        require(c.steps == self.steps - first > 0, "a snapshot's steps are those since its version", c)
-        require(c.step == core.clock, "a snapshot bears the learner's clock", c)
+        require(c.version == self._held[c.fragment], "an offer is anchored on the version held", c)
+        require(c.steps == self.steps - first > 0, "an offer's steps are those since its version", c)
+        require(c.step == core.clock, "an offer bears the learner's clock", c)
         self._check_tokens(first, self.steps, c.tokens, c)
         self._spans[c.fragment, c.version, c.step] = (first, self.steps)
 

@@ -33,10 +33,11 @@ class Timeline:
 
 def _say(of: Any) -> str:
     match of:
-        case events.StepReported(report=report) | actions.SendReport(report=report):
+        case actions.TellSyncer(event):
+            return f"Tell {_say(event)}"
+        case events.StepReported(report):
             counters = " ".join(f"v{c.version}+{c.steps}" for c in report.counters)
-            kind = type(of).__name__
-            return f"{kind} {report.learner}#{report.incarnation} step {report.step}: {counters}"
+            return f"StepReported {report.learner}#{report.incarnation} step {report.step}: {counters}"
         case actions.Merge(round=which, version=version, contributions=given):
             who = ", ".join(f"{c.learner}#{c.incarnation} {c.steps} steps" for c in given)
             return f"Merge {which.step}/{which.fragment} into version {version}: {who}"

@@ -1,19 +1,21 @@
-"""Canvases of handwritten digits side by side, and what stands there in words: images to caption."""
+"""Batches of images with captions: handwritten digits side by side on a canvas, and their names in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import grain
 import numpy as np
 
 from ddiloco.config import ConfigError
+from ddiloco.data.batches import Batch, Batches, Selection
 from ddiloco.data.errors import DataError
-from ddiloco.data.examples import Example, Randomly, make_example_batches, spaced_batches
-from ddiloco.data.images import open_split_of
-from ddiloco.data.packing import Batch
-from ddiloco.data.pipeline import Batches
+from ddiloco.data.examples import (
+    Example,
+    Record,
+    held_out_examples,
+    make_example_batches,
+    open_configured,
+)
 from ddiloco.data.settings import CanvasConfig
 from ddiloco.data.sources import ImageSource
 from ddiloco.data.tokenizers import ByteTokenizer
@@ -33,63 +35,40 @@ def caption(labels: Sequence[int]) -> str:
     return " ".join(WORDS[label] for label in labels)
 
 
-def make_canvas_batches(
-    config: CanvasConfig,
-    shape: tuple[int, int, int],
-    *,
-    shards: Sequence[int],
-    num_shards: int,
-    batch_size: int,
-    seed: int,
-) -> Batches:
-    """The endless training batches of some shards, with `shards` and the rest as in `make_batches`.
+def make_canvas_batches(config: CanvasConfig, shape: tuple[int, int, int], selection: Selection) -> Batches:
+    """The endless training batches of the selected shards.
 
-    Each canvas holds the shard's next image, and others of the shard by chance. A batch is `image` (B, H, W,
-    C) uint8 of `shape`, and `inputs`, `targets`, `weights` (B, L) int32: the caption's bytes after the mark
-    of a beginning, the same up to the mark of an end, and 1 where they are.
+    Each canvas holds the shard's next image, and others of the shard drawn at random. A batch has `image`
+    (B, *shape) uint8, and (B, L) int32 `inputs` (begin of sequence and the caption's bytes), `targets` (the
+    caption's bytes and end of sequence) and `weights` (1 where a target counts).
 
     Raises:
-      ConfigError: shards or batch_size do not fit, or the digits do not fit on the canvas.
+      ConfigError: the digits do not fit on the canvas.
       DataError: the data set cannot be opened, has labels other than digits, or fewer images than shards.
     """
-    source = _digits(config, config.train_split, shape)
+    source = _open(config, config.train_split, shape)
 
-    def made_of(records: grain.MapDataset) -> Randomly:
-        def example(record: dict[str, Any], rng: np.random.Generator) -> Example:
-            return _example(record, records, config, shape, rng)
+    def example(record: Record, others: Sequence[Record], rng: np.random.Generator) -> Example:
+        return _example(record, others, config, shape, rng)
 
-        return example
-
-    identity = {
-        "data_set": source.full_name,
-        "canvas": [*shape, config.fewest_digits, config.most_digits],
-    }
-    return make_example_batches(
-        config,
-        source,
-        made_of,
-        identity,
-        shards=shards,
-        num_shards=num_shards,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    identity = {"canvas": [*shape, config.fewest_digits, config.most_digits]}
+    return make_example_batches(config, source, selection, example, identity)
 
 
 def held_out_canvases(
     config: CanvasConfig, shape: tuple[int, int, int], batch_size: int, num_batches: int
 ) -> list[Batch]:
-    """The same held-out batches for everybody: canvases of images of the eval split alone.
+    """The held-out batches, the same for every learner: canvases of images of the eval split alone.
 
-    At most one canvas for each image of the split, on which it is. Raises as `make_canvas_batches` does.
+    At most one canvas for each image of the split. Raises as `make_canvas_batches` does.
     """
-    source = _digits(config, config.eval_split, shape)
+    source = _open(config, config.eval_split, shape)
 
     def example(index: int) -> Example:
         rng = np.random.default_rng([_HELD_OUT_SEED, index])
         return _example(source[index], source, config, shape, rng)
 
-    return spaced_batches(example, len(source), batch_size, num_batches)
+    return held_out_examples(example, len(source), batch_size, num_batches)
 
 
 def drawn(digits: Sequence[np.ndarray], shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
@@ -107,8 +86,8 @@ def drawn(digits: Sequence[np.ndarray], shape: tuple[int, int, int], rng: np.ran
 
 
 def _example(
-    record: dict[str, Any],
-    others: Sequence[dict[str, Any]],
+    record: Record,
+    others: Sequence[Record],
     config: CanvasConfig,
     shape: tuple[int, int, int],
     rng: np.random.Generator,
@@ -117,20 +96,18 @@ def _example(
     shown = [record, *(others[int(i)] for i in rng.integers(0, len(others), count - 1))]
     shown = [shown[i] for i in rng.permutation(count)]
     tokens = ByteTokenizer().encode(caption([digit["label"] for digit in shown]))
-    rows = {
-        name: np.full(caption_length(config), ByteTokenizer.pad, np.int32) for name in ("inputs", "targets")
-    }
-    end = len(tokens)
-    rows["inputs"][0], rows["inputs"][1 : end + 1] = ByteTokenizer.bos, tokens
-    rows["targets"][:end], rows["targets"][end] = tokens, ByteTokenizer.eos
-    weights = (np.arange(caption_length(config)) <= end).astype(np.int32)
+    length, end = caption_length(config), len(tokens)
+    inputs, targets = np.full((2, length), ByteTokenizer.pad, np.int32)
+    inputs[0], inputs[1 : end + 1] = ByteTokenizer.bos, tokens
+    targets[:end], targets[end] = tokens, ByteTokenizer.eos
+    weights = (np.arange(length) <= end).astype(np.int32)
     image = drawn([digit["image"] for digit in shown], shape, rng)
-    return {"image": image, **rows, "weights": weights}
+    return {"image": image, "inputs": inputs, "targets": targets, "weights": weights}
 
 
-def _digits(config: CanvasConfig, split: str, shape: tuple[int, int, int]) -> ImageSource:
+def _open(config: CanvasConfig, split: str, shape: tuple[int, int, int]) -> ImageSource:
     height, width, channels = shape
-    source = open_split_of(config, split, channels)
+    source = open_configured(config, split, channels)
     if source.num_classes != len(WORDS):
         raise DataError(f"{config.name} has {source.num_classes} classes, but captions need ten digits")
     rows, columns = source[0]["image"].shape[:2]

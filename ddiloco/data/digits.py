@@ -5,7 +5,6 @@ Importing this module imports TFDS and registers the builder as `digits`.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -14,18 +13,19 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
+from ddiloco.data.builder import LocalBuilder, one_in
+
 TEST_ONE_IN = 5
 _LARGEST = 16  # value of a pixel as scikit-learn has it
 
 
 def split_of(index: int) -> str:
-    """`train` or `test` (about one image in 5), from the image's place alone."""
-    digest = hashlib.blake2b(f"digits {index}".encode(), digest_size=8).digest()
-    return "test" if int.from_bytes(digest, "big") % TEST_ONE_IN == 0 else "train"
+    """`train` or `test` (about one image in 5), by a hash of the image's index."""
+    return "test" if one_in(TEST_ONE_IN, f"digits {index}") else "train"
 
 
 def images() -> Iterator[tuple[int, np.ndarray, int]]:
-    """(place, image (8, 8) uint8 with ink 255 on 0, label 0..9) of all 1,797 images in their order."""
+    """All 1,797 images in order: (index, image (8, 8) uint8 with ink 255 on 0, label 0 to 9)."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -33,21 +33,13 @@ def images() -> Iterator[tuple[int, np.ndarray, int]]:
         yield index, np.round(pixels * (255 / _LARGEST)).astype(np.uint8), int(label)
 
 
-class Digits(tfds.core.GeneratorBasedBuilder):
+class Digits(LocalBuilder):
     """1,797 digits of 43 writers, 8x8, after "Optical Recognition of Handwritten Digits" (UCI).
 
-    Features: `image` (8, 8, 1) uint8 and `label`. Splits: `train` and `test`, by a hash of an image's place.
+    Features: `image` (8, 8, 1) uint8 and `label`. Splits: `train` and `test`, by `split_of`.
     """
 
-    VERSION = tfds.core.Version("1.0.0")
-    # TFDS derives from the code's place where checksums of downloads are kept; nothing is downloaded here.
-    code_path = None
-
-    def _log_download_bytes(self) -> None:
-        """Silent: TFDS would announce a download on standard output."""
-
-    def _log_download_done(self) -> None:
-        """Silent, as above."""
+    SPLITS = ("train", "test")
 
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(
@@ -62,10 +54,6 @@ class Digits(tfds.core.GeneratorBasedBuilder):
             supervised_keys=("image", "label"),
             disable_shuffling=True,
         )
-
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator[Any]]:
-        del dl_manager
-        return {split: self._generate_examples(split) for split in ("train", "test")}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
         for index, image, label in images():

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class DataError(Exception):
-    """The data cannot be had as asked; the message is one line and says what would help."""
+    """The data cannot be read as configured; the message is one line and says what would help."""

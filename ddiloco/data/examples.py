@@ -1,4 +1,4 @@
-"""Streams and held-out batches of single examples, for data whose rows are not cut from something longer."""
+"""Batches of single examples, each made from one record of labelled images."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Any
 import grain
 import numpy as np
 
-from ddiloco.data.dealing import DealtStream
-from ddiloco.data.errors import DataError
-from ddiloco.data.packing import Batch
-from ddiloco.data.pipeline import Batches, check_shards, shard_seed
+from ddiloco.data.batches import Batch, Batches, Selection, make_batches
 from ddiloco.data.settings import ImagesConfig
+from ddiloco.data.sources import ImageSource, open_images
 
-Example = dict[str, np.ndarray]
-Randomly = Callable[[Any, np.random.Generator], Example]
+Example = dict[str, Any]
+Record = dict[str, Any]
 
 
 class Examples:
-    """The endless examples of one shard, each by its number: nothing but the number is to be remembered.
+    """The endless examples of one shard; their position is the number of the next one.
 
     Args:
-      example: gives example n = 0, 1, ... without end; the same one each time.
-      threads: that make the examples of a batch; 0: the one that asks.
+      example: gives example n = 0, 1, ... without end, the same one each time.
+      threads: threads that make the examples of a batch; 0: the calling thread makes them.
     """
 
     def __init__(self, example: Callable[[int], Example], threads: int) -> None:
@@ -40,69 +38,62 @@ class Examples:
         return {name: np.stack([example[name] for example in found]) for name in found[0]}
 
 
+def open_configured(config: ImagesConfig, split: str, channels: int) -> ImageSource:
+    """A split of the configured data set; raises DataError as `open_images` does."""
+    return open_images(
+        config.name,
+        split,
+        config.data_dir,
+        image_feature=config.image_feature,
+        label_feature=config.label_feature,
+        channels=channels,
+        keep=config.keep,
+    )
+
+
 def make_example_batches(
     config: ImagesConfig,
-    source: Sequence[Any],
-    made_of: Callable[[grain.MapDataset], Randomly],
+    source: ImageSource,
+    selection: Selection,
+    example: Callable[[Record, Sequence[Record], np.random.Generator], Example],
     identity: dict[str, Any],
-    *,
-    shards: Sequence[int],
-    num_shards: int,
-    batch_size: int,
-    seed: int,
 ) -> Batches:
-    """The endless training batches of some shards, with `shards` and the rest as in `make_batches`.
+    """The endless training batches of the selected shards.
 
-    Record i of the source belongs to shard i % num_shards. Example n of a shard is made of its n-th record,
-    in an order of each epoch's own, and of random numbers that depend on seed, shard and n alone.
+    Example n of a shard is made from the shard's n-th record and from random numbers that depend on seed,
+    shard and n alone.
 
     Args:
       config: the data set and how it is read.
       source: its records.
-      made_of: given a shard's records, what makes an example of a record and a generator.
-      identity: what else a saved position must agree with.
+      selection: the shards.
+      example: (record, all records of the shard, random numbers) -> the arrays of one row.
+      identity: what else a saved state must agree with.
 
     Raises:
-      ConfigError: shards or batch_size do not fit.
       DataError: there are fewer records than shards.
     """
-    check_shards(shards, num_shards, batch_size)
-    if len(source) < num_shards:
-        raise DataError(
-            f"{config.name} has {len(source)} images in split {config.train_split}, too few for "
-            f"{num_shards} shards; use fewer learners or a larger split"
-        )
 
-    def by_itself(shard: int, num_shards: int) -> Callable[[int], Example]:
-        records = grain.MapDataset.source(source)[shard::num_shards]
-        order = records.shuffle(seed=shard_seed(seed, shard)) if config.shuffle else records
-        return order.repeat().random_map(made_of(records), seed=shard_seed(seed, shard)).__getitem__
+    def read(order: grain.MapDataset, records: grain.MapDataset, seed: int) -> grain.MapDataset:
+        return order.random_map(lambda record, rng: example(record, records, rng), seed=seed)
 
-    def stacked(example: Callable[[int], tuple[Example, int]]) -> Examples:
-        return Examples(lambda number: example(number)[0], config.threads)
+    def stacked(example: Callable[[int], Example], shard: int) -> Examples:
+        del shard
+        return Examples(example, config.threads)
 
-    streams = {shard: DealtStream(by_itself, stacked, shard, num_shards, len(source)) for shard in shards}
-    same = {
-        "records": len(source),
-        "split": config.train_split,
-        "shuffle": config.shuffle,
-        "seed": seed,
-        "num_shards": num_shards,
-        **identity,
-    }
-    return Batches(streams, batch_size // len(shards), same, config.prefetch)
+    identity = {"data_set": source.full_name, **identity}
+    return make_batches(config, source, selection, read, stacked, identity)
 
 
-def spaced_batches(
-    example: Callable[[int], Example], having: int, batch_size: int, num_batches: int
+def held_out_examples(
+    example: Callable[[int], Example], available: int, batch_size: int, num_batches: int
 ) -> list[Batch]:
-    """Batches of examples evenly spaced over 0 .. having - 1, each at most once.
+    """Batches of examples evenly spaced over 0 .. available - 1, each at most once.
 
-    Where there are fewer than asked for there are fewer batches, the last filled up with zeros, which by
-    their `weights` do not count.
+    With fewer examples there are fewer batches, the last one filled up with zeros, `weights` too.
     """
-    wanted = min(batch_size * num_batches, having)
-    found = [example(i * having // wanted) for i in range(wanted)]
+    wanted = min(batch_size * num_batches, available)
+    found = [example(i * available // wanted) for i in range(wanted)]
     empty = {name: np.zeros_like(array) for name, array in found[0].items()}
     found += [empty] * (-wanted % batch_size)
     return [

@@ -1,4 +1,4 @@
-"""Batches of labelled images: shard, shuffle, decode, augment, with a state that resumes exactly.
+"""Batches of labelled images: cropped, augmented, resized.
 
 Images stay uint8 up to the devices, a quarter of the bytes of float32; the model normalises them.
 """
@@ -7,81 +7,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import grain
 import numpy as np
 from PIL import Image
 
 from ddiloco.config import ConfigError
-from ddiloco.data.examples import Example, Randomly, make_example_batches, spaced_batches
-from ddiloco.data.packing import Batch
-from ddiloco.data.pipeline import Batches
-from ddiloco.data.settings import ClassificationConfig, ImagesConfig
-from ddiloco.data.sources import ImageSource, open_images
+from ddiloco.data.batches import Batch, Batches, Selection
+from ddiloco.data.examples import (
+    Example,
+    Record,
+    held_out_examples,
+    make_example_batches,
+    open_configured,
+)
+from ddiloco.data.settings import ClassificationConfig
+from ddiloco.data.sources import ImageSource
 
 _ASPECTS = (3 / 4, 4 / 3)  # of parts of an image, width over height
-_TRIES = 10  # to find a part that is inside
-
-
-def open_split_of(config: ImagesConfig, split: str, channels: int) -> ImageSource:
-    """The images of a split of the configured data set; raises DataError as `open_images` does."""
-    return open_images(
-        config.name,
-        split,
-        config.data_dir,
-        image_feature=config.image_feature,
-        label_feature=config.label_feature,
-        channels=channels,
-        keep=config.keep,
-    )
+_TRIES = 10  # to find a part that fits
 
 
 def make_image_batches(
-    config: ClassificationConfig,
-    size: int,
-    channels: int,
-    num_classes: int,
-    *,
-    shards: Sequence[int],
-    num_shards: int,
-    batch_size: int,
-    seed: int,
+    config: ClassificationConfig, size: int, channels: int, num_classes: int, selection: Selection
 ) -> Batches:
-    """The endless training batches of some shards, with `shards` and the rest as in `make_batches`.
+    """The endless training batches of the selected shards, of augmented images.
 
     A batch is `image` (B, size, size, channels) uint8, `label` (B,) int32 and `weights` (B,) int32, all 1.
 
     Raises:
-      ConfigError: shards or batch_size do not fit, or there are more than `num_classes` classes.
+      ConfigError: the data set has more than `num_classes` classes.
       DataError: the data set cannot be opened, or has fewer images than shards.
     """
-    source = open_split_of(config, config.train_split, channels)
-    _check_classes(source, num_classes)
+    source = _open(config, config.train_split, channels, num_classes)
 
-    def made_of(records: grain.MapDataset) -> Randomly:
-        del records
-
-        def example(record: dict[str, Any], rng: np.random.Generator) -> Example:
-            return _example(augmented(record["image"], size, config, rng), record["label"])
-
-        return example
+    def example(record: Record, others: Sequence[Record], rng: np.random.Generator) -> Example:
+        del others
+        return _example(augmented(record["image"], size, config, rng), record["label"])
 
     identity = {
-        "data_set": source.full_name,
         "image": [size, size, channels],
         "augmentation": [config.crop, config.padding, config.smallest_area, config.flip],
     }
-    return make_example_batches(
-        config,
-        source,
-        made_of,
-        identity,
-        shards=shards,
-        num_shards=num_shards,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    return make_example_batches(config, source, selection, example, identity)
 
 
 def held_out_images(
@@ -92,25 +59,24 @@ def held_out_images(
     batch_size: int,
     num_batches: int,
 ) -> list[Batch]:
-    """The same held-out batches for everybody: images evenly spaced over the eval split, not augmented.
+    """The held-out batches, the same for every learner: images evenly spaced over the eval split.
 
-    A split with fewer images than asked for gives fewer batches, the last one padded; none is scored twice.
-    Raises as `make_image_batches` does.
+    They are not augmented. A split with fewer images gives fewer batches, the last one padded; none is scored
+    twice. Raises as `make_image_batches` does.
     """
-    source = open_split_of(config, config.eval_split, channels)
-    _check_classes(source, num_classes)
+    source = _open(config, config.eval_split, channels, num_classes)
 
     def example(index: int) -> Example:
         record = source[index]
         return _example(squared(record["image"], size, config.central_share), record["label"])
 
-    return spaced_batches(example, len(source), batch_size, num_batches)
+    return held_out_examples(example, len(source), batch_size, num_batches)
 
 
 def augmented(
     image: np.ndarray, size: int, config: ClassificationConfig, rng: np.random.Generator
 ) -> np.ndarray:
-    """A (size, size, C) uint8 view of an (H, W, C) image, as the config has it and by chance."""
+    """An (H, W, C) image as (size, size, C) uint8, randomly cropped, moved and flipped as configured."""
     if config.crop == "resized":
         image = np.pad(image, (*[(config.padding, config.padding)] * 2, (0, 0)))
         image = resized(image, part_of(image.shape[:2], config.smallest_area, rng), size)
@@ -124,7 +90,7 @@ def augmented(
 
 
 def shifted(image: np.ndarray, down: int, right: int) -> np.ndarray:
-    """The image moved by so many pixels, black where nothing was; the same as a crop of a padded one."""
+    """The image moved by so many pixels, black where nothing was: a crop of the padded image."""
     moved = np.zeros_like(image)
     height, width = image.shape[:2]
     to_rows, from_rows = (
@@ -144,13 +110,13 @@ def part_of(
 ) -> tuple[int, int, int, int]:
     """A random part (top, left, height, width) of an image, of random area and shape.
 
-    As for Inception (arXiv 1409.4842, section 6): an area of `smallest_area` to 1, width over height of 3/4
-    to 4/3; after some tries that stick out, the largest central part of such a shape.
+    As for Inception (arXiv 1409.4842, section 6): a share of the area from `smallest_area` to 1, and a width
+    over height from 3/4 to 4/3. If some tries do not fit in the image, the largest central part that does.
     """
     height, width = shape
     for _ in range(_TRIES):
         area = height * width * rng.uniform(smallest_area, 1.0)
-        aspect = math.exp(rng.uniform(*map(math.log, _ASPECTS)))
+        aspect = math.exp(rng.uniform(math.log(_ASPECTS[0]), math.log(_ASPECTS[1])))
         rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 0 < rows <= height and 0 < columns <= width:
             top, left = rng.integers(0, height - rows + 1), rng.integers(0, width - columns + 1)
@@ -183,8 +149,10 @@ def _example(image: np.ndarray, label: int) -> Example:
     return {"image": image, "label": np.int32(label), "weights": np.int32(1)}
 
 
-def _check_classes(source: ImageSource, num_classes: int) -> None:
+def _open(config: ClassificationConfig, split: str, channels: int, num_classes: int) -> ImageSource:
+    source = open_configured(config, split, channels)
     if source.num_classes > num_classes:
         raise ConfigError(
             f"config.model.num_classes: is {num_classes}, but {source.full_name} has {source.num_classes}"
         )
+    return source

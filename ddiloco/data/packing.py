@@ -1,8 +1,8 @@
-"""Packs documents densely into rows: the token stream is cut every L tokens, none is dropped or padded.
+"""Packing: documents are joined to one stream of tokens, which is cut into rows of L; none is dropped.
 
-Row r of a stream s holds inputs s[rL : (r+1)L] and targets s[rL+1 : (r+1)L+1]: inputs tile the stream, and
-every token but a document's first is a target exactly once. Grain's concatenate-then-split would cut rows of
-L+1 instead, so that the first token of each row is never a target. A position in the stream is two integers.
+Row r of a stream s has inputs s[rL : (r+1)L] and targets s[rL+1 : (r+1)L+1]. So every token is an input once,
+and a target once unless a document begins with it. Grain's concatenate-then-split would cut rows of L+1, and
+the first token of each row would never be a target. A position in the stream is two integers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ddiloco.data.batches import Batch
 from ddiloco.data.errors import DataError
-
-Batch = dict[str, np.ndarray]
 
 PADDING = -1
 
@@ -24,16 +23,16 @@ def windows(stream: np.ndarray, length: int) -> np.ndarray:
 
 
 def rows(tokens: np.ndarray, documents: np.ndarray) -> Batch:
-    """Makes rows from windows of a stream, L inputs and one more target each.
+    """Makes rows from windows of a stream, each of L inputs and one more target.
 
     Args:
       tokens: (R, L + 1) ids.
       documents: (R, L + 1) number of each token's document, counting up by one along a row; PADDING for none.
 
     Returns:
-      (R, L) int32 arrays: `inputs`; `targets`; `segments`, the document's number in the row from 1, 0 for
-      padding; `positions`, the place in the part of the document that stands in this row, from 0; `weights`,
-      1 where the target belongs to the document of its input, else 0.
+      (R, L) int32 arrays: `inputs`; `targets`; `segments`, the number of the document in the row, from 1, and
+      0 for padding; `positions`, the place in the document's part in this row, from 0; `weights`, 1 where
+      input and target are of one document, else 0.
     """
     document = documents[:, :-1]
     real = document != PADDING
@@ -51,7 +50,7 @@ def rows(tokens: np.ndarray, documents: np.ndarray) -> Batch:
 
 
 def join(pieces: list[np.ndarray], total: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Joins pieces, one a document and none empty, padded to `total`: tokens and document numbers, int32."""
+    """Tokens and document numbers, int32, of documents joined and padded to `total`; none may be empty."""
     tokens = np.full(total, pad, np.int32)
     documents = np.full(total, PADDING, np.int32)
     lengths = [len(piece) for piece in pieces]
@@ -65,8 +64,8 @@ class RowStream:
     """Endless rows of documents one after the other, with a position that can be saved and set.
 
     Args:
-      document: gives the tokens of the i-th document drawn, i = 0, 1, ... without end.
-      epoch: documents in an epoch; a whole epoch without a token is an error.
+      document: the tokens of document i = 0, 1, ... without end.
+      epoch: documents in an epoch; an epoch without any token is an error.
       length: L, tokens in a row.
       first: the document to begin with.
       following: the document to read after document i; by default i + 1.
@@ -90,7 +89,7 @@ class RowStream:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The next input token: index of its document among those drawn, and its offset there."""
+        """Where the next input token is: the number of its document, and its offset there."""
         return self._document, self._offset
 
     @position.setter
@@ -102,7 +101,7 @@ class RowStream:
         """The next `count` rows, each array (count, L) int32.
 
         Raises:
-          DataError: a whole epoch of documents has no token.
+          DataError: an epoch of documents has no token.
         """
         missing = count * self._length + 1
         pieces: list[np.ndarray] = []
@@ -118,7 +117,7 @@ class RowStream:
             if not missing:
                 break
             document, offset = self._following(document), 0
-        # The last token was only looked at: as the first input of the next row it comes again.
+        # The last token was a target only: it is the first input of the next row.
         self._document, self._offset = document, offset + len(piece) - 1
         joined = join(pieces, count * self._length + 1, pad=0)
         return rows(*(windows(stream, self._length) for stream in joined))
@@ -132,18 +131,18 @@ class RowStream:
 class InterleavedRows:
     """Rows in turn from several documents read side by side, so that neighbouring rows differ.
 
-    Each lane, at the end of its document, goes on with the next one that no lane has begun: every
-    document is read once an epoch, in one piece. Arguments as for RowStream; `lanes` is how many.
+    A lane that ends its document continues with the first one that no lane has begun: every document is read
+    once an epoch, in one lane. Arguments as for `RowStream`; `lanes` is how many there are.
     """
 
     def __init__(self, document: Callable[[int], np.ndarray], epoch: int, length: int, lanes: int) -> None:
         self._turn = 0
         self._next = lanes
-        self._lanes = [RowStream(document, epoch, length, lane, self._allot) for lane in range(lanes)]
+        self._lanes = [RowStream(document, epoch, length, lane, self._begin) for lane in range(lanes)]
 
     @property
     def position(self) -> list:
-        """The lane whose turn is next, the next document to begin, then each lane's position; JSON values."""
+        """The lane of the next row, the next document to begin, then each lane's position; JSON values."""
         return [self._turn, self._next, *(list(lane.position) for lane in self._lanes)]
 
     @position.setter
@@ -152,8 +151,8 @@ class InterleavedRows:
         for lane, (document, offset) in zip(self._lanes, places, strict=True):
             lane.position = (document, offset)
 
-    def _allot(self, document: int) -> int:
-        del document
+    def _begin(self, ended: int) -> int:
+        del ended
         self._next += 1
         return self._next - 1
 

@@ -1,4 +1,4 @@
-"""Prepares a TFDS data set once, whichever of several processes comes first, and never by halves."""
+"""Prepares a TFDS data set once, in one of the processes that ask for it, completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _POLL_SECONDS = 0.05
 
 
 def is_prepared(folder: str | os.PathLike[str]) -> bool:
-    """Whether `folder`, one version of a data set, is complete: TFDS renames it into place when it is."""
+    """Whether `folder`, a version of a data set, is complete: TFDS renames it into place at the end."""
     return pathlib.Path(folder, "dataset_info.json").exists()
 
 
 def prepare(builder: Any, *, wait_seconds: float, progress: bool) -> None:
-    """Downloads and prepares `builder` (a `tfds.core.DatasetBuilder`) as ArrayRecord, unless it is there.
+    """Downloads and prepares the data set of a `tfds.core.DatasetBuilder` as ArrayRecord, if need be.
 
-    One process prepares; others wait for it. What a killed preparation left behind is removed first.
+    One process prepares it and others wait. What a killed preparation left behind is removed first.
 
     Raises:
       DataError: another process held the lock for longer than `wait_seconds`.
@@ -43,7 +43,7 @@ def prepare(builder: Any, *, wait_seconds: float, progress: bool) -> None:
 
 @contextlib.contextmanager
 def _sole_preparer(folder: pathlib.Path, wait_seconds: float) -> Iterator[None]:
-    """Holds the lock of `folder`; the system frees it when its holder dies, so that none is ever stale."""
+    """Holds the lock of `folder`, which the system releases if the process dies: it never gets stale."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".prepare.lock"
     deadline = time.monotonic() + wait_seconds

@@ -1,4 +1,4 @@
-"""What a run may set about its data."""
+"""Settings of a run's data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddiloco.config import setting
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Which text is read, how it becomes tokens, and how rows are drawn from it."""
+    """Which text is read, and how it becomes tokens and rows."""
 
     name: str = setting("stdlib_text", "TFDS data set: stdlib_text (built here) or any name such as c4/en")
     text_feature: str = setting("text", "feature of the data set that holds a document's text")
@@ -39,7 +39,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ImagesConfig:
-    """Which labelled images are read, and how rows are drawn from them."""
+    """Which labelled images are read, and in what order."""
 
     name: str = setting(
         "digits", "TFDS data set: digits (built here) or any name with labelled images, such as cifar10"

@@ -38,13 +38,26 @@ _GROUPS = (
 _opening = threading.Lock()
 
 
+class Split(NamedTuple):
+    """A prepared split."""
+
+    records: Any
+    """A random-access sequence of dicts."""
+    features: Any
+    """TFDS' description of the features, by name."""
+    full_name: str
+    """TFDS' own: data set, config and version."""
+    name: str
+    """TFDS' name of the split."""
+
+
 class Source(Sequence[dict[str, Any]]):
     """The records of one split. Picklable. `full_name` is TFDS' own: data set, config and version."""
 
-    def __init__(self, records: Sequence[dict[str, Any]], full_name: str, split: str) -> None:
-        self._records = records
-        self._split = split
-        self.full_name = full_name
+    def __init__(self, split: Split) -> None:
+        self._records = split.records
+        self._split = split.name
+        self.full_name = split.full_name
 
     def __len__(self) -> int:
         return len(self._records)
@@ -67,63 +80,29 @@ class Source(Sequence[dict[str, Any]]):
 class TextSource(Source):
     """The documents of one split: `source[i]` is `{"text": UTF-8 bytes}`."""
 
-    def __init__(self, records: Sequence[dict[str, Any]], feature: str, full_name: str, split: str) -> None:
-        super().__init__(records, full_name, split)
+    def __init__(self, split: Split, feature: str) -> None:
+        super().__init__(split)
         self._feature = feature
 
-    def _record(self, record: dict[str, Any]) -> dict[str, bytes]:
+    def _record(self, record: dict[str, Any]) -> dict[str, Any]:
         text = record[self._feature]
         return {"text": text if isinstance(text, bytes) else str(text).encode()}
-
-
-def data_root(data_dir: str | os.PathLike[str] | None) -> str:
-    """The folder of prepared data sets: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
-    chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
-    return os.path.expanduser(os.fspath(chosen))
-
-
-def open_text(
-    name: str, split: str, data_dir: str | os.PathLike[str] | None = None, *, feature: str = "text"
-) -> TextSource:
-    """Opens a split of a TFDS text data set, prepared on first use.
-
-    Args:
-      name: `stdlib_text` (built here, without a network) or any TFDS name such as `c4/en` or `lm1b:1.1.0`.
-      split: a TFDS split such as `train` or `train[:10%]`.
-      data_dir: where prepared data sets are and go; None as in `data_root`.
-      feature: the feature that holds the text.
-
-    Raises:
-      DataError: no such data set, split or text feature; not prepared and out of reach.
-    """
-
-    def check(features: Any) -> None:
-        having = sorted(key for key, spec in features.items() if _holds_text(spec))
-        if feature not in having:
-            raise DataError(
-                f"{name} has no text feature {feature!r}; its text features: {', '.join(having) or 'none'}"
-            )
-
-    opened = open_split(name, split, data_dir, check)
-    source = TextSource(opened.records, feature, opened.full_name, split)
-    _ = source[0]  # files are opened on the first read: a missing one shall be told now
-    return source
 
 
 class ImageSource(Source):
     """The images of one split: `source[i]` is `{"image": (H, W, C) uint8, "label": int}`.
 
-    `num_classes` is how many labels there are. Images are decoded by Pillow, the same on every machine.
+    `num_classes` is the number of labels. Images are decoded by Pillow, the same on every machine.
     """
 
     def __init__(
-        self, opened: Split, image_feature: str, label_feature: str, channels: int, keep: bool, split: str
+        self, split: Split, image_feature: str, label_feature: str, channels: int, keep: bool
     ) -> None:
-        super().__init__(opened.records, opened.full_name, split)
+        super().__init__(split)
         self._image, self._label = image_feature, label_feature
         self._mode = {1: "L", 3: "RGB"}[channels]
         self._kept: dict[int, dict[str, Any]] | None = {} if keep else None
-        self.num_classes: int = opened.features[label_feature].num_classes
+        self.num_classes: int = split.features[label_feature].num_classes
 
     def __getitem__(self, index: Any) -> Any:
         if self._kept is None:
@@ -140,6 +119,31 @@ class ImageSource(Source):
         return {"image": pixels.reshape(*pixels.shape[:2], -1), "label": int(record[self._label])}
 
 
+def data_root(data_dir: str | os.PathLike[str] | None) -> str:
+    """The folder of prepared data sets: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+    chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
+    return os.path.expanduser(os.fspath(chosen))
+
+
+def open_text(
+    name: str, split: str, data_dir: str | os.PathLike[str] | None = None, *, feature: str = "text"
+) -> TextSource:
+    """Opens a split of a TFDS text data set, and prepares it on first use.
+
+    Args:
+      name: `stdlib_text` (built here, without a network) or any TFDS name such as `c4/en` or `lm1b:1.1.0`.
+      split: a TFDS split such as `train` or `train[:10%]`.
+      data_dir: the folder of prepared data sets; None as in `data_root`.
+      feature: the feature that holds the text.
+
+    Raises:
+      DataError: no such data set, split or text feature; or it is not prepared and cannot be downloaded.
+    """
+    source = TextSource(_open(name, split, data_dir, {"text": feature}), feature)
+    _ = source[0]  # files are opened on the first read, and a missing one shall be reported now
+    return source
+
+
 def open_images(
     name: str,
     split: str,
@@ -150,92 +154,51 @@ def open_images(
     channels: int = 3,
     keep: bool = False,
 ) -> ImageSource:
-    """Opens a split of a TFDS data set of labelled images, prepared on first use.
+    """Opens a split of a TFDS data set of labelled images, and prepares it on first use.
 
     Args:
       name: `digits` (built here, without a network) or any TFDS name such as `cifar10` or `imagenet2012`.
       split: a TFDS split such as `train` or `train[:10%]`.
-      data_dir: where prepared data sets are and go; None as in `data_root`.
+      data_dir: the folder of prepared data sets; None as in `data_root`.
       image_feature: the feature that holds the image.
       label_feature: the feature that holds its class.
       channels: 1 for grey or 3 for red, green and blue, whatever the data set has.
-      keep: whether an image, once decoded, stays in memory.
+      keep: whether a decoded image stays in memory.
 
     Raises:
-      DataError: no such data set, split or features; not prepared and out of reach.
+      DataError: no such data set, split or features; or it is not prepared and cannot be downloaded.
     """
+    opened = _open(name, split, data_dir, {"image": image_feature, "label": label_feature})
+    source = ImageSource(opened, image_feature, label_feature, channels, keep)
+    _ = source[0]  # as for text
+    return source
 
-    def check(features: Any) -> None:
-        for feature, kind, is_kind in (
-            (image_feature, "image", _is_image),
-            (label_feature, "label", lambda spec: hasattr(spec, "num_classes")),
-        ):
-            having = sorted(key for key, spec in features.items() if is_kind(spec))
+
+_IS_KIND: dict[str, Callable[[Any], bool]] = {
+    "text": lambda spec: getattr(spec, "shape", None) == () and spec.np_dtype in (str, np.str_, np.object_),
+    "image": lambda spec: hasattr(spec, "encoding_format"),
+    "label": lambda spec: hasattr(spec, "num_classes"),
+}
+
+
+def _open(name: str, split: str, data_dir: str | os.PathLike[str] | None, features: dict[str, str]) -> Split:
+    """Opens a split; `features` has the wanted feature of each kind, which is checked before any download."""
+    root = data_root(data_dir)
+    with _opening:
+        builder = _find_builder(name, root)
+        for kind, feature in features.items():
+            having = sorted(key for key, spec in builder.info.features.items() if _IS_KIND[kind](spec))
             if feature not in having:
                 raise DataError(
                     f"{name} has no {kind} feature {feature!r}; "
                     f"its {kind} features: {', '.join(having) or 'none'}"
                 )
-
-    def as_stored() -> dict[str, Any]:
-        from tensorflow_datasets import decode
-
-        return {image_feature: decode.SkipDecoding()}
-
-    opened = open_split(name, split, data_dir, check, as_stored)
-    source = ImageSource(opened, image_feature, label_feature, channels, keep, split)
-    _ = source[0]
-    return source
-
-
-class Split(NamedTuple):
-    """A split that is there to be read."""
-
-    records: Any
-    """A sequence of dicts, random-access."""
-    features: Any
-    """TFDS' description of the features, by name."""
-    full_name: str
-    """TFDS' own: data set, config and version."""
-
-
-def open_split(
-    name: str,
-    split: str,
-    data_dir: str | os.PathLike[str] | None,
-    check: Callable[[Any], None],
-    decoders: Callable[[], dict[str, Any] | None] = lambda: None,
-) -> Split:
-    """Opens a split of any TFDS data set, prepared on first use.
-
-    Args:
-      name: a data set built here, or any TFDS name.
-      split: a TFDS split such as `train` or `train[:10%]`.
-      data_dir: where prepared data sets are and go; None as in `data_root`.
-      check: is given the features, and may raise, before anything is downloaded.
-      decoders: TFDS' decoders, called when TFDS is there; None: its own.
-
-    Raises:
-      DataError: no such data set or split; not prepared and out of reach.
-    """
-    root = data_root(data_dir)
-    with _opening:
-        builder = _find_builder(name, root)
-        check(builder.info.features)
         _ensure_prepared(builder, name, root)
-        records = _records(builder.data_dir, name, split, decoders())
-        return Split(records, builder.info.features, builder.info.full_name)
+        records = _records(builder.data_dir, name, split, features.get("image"))
+        return Split(records, builder.info.features, builder.info.full_name, split)
 
 
-def _holds_text(spec: Any) -> bool:
-    return getattr(spec, "shape", None) == () and spec.np_dtype in (str, np.str_, np.object_)
-
-
-def _is_image(spec: Any) -> bool:
-    return hasattr(spec, "encoding_format")
-
-
-def _records(folder: str, name: str, split: str, decoders: dict[str, Any] | None) -> Any:
+def _records(folder: str, name: str, split: str, image_feature: str | None) -> Any:
     import tensorflow_datasets as tfds
 
     try:  # from the files: the builder may have been made before another process made these
@@ -251,6 +214,7 @@ def _records(folder: str, name: str, split: str, decoders: dict[str, Any] | None
     if not count:
         raise DataError(f"{name} has no record in split {split!r}")
     try:
+        decoders = {image_feature: tfds.decode.SkipDecoding()} if image_feature else None
         return builder.as_data_source(split, decoders=decoders)
     except NotImplementedError:
         raise DataError(
@@ -311,8 +275,8 @@ def _ensure_prepared(builder: Any, name: str, root: str) -> None:
         return
     embedded = name in EMBEDDED
     if not embedded and not _network_answers():
-        kind = "images" if any(map(_is_image, builder.info.features.values())) else "text"
-        call = f"from ddiloco.data import open_{kind}; open_{kind}('{name}', 'train', '{root}')"
+        kind = "images" if any(map(_IS_KIND["image"], builder.info.features.values())) else "text"
+        call = f"from ddiloco.data.sources import open_{kind}; open_{kind}('{name}', 'train', '{root}')"
         raise DataError(
             f"{name} is not prepared under {root} and no network answers; where there is one run "
             f'`python -c "{call}"` '

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
 
+from ddiloco.data.builder import LocalBuilder, one_in
+
 VALIDATION_ONE_IN = 20
 
 # Packages that an installation adds, and CPython's own tests: more than half of the bytes, much of it tables.
@@ -36,16 +38,15 @@ def standard_library_files(root: str | os.PathLike[str]) -> list[str]:
 
 
 def split_of(path: str) -> str:
-    """`train` or `validation` (one file in 20), from the relative path alone."""
-    digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
-    return "validation" if int.from_bytes(digest, "big") % VALIDATION_ONE_IN == 0 else "train"
+    """`train` or `validation` (about one file in 20), by a hash of the relative path."""
+    return "validation" if one_in(VALIDATION_ONE_IN, path) else "train"
 
 
 def documents(root: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
     """Pairs (relative path, text) in the order of the paths.
 
     Leaves out files that are empty, unreadable or not UTF-8, and files with the content of an earlier one, so
-    that no text stands in both splits.
+    that no text is in both splits.
     """
     seen = set()
     for path in standard_library_files(root):
@@ -61,7 +62,7 @@ def documents(root: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
 
 
 def _interpreter() -> str:
-    """Names this interpreter's library: a patched or stripped one of the same version gets another name."""
+    """A name for this interpreter's library; a patched one of the same version has another name."""
     root = sysconfig.get_path("stdlib")
     listing = hashlib.blake2b(digest_size=4)
     for path in standard_library_files(root):
@@ -70,25 +71,17 @@ def _interpreter() -> str:
     return f"{sys.implementation.name}-{platform.python_version()}-{listing.hexdigest()}"
 
 
-class StdlibText(tfds.core.GeneratorBasedBuilder):
+class StdlibText(LocalBuilder):
     """The `.py` files of the running interpreter's standard library, one document each, in order of path.
 
     Features: `text` (the file) and `path` (relative to the library). Splits: `train` and `validation`, by a
     hash of the path. The config's name holds the Python version, so that no two interpreters share files.
     """
 
-    VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [  # noqa: RUF012 (TFDS wants a list here)
         tfds.core.BuilderConfig(name=_interpreter(), description="the library of the running interpreter")
     ]
-    # TFDS derives from the code's place where checksums of downloads are kept; nothing is downloaded here.
-    code_path = None
-
-    def _log_download_bytes(self) -> None:
-        """Silent: TFDS would announce a download on standard output."""
-
-    def _log_download_done(self) -> None:
-        """Silent, as above."""
+    SPLITS = ("train", "validation")
 
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(
@@ -99,12 +92,6 @@ class StdlibText(tfds.core.GeneratorBasedBuilder):
             ),
             disable_shuffling=True,
         )
-
-    def _split_generators(
-        self, dl_manager: tfds.download.DownloadManager
-    ) -> dict[str, Iterator[tuple[str, dict[str, str]]]]:
-        del dl_manager
-        return {split: self._generate_examples(split) for split in ("train", "validation")}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[str, dict[str, str]]]:
         for path, text in documents(sysconfig.get_path("stdlib")):

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, or a SentencePiece model, behind one small interface."""
+"""Tokenizers: bytes, or a SentencePiece model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddiloco.data.settings import DataConfig
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Ids lie in [0, vocab_size)."""
+    """Converts text to token ids in [0, vocab_size), and back."""
 
     @property
     def vocab_size(self) -> int:
@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad(self) -> int:
-        """Fills places that hold no token; never counted."""
+        """The id of padding, which never counts."""
 
     @property
     def bos(self) -> int | None:
@@ -34,17 +34,17 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two tokenizers only if they give the same ids."""
+        """Equal only for tokenizers that give the same ids."""
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """The ids of `text` (bytes are UTF-8), (n,) int32, without bos and eos."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; special ids give nothing, broken UTF-8 gives replacement characters."""
+        """The text of `ids`, without special ids; invalid UTF-8 becomes replacement characters."""
 
 
 class ByteTokenizer:
-    """Ids 0..255 are the bytes of UTF-8; then come pad, bos and eos: 259 in all."""
+    """Ids 0 to 255 are the bytes of UTF-8; then come pad, bos and eos: 259 in all."""
 
     vocab_size = 259
     pad = 256
@@ -112,6 +112,14 @@ def make_tokenizer(config: DataConfig) -> Tokenizer:
     if config.tokenizer == "byte":
         return ByteTokenizer()
     return SentencePieceTokenizer(config.tokenizer_model or "")
+
+
+def check_bytes(vocab_size: int) -> None:
+    """Raises ValueError if a model with so many ids has too few for bytes; the message names its field."""
+    if vocab_size < ByteTokenizer.vocab_size:
+        raise ValueError(
+            f"model.vocab_size: is {vocab_size}, but bytes need at least {ByteTokenizer.vocab_size}"
+        )
 
 
 def _id_or_none(token: int) -> int | None:

@@ -1,75 +1,133 @@
-"""All roles of a run as processes of this machine: the syncer, its learners and the spares."""
+"""Starts programs as processes of this machine, forked from one that has imported everything.
+
+Imports are more than half of the processor time of a start. `multiprocessing` has the fork server, tells exit
+codes and passes signals on, and a child can see that its parent is gone. But a child calls a function: this
+makes them what a command would be, with arguments, environment, standard streams and session of their own.
+Elsewhere than on Linux each process imports for itself.
+"""
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
-import pathlib
-import secrets
-import tempfile
+import runpy
+import signal
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection, forkserver
+from multiprocessing.process import BaseProcess
 
-from ddiloco.launch import supervisor
-from ddiloco.launch.ports import reserved_port
-from ddiloco.launch.starter import Starter
-from ddiloco.settings.experiment import Experiment
+PRELOADED = (
+    "ddiloco.data.preparation",
+    "ddiloco.data.stdlib_text",
+    "ddiloco.run.job",
+    "ddiloco.virtual.without_arrays",
+    "ddiloco.remote.learner.process",
+    "ddiloco.remote.syncer.process",
+    "matplotlib.backends.backend_agg",
+    "ml_collections.config_flags",
+    "tensorboardX",
+    "tensorflow_datasets.core.data_sources.array_record",
+)
+_FORKS = sys.platform == "linux"
+_context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 
 
-def run_all(
-    experiment: Experiment,
-    config: Sequence[str],
-    workdir: pathlib.Path,
-    stop: threading.Event,
-    tell: Callable[[str], None],
+def warm_up() -> None:
+    """Starts the fork server, unless it runs; it imports while the caller goes on, and ends with it."""
+    if not _FORKS:
+        return
+    _context.set_forkserver_preload(PRELOADED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C is for who started it
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start(
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
     *,
-    observe: supervisor.Observe = lambda name, pid, code: None,
-    route: Callable[[int, str], str] = lambda learner, address: address,
-) -> int:
-    """Runs them on the loopback, with a token of their own; the exit code.
+    stdin: connection.Connection | None = None,
+    quiet: bool = False,
+) -> BaseProcess:
+    """Runs a module as `python -m` would, in a session of its own, and no longer than the caller lives.
+
+    Only one thread may start processes and ask for exit codes: `multiprocessing` can read each code once.
 
     Args:
-      experiment: its settings.
-      config: the same as arguments of a program, `--config=FILE` first.
-      workdir: where everything that the run makes goes.
-      stop: ends it early.
-      tell: takes a line on what happens to the processes.
-      observe: the supervisor's.
-      route: the HOST:PORT under which a learner reaches the syncer's.
+      module: the module's name.
+      arguments: of its command line.
+      environment: all of it.
+      stdin: the reading end of a pipe, as its standard input, or None for an empty one.
+      quiet: whether its standard output goes nowhere, or where that of the fork server goes.
     """
-    learners = experiment.sync.num_learners
-    starter = Starter.warm(tell)  # it imports while the rest is made ready
-    with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder, reserved_port() as port:
-        address = f"127.0.0.1:{port}"
-        token = pathlib.Path(folder) / "token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(16))
-        shared = [*config, f"--token_file={token}", f"--workdir={workdir}"]
-        learner = [*supervisor.python("experiments.learner"), *shared]
-        syncer = supervisor.Role(
-            "the syncer",
-            [*supervisor.python("experiments.syncer"), *shared, f"--listen={address}"],
-            supervisor.syncer_environment(os.environ),
-            again=["--resume"],
-            alone=["--finish"],
-        )
-        roles = [
-            supervisor.Role(
-                f"learner {m}",
-                [*learner, f"--syncer={route(m, address)}", f"--learner_id={m}"],
-                supervisor.learner_environment(m, learners, os.environ),
-                assignment=f"{m} {route(m, address)}",
-            )
-            for m in range(learners)
-        ]
-        spares = [
-            supervisor.Role(
-                f"spare {n}",
-                [*learner, "--spare"],
-                supervisor.learner_environment(0, learners, os.environ),
-            )
-            for n in range(experiment.remote.spares)
-        ]
-        watched = supervisor.Supervisor(
-            syncer, roles, experiment.remote, tell, observe=observe, spares=spares, starter=starter
-        )
-        return watched.run(stop)
+    warm_up()
+    process = _context.Process(
+        target=_run, args=(module, list(arguments), dict(environment), stdin, quiet), name=module
+    )
+    # A child imports the caller's __main__, whose flags would clash with its own: it is shown an empty one.
+    program, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    try:
+        process.start()
+    finally:
+        sys.modules["__main__"] = program
+    return process
+
+
+def _run(
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    stdin: connection.Connection | None,
+    quiet: bool,
+) -> None:
+    gc.freeze()  # else the first collection would copy the pages that are the fork server's
+    threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
+    os.setsid()  # a Ctrl-C is for who started it, which passes it on in order
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if stdin is not None:
+        os.dup2(stdin.fileno(), 0)
+        sys.stdin = os.fdopen(0)
+    if quiet:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environment)
+    _tell_jax(before)
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when who started it is gone, however that came about.
+
+    Also when the fork server is, since it alone hears how its children end: they would count as dead.
+    """
+    sentinels = [multiprocessing.parent_process().sentinel]
+    if _FORKS:
+        sentinels.append(os.pidfd_open(os.getppid()))
+    connection.wait(sentinels)
+    os._exit(1)
+
+
+def _tell_jax(before: Mapping[str, str]) -> None:
+    """JAX reads JAX_* when it is imported, which the fork server did in another environment."""
+    if "jax" not in sys.modules:
+        return
+    import jax
+
+    for option, value in jax.config.values.items():
+        told = os.environ.get(option.upper())
+        if told is None or told == before.get(option.upper()):
+            continue
+        if isinstance(value, bool):
+            jax.config.update(option, told.lower() in ("y", "yes", "t", "true", "on", "1"))
+        else:
+            jax.config.update(option, type(value)(told) if isinstance(value, int | float) else told)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
+import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
-from ddiloco.launch.fork_server import Child
-from ddiloco.launch.lifeline import Lifeline
-from ddiloco.launch.starter import Starter
+from ddiloco.launch import processes
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 POLL = 0.1  # seconds
@@ -34,14 +34,16 @@ Observe = Callable[[str, int, int | None], None]
 
 @dataclasses.dataclass
 class Role:
-    """One process to be kept running: its command, and what is added to that after the first start."""
+    """One process to be kept running: a module, its arguments, and those added after the first start."""
 
     name: str
-    command: Sequence[str]
+    module: str
+    arguments: Sequence[str]
     environment: Mapping[str, str]
     again: Sequence[str] = ()
     alone: Sequence[str] = ()  # added where all learners have left after their last step
-    process: subprocess.Popen | Child | None = None
+    process: BaseProcess | None = None
+    stdin: Connection | None = None  # of a spare: the writing end
     failures: int = 0  # in a row
     started_at: float = 0.0
     due_at: float | None = None  # when to start it; None: it runs, or never will again
@@ -51,7 +53,7 @@ class Role:
     @property
     def over(self) -> bool:
         """Whether it does not run and will not be started."""
-        return self.due_at is None and (self.process is None or self.process.poll() is not None)
+        return self.due_at is None and (self.process is None or self.process.exitcode is not None)
 
 
 class Supervisor:
@@ -66,19 +68,15 @@ class Supervisor:
         late_seconds: float = LATE_SECONDS,
         observe: Observe = lambda name, pid, code: None,
         spares: Sequence[Role] = (),
-        starter: Starter | None = None,
     ) -> None:
         """`tell` takes a line on each death; learners have `late_seconds` to follow the syncer.
 
-        `spares` wait to take the place of a learner that dies. `starter` is stopped at the end; None: one
-        that forks nothing.
+        `spares` wait to take the place of a learner that dies.
         """
-        self._starter = starter or Starter(None, tell)
         self._spares = list(spares)
         self._late_seconds, self._observe = late_seconds, observe
         self._syncer, self._learners = syncer, learners
         self._config, self._tell = config, tell
-        self._lifeline = Lifeline()
 
     def run(self, stop: threading.Event) -> int:
         """Until the syncer's process has ended, which `stop` asks it to; the exit code of the run."""
@@ -91,7 +89,7 @@ class Supervisor:
         for role in (self._syncer, *self._learners, *self._spares):
             self._start(role)
         while not stop.wait(POLL):
-            code = self._syncer.process.poll()
+            code = self._syncer.process.exitcode
             if code is not None and code >= 0:
                 break
             for role in (self._syncer, *self._learners):
@@ -99,10 +97,10 @@ class Supervisor:
                 self._look_after(role)
             for role in self._spares:
                 self._look_after(role)
-            refused = [r for r in self._learners if r.over and r.process.returncode == USAGE_ERROR]
+            refused = [r for r in self._learners if r.over and r.process.exitcode == USAGE_ERROR]
             if refused:
                 return USAGE_ERROR
-            if all(r.over and r.process.returncode for r in self._learners):
+            if all(r.over and r.process.exitcode for r in self._learners):
                 self._tell("every learner has died, and none is restarted any more")
                 self._stop_syncer()
                 return 1
@@ -111,7 +109,7 @@ class Supervisor:
         else:
             self._stop_syncer()
         self._wait_for_learners()
-        return max(0, self._syncer.process.returncode or 0)
+        return max(0, self._syncer.process.exitcode or 0)
 
     def _look_after(self, role: Role) -> None:
         now = time.monotonic()
@@ -119,7 +117,7 @@ class Supervisor:
             if now >= role.due_at:
                 self._start(role)
             return
-        code = role.process.poll()
+        code = role.process.exitcode
         if code is None:
             if now - role.started_at > STEADY_SECONDS:
                 role.failures = 0
@@ -142,7 +140,7 @@ class Supervisor:
 
     def _spare_for(self, role: Role) -> Role | None:
         """One that runs and can be told to be this role."""
-        ready = [s for s in self._spares if s.process is not None and s.process.poll() is None]
+        ready = [s for s in self._spares if s.process is not None and s.process.exitcode is None]
         return ready[0] if ready and role.assignment else None
 
     def _put_in(self, spare: Role, role: Role) -> None:
@@ -152,56 +150,51 @@ class Supervisor:
         role.started_at, role.observed, spare.observed = time.monotonic(), False, True
         spare.due_at = time.monotonic() + SPARE_SECONDS
         self._observe(role.name, role.process.pid, None)
-        with contextlib.suppress(OSError):  # it died this moment; its end is seen with the next look
-            role.process.stdin.write(f"{role.assignment}\n".encode())
-            role.process.stdin.close()
+        # Should it die this moment, that is seen with the next look.
+        with contextlib.suppress(OSError), spare.stdin:
+            os.write(spare.stdin.fileno(), f"{role.assignment}\n".encode())
 
     def _start(self, role: Role) -> None:
         self._tell_end(role)
         again = role.again if role.process is not None else ()
-        if all(r.process is not None and r.process.poll() == 0 for r in self._learners):
+        if all(r.process is not None and r.process.exitcode == 0 for r in self._learners):
             again = (*again, *role.alone)
-        command = [*role.command, *again, f"--lifeline={self._lifeline.fd}"]
+        arguments = [*role.arguments, *again]
         role.started_at, role.due_at = time.monotonic(), None
-        role.process = self._starter.start(
-            command, role.environment, fd=self._lifeline.fd, piped=role in self._spares
-        )
-        if role not in self._spares:  # which are nobody yet
+        if role in self._spares:  # which are nobody yet
+            reading, role.stdin = multiprocessing.Pipe(duplex=False)
+            with reading:
+                role.process = processes.start(role.module, arguments, role.environment, stdin=reading)
+        else:
+            role.process = processes.start(role.module, arguments, role.environment)
             role.observed = False
             self._observe(role.name, role.process.pid, None)
 
     def _tell_end(self, role: Role) -> None:
-        if not role.observed and role.process.poll() is not None:
+        if not role.observed and role.process.exitcode is not None:
             role.observed = True
-            self._observe(role.name, role.process.pid, role.process.returncode)
+            self._observe(role.name, role.process.pid, role.process.exitcode)
 
     def _stop_syncer(self) -> None:
         """Has the syncer tell its learners that the run is over, and save everything."""
         process = self._syncer.process
-        if process.poll() is None:
+        if process.exitcode is None:
             process.terminate()
-            try:
-                process.wait(LEAVE_SECONDS)
-            except subprocess.TimeoutExpired:
+            process.join(LEAVE_SECONDS)
+            if process.exitcode is None:
                 self._tell(f"the syncer did not end within {LEAVE_SECONDS:.0f} s")
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds
         for role in self._learners:
-            if role.process.poll() is None:
-                try:
-                    role.process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    continue
+            role.process.join(max(0.0, deadline - time.monotonic()))
 
     def _end_all(self) -> None:
         for role in (self._syncer, *self._learners, *self._spares):
-            if role.process is not None and role.process.poll() is None:
+            if role.process is not None and role.process.exitcode is None:
                 role.process.kill()
-                role.process.wait()
+                role.process.join()
             self._tell_end(role)
-        self._starter.stop()
-        self._lifeline.cut()
 
 
 def learner_environment(learner: int, num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -229,8 +222,3 @@ def syncer_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of the syncer's process, which computes on one CPU device."""
     flags = _DEVICE_COUNT.sub("", environment.get("XLA_FLAGS", ""))
     return {**environment, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-
-
-def python(module: str) -> list[str]:
-    """The command that runs a module with this interpreter."""
-    return [sys.executable, "-m", module]

@@ -19,15 +19,16 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.delivery import Delivery, Leave, Pieces
-from ddiloco.roles.evaluator import Evaluator, note_score
+from ddiloco.roles.evaluator import Evaluations, Evaluator
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.returning import DonatedInner, Origin
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
-from ddiloco.roles.syncer_worker import SyncerWorker, host_arrays
+from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
+from ddiloco.roles.transfer import host_arrays
 
 _LEAVE_SECONDS = 60.0  # for threads to end after the word to leave; a hung device must not keep the rest
 
@@ -43,12 +44,12 @@ class LocalLink:
         self._worker.inbox.put(delivery)
 
     def pull(self, fragment: int) -> tuple[Contribution, Pieces] | None:
-        """Takes the newest snapshot off the learner's shelf."""
-        published = self._worker.shelf.get(fragment)
+        """Pulls the newest offer off the learner's shelf."""
+        published = self._worker.shelf.pull(fragment)
         if published is None:
             return None
-        contribution, snapshot = published
-        return contribution, host_arrays(snapshot.arrays)
+        contribution, offer = published
+        return contribution, host_arrays(offer.arrays)
 
 
 class LocalRun:
@@ -81,7 +82,8 @@ class LocalRun:
             origin.start.restore(self._model)
             record(records.Resumed(core.versions, time.time()))
         equipment = assembly.equipment()
-        self._final_score = assembly.scorer(equipment[0].program.mesh)
+        score = assembly.scorer(equipment[0].program.mesh)
+        self._last_evaluation = Evaluations(score, 0, record)
         score = assembly.scorer(assembly.evaluation_mesh())
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record)
         self._resumed_from = None if snapshot is None else snapshot.name
@@ -116,8 +118,7 @@ class LocalRun:
         self._syncer.stop(_LEAVE_SECONDS)
         self._evaluator.stop(_LEAVE_SECONDS)
         params, step = self._model.parameters(), self._syncer.core.step
-        score, tokens = self._final_score(params), self._tokens_so_far()
-        loss = note_score(score, step, tokens, time.time(), self._record)
+        loss = self._last_evaluation.evaluate(step, self._tokens_so_far(), params)
         return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
 
     def _snapshots(self, workdir: pathlib.Path | None, step: int) -> SnapshotTaker | None:

@@ -1,7 +1,4 @@
-"""The models by name: a new one is a file in this package that ends with its `MODEL`.
-
-What a model is to the rest of the package stands in `ddiloco.models.model`.
-"""
+"""The models by name: a new one is a file in this package that ends with its `MODEL`."""
 
 from __future__ import annotations
 
@@ -23,13 +20,8 @@ MODELS: dict[str, Model] = find_models()
 
 
 def model_of(config: Any) -> Model:
-    """The model that these settings are of; raises TypeError for settings of no model."""
+    """The model that these settings belong to; raises TypeError if there is none."""
     for model in MODELS.values():
         if type(config) is model.config:
             return model
     raise TypeError(f"{type(config).__name__} is not the settings of a model; there are {', '.join(MODELS)}")
-
-
-def flops_per_token(config: Any, seq_len: int) -> float:
-    """Operations of one training step for each token (forward and backward), in rows of `seq_len` tokens."""
-    return model_of(config).flops_per_token(config, seq_len)

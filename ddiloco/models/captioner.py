@@ -1,7 +1,7 @@
-"""Text and vision in one decoder: patches of an image, then text, in one sequence; logits of the next tokens.
+"""The captioner: a dense decoder over one sequence of an image's patches and then the tokens of a text.
 
-The layers are those of the dense decoder. What differs stands here: how an image becomes the first part of
-the sequence, and who sees whom. Suffixes as in `ddiloco.models.dense`, and: I patches, L tokens, S = I + L.
+The layers are those of `ddiloco.models.dense`. Here is what differs: how an image becomes the first part of
+the sequence, and the attention mask. Suffixes as there, and: I patches, L tokens, S = I + L.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CaptionerConfig(dense.DenseConfig):
 
 
 class ImageEmbedding(nnx.Module):
-    """A linear map of each patch, and a learned embedding of its place on the image."""
+    """A linear map of each patch, plus a learned embedding of its place on the image."""
 
     def __init__(self, config: CaptionerConfig, rngs: nnx.Rngs) -> None:
         c, pixels = config, config.patch_size**2 * config.channels
@@ -67,7 +67,7 @@ class ImageEmbedding(nnx.Module):
 
 
 def prefix_mask(num_patches: int, length: int) -> jax.Array:
-    """True (1, 1, S, S) where a query (third axis) may see a key: any patch; of tokens, those not later."""
+    """True (1, 1, S, S) where a query (third axis) may see a key: every patch, and no later token."""
     place_S = jnp.arange(num_patches + length)
     is_patch, not_later = place_S[None] < num_patches, place_S[None] <= place_S[:, None]
     return (is_patch | not_later)[None, None]
@@ -76,11 +76,13 @@ def prefix_mask(num_patches: int, length: int) -> jax.Array:
 class Captioner(dense.Decoder):
     """The whole model: images (B, H, W, C) uint8 and token ids in, float32 logits of the next token out."""
 
+    config: CaptionerConfig
+
     def __init__(self, config: CaptionerConfig, rngs: nnx.Rngs) -> None:
         super().__init__(config, rngs)
         self.embed_image = ImageEmbedding(config, rngs)
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, image_BxHxWxC: jax.Array, inputs_BxL: jax.Array, constrain: Constrain = unconstrained
     ) -> jax.Array:
         """Logits (B, L, V) float32; `constrain` pins activations to the layout of their logical axes."""
@@ -105,10 +107,10 @@ class Captioner(dense.Decoder):
 
 
 def flops_per_token(config: CaptionerConfig, seq_len: int) -> float:
-    """Floating-point operations of one training step for each of the `seq_len` tokens beside an image.
+    """Floating-point operations of one training step for each of the `seq_len` tokens of a caption.
 
-    What patches and tokens cost together, as `dense.flops_per_token` counts it, shared out over the tokens;
-    patches have no logits.
+    The cost of patches and tokens, as `dense.flops_per_token` counts it, is divided by the tokens; patches
+    have no logits.
     """
     c, sequence = config, config.num_patches + seq_len
     of_patch = dense.flops_per_token(c, sequence) + 6.0 * c.model_dim * (

@@ -1,4 +1,4 @@
-"""The dense decoder: pre-norm, rotary, grouped-query attention and a gated MLP, whole in this file.
+"""The dense decoder: pre-norm, rotary positions, grouped-query attention and a gated MLP.
 
 Suffixes give the shapes of arrays: B rows, L positions, D model_dim, N query heads, K key and value heads,
 H head_dim, F mlp_dim, V vocab_size.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, paramete
 
 @dataclasses.dataclass(frozen=True)
 class DenseConfig:
-    """The shape of a dense decoder and the arithmetic that it computes in; parameters are always float32."""
+    """The shape of a dense decoder and the type of its activations; parameters are always float32."""
 
     vocab_size: int = setting(259, "tokens in the vocabulary", at_least=2)
     num_layers: int = setting(4, "transformer layers", at_least=1)
@@ -51,7 +52,7 @@ class DenseConfig:
 
 
 class Projection(nnx.Module):
-    """A linear map without bias; `equation` is its einsum, with B and L of the input merged in r."""
+    """A linear map without bias; `equation` is its einsum, where r is B and L of the input in one axis."""
 
     def __init__(
         self, rngs: nnx.Rngs, equation: str, shape: tuple[int, ...], axes: Axes, stddev: float, dtype: str
@@ -124,7 +125,7 @@ class Attention(nnx.Module):
             self.query_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
             self.key_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
         self.qk_norm = c.qk_norm
-        self.implementation = c.attention
+        self.implementation: Any = c.attention  # JAX has a literal type for it
 
     def __call__(
         self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], mask_Bx1xLxL: jax.Array
@@ -177,7 +178,7 @@ class Layer(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """One row a token; rows are scaled by sqrt(D) on the way in, so that a tied head is of unit gain."""
+    """A row for each token, multiplied by sqrt(D) on the way in, so that a tied head has unit gain."""
 
     def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.model_dim)
@@ -189,7 +190,7 @@ class Embedding(nnx.Module):
         return (rows_BxLxD * math.sqrt(rows_BxLxD.shape[-1])).astype(self.dtype)
 
     def attend(self, x_BxLxD: jax.Array) -> jax.Array:
-        """Logits (B, L, V) float32 of a tied head."""
+        """Logits (B, L, V) float32, with the embedding as output head."""
         table_VxD = self.embedding[...].astype(self.dtype)
         return jnp.einsum("bld,vd->blv", x_BxLxD, table_VxD, preferred_element_type=jnp.float32)
 
@@ -234,8 +235,8 @@ class Decoder(nnx.Module):
 def flops_per_token(config: DenseConfig, seq_len: int) -> float:
     """Floating-point operations of one training step for each token, in rows of `seq_len` tokens.
 
-    Six for each weight that is in a matmul, and 12 * layers * heads * head_dim * seq_len for attention, not
-    halved for the causal mask (PaLM, arXiv 2204.02311, appendix B). Recomputation by `remat` is not counted.
+    Six for each weight in a matmul, and 12 * layers * heads * head_dim * seq_len for attention, not halved
+    for the causal mask (PaLM, arXiv 2204.02311, appendix B). Recomputation by `remat` is not counted.
     """
     c = config
     attention = c.model_dim * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)

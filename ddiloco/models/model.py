@@ -1,34 +1,47 @@
-"""What a model's file says of itself to the rest of the package."""
+"""What a model is to the rest of the package: its settings, its module, what that returns, what it costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 from flax import nnx
 
-from ddiloco.models.output import no_statistics
+
+class Output(NamedTuple):
+    """What a module may return instead of logits alone.
+
+    Penalty and sums add over the rows of a batch, so that no grouping of rows changes them.
+    """
+
+    logits: jax.Array
+    """Float32."""
+    penalty: jax.Array | float = 0.0
+    """What the objective adds to the loss, weighted and summed over the tokens; a float32 scalar."""
+    sums: Mapping[str, jax.Array] = {}
+    """Float32 arrays of any shapes, by name, for `Model.statistics`."""
 
 
 class Model(NamedTuple):
-    """A model, as `MODEL` in its file."""
+    """A model, as the `MODEL` of its file."""
 
     config: type
     """A frozen dataclass of settings."""
-    module: type[nnx.Module]
+    module: Callable[[Any, nnx.Rngs], nnx.Module]
     """Made as `module(config, rngs)`, with every parameter from `ddiloco.models.parameter.parameter`.
 
-    It is called with the arrays of the task's rows, each (B, ...), and with `constrain`, and gives float32
+    It is called with the arrays of the task's rows, each (B, ...), and with `constrain`, and returns float32
     logits or an `Output`.
     """
     flops_per_token: Callable[[Any, int], float]
-    """`(config, length) -> operations` of one training step for each token, in rows of `length` tokens."""
-    statistics: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] = no_statistics
-    """`(sums, tokens) -> metrics`: scalars from the sums of any number of rows and their targets that count.
+    """`(config, length) -> operations` of a training step, forward and backward, for each token of a row."""
+    statistics: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] = lambda sums, tokens: {}
+    """`(sums, tokens) -> metrics`: scalars by name, from the sums of any number of rows and their tokens.
 
-    Runs on traced arrays in the step and on float64 ones in the evaluation.
+    It runs on traced arrays in the step and on float64 arrays in the evaluation.
     """
     idle_parameters: Callable[[Any], int] | None = None
-    """Of the settings, how many of the parameters a token does not pass; None: it passes all."""
+    """`config ->` the number of parameters that a token does not pass; None: it passes all."""
     task: str = "language_modelling"
-    """Of `ddiloco.tasks.TASKS`: what it is trained to do, and on what rows."""
+    """Its name in `ddiloco.tasks.TASKS`."""

@@ -3,8 +3,8 @@
 Suffixes as in `ddiloco.models.dense`, and: A experts of one token, S = L A choices of a row, E experts,
 C places of an expert for one row's tokens, F width of an expert, N = B L tokens.
 
-The tokens of a row compete for places, and the balance loss is of a row too. So a row's logits, penalty and
-counts are its own: they depend on no other row, nor on micro-batches, meshes or the number of devices.
+Tokens compete for places with those of their own row only, and the balance loss is computed by row. So a
+row's logits, penalty and counts do not depend on other rows, micro-batches, meshes or the number of devices.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from flax import nnx
 
 from ddiloco.config import setting
 from ddiloco.models import dense
-from ddiloco.models.model import Model
-from ddiloco.models.output import Output
+from ddiloco.models.model import Model, Output
 from ddiloco.models.parameter import Constrain, Normal, parameter, unconstrained
 
 Counts = dict[str, jax.Array]
@@ -64,7 +63,7 @@ class MoEConfig(dense.DenseConfig):
             )
 
     def places(self, length: int) -> int:
-        """C: tokens that an expert takes of a row of this length; all of them, where none is dropped."""
+        """C: how many tokens of a row of this length an expert takes; all of them, where none is dropped."""
         if self.capacity_factor is None:
             return length
         share = self.capacity_factor * self.experts_per_token * length / self.num_experts
@@ -80,7 +79,7 @@ class Routing(NamedTuple):
 
 
 class Router(nnx.Module):
-    """Each token's top experts by a linear map, in float32 always (Switch transformer, arXiv 2101.03961)."""
+    """Chooses each token's experts by a linear map, always in float32 (Switch, arXiv 2101.03961)."""
 
     def __init__(self, config: MoEConfig, rngs: nnx.Rngs) -> None:
         c = config
@@ -100,7 +99,7 @@ class Router(nnx.Module):
 
 
 def place_of_choices(experts_BxS: jax.Array, counted_BxS: jax.Array, num_experts: int) -> jax.Array:
-    """The number (B, S) int32 of earlier choices of the same row for the same expert, of those that count.
+    """How many earlier choices of the same row that count are of the same expert, (B, S) int32.
 
     Later tokens change no place, so that the model stays causal.
     """
@@ -110,7 +109,7 @@ def place_of_choices(experts_BxS: jax.Array, counted_BxS: jax.Array, num_experts
 
 
 class Experts(nnx.Module):
-    """Gated MLPs side by side, of which each token passes those that its routing names."""
+    """Gated MLPs, of which each token passes those that its routing names."""
 
     def __init__(self, config: MoEConfig, rngs: nnx.Rngs) -> None:
         c = config
@@ -147,7 +146,7 @@ class Experts(nnx.Module):
         token_S = jnp.arange(length * c.experts_per_token) // c.experts_per_token
 
         def gather(x_LxD: jax.Array, slot_S: jax.Array) -> jax.Array:
-            # A place that stays empty repeats token 0; nobody reads what becomes of it.
+            # An empty place repeats token 0; its output is never read.
             token_EC = jnp.zeros(nowhere, jnp.int32).at[slot_S].set(token_S, mode="drop")
             return x_LxD[token_EC]
 
@@ -167,9 +166,9 @@ class Experts(nnx.Module):
         return self._gated_sum(y_BxSxD, routing), dropped
 
     def _dropless(self, x_BxLxD: jax.Array, routing: Routing) -> jax.Array:
-        """All choices of the batch, sorted by expert, through a matmul of ragged groups.
+        """All choices of the batch, sorted by expert, pass a matmul of ragged groups.
 
-        On CPU, XLA computes every expert for every choice: right, but E times the work.
+        On CPU, XLA computes every expert for every choice: correct, but E times the work.
         """
         width, c = x_BxLxD.shape[-1], self.config
         experts_M = routing.experts_BxLxA.reshape(-1)
@@ -197,7 +196,7 @@ class Experts(nnx.Module):
 
 
 def router_counts(routing: Routing, counted_BxL: jax.Array) -> Counts:
-    """What a layer's router did with the tokens that count, as float32 sums over them.
+    """Float32 sums over the tokens that count, of what a layer's router did with them.
 
     `load` (E): choices of each expert, before any is dropped. `entropy`: of the router's distribution, nats.
     `router_z`: squared log-normaliser (ST-MoE, arXiv 2202.08906, section 3). `routed`: the tokens. `balance`:
@@ -251,8 +250,8 @@ class Layer(nnx.Module):
         self.attention_norm = dense.RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
         self.attention = dense.Attention(config, rngs)
         self.mlp_norm = dense.RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
-        self.is_dense = number < config.dense_layers
-        self.mlp = dense.GatedMLP(config, rngs) if self.is_dense else MoE(config, rngs)
+        is_dense = number < config.dense_layers
+        self.mlp = dense.GatedMLP(config, rngs) if is_dense else MoE(config, rngs)
 
     def __call__(
         self,
@@ -264,7 +263,7 @@ class Layer(nnx.Module):
     ) -> tuple[jax.Array, Counts]:
         x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD), angles, mask_Bx1xLxL)
         normed_BxLxD = self.mlp_norm(x_BxLxD)
-        if self.is_dense:
+        if isinstance(self.mlp, dense.GatedMLP):
             return x_BxLxD + self.mlp(normed_BxLxD), {}
         y_BxLxD, counts = self.mlp(normed_BxLxD, counted_BxL, constrain)
         return x_BxLxD + y_BxLxD, counts
@@ -318,7 +317,7 @@ class Decoder(nnx.Module):
 
 
 def statistics(sums: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
-    """How the routers divide the tokens, from `router_counts` stacked over the layers with experts.
+    """Metrics of the routers, from `router_counts` stacked over the layers with experts.
 
     `penalty`: nats per target that counts. `balance`, `router_z`, `router_entropy` (nats, at most ln E): mean
     over layers and tokens. `dropped_share`: of all choices. `max_load`, `min_load`: choices of the most and
@@ -342,7 +341,7 @@ def statistics(sums: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
 
 
 def idle_parameters(config: MoEConfig) -> int:
-    """Numbers in the experts that a token does not pass."""
+    """How many parameters are in experts that a token does not pass."""
     c = config
     idle = (c.num_experts - c.experts_per_token) * 3 * c.model_dim * c.expert_dim
     return (c.num_layers - c.dense_layers) * idle

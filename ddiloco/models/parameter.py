@@ -1,4 +1,4 @@
-"""A model's parameter: its first values, and the logical names of its axes for whoever lays it on a mesh."""
+"""A model's parameter: its initial values, and the logical names of its axes, by which it is sharded."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ Axes = tuple[str | None, ...]
 Constrain = Callable[[jax.Array, Axes], jax.Array]
 Initializer = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
-DEVIATION_OF_NORMAL_CUT_AT_TWO = 0.8796256610342398
+# Of the standard normal distribution truncated at two deviations.
+TRUNCATED_DEVIATION = 0.8796256610342398
 
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Draws float32 from a normal of this deviation, cut at two deviations."""
+    """Draws float32 from a normal distribution truncated at two deviations; `stddev` is after truncation."""
 
     stddev: float
 
     def __call__(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         draw = jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
-        return draw * (self.stddev / DEVIATION_OF_NORMAL_CUT_AT_TWO)
+        return draw * (self.stddev / TRUNCATED_DEVIATION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,6 @@ def _initial(initializer: Initializer, shape: tuple[int, ...], key: jax.Array) -
 
 
 def unconstrained(x: jax.Array, axes: Axes) -> jax.Array:
-    """The `Constrain` that leaves the layout of an activation to the compiler."""
+    """The `Constrain` that leaves an activation's sharding to the compiler."""
     del axes
     return x

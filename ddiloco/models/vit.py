@@ -1,4 +1,4 @@
-"""The vision transformer (arXiv 2010.11929), whole in this file: an image in, logits of its class out.
+"""The vision transformer (arXiv 2010.11929): an image in, logits of its class out.
 
 Suffixes give the shapes of arrays: B images, L patches (and the class token, where there is one), D
 model_dim, N heads, H head_dim, F mlp_dim, P pixels of a patch times channels, C classes.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, paramete
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig:
-    """The shape of a vision transformer and the arithmetic it computes in; parameters are always float32."""
+    """The shape of a vision transformer and the type of its activations; parameters are always float32."""
 
     image_size: int = setting(8, "height and width of an image, pixels", at_least=1)
     channels: int = setting(1, "1: grey, 3: red, green and blue", choices=(1, 3))
@@ -70,7 +71,7 @@ class ViTConfig:
 
 
 class Linear(nnx.Module):
-    """A linear map, with bias unless told otherwise; `equation` is its einsum."""
+    """A linear map, by default with bias; `equation` is its einsum."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Linear(nnx.Module):
         dtype: str,
         bias: bool = True,
     ) -> None:
-        """`outputs` is how many of the last axes of the kernel come out."""
+        """`outputs` is the number of the kernel's last axes that are axes of the output."""
         self.kernel = parameter(rngs, shape, axes, Normal(stddev))
         if bias:
             self.bias = parameter(rngs, shape[-outputs:], axes[-outputs:], Constant(0.0))
@@ -99,7 +100,7 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Centres and scales the last axis to unit variance, in float32, then scales and shifts it."""
+    """Normalises the last axis to mean 0 and variance 1, in float32, then scales and shifts it."""
 
     def __init__(self, rngs: nnx.Rngs, dim: int, epsilon: float) -> None:
         self.scale = parameter(rngs, (dim,), ("embed",), Constant(1.0))
@@ -128,7 +129,7 @@ class Attention(nnx.Module):
         out_shape, out_axes = (c.num_heads, head_dim, c.model_dim), ("heads", "head_dim", "embed")
         out_stddev = stddev / math.sqrt(2 * c.num_layers)
         self.out = Linear(rngs, "blnh,nhd->bld", out_shape, out_axes, 1, out_stddev, c.compute_dtype)
-        self.implementation = c.attention
+        self.implementation: Any = c.attention  # JAX has a literal type for it
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         seen_BxLxNxH = jax.nn.dot_product_attention(
@@ -168,7 +169,7 @@ class Layer(nnx.Module):
 
 
 def patches(image_BxHxWxC: jax.Array, patch_size: int) -> jax.Array:
-    """The patches (B, L, P) of images, row by row; each patch row by row too, channels last."""
+    """The patches (B, L, P) of images, row by row; pixels of a patch likewise, channels last."""
     batch, height, width, channels = image_BxHxWxC.shape
     rows, columns = height // patch_size, width // patch_size
     cut = image_BxHxWxC.reshape(batch, rows, patch_size, columns, patch_size, channels)
@@ -181,7 +182,7 @@ def normalised(image: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]
 
 
 def sincos_positions(rows: int, columns: int, dim: int) -> np.ndarray:
-    """Fixed embeddings (rows * columns, dim) float32 of places on a grid, at wavelengths up to 10,000 places.
+    """Fixed embeddings (rows * columns, dim) float32 of the places of a grid, of wavelengths up to 10,000.
 
     As in MoCo v3 (arXiv 2104.02057): a quarter of the width each for sine and cosine of the row and of the
     column.
@@ -194,7 +195,7 @@ def sincos_positions(rows: int, columns: int, dim: int) -> np.ndarray:
 
 
 class Embedding(nnx.Module):
-    """A linear map of each patch, its place, and a class token in front where pooling asks for one."""
+    """A linear map of each patch plus an embedding of its place; before them, a class token if configured."""
 
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
         c, pixels = config, config.patch_size**2 * config.channels
@@ -244,9 +245,9 @@ class ViT(nnx.Module):
 
 
 def flops_per_token(config: ViTConfig, seq_len: int) -> float:
-    """Floating-point operations of one training step for each image, which is what a token is here.
+    """Floating-point operations of one training step for each image, which counts as one token.
 
-    Six for each weight at each place that it is used, and 12 * layers * model_dim * places^2 for attention.
+    Six for each weight at each place where it is used, and 12 * layers * model_dim * places^2 for attention.
     """
     del seq_len
     c = config

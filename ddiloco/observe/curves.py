@@ -10,13 +10,7 @@ class Curve:
     """Values against steps. At most `capacity` points, each the mean of `stride` successive values."""
 
     def __init__(self, capacity: int = 8192) -> None:
-        """`capacity` is halved whenever it is reached.
-
-        Raises:
-          ValueError: it is not a positive even number.
-        """
-        if capacity < 2 or capacity % 2:
-            raise ValueError(f"capacity: is {capacity}, but must be positive and even")
+        """`capacity`: positive and even."""
         self._capacity = capacity
         self._stride = 1
         self._steps = array.array("d")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 from ddiloco.goodput.accounting import State
+from ddiloco.observe.files import read_lines
 from ddiloco.observe.records import Evaluated, Noted, StateChanged, StepDone
-from ddiloco.observe.tally import Tally
+from ddiloco.observe.summary import read_summary
+from ddiloco.observe.tally import COUNTS, Tally
 
 
 def recall(workdir: pathlib.Path, tally: Tally) -> None:
@@ -22,26 +23,20 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
     A line that cannot be read, as the last one after a crash, is passed over.
     """
     moments = []
-    for line in _lines(workdir / "states.jsonl"):
+    for line in _values(workdir / "states.jsonl"):
         state = StateChanged(int(line["learner"]), State(line["state"]), line["time"], line["chips"])
         moments.append(state.time)
         if state.learner in tally.info.chips_by_learner:
             tally.state_changed(state)
     for path in sorted((workdir / "learners").glob("*/steps.jsonl")):
         if path.parent.name.isdigit():
-            for line in _lines(path):
+            for line in _values(path):
                 learner = int(path.parent.name)
                 tally.step_done(StepDone(learner, line["step"], line["time"], line["tokens"], {}))
-    for line in _lines(workdir / "rounds.jsonl"):
+    for line in _values(workdir / "rounds.jsonl"):
         tally.noted(Noted("round", line, line["time"]))
-    summary = next(_lines(workdir / "summary.json", whole=True), {})
-    tally.bytes_sent += int(summary.get("bytes_sent", 0))
-    tally.bytes_received += int(summary.get("bytes_received", 0))
-    tally.skipped_steps += int(summary.get("skipped_steps", 0))
-    tally.rounds.skipped += int(summary.get("rounds_skipped", 0))
-    tally.rounds.abandoned += int(summary.get("rounds_abandoned", 0))
-    tally.snapshots += int(summary.get("snapshots", 0))
-    tally.snapshots_given_up += int(summary.get("snapshots_given_up", 0))
+    summary = read_summary(workdir / "summary.json")
+    tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS})
     tally.drops.update(summary.get("drops", {}))
     tally.inner_states.update(summary.get("inner_states", {}))
     if moments:
@@ -55,14 +50,5 @@ def _evaluation(score: dict[str, Any], started: float) -> Evaluated:
     return Evaluated(step, tokens, started + seconds, math.nan if loss is None else loss, score)
 
 
-def _lines(path: pathlib.Path, whole: bool = False) -> Iterator[dict[str, Any]]:
-    """The JSON values of a file, a line each, or the file as one."""
-    try:
-        text = path.read_text()
-    except OSError:
-        return
-    for line in [text] if whole else text.splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
+def _values(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    return (value for _, value in read_lines(path) if value)

@@ -14,6 +14,8 @@ from typing import Any
 
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
+from ddiloco.observe.files import GrowingFiles
+from ddiloco.observe.lines import LineFiles
 from ddiloco.observe.plots import plot_loss
 from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, Status
 from ddiloco.observe.records import (
@@ -31,7 +33,6 @@ from ddiloco.observe.records import (
     Transferred,
 )
 from ddiloco.observe.scalars import as_float, as_json
-from ddiloco.observe.steps import LearnerFiles
 from ddiloco.observe.summary import summarize, write_summary
 from ddiloco.observe.tally import Tally
 from ddiloco.observe.tensorboard import EventFiles
@@ -80,20 +81,20 @@ class Monitor:
         if resume:
             with self._alarms.guard("what earlier processes have left", Exception):
                 recall(self._workdir, self._tally)
-        self._files = LearnerFiles(self._workdir, self._alarms)
-        self._metrics = EventFiles(self._workdir, self._alarms, log_every)
+        self._files = GrowingFiles(self._workdir, self._alarms)
+        self._lines = LineFiles(self._files)
+        self._metrics = EventFiles(self._files, log_every)
         self._pace = Pace()
         self._extra: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
-        begun = time.monotonic()
-        self._due = [
-            _Timer(begun, FLUSH_EVERY, self._flush),
-            _Timer(begun, SUMMARY_EVERY, self._write_summary),
-            _Timer(begun, self._progress.every, self._show),
-            _Timer(begun, PLAIN_EVERY, self._write_run_metrics),
-        ]
+        self._every = {
+            self._files.flush: FLUSH_EVERY,
+            self._write_summary: SUMMARY_EVERY,
+            self._show: self._progress.every,
+            self._write_run_metrics: PLAIN_EVERY,
+        }
 
     def start(self) -> None:
         """Starts the monitor's thread."""
@@ -118,6 +119,7 @@ class Monitor:
         return self._summary
 
     def _run(self) -> None:
+        due = {action: time.monotonic() + every for action, every in self._every.items()}
         running = True
         while running:
             # However many records wait, the files are flushed in time.
@@ -132,9 +134,10 @@ class Monitor:
                     break
                 with self._alarms.guard(f"a {type(record).__name__} record was not used", Exception):
                     self._take(record)
-            for timer in self._due:
-                if timer.is_due(time.monotonic()):
-                    self._do(timer.action)
+            for action, moment in due.items():
+                if time.monotonic() >= moment:
+                    due[action] = time.monotonic() + self._every[action]
+                    self._do(action)
         self._end()
 
     def _take(self, record: Record) -> None:
@@ -145,7 +148,7 @@ class Monitor:
                 self._step_done(record)
             case StateChanged():
                 self._tally.state_changed(record)
-                self._files.state(record)
+                self._lines.state(record)
             case Transferred():
                 self._tally.transferred(record)
             case Noted():
@@ -157,13 +160,13 @@ class Monitor:
             case Resumed():
                 self._tally.rounds.resumed(record.versions)
             case Flush():
-                self._flush()
+                self._files.flush()
                 record.done.set()
             case Alarm():
                 self._alarms.raise_once(record.sentence, record.sentence)
 
     def _step_done(self, record: StepDone) -> None:
-        self._files.step(record)
+        self._lines.step(record)
         loss = self._tally.step_done(record)
         self._metrics.step(record)
         if loss is not None and not math.isfinite(loss):
@@ -179,9 +182,9 @@ class Monitor:
         match record.name:
             case "round":
                 self._metrics.round(record)
-                self._files.round(record)
+                self._lines.round(record)
             case "recovered":
-                self._files.recovered(record)
+                self._lines.recovered(record)
             case "snapshot_given_up":
                 self._say(f"snapshot {record.values.get('number')} given up: {record.values.get('reason')}")
             case "learner_lost" if not finished:
@@ -203,7 +206,7 @@ class Monitor:
         self._say(f"step {record.step}: held-out loss {record.loss:.4f}{shown}  ({seconds:.0f} s)")
 
     def _died(self, record: LearnerDied) -> None:
-        self._files.died(record)
+        self._lines.died(record)
         self._tally.died(record)
         reason = (record.traceback.strip() or "no traceback").splitlines()[-1]
         self._say(f"learner {record.learner} died: {reason}")
@@ -213,10 +216,6 @@ class Monitor:
         if self._clock is not None:
             return max(self._clock(), latest)
         return latest if math.isfinite(latest) else 0.0
-
-    def _flush(self) -> None:
-        self._files.flush()
-        self._metrics.flush()
 
     def _write_summary(self) -> None:
         summary = summarize(self._tally, self._now(), self._alarms.sentences)
@@ -270,34 +269,17 @@ class Monitor:
             self._show,
             self._write_run_metrics,
             self._files.close,
-            self._metrics.close,
             self._write_summary,
             self._plot,
             self._write_summary,
-            self._end_line,
         ):
             self._do(action)
+        with self._terminal():
+            self._progress.end()
 
     def _plot(self) -> None:
         plot_loss(self._workdir / "loss.png", self._tally)
 
-    def _end_line(self) -> None:
-        with self._terminal():
-            self._progress.end()
-
     def _do(self, action: Callable[[], None]) -> None:
         with self._alarms.guard(f"the monitor's {action.__name__.strip('_')}", Exception):
             action()
-
-
-class _Timer:
-    """Something to be done every so many seconds of the monitor's own time."""
-
-    def __init__(self, begun: float, every: float, action: Callable[[], None]) -> None:
-        self._next, self._every, self.action = begun + every, every, action
-
-    def is_due(self, now: float) -> bool:
-        if now < self._next:
-            return False
-        self._next = now + self._every
-        return True

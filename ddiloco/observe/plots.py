@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import os
 import pathlib
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ddiloco.observe.figures import colours, figure_at
 from ddiloco.observe.scalars import as_float
 from ddiloco.observe.tally import Tally
 
@@ -20,41 +21,26 @@ def plot_loss(path: pathlib.Path, tally: Tally) -> None:
     Raises:
       OSError: the disk refused; no half-written figure is left.
     """
-    # Matplotlib takes a second to import, which a run should not pay at its start.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.2), dpi=160, layout="constrained")
-    axes = figure.add_subplot()
-    colours = _draw_learners(axes, tally)
-    _draw_evaluations(axes, tally)
-    _draw_marks(axes, tally, colours)
-    _dress(axes, tally)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        FigureCanvasAgg(figure).print_png(new)
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
+    with figure_at(path, 9, 5.2, dpi=160) as figure:
+        axes = figure.add_subplot()
+        of_learner = _draw_learners(axes, tally)
+        _draw_evaluations(axes, tally)
+        _draw_marks(axes, tally, of_learner)
+        _dress(axes, tally)
 
 
 def _draw_learners(axes: Axes, tally: Tally) -> dict[int, tuple[float, ...]]:
-    from matplotlib import colormaps
-
     learners = sorted(tally.steps_by_learner)
-    table = colormaps["tab10"] if len(learners) <= 10 else colormaps["turbo"].resampled(len(learners))
-    colours = {learner: table(place)[:3] for place, learner in enumerate(learners)}
+    of_learner = dict(zip(learners, colours(len(learners)), strict=True))
     for learner in learners:
         if learner not in tally.loss_curves:
             continue
         steps, losses = tally.loss_curves[learner].points()
         label = f"learner {learner}, training" if len(learners) <= 10 else None
-        marker = "." if sum(map(math.isfinite, losses)) < 3 else None
+        marker = "." if np.isfinite(losses).sum() < 3 else None
         smooth = _smoothed(losses)
-        axes.plot(steps, smooth, color=colours[learner], lw=0.9, alpha=0.8, label=label, marker=marker)
-    return colours
+        axes.plot(steps, smooth, color=of_learner[learner], lw=0.9, alpha=0.8, label=label, marker=marker)
+    return of_learner
 
 
 def _draw_evaluations(axes: Axes, tally: Tally) -> None:
@@ -72,20 +58,20 @@ def _draw_evaluations(axes: Axes, tally: Tally) -> None:
         )
 
 
-def _draw_marks(axes: Axes, tally: Tally, colours: dict[int, tuple[float, ...]]) -> None:
+def _draw_marks(axes: Axes, tally: Tally, of_learner: dict[int, tuple[float, ...]]) -> None:
     """A cross on the axis where a learner was lost, a triangle where it came back, in its colour."""
     looks = {False: ("x", "a learner is lost"), True: ("^", "a learner is back")}
     for came_back, (marker, label) in looks.items():
         marks = [(step, learner) for step, learner, back in tally.marks if back is came_back]
         for step, learner in marks:
-            colour = colours.get(learner, "grey")
+            colour = of_learner.get(learner, "grey")
             axes.axvline(step, color=colour, lw=0.7, alpha=0.35, ls="-" if came_back else ":", zorder=1)
         if marks:
             axes.scatter(
                 [step for step, _ in marks],
                 [0.025] * len(marks),
                 transform=axes.get_xaxis_transform(),
-                color=[colours.get(learner, "grey") for _, learner in marks],
+                color=[of_learner.get(learner, "grey") for _, learner in marks],
                 marker=marker,
                 s=42,
                 zorder=6,
@@ -121,18 +107,11 @@ def _dress(axes: Axes, tally: Tally) -> None:
         axes.spines["top"].set_visible(False)
 
 
-def _smoothed(values: list[float]) -> list[float]:
+def _smoothed(values: list[float]) -> np.ndarray:
     """Running means over about 2% of the curve, centred; NaN where nothing in reach is finite."""
-    reach = len(values) // 100
-    sums, counts = [0.0], [0]
-    for value in values:
-        finite = math.isfinite(value)
-        sums.append(sums[-1] + (value if finite else 0.0))
-        counts.append(counts[-1] + finite)
-    means = []
-    for place, value in enumerate(values):
-        start, end = max(0, place - reach), min(len(values), place + reach + 1)
-        count = counts[end] - counts[start]
-        known = count and math.isfinite(value)
-        means.append((sums[end] - sums[start]) / count if known else math.nan)
-    return means
+    given = np.asarray(values)
+    finite = np.isfinite(given)
+    window = np.ones(2 * (len(given) // 100) + 1)
+    sums = np.convolve(np.where(finite, given, 0.0), window, "same")
+    counts = np.convolve(finite, window, "same")
+    return np.divide(sums, counts, out=np.full(len(given), np.nan), where=finite)

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import math
 import os
+import shutil
 import sys
 from typing import TextIO
 
@@ -32,10 +33,9 @@ class Status:
 
 def format_status(status: Status, columns: int) -> str:
     """The status in fewer than `columns` characters; on a narrow terminal the last figures are left out."""
-    step = f"step {status.step}/{status.total_steps}"
     left = "-" if status.remaining is None else _clock(status.remaining)
     parts = [
-        step,
+        f"step {status.step}/{status.total_steps}",
         f"loss {_shown(status.loss, '.3f')}",
         f"{_amount(status.tokens_per_second)} tok/s",
         f"alive {status.alive}/{status.num_learners}",
@@ -44,13 +44,9 @@ def format_status(status: Status, columns: int) -> str:
         f"quorum {_shown(status.quorum, 'd')}",
         f"grace {_shown(None if status.grace_seconds is None else 1e3 * status.grace_seconds, '.0f')} ms",
     ]
-    line = ""
-    for part in parts:
-        longer = f"{line}  {part}" if line else part
-        if len(longer) >= columns:
-            break
-        line = longer
-    return line or step[: max(0, columns - 1)]
+    while len("  ".join(parts)) >= columns and len(parts) > 1:
+        parts.pop()
+    return "  ".join(parts)[: max(0, columns - 1)]
 
 
 class Pace:
@@ -99,7 +95,7 @@ class Progress:
     def show(self, status: Status) -> None:
         """Draws the live line anew, or prints a plain one; to be called every `every` seconds."""
         if self.live:
-            line = format_status(status, self._columns())
+            line = format_status(status, shutil.get_terminal_size((100, 24)).columns)
             self._out.write("\r" + line.ljust(len(self._drawn)))
             self._drawn = line
             self._out.flush()
@@ -135,12 +131,6 @@ class Progress:
             self._out.write(self._drawn)
             self._out.flush()
         stream.flush()
-
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(self._out.fileno()).columns or 100
-        except (OSError, ValueError):
-            return 100
 
 
 def _shown(value: float | None, spec: str) -> str:

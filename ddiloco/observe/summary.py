@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from ddiloco.observe.files import replacing
 from ddiloco.observe.scalars import as_json
 from ddiloco.observe.tally import Tally
 
@@ -22,6 +23,8 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
     lines, rounds, info = tally.timelines, tally.rounds, tally.info
     started = now if tally.started is None else tally.started
     window = lines.window(now)
+    begun, ended = window or (started, now)
+    seconds = ended - begun
     last = tally.evaluations[-1] if tally.evaluations else None
     values = {
         "algorithm": info.algorithm,
@@ -32,17 +35,14 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "total_steps": info.total_steps,
         "step": tally.step,
         "inner_steps": tally.steps_by_learner,
-        "skipped_steps": tally.skipped_steps,
         "tokens": tally.tokens_by_learner,
-        "tokens_per_second": _rate(tally.tokens, *(window or (started, now))),
+        "tokens_per_second": tally.tokens / seconds if seconds > 0 else None,
         "wall_seconds": now - started,
         "train_loss": tally.train_loss(),
         "eval_loss": last.loss if last else None,
         **({f"eval_{name}": value for name, value in last.statistics.items()} if last else {}),
         "eval_history": [_evaluation(record, started) for record in tally.evaluations],
         "rounds": rounds.count,
-        "rounds_skipped": rounds.skipped,
-        "rounds_abandoned": rounds.abandoned,
         "outer_steps": {f: rounds.by_fragment[f] for f in {*range(info.num_fragments), *rounds.by_fragment}},
         "mean_quorum": rounds.mean_quorum(),
         "min_quorum": min(rounds.quorums, default=None),
@@ -52,16 +52,10 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "uptime": lines.uptime(now) if window else None,
         "lost": lines.lost(now) if window else {},
         "learner_blocked_seconds": lines.blocked_seconds(now),
-        "bytes_sent": tally.bytes_sent,
-        "bytes_received": tally.bytes_received,
+        **tally.counts,
         "inner_states": dict(sorted(tally.inner_states.items())),
-        "snapshots": tally.snapshots,
-        "snapshots_given_up": tally.snapshots_given_up,
         "drops": dict(sorted(tally.drops.items())),
-        "failures": [
-            {"learner": death.learner, "time": death.time, "traceback": death.traceback}
-            for death in tally.failures
-        ],
+        "failures": [dataclasses.asdict(death) for death in tally.failures],
         "alarms": alarms,
         "params_sha256": None,
         "finished": tally.complete,
@@ -71,19 +65,17 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
 
 
 def write_summary(path: pathlib.Path, summary: Mapping[str, Any]) -> None:
-    """Replaces the file at once: a reader sees the old summary or the new one, never a part.
-
-    Raises:
-      OSError: the disk refused; the old summary still stands.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    """Replaces the file at once; raises OSError where the disk refuses, and then the old one still stands."""
+    with replacing(path) as new:
         new.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
+
+
+def read_summary(path: pathlib.Path) -> dict[str, Any]:
+    """What the file tells; nothing where there is none that can be read."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _evaluation(record: Any, started: float) -> dict[str, Any]:
@@ -94,7 +86,3 @@ def _evaluation(record: Any, started: float) -> dict[str, Any]:
         "loss": record.loss,
         **record.statistics,
     }
-
-
-def _rate(amount: float, start: float, end: float) -> float | None:
-    return amount / (end - start) if end > start else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import statistics
 
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.observe.curves import Curve
@@ -18,35 +19,43 @@ from ddiloco.observe.records import (
 )
 from ddiloco.observe.scalars import as_float
 
+# Of the protocol's records, those that are only counted: the field of the summary that has the count.
+_COUNTED = {
+    "round_skipped": "rounds_skipped",
+    "round_abandoned": "rounds_abandoned",
+    "snapshot": "snapshots",
+    "snapshot_given_up": "snapshots_given_up",
+}
+COUNTS = ("skipped_steps", "bytes_sent", "bytes_received", *_COUNTED.values())
+
 
 class Rounds:
     """Counts and means over the merges of a run."""
 
     def __init__(self) -> None:
-        self.count = 0
         self.by_fragment: collections.Counter[int] = collections.Counter()
         self.quorums: collections.Counter[int] = collections.Counter()
         self.grace_seconds = 0.0
         self.last_quorum: int | None = None
         self.last_grace_seconds: float | None = None
-        self.skipped = 0
-        self.abandoned = 0
+
+    @property
+    def count(self) -> int:
+        """The merges so far."""
+        return self.by_fragment.total()
 
     def add(self, record: Noted) -> None:
         """Counts one merge."""
         fragment, quorum = int(record.values["fragment"]), int(record.values["quorum"])
-        grace_seconds = as_float(record.values.get("grace_seconds", 0.0))
-        self.count += 1
+        self.last_quorum = quorum
+        self.last_grace_seconds = as_float(record.values.get("grace_seconds", 0.0))
         self.by_fragment[fragment] += 1
         self.quorums[quorum] += 1
-        self.grace_seconds += grace_seconds
-        self.last_quorum, self.last_grace_seconds = quorum, grace_seconds
+        self.grace_seconds += self.last_grace_seconds
 
     def resumed(self, versions: tuple[int, ...]) -> None:
         """Corrects the counts: each version is a merge, whose line a crash may have taken."""
-        for fragment, version in enumerate(versions):
-            self.count += version - self.by_fragment[fragment]
-            self.by_fragment[fragment] = version
+        self.by_fragment = collections.Counter(dict(enumerate(versions)))
 
     def mean_quorum(self) -> float | None:
         """Learners in a merge on average; None before the first."""
@@ -67,18 +76,16 @@ class Tally:
         self.step = 0  # the global step: the furthest clock of any learner
         self.steps_by_learner = dict.fromkeys(info.chips_by_learner, 0)
         self.tokens_by_learner = dict.fromkeys(info.chips_by_learner, 0)
-        self.skipped_steps = 0
         self.loss_curves: dict[int, Curve] = {}
-        self.bytes_sent = self.bytes_received = 0
+        self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
         self.evaluations: list[Evaluated] = []
         self.drops: collections.Counter[str] = collections.Counter()
         self.inner_states: collections.Counter[str] = collections.Counter()  # by source
-        self.snapshots = self.snapshots_given_up = 0
         self.failures: list[LearnerDied] = []
         self.marks: list[tuple[int, int, bool]] = []  # step, learner, whether it came back (else it left)
         self.finished: set[int] = set()
         self.away: set[int] = set()  # dead, lost or silent
-        self._smooth = _Smooth(10 * info.num_learners)
+        self._recent: collections.deque[float] = collections.deque(maxlen=10 * info.num_learners)
         self._clocks: dict[int, int] = {}
         self._last_change: dict[int, float] = {}
 
@@ -89,8 +96,10 @@ class Tally:
 
     @property
     def recent_loss(self) -> float | None:
-        """The learners' latest losses, averaged over about ten steps of each; None before the first."""
-        return self._smooth.value
+        """The mean of the last losses, about ten of each learner; the last itself if that is not finite."""
+        if not self._recent or not math.isfinite(self._recent[-1]):
+            return self._recent[-1] if self._recent else None
+        return statistics.fmean(filter(math.isfinite, self._recent))
 
     @property
     def complete(self) -> bool:
@@ -112,13 +121,13 @@ class Tally:
         self.steps_by_learner[learner] = self.steps_by_learner.get(learner, 0) + 1
         self.tokens_by_learner[learner] = self.tokens_by_learner.get(learner, 0) + record.tokens
         if as_float(record.metrics.get("skipped", 0)):
-            self.skipped_steps += 1
+            self.counts["skipped_steps"] += 1
             return None
         if "loss" not in record.metrics:
             return None
         loss = as_float(record.metrics["loss"])
         self.loss_curves.setdefault(learner, Curve()).add(record.step, loss)
-        self._smooth.add(loss)
+        self._recent.append(loss)
         return loss
 
     def state_changed(self, record: StateChanged) -> None:
@@ -138,27 +147,20 @@ class Tally:
         match record.name:
             case "round":
                 self.rounds.add(record)
-            case "round_skipped":
-                self.rounds.skipped += 1
-            case "round_abandoned":
-                self.rounds.abandoned += 1
             case "drop":
                 self.drops[str(record.values.get("reason", "unknown"))] += 1
             case "recovered":
                 self.inner_states[str(record.values.get("inner_state", "unknown"))] += 1
-            case "snapshot":
-                self.snapshots += 1
-            case "snapshot_given_up":
-                self.snapshots_given_up += 1
             case "learner_lost" | "learner_silent":
                 self._mark(record.values["learner"], came_back=False)
             case "learner_ready" | "learner_returned":
                 self._mark(record.values["learner"], came_back=True)
+            case name if name in _COUNTED:
+                self.counts[_COUNTED[name]] += 1
 
     def transferred(self, record: Transferred) -> None:
         """Counts bytes."""
-        self.bytes_sent += record.sent
-        self.bytes_received += record.received
+        self.counts.update(bytes_sent=record.sent, bytes_received=record.received)
 
     def died(self, record: LearnerDied) -> None:
         """Keeps the failure."""
@@ -168,7 +170,7 @@ class Tally:
     def train_loss(self) -> float | None:
         """The mean over learners of the mean loss of the last 5% of their steps; None if there is none."""
         tails = [curve.tail_mean(0.05) for curve in self.loss_curves.values()]
-        return sum(tails) / len(tails) if tails else None
+        return statistics.fmean(tails) if tails else None
 
     def _mark(self, learner: int, came_back: bool) -> None:
         """Keeps each departure and each return once, though several records may tell of it."""
@@ -177,25 +179,3 @@ class Tally:
         (self.away.discard if came_back else self.away.add)(learner)
         step = max(self._clocks.get(learner, 0), self.step if came_back else 0)
         self.marks.append((step, learner, came_back))
-
-
-class _Smooth:
-    """An exponential moving average over about `horizon` values, without the bias of its start."""
-
-    def __init__(self, horizon: float) -> None:
-        self._keep = 1 - 1 / max(1.0, horizon)
-        self._sum = self._weight = 0.0
-        self._latest: float | None = None
-
-    @property
-    def value(self) -> float | None:
-        """The average; the latest value itself where that is not finite; None before the first."""
-        if self._latest is None or not math.isfinite(self._latest):
-            return self._latest
-        return self._sum / self._weight
-
-    def add(self, value: float) -> None:
-        self._latest = value
-        if math.isfinite(value):
-            self._sum = self._keep * self._sum + (1 - self._keep) * value
-            self._weight = self._keep * self._weight + (1 - self._keep)

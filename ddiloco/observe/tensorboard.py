@@ -6,8 +6,8 @@ for each file, and once the disk is full that thread dies and the next scalar bl
 
 from __future__ import annotations
 
+import collections
 import os
-import pathlib
 import socket
 import struct
 from collections.abc import Mapping
@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from ddiloco.observe.alarms import Alarms
-from ddiloco.observe.growing_file import GrowingFiles
+from ddiloco.observe.files import GrowingFiles
 from ddiloco.observe.records import Evaluated, Noted, StepDone
 from ddiloco.observe.scalars import as_float, numbers
 
@@ -28,40 +27,41 @@ _NOT_PLOTTED = ("step", "fragment", "version", "live", "tokens")
 class EventFiles:
     """Scalars against steps; every learner's under the same tags, so that their curves lie in one chart."""
 
-    def __init__(self, workdir: pathlib.Path, alarms: Alarms, log_every: int) -> None:
-        """Learners' scalars are written every `log_every` of their steps."""
-        self._files = GrowingFiles(workdir / "metrics", alarms)
+    def __init__(self, files: GrowingFiles, log_every: int) -> None:
+        """`files` are the workdir's; learners' scalars are written every `log_every` of their steps."""
+        self._files = files
         self._suffix = f"{socket.gethostname()}.{os.getpid()}"
         self._names: dict[str, str] = {}
         self._log_every = log_every
-        self._counts: dict[int, int] = {}
-        self._since: dict[int, tuple[float, int]] = {}  # by learner: time of the last point, tokens since
+        self._counts: collections.Counter[int] = collections.Counter()
+        self._since: dict[int, float] = {}  # by learner: the time of its last point
+        self._tokens: collections.Counter[int] = collections.Counter()  # by learner, since then
 
     def step(self, record: StepDone) -> None:
         """Loss, gradient norm, learning rate, the model's statistics and tokens a second of a learner."""
-        count = self._counts[record.learner] = self._counts.get(record.learner, 0) + 1
-        since, tokens = self._since.get(record.learner, (None, 0))
-        tokens += record.tokens
-        if count % self._log_every and count > 1:
-            self._since[record.learner] = (since, tokens)
+        learner = record.learner
+        self._counts[learner] += 1
+        self._tokens[learner] += record.tokens
+        if self._counts[learner] % self._log_every and learner in self._since:
             return
         metrics = numbers(record.metrics)
         values = {f"train/{name}": value for name, value in metrics.items() if name not in _COUNTED}
-        if since is not None and record.time > since:
-            values["train/tokens_per_second"] = tokens / (record.time - since)
-        self._since[record.learner] = (record.time, 0)
-        self._write(f"learner_{record.learner}", record.step, record.time, values)
+        seconds = record.time - self._since.get(learner, record.time)
+        if seconds > 0:
+            values["train/tokens_per_second"] = self._tokens[learner] / seconds
+        self._since[learner], self._tokens[learner] = record.time, 0
+        self._write(f"learner_{learner}", record.step, record.time, values)
 
     def round(self, record: Noted) -> None:
         """Quorum, times and outer metrics of a merge, against the global step."""
         values = numbers(record.values)
-        tags = {f"round/{name}": values[name] for name in _ROUND if name in values}
-        rest = {
-            f"outer/{name}": value
+        step = int(values.get("step", 0))
+        tags = {
+            f"{'round' if name in _ROUND else 'outer'}/{name}": value
             for name, value in values.items()
-            if name not in _ROUND and name not in _NOT_PLOTTED
+            if name not in _NOT_PLOTTED
         }
-        self._write("global", int(values.get("step", 0)), record.time, tags | rest)
+        self._write("global", step, record.time, tags)
 
     def evaluated(self, record: Evaluated) -> None:
         """The global model's score on held-out data."""
@@ -74,21 +74,13 @@ class EventFiles:
         known = {f"run/{name}": value for name, value in values.items() if value is not None}
         self._write("global", step, time, known)
 
-    def flush(self) -> None:
-        """Writes what is pending; what the disk refuses is tried again at the next flush."""
-        self._files.flush()
-
-    def close(self) -> None:
-        """Flushes and closes all files."""
-        self._files.close()
-
     def _write(self, run: str, step: int, time: float, values: Mapping[str, float]) -> None:
         if not values:
             return
         name = self._names.get(run)
         if name is None:
             # Readers sort a run's files by name: the time makes a resumed run's file the later one.
-            name = self._names[run] = f"{run}/events.out.tfevents.{int(time):010d}.{self._suffix}"
+            name = self._names[run] = f"metrics/{run}/events.out.tfevents.{int(time):010d}.{self._suffix}"
             self._files.append(name, _frame(Event(wall_time=time, file_version="brain.Event:2")))
         event = Event(wall_time=time, step=step)
         for tag, value in values.items():

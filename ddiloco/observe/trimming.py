@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from ddiloco.goodput.accounting import State
+from ddiloco.observe.files import read_lines, replacing
+from ddiloco.observe.summary import read_summary, write_summary
 
 KEPT = {"snapshots", "previous", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
 """What of a workdir the resumed run goes on below; the rest it makes anew."""
-
-
-TAPES = "tape"
-"""The folder of the tapes, which stay where the run goes on as if it had never ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +25,6 @@ class Cut:
       versions: by fragment, the merges that stay.
       times: by learner, when it recorded its state.
       unfinished: by learner, the steps that it had started by then and finished later.
-      lines: by file relative to the workdir, how many lines stay; in place of the above where it is known.
-      tapes: by name of a tape, how many bytes stay; all others are of processes that the run is without.
-      summary: the figures as of the cut; None: those of the last summary, with the scores up to `step`.
       step: the global step.
     """
 
@@ -40,9 +33,6 @@ class Cut:
     step: int
     times: Mapping[int, float] = dataclasses.field(default_factory=dict)
     unfinished: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    lines: Mapping[str, int] | None = None
-    tapes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    summary: Mapping[str, Any] | None = None
 
     def at(self, learner: int) -> float:
         """When the learner's record ends."""
@@ -61,26 +51,22 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
       OSError: the disk refuses.
     """
     target = next_previous(workdir)
-    kept = KEPT | {TAPES} if cut.tapes else KEPT
-    for path in workdir.glob("*"):
-        if path.name not in kept:
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.move(path, target / path.name)
-    for path in workdir.glob("learners/*/inner_state"):  # of a later step than the snapshot
-        _moved(path, workdir, target)
-    for path in (workdir / TAPES).glob("*"):
-        _cut_tape(path, workdir, target, cut.tapes.get(path.name))
-    for path in _records(workdir):
-        kept, gone = _split(path.read_text().splitlines(keepends=True), path.relative_to(workdir), cut)
+    others = [path for path in workdir.glob("*") if path.name not in KEPT]
+    for path in (*others, *workdir.glob("learners/*/inner_state")):  # those are of a later step
+        shutil.move(path, _made(target / path.relative_to(workdir)))
+    names = ("rounds.jsonl", "states.jsonl", "recoveries.jsonl")
+    for path in (*workdir.glob("learners/[0-9]*/steps.jsonl"), *(workdir / name for name in names)):
+        kept, gone = _split(path, cut)
         if gone:
-            tail = target / path.relative_to(workdir)
-            tail.parent.mkdir(parents=True, exist_ok=True)
-            tail.write_text("".join(gone))
-            _replace(path, "".join(kept))
-    if cut.lines is None:
-        _end_states(workdir / "states.jsonl", cut)
-    summary = cut.summary if cut.summary is not None else _earlier(target / "summary.json", cut)
-    _replace(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+            _made(target / path.relative_to(workdir)).write_text("".join(gone))
+        if path.name == "states.jsonl":
+            kept += _ends(kept, cut)
+        if path.is_file():
+            with replacing(path) as new:
+                new.write_text("".join(kept))
+    earlier = read_summary(target / "summary.json")
+    scores = [score for score in earlier.get("eval_history", []) if score["step"] <= cut.step]
+    write_summary(workdir / "summary.json", {**earlier, "eval_history": scores} if earlier else {})
     return target
 
 
@@ -91,96 +77,35 @@ def next_previous(workdir: pathlib.Path) -> pathlib.Path:
     return previous / str(number)
 
 
-def _cut_tape(path: pathlib.Path, workdir: pathlib.Path, target: pathlib.Path, size: int | None) -> None:
-    """Leaves the first `size` bytes; None: nothing. A tape that is shorter is not the one that was cut."""
-    has = path.stat().st_size
-    if size == has:
-        return
-    if size is None or size > has:
-        _moved(path, workdir, target)
-        return
-    place = target / path.relative_to(workdir)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(path, place)
-    _replace(path, path.read_bytes()[:size])
+def _split(path: pathlib.Path, cut: Cut) -> tuple[list[str], list[str]]:
+    """The lines that stay, and those that do not: what a crash has torn goes too."""
+    of_steps = path.name == "steps.jsonl"
+    learner = int(path.parent.name) if of_steps else -1
+    unfinished = cut.unfinished.get(learner, 0)
+    kept, gone = [], []
+    for line, told in read_lines(path):
+        if path.name == "rounds.jsonl":
+            stays = bool(told) and told["version"] <= cut.versions[told["fragment"]]
+        else:
+            stays = bool(told) and told["time"] < cut.at(told.get("learner", learner))
+        if of_steps and told and not stays and unfinished:
+            stays, unfinished = True, unfinished - 1
+        (kept if stays else gone).append(line)
+    return kept, gone
 
 
-def _records(workdir: pathlib.Path) -> list[pathlib.Path]:
-    steps = [p for p in workdir.glob("learners/*/steps.jsonl") if p.parent.name.isdigit()]
-    of_the_run = [workdir / name for name in ("rounds.jsonl", "states.jsonl", "recoveries.jsonl")]
-    return [path for path in (*sorted(steps), *of_the_run) if path.is_file()]
-
-
-def _split(lines: list[str], name: pathlib.Path, cut: Cut) -> tuple[list[str], list[str]]:
-    """The lines that stay, and those that do not."""
-    if cut.lines is not None and str(name) in cut.lines:
-        count = cut.lines[str(name)]
-        return lines[:count], lines[count:]
-    if name.name == "steps.jsonl":
-        learner = int(name.parent.name)
-        before = _first(lines, lambda told: told["time"] >= cut.at(learner))
-        count = before + cut.unfinished.get(learner, 0)
-    elif name.name == "rounds.jsonl":
-        count = _first(lines, lambda told: told["version"] > cut.versions[told["fragment"]])
-    else:
-        stays = [_holds(line, lambda told: told["time"] < cut.at(told.get("learner", -1))) for line in lines]
-        return _where(lines, stays), _where(lines, (not kept for kept in stays))
-    return lines[:count], lines[count:]
-
-
-def _where(lines: list[str], chosen: Iterable[bool]) -> list[str]:
-    return [line for line, is_chosen in zip(lines, chosen, strict=True) if is_chosen]
-
-
-def _first(lines: list[str], past: Callable[[dict[str, Any]], bool]) -> int:
-    """The number of lines before the first that is past the cut."""
-    return next((i for i, line in enumerate(lines) if _holds(line, past)), len(lines))
-
-
-def _holds(line: str, question: Callable[[dict[str, Any]], bool]) -> bool:
-    """What the question says of the line; not of one that a crash has torn."""
-    try:
-        return question(json.loads(line))
-    except (ValueError, TypeError, LookupError):
-        return False
-
-
-def _end_states(path: pathlib.Path, cut: Cut) -> None:
-    """Notes that every learner was down from its cut on, since nothing that it did then counts."""
-    last: dict[int, dict[str, Any]] = {}
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    for line in lines:
-        try:
-            told = json.loads(line)
-            last[told["learner"]] = told
-        except (ValueError, TypeError, LookupError):
-            continue
-    down = [
-        {"time": cut.at(learner), "learner": learner, "state": State.FAILED.value, "chips": None}
-        for learner, told in sorted(last.items())
-        if told.get("state") != State.FAILED.value
+def _ends(lines: list[str], cut: Cut) -> list[str]:
+    """The lines that every learner was down from its cut on, since nothing that it did then counts."""
+    last = {told["learner"]: told["state"] for told in map(json.loads, lines)}
+    return [
+        json.dumps({"time": cut.at(learner), "learner": learner, "state": State.FAILED.value, "chips": None})
+        + "\n"
+        for learner, state in sorted(last.items())
+        if state != State.FAILED.value
     ]
-    if down:
-        _replace(path, "".join(lines) + "".join(json.dumps(told) + "\n" for told in down))
 
 
-def _earlier(path: pathlib.Path, cut: Cut) -> dict[str, Any]:
-    """The last summary, without the scores of steps past the cut."""
-    try:
-        summary = json.loads(path.read_text())
-        scores = [score for score in summary.get("eval_history", []) if score["step"] <= cut.step]
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return {}
-    return {**summary, "eval_history": scores}
-
-
-def _moved(path: pathlib.Path, workdir: pathlib.Path, target: pathlib.Path) -> None:
-    place = target / path.relative_to(workdir)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(path, place)
-
-
-def _replace(path: pathlib.Path, content: str | bytes) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(new, path)
+def _made(path: pathlib.Path) -> pathlib.Path:
+    """The path, whose folder there is now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

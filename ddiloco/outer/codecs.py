@@ -7,6 +7,7 @@ A codec is a pair of pure functions for use under jit. The paper's result for su
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -35,33 +36,55 @@ class ArrayFormat(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """One way to write a float32 array of n elements; `decode` of `encode` is the array but for the error.
+    """One way to write a float32 array x in fewer bytes, and to read it back as y.
 
-    With x the array, y what comes back, and L the largest |x| in the block of an element:
-    |y - x| <= relative_error * L + absolute_error, for |x| up to 1e38. What is not finite makes at least its
-    own element not finite in y, never a number; zeros stay zeros.
+    The error of each element is bounded by the largest magnitude L in its block:
+
+      |y - x| <= relative_error * L + absolute_error,  for |x| <= 1e38.
+
+    Zeros stay zeros. An element that is not finite comes back not finite.
 
     Attributes:
-      encode: (x float32 of any shape) -> arrays of `formats(x.shape)`.
-      decode: (those arrays, shape) -> y float32 of the shape.
-      formats: shape -> what `encode` makes of it; they alone say how many bytes travel.
-      block: elements that share L; the last block of an array may be shorter. 1: each its own.
-      relative_error: share of L.
-      absolute_error: what becomes of numbers that are next to nothing.
-      of_parameters: whether the parameters themselves are written, not their outer gradient.
+      encode: x, float32 of any shape -> the arrays that travel.
+      decode: (those arrays, the shape of x) -> y, float32.
+      block: consecutive elements that share L; the last block of an array may be shorter. 1: no sharing.
+      relative_error: the share of L in the bound.
+      absolute_error: the bound where L is close to zero.
+      of_parameters: whether the parameters themselves are written instead of their outer gradient.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> codec = CODECS["int8"]
+      >>> x = jnp.array([1.0, -0.5, 0.002, 0.0])
+      >>> scales, codes = codec.encode(x)
+      >>> print(codes)
+      [127 -64   0   0]
+      >>> print(codec.decode((scales, codes), x.shape).round(3))
+      [ 1.    -0.504  0.     0.   ]
+      >>> codec.encoded_bytes((1024, 1024)), CODECS["f32"].encoded_bytes((1024, 1024))
+      (1081344, 4194304)
     """
 
     encode: Callable[[jax.Array], tuple[jax.Array, ...]]
     decode: Callable[[Sequence[jax.Array], Shape], jax.Array]
-    formats: Callable[[Shape], tuple[ArrayFormat, ...]]
     block: int = 1
     relative_error: float = 0.0
     absolute_error: float = 0.0
     of_parameters: bool = False
 
+    def formats(self, shape: Shape) -> tuple[ArrayFormat, ...]:
+        """Shapes and dtypes of what `encode` makes of an array of this shape."""
+        return _formats(self.encode, shape)
+
     def encoded_bytes(self, shape: Shape) -> int:
         """Bytes of an encoded array of this shape."""
         return sum(part.nbytes for part in self.formats(shape))
+
+
+@functools.cache
+def _formats(encode: Callable[[jax.Array], tuple[jax.Array, ...]], shape: Shape) -> tuple[ArrayFormat, ...]:
+    encoded = jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, jnp.float32))
+    return tuple(ArrayFormat(part.shape, np.dtype(part.dtype)) for part in encoded)
 
 
 def _bf16_encode(x: jax.Array) -> tuple[jax.Array, ...]:
@@ -75,12 +98,8 @@ def _bf16_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32).reshape(shape)
 
 
-def _bf16_formats(shape: Shape) -> tuple[ArrayFormat, ...]:
-    return (ArrayFormat((math.prod(shape),), np.dtype(np.uint16)),)
-
-
 def _quantised(x: jax.Array, largest_code: int) -> tuple[jax.Array, jax.Array]:
-    """Scales (blocks,) float32 and codes (blocks, BLOCK) int8: each element to the nearest multiple.
+    """Scales (blocks,) float32 and codes (blocks, BLOCK) int8: each element as the nearest multiple.
 
     A block with an element that is not finite has the scale NaN.
     """
@@ -111,17 +130,14 @@ def _int8_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
     return _scaled(scales, codes, shape)
 
 
-def _int8_formats(shape: Shape) -> tuple[ArrayFormat, ...]:
-    size = math.prod(shape)
-    return ArrayFormat((-(-size // BLOCK),), np.dtype(np.float32)), ArrayFormat((size,), np.dtype(np.int8))
-
-
 def _int4_encode(x: jax.Array) -> tuple[jax.Array, ...]:
     """Packs element i of a block with element i + BLOCK/2: whole rows of bytes, which vector units like."""
     scales, codes = _quantised(x, 7)
     nibbles = codes.astype(jnp.uint8) & 15
     packed = nibbles[:, : BLOCK // 2] | (nibbles[:, BLOCK // 2 :] << 4)
-    return scales, packed.reshape(-1)[: _packed_size(x.size)]
+    # Of a last block shorter than half, a byte for each element.
+    whole, rest = divmod(x.size, BLOCK)
+    return scales, packed.reshape(-1)[: whole * (BLOCK // 2) + min(rest, BLOCK // 2)]
 
 
 def _int4_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
@@ -131,34 +147,15 @@ def _int4_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
     return _scaled(scales, jnp.where(nibbles > 7, nibbles - 16, nibbles), shape)
 
 
-def _int4_formats(shape: Shape) -> tuple[ArrayFormat, ...]:
-    size = math.prod(shape)
-    scales = ArrayFormat((-(-size // BLOCK),), np.dtype(np.float32))
-    return scales, ArrayFormat((_packed_size(size),), np.dtype(np.uint8))
-
-
-def _packed_size(size: int) -> int:
-    """Bytes of packed codes: of a last block shorter than half, one for each element."""
-    whole, rest = divmod(size, BLOCK)
-    return whole * (BLOCK // 2) + min(rest, BLOCK // 2)
-
-
-def _f32_formats(shape: Shape) -> tuple[ArrayFormat, ...]:
-    return (ArrayFormat(shape, np.dtype(np.float32)),)
-
-
 # Beside half a scale, int8 and int4 lose what float32 loses in dividing by the scale and multiplying again.
 _FLOAT32_SHARE = 2.0**-20
 
 CODECS: dict[str, Codec] = {
-    "f32": Codec(lambda x: (x,), lambda arrays, shape: arrays[0], _f32_formats, of_parameters=True),
-    "bf16": Codec(
-        _bf16_encode, _bf16_decode, _bf16_formats, relative_error=2.0**-8, absolute_error=2.0**-126
-    ),
+    "f32": Codec(lambda x: (x,), lambda arrays, shape: arrays[0], of_parameters=True),
+    "bf16": Codec(_bf16_encode, _bf16_decode, relative_error=2.0**-8, absolute_error=2.0**-126),
     "int8": Codec(
         _int8_encode,
         _int8_decode,
-        _int8_formats,
         block=BLOCK,
         relative_error=1 / 254 + _FLOAT32_SHARE,
         absolute_error=127 * SMALLEST_SCALE,
@@ -166,7 +163,6 @@ CODECS: dict[str, Codec] = {
     "int4": Codec(
         _int4_encode,
         _int4_decode,
-        _int4_formats,
         block=BLOCK,
         relative_error=1 / 14 + _FLOAT32_SHARE,
         absolute_error=7 * SMALLEST_SCALE,

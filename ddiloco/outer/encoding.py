@@ -1,8 +1,8 @@
-"""Fragments as learners send them: encoded on their devices, read against the version that they anchor on.
+"""Fragments as learners send them: encoded on a learner's devices, decoded on the syncer's CPU.
 
-But for f32, what travels is the outer gradient Theta_p(version) - theta_{m,p}, piece by piece. One version of
-a fragment is all that the syncer needs to read it: its core accepts only contributions that anchor on the
-current one, so that what was read against another is dropped whatever it holds.
+With the codec f32 a learner sends its parameters theta_{m,p}; with any other, its outer gradient
+Theta_p(version) - theta_{m,p}, piece by piece. The syncer decodes against its current version of the fragment
+alone: what a learner computed from an older one decodes to nonsense, and the syncer's core drops it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,14 @@ def wire_format(layout: FragmentLayout, fragment: int, codec: str) -> tuple[Arra
 
     Raises:
       KeyError: there is no such codec.
+
+    Example:
+      >>> from ddiloco.outer.fragments import fragment
+      >>> layout = fragment({"a": (2, 64)}, 1)
+      >>> for part in wire_format(layout, 0, "int8"):
+      ...     print(part.dtype, part.shape)
+      float32 (1,)
+      int8 (128,)
     """
     shapes = layout.piece_shapes(fragment)
     return tuple(part for shape in shapes for part in CODECS[codec].formats(shape))
@@ -47,14 +55,21 @@ def encode(
     """Encodes the outer gradient of a fragment; pure, for use under jit.
 
     Args:
-      codec: not one `of_parameters`.
+      codec: one of outer gradients, not `of_parameters`.
       pieces: theta_{m,p}, float32.
-      anchor: Theta_p(version) that the learner adopted, like `pieces`.
-      residual: what earlier encodings left out, like `pieces`, to be sent along; (): no error feedback.
+      anchor: Theta_p(version) that the learner last adopted, of the same shapes.
+      residual: what the last encoding left out, of the same shapes, to be sent along; (): no error feedback.
 
     Returns:
-      The arrays of `wire_format`, and what this encoding leaves out, like `residual`. A piece that the syncer
-      will refuse as unsound leaves nothing, or a NaN would come back in every encoding after it.
+      The arrays of `wire_format`, and what this encoding leaves out, as `residual` for the next. A piece with
+      values that are not finite leaves zeros, or they would come back in every encoding after it.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> theta, anchor = jnp.array([0.0, 0.9]), jnp.array([1.0, 1.0])
+      >>> arrays, residual = encode(CODECS["int4"], (theta,), (anchor,), (jnp.zeros(2),))
+      >>> print(residual[0].round(3))
+      [ 0.    -0.043]
     """
     arrays: list[jax.Array] = []
     left: list[jax.Array] = []
@@ -71,34 +86,44 @@ def encode(
 
 
 class FragmentDecoder:
-    """Reads what learners sent, on the CPU; for any number of threads once compiled."""
+    """Decodes what learners sent, on the CPU; for any number of threads at a time once compiled.
+
+    Example:
+      >>> import numpy as np
+      >>> from ddiloco.outer.fragments import fragment
+      >>> theta, anchor = np.float32([[0.0, 0.5]]), np.float32([[1.0, 1.0]])
+      >>> arrays, _ = encode(CODECS["int8"], (theta,), (anchor,))
+      >>> decode = FragmentDecoder(fragment({"a": (1, 2)}, 1), "int8")
+      >>> print(decode(0, [np.asarray(array) for array in arrays], (anchor,))[0].round(2))
+      [[0.  0.5]]
+    """
 
     def __init__(self, layout: FragmentLayout, codec: str, device: jax.Device | None = None) -> None:
-        """Nothing is compiled yet. `device`: CPU device to compute on; the first one by default."""
+        """Compiles nothing yet. `device` is the CPU device to compute on, by default the first."""
         self._layout = layout
         self._name, self._codec = codec, CODECS[codec]
         self._device = device or jax.local_devices(backend="cpu")[0]
         self._executables: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
 
     def compile(self) -> None:
-        """Compiles for all fragments, so that no round has to wait for it."""
+        """Compiles for all fragments, so that no round waits for it."""
         if not self._codec.of_parameters:
             for p in range(self._layout.num_fragments):
                 self._executable(p)
 
     def __call__(self, p: int, arrays: Sequence[np.ndarray], anchor: Sequence[np.ndarray]) -> Sequence[Any]:
-        """The pieces theta_{m,p} that the arrays stand for; their values have still to be validated.
+        """The pieces theta_{m,p}, float32, whose values are still to be validated.
 
-        Beside the codec's error they have float32's own, at most 2^-24 of the parameter. f32's are given back
-        as they are, unchecked.
+        They have the codec's error and float32's own, at most 2^-24 of the parameter. With f32 the arrays are
+        returned as they are, unchecked.
 
         Args:
           p: the fragment.
-          arrays: what came, of which nothing is known.
+          arrays: what came, which may be anything.
           anchor: Theta_p(version), float32.
 
         Raises:
-          InvalidContribution: other arrays than `wire_format` says; before any memory is taken for them.
+          InvalidContribution: the arrays are not those of `wire_format`; raised before decoding takes memory.
         """
         if self._codec.of_parameters:
             return arrays
@@ -117,7 +142,7 @@ class FragmentDecoder:
             tuple(jax.device_put(aligned(np.asarray(x)), self._device) for x in group)
             for group in (anchor, arrays)
         ]
-        pieces = jax.block_until_ready(self._executable(p)(*placed))
+        pieces = self._executable(p)(*placed)
         return tuple(np.asarray(piece) for piece in pieces)
 
     def _executable(self, p: int) -> jax.stages.Compiled:

@@ -1,7 +1,7 @@
 """Fragments: which rows of which tensors are synchronised together (paper, "Fragments").
 
-A fragment is a tuple of pieces, a piece a whole tensor or a range of its rows. The layout follows
-from names, shapes, P and the strategy alone, so that every role computes the same one.
+A fragment consists of pieces, each a whole tensor or a range of its rows. The layout depends only on names,
+shapes, P and the strategy, so that every role computes the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 BYTES_PER_ELEMENT = 4  # masters are float32
-BALANCE_BOUND = 4 / 3  # of the mean; what the paper promises of balanced fragments
+BALANCE_BOUND = 4 / 3  # of the largest fragment over the mean; the paper's promise for balanced fragments
 
 _LAYER = re.compile(r"(?:(.*)/)?layers/(\d+)(?:/|$)")
 
@@ -40,15 +40,17 @@ class Piece:
 
     def shape(self, tensor: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of this piece of a tensor of the given shape."""
-        return tensor if self.whole else (self.stop - self.start, *tensor[1:])
+        if self.start is None or self.stop is None:
+            return tensor
+        return self.stop - self.start, *tensor[1:]
 
 
 @dataclasses.dataclass(frozen=True)
 class FragmentLayout:
-    """P fragments that hold every element of every tensor exactly once.
+    """P fragments that together hold every element of every tensor exactly once.
 
     Attributes:
-      strategy: the name of the strategy that made it.
+      strategy: the name of the strategy by which it was made.
       shapes: (name, shape) of every tensor, sorted by name.
       fragments: the pieces of each fragment, sorted by name and row.
     """
@@ -59,7 +61,7 @@ class FragmentLayout:
 
     @property
     def num_fragments(self) -> int:
-        """P."""
+        """P, the number of fragments."""
         return len(self.fragments)
 
     @functools.cached_property
@@ -77,7 +79,7 @@ class FragmentLayout:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of names, shapes, slices, P and strategy: what a learner shows on joining."""
+        """SHA-256 (hex) of names, shapes, pieces and strategy, by which both ends compare layouts."""
         content = {
             "strategy": self.strategy,
             "shapes": self.shapes,
@@ -86,7 +88,7 @@ class FragmentLayout:
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
     def names(self, p: int) -> tuple[str, ...]:
-        """The tensors of which fragment p holds all or a part, each once, sorted."""
+        """The tensors that fragment p holds in whole or in part, sorted."""
         return tuple(dict.fromkeys(piece.name for piece in self.fragments[p]))
 
     def piece_shapes(self, p: int) -> tuple[tuple[int, ...], ...]:
@@ -114,19 +116,28 @@ def fragment(
     *,
     split_large: bool = True,
 ) -> FragmentLayout:
-    """Divides tensors into `num_fragments` non-empty fragments.
+    """Divides tensors into P fragments, none of them empty.
 
     Args:
-      shapes: shape by name of tensor.
+      shapes: shape of each tensor, by name.
       num_fragments: P, at least 1.
-      strategy: `layer`, contiguous groups of layers in network order; `tensor`, dealt round robin in the
-        order of names; `balanced`, the largest first, each into the lightest fragment.
+      strategy: `layer`, contiguous groups of layers in network order; `tensor`, round robin in the order of
+        names; `balanced`, largest tensor first, each into the fragment with the fewest bytes.
       split_large: whether tensors larger than total/P are first cut into near-equal ranges of rows.
         `balanced` cuts finer, down to a third of that, where the largest fragment would otherwise
         exceed 4/3 of the mean.
 
     Raises:
       ValueError: an unknown strategy, or more fragments than pieces.
+
+    Example:
+      >>> layout = fragment({"embed": (8, 4), "layers/0/up": (4, 4), "layers/1/up": (4, 4)}, 2)
+      >>> for pieces in layout.fragments:
+      ...     print(*(piece.name for piece in pieces))
+      embed
+      layers/0/up layers/1/up
+      >>> layout.bytes, layout.balance
+      ((128, 128), 1.0)
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}, but must be one of {', '.join(STRATEGIES)}")
@@ -153,9 +164,15 @@ def fragment(
 
 
 def take(layout: FragmentLayout, p: int, params: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The pieces of fragment p out of a dict of tensors (numpy or jax; works under jit).
+    """The pieces of fragment p out of a dict of tensors, numpy or jax, also under jit.
 
     `params` needs only the tensors `layout.names(p)`. Pieces of numpy arrays are views.
+
+    Example:
+      >>> import numpy as np
+      >>> layout = fragment({"a": (2, 3), "b": (3,)}, 2, split_large=False)
+      >>> take(layout, 1, {"a": np.zeros((2, 3)), "b": np.ones(3)})
+      (array([1., 1., 1.]),)
     """
     return tuple(
         params[piece.name] if piece.whole else params[piece.name][piece.start : piece.stop]
@@ -164,13 +181,20 @@ def take(layout: FragmentLayout, p: int, params: Mapping[str, Any]) -> tuple[Any
 
 
 def put(layout: FragmentLayout, p: int, params: Mapping[str, Any], pieces: Sequence[Any]) -> dict[str, Any]:
-    """A dict of tensors with the pieces of fragment p replaced; what was given stays as it was.
+    """A new dict of tensors in which the pieces of fragment p are replaced; `params` stays as it was.
 
     A whole tensor is replaced without computing anything; a range of rows is written into a copy
     (under jit into the tensor's own memory where it is donated).
 
     Raises:
       ValueError: another number of pieces than fragment p has.
+
+    Example:
+      >>> import numpy as np
+      >>> layout = fragment({"a": (3,), "b": (2,)}, 2, split_large=False)
+      >>> params = {"a": np.zeros(3), "b": np.ones(2)}
+      >>> print(put(layout, 0, params, (np.full(3, 7.0),)))
+      {'a': array([7., 7., 7.]), 'b': array([1., 1.])}
     """
     result = dict(params)
     copied: set[str] = set()
@@ -189,7 +213,14 @@ def put(layout: FragmentLayout, p: int, params: Mapping[str, Any], pieces: Seque
 
 
 def assemble(layout: FragmentLayout, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
-    """All tensors by name, sorted, from the pieces of all fragments; whole tensors are not copied."""
+    """All tensors by name, sorted, from the pieces of all fragments; whole tensors are not copied.
+
+    Example:
+      >>> import numpy as np
+      >>> layout = fragment({"a": (4,)}, 2)
+      >>> assemble(layout, [[np.array([1, 2])], [np.array([3, 4])]])
+      {'a': array([1, 2, 3, 4])}
+    """
     whole: dict[str, np.ndarray] = {}
     for names, pieces in zip(layout.fragments, fragments, strict=True):
         for piece, value in zip(names, pieces, strict=True):
@@ -228,14 +259,14 @@ def _cut(tensors: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[_
     return pieces
 
 
-def _deal(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
+def _round_robin(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
     return [list(pieces[p::num_fragments]) for p in range(num_fragments)]
 
 
 def _pack(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
     """Largest first into the lightest fragment; ties by name and row, then by fragment number."""
     bins: list[list[_Sized]] = [[] for _ in range(num_fragments)]
-    # The number of pieces stands before the fragment's, so that tensors without elements fill none twice.
+    # The count of pieces breaks ties, so that tensors without elements do not all go into one fragment.
     lightest = [(0, 0, p) for p in range(num_fragments)]
     for sized in sorted(pieces, key=lambda sized: (-sized[1], *_row_order(sized[0]))):
         load, count, p = heapq.heappop(lightest)
@@ -286,7 +317,7 @@ def _partition(units: Sequence[list[_Sized]], num_groups: int) -> list[list[_Siz
 
 
 def _fill(sizes: Sequence[int], capacity: int, at_least: int) -> list[int]:
-    """Where each group begins, when a group is filled up to `capacity` and `at_least` are wanted."""
+    """Where each group begins if groups are filled up to `capacity` and there must be `at_least` of them."""
     begins, load = [0], sizes[0]
     for i, size in enumerate(sizes[1:], start=1):
         must_open = len(sizes) - i <= at_least - len(begins)
@@ -299,6 +330,6 @@ def _fill(sizes: Sequence[int], capacity: int, at_least: int) -> list[int]:
 
 STRATEGIES: dict[str, Callable[[Sequence[_Sized], int], list[list[_Sized]]]] = {
     "layer": _group_layers,
-    "tensor": _deal,
+    "tensor": _round_robin,
     "balanced": _pack,
 }

@@ -19,10 +19,10 @@ from ddiloco.outer.weights import contribution_weight
 
 
 class FragmentState(NamedTuple):
-    """All that the next merge of a fragment depends on.
+    """Everything that the next merge of a fragment depends on.
 
     Attributes:
-      version: merges so far.
+      version: how often the fragment has been merged.
       pieces: Theta_p.
       optimizer: the leaves of the outer optimizer's state, in the order of `jax.tree.leaves`.
     """
@@ -33,15 +33,27 @@ class FragmentState(NamedTuple):
 
 
 class GlobalModel:
-    """P fragments of float32 host arrays; merging makes new arrays and never writes those handed out.
+    """P fragments of float32 host arrays. A merge makes new arrays and never writes into those it returned.
 
-    For one thread at a time; only `decode` and `validate` may be called from any. Beside Theta and the
-    optimizer's state it keeps the memory of each fragment's version before, for the next merge to write into
-    unless somebody still reads it: getting new memory from the system takes as long as the merge.
+    For one thread at a time; only `decode` and `validate` may be called from any thread. Beside Theta and the
+    optimizer's state it keeps the previous version of each fragment: the next merge writes into that memory,
+    unless somebody still reads it, since new memory from the system would take as long as the merge.
 
     Attributes:
       layout: the fragments.
-      decode: reads what learners sent.
+      decode: a `FragmentDecoder`.
+
+    Example:
+      >>> import numpy as np
+      >>> from ddiloco.outer.fragments import fragment
+      >>> config = OuterConfig(merge="direct", optimizer="direct")
+      >>> model = GlobalModel(fragment({"a": (2,)}, 1), {"a": np.float32([0, 0])}, config, num_learners=2)
+      >>> learners = [(np.float32([1, 0]),), (np.float32([0, 4]),)]
+      >>> for pieces in learners:
+      ...     model.validate(0, pieces)
+      >>> new, metrics = model.merge(0, learners, counts=[(10, 300), (10, 100)])  # (steps, tokens)
+      >>> print(new[0], model.fragment(0)[0])
+      [0.9 0.4] 1
     """
 
     def __init__(
@@ -58,9 +70,9 @@ class GlobalModel:
         Args:
           layout: the fragments.
           parameters: every tensor of the layout, float32.
-          config: merge rule, outer optimizer and the codec of what learners send.
+          config: merge rule, outer optimizer and codec.
           num_learners: M, the most contributions that a merge can have.
-          device: CPU device to compute on; the first one by default.
+          device: CPU device to compute on; by default the first.
 
         Raises:
           ValueError: the parameters are not those of the layout.
@@ -79,13 +91,13 @@ class GlobalModel:
         self._retired: list[tuple[jax.Array, ...] | None] = [None] * layout.num_fragments
 
     def compile(self) -> None:
-        """Compiles decoders and merges of all fragments, so that no round has to wait for it."""
+        """Compiles decoders and merges of all fragments, so that no round waits for it."""
         self.decode.compile()
         for p in range(self.layout.num_fragments):
             self._step.compile(p)
 
     def fragment(self, p: int) -> tuple[int, tuple[np.ndarray, ...]]:
-        """Version and pieces of fragment p, read-only; they stay as they are through later merges."""
+        """Version and pieces of fragment p, read-only; later merges do not change them."""
         return self._versions[p], tuple(np.asarray(piece) for piece in self._pieces[p])
 
     def merge(
@@ -93,11 +105,11 @@ class GlobalModel:
     ) -> tuple[tuple[np.ndarray, ...], dict[str, float]]:
         """Makes the next version of fragment p.
 
-        If no contribution has a weight, the next version equals the last and the optimizer does not step.
+        If all weights are zero, the next version equals the last and the optimizer does not step.
 
         Args:
           p: the fragment.
-          contributions: theta_{m,p} of the learners that are in, each passed by `validate`.
+          contributions: theta_{m,p} of each learner in the merge, checked by `validate`.
           counts: (c_steps, c_tokens) of each.
 
         Returns:
@@ -113,11 +125,11 @@ class GlobalModel:
         return self.fragment(p)[1], metrics
 
     def validate(self, p: int, pieces: Sequence[np.ndarray]) -> None:
-        """Checks what a learner sent for fragment p, reading it once.
+        """Checks the pieces that a learner sent for fragment p, reading them once.
 
         Raises:
-          InvalidContribution: another number of pieces, another shape or dtype, values that are not finite or
-            so large that their squares are not.
+          InvalidContribution: another number of pieces, another shape or dtype, or values that are not finite
+            or have squares that are not.
         """
         expected = self.layout.piece_shapes(p)
         if len(pieces) != len(expected):
@@ -142,15 +154,15 @@ class GlobalModel:
         return parameters_sha256(self.parameters())
 
     def state(self, p: int) -> FragmentState:
-        """A copy of all that belongs to fragment p, for a checkpoint."""
+        """The state of fragment p, for a checkpoint; later merges do not change it."""
         version, pieces = self.fragment(p)
         return FragmentState(version, pieces, tuple(np.array(x) for x in jax.tree.leaves(self._states[p])))
 
     def restore(self, p: int, state: FragmentState) -> None:
-        """Takes over a saved fragment; the arrays are copied.
+        """Replaces fragment p by a copy of a saved state.
 
         Raises:
-          ValueError: the state has other arrays than this fragment and this optimizer have.
+          ValueError: the state is of another layout or another outer optimizer.
         """
         leaves, structure = jax.tree.flatten(self._states[p])
         wanted = [(x.shape, x.dtype) for x in (*self._pieces[p], *leaves)]
@@ -171,16 +183,26 @@ def pieces_sha256(pieces: Sequence[np.ndarray]) -> bytes:
     """SHA-256 over the bytes of a fragment's pieces, in their order."""
     digest = hashlib.sha256()
     for piece in pieces:
-        digest.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+        digest.update(_bytes_of(piece))
     return digest.digest()
 
 
 def parameters_sha256(parameters: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) over names, dtypes, shapes and bytes of the tensors in the order of their names."""
+    """SHA-256 (hex) over names, dtypes, shapes and bytes of the tensors, in the order of their names.
+
+    Example:
+      >>> import numpy as np
+      >>> parameters_sha256({"a": np.float32([1.0])})[:16]
+      '0c9c989b0e9db5bd'
+    """
     digest = hashlib.sha256()
     for name in sorted(parameters):
         tensor = np.ascontiguousarray(parameters[name])
         shape = tuple(np.shape(parameters[name]))
         digest.update(f"{name}\0{tensor.dtype.name}\0{shape}\0".encode())
-        digest.update(tensor.reshape(-1).view(np.uint8))
+        digest.update(_bytes_of(tensor))
     return digest.hexdigest()
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

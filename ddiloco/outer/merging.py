@@ -4,10 +4,12 @@ A rule is a pure function for use under jit,
 
     rule(vectors, weights, anchor=None) -> Merged
 
-where `vectors` are up to M arrays of one shape, separate because they arrive separately: outer
-gradients v_m, or with `anchor` the learners' parameters theta_m, and then v_m = anchor - theta_m is formed
-on the fly and never stored. `weights` (M,) are not negative and need not sum to 1; weight 0 means
-absent, and that learner's array may hold anything finite.
+Args:
+  vectors: the outer gradients v_m of M learners, each an array of the tensor's shape. Or, with `anchor`, the
+    learners' parameters theta_m; then v_m = anchor - theta_m is computed where it is used and never stored.
+  weights: (M,), not negative; only their ratios count. An absent learner has weight 0, and its array may
+    hold anything finite.
+  anchor: Theta as it was before the round, of the tensor's shape; None: `vectors` are outer gradients.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ DEGENERATE = 1e-3
 
 
 class Merged(NamedTuple):
-    """What a rule returns; parts that are not used cost nothing under jit.
+    """What a rule returns; under jit, what the caller does not use costs nothing.
 
     Attributes:
       value: the merged outer gradient, float32, of the vectors' shape.
       length: its norm.
       norms: (M,) norms of the vectors, 0 for absent learners.
-      cosine: mean cosine between the vectors of different learners, 1 if there are fewer than two. That of
-        `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
+      cosine: weighted mean of the cosines between different learners' vectors, 1 if there are fewer than
+        two. That of `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
     """
 
     value: jax.Array
@@ -44,7 +46,16 @@ MergeRule = Callable[..., Merged]
 
 
 def direct(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None = None) -> Merged:
-    """The weighted average of the vectors; zero if nobody has a weight. Arguments as in the module's head."""
+    """The weighted average of the vectors; zero if all weights are zero. Arguments as above.
+
+      value = sum_m w_m v_m / sum_m w_m
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> vectors = [jnp.array([4.0, 0.0]), jnp.array([0.0, 1.0])]
+      >>> print(direct(vectors, jnp.array([3.0, 1.0])).value)
+      [3.   0.25]
+    """
     shares = _shares(weights)
     norms = _norms(vectors, shares, anchor)
     value = _combine(shares, vectors, anchor)
@@ -53,13 +64,24 @@ def direct(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array |
 
 
 def rda(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None = None) -> Merged:
-    """Radial-Directional Averaging: (mean of |v_m|) * phi(mean of phi(v_m)), means weighted, phi(x) = x/|x|.
+    """Radial-Directional Averaging: the mean length along the mean direction. Arguments as above.
 
-    If all norms are R the result has norm R, whatever M is. A zero vector counts in the mean of norms,
-    for its learner did say that it would not move, but not in the mean of directions, having none.
-    Where the mean direction is shorter than `DEGENERATE` the value is the direct average. Relative
-    error about 1e-7 over the length of the mean direction. Norms must lie between 1e-18 and 1e19,
-    where their squares are float32 numbers. Arguments as in the module's head.
+      value = mean_m |v_m| * phi(mean_m phi(v_m)),  phi(x) = x / |x|,  means weighted by w_m
+
+    If every |v_m| is R, the result has norm R, however many learners there are and however little they agree.
+    A zero vector counts in the mean length, since its learner did not want to move, but it has no direction.
+    Where the mean direction is shorter than `DEGENERATE`, the learners agree on none, and the value is the
+    direct average.
+
+    The relative error is about 1e-7 over the length of the mean direction. Norms must lie between 1e-18 and
+    1e19, so that their squares are float32 numbers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> vectors = [jnp.array([4.0, 0.0]), jnp.array([0.0, 4.0])]
+      >>> weights = jnp.array([1.0, 1.0])
+      >>> print(f"{rda(vectors, weights).length:.4f} {direct(vectors, weights).length:.4f}")
+      4.0000 2.8284
     """
     shares = _shares(weights)
     norms = _norms(vectors, shares, anchor)
@@ -106,7 +128,8 @@ def _combine(scales: jax.Array, vectors: Sequence[jax.Array], anchor: jax.Array 
     # reading all vectors again for each.
     scales, anchor = jax.lax.optimization_barrier((scales, anchor))
     total = sum(scales[m] * _difference(vector, anchor) for m, vector in enumerate(vectors))
-    return jax.lax.optimization_barrier(total)
+    combined: jax.Array = jax.lax.optimization_barrier(total)
+    return combined
 
 
 def _mean_cosine(lengths: jax.Array, length_of_sum: jax.Array) -> jax.Array:

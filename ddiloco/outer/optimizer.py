@@ -71,22 +71,51 @@ class OuterConfig:
 
 
 def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
-    """The outer optimizer that the settings name; updates are to be added to Theta."""
+    """The outer optimizer that the settings name, for the merged outer gradient of one fragment.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> optimizer = make_outer_optimizer(OuterConfig(optimizer="nesterov", learning_rate=0.5, momentum=0.0))
+      >>> theta, merged = jnp.array([1.0]), jnp.array([0.5])
+      >>> updates, state = optimizer.update(merged, optimizer.init(theta))
+      >>> print(optax.apply_updates(theta, updates))
+      [0.75]
+    """
     if config.optimizer in OPTIMIZERS:
         return OPTIMIZERS[config.optimizer](config)
     return _optax_optimizer(config.optimizer)(learning_rate=config.learning_rate)
 
 
 class MovingAverageState(NamedTuple):
-    """`average`: the unit-gain moving average of outer gradients, of the fragment's shapes."""
+    """State of `moving_average`: u_t, of the fragment's shapes."""
 
     average: optax.Updates
 
 
 def moving_average(learning_rate: float, decay: float) -> optax.GradientTransformation:
-    """Steps by a moving average of gain 1: u_t = decay u_{t-1} + (1 - decay) g_t, update -learning_rate u_t.
+    """Steps along a moving average of the outer gradients.
 
-    The effective step stays `learning_rate` whatever the decay is, unlike that of momentum.
+      u_t = decay * u_{t-1} + (1 - decay) * g_t
+      update = -learning_rate * u_t
+
+    The weights of all past g_t add up to 1, unlike those of momentum: the effective step is `learning_rate`,
+    whatever the decay.
+
+    Args:
+      learning_rate: outer learning rate.
+      decay: 0 <= decay < 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> optimizer = moving_average(learning_rate=1.0, decay=0.5)
+      >>> state = optimizer.init(jnp.zeros(1))
+      >>> for _ in range(3):
+      ...     update, state = optimizer.update(jnp.ones(1), state)
+      ...     print(update)
+      [-0.5]
+      [-0.75]
+      [-0.875]
     """
 
     def init(params: optax.Params) -> MovingAverageState:
@@ -106,15 +135,15 @@ class PersistenceState(NamedTuple):
     """State of `persistence`.
 
     Attributes:
-      count: how often rho has been measured, int32.
-      rho_sum: exponential moving average of the measured cosines, before correcting its start from 0.
-      rho: the same, corrected; 0 until two outer gradients have been seen.
+      measured: how often rho has been measured, int32.
+      rho_sum: exponential moving average of the measured cosines, which starts from 0.
+      rho: the same, corrected for that start; 0 until two outer gradients have been seen.
       rate: learning rate of the newest update; 0 before the first.
       previous: the newest outer gradient.
       momentum: m_t.
     """
 
-    count: jax.Array
+    measured: jax.Array
     rho_sum: jax.Array
     rho: jax.Array
     rate: jax.Array
@@ -125,21 +154,35 @@ class PersistenceState(NamedTuple):
 def persistence(target: float, momentum: float, rho_decay: float) -> optax.GradientTransformation:
     """Momentum whose effective step does not depend on how alike successive outer gradients are.
 
-    With m_t = momentum m_{t-1} + g_t and update -rate_t m_t, a stream of outer gradients in which each has
-    cosine rho to the one before moves Theta along each by rate / (1 - momentum rho). rho is measured as an
-    exponential moving average, over the whole fragment, and rate_t = target (1 - momentum rho).
+      m_t = momentum * m_{t-1} + g_t
+      rate_t = target * (1 - momentum * rho_t)
+      update = -rate_t * m_t
+
+    rho_t is an exponential moving average of the cosine between successive outer gradients g_{t-1} and g_t,
+    over the whole fragment. If that cosine were constant, momentum with a fixed rate would move Theta along
+    each outer gradient by rate / (1 - momentum * rho): this is what `target` holds.
 
     Args:
-      target: what rate / (1 - momentum rho) is held at.
+      target: the effective step, rate / (1 - momentum * rho).
       momentum: 0 <= momentum < 1.
-      rho_decay: weight of the past in the average of rho, a round.
+      rho_decay: weight of the past in rho, a round.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> optimizer = persistence(target=1.0, momentum=0.5, rho_decay=0.0)
+      >>> state = optimizer.init(jnp.zeros(2))
+      >>> for gradient in (jnp.array([1.0, 0.0]), jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])):
+      ...     _, state = optimizer.update(gradient, state)
+      ...     print(f"rho {state.rho:.1f} rate {state.rate:.2f}")
+      rho 0.0 rate 1.00
+      rho 1.0 rate 0.50
+      rho 0.0 rate 1.00
     """
 
     def init(params: optax.Params) -> PersistenceState:
         zero = jnp.zeros((), jnp.float32)
-        count = jnp.zeros((), jnp.int32)
         zeros = optax.tree.zeros_like
-        return PersistenceState(count, zero, zero, zero, zeros(params), zeros(params))
+        return PersistenceState(jnp.zeros((), jnp.int32), zero, zero, zero, zeros(params), zeros(params))
 
     def update(
         gradients: optax.Updates, state: PersistenceState, params: optax.Params | None = None
@@ -148,25 +191,22 @@ def persistence(target: float, momentum: float, rho_decay: float) -> optax.Gradi
         lengths = optax.tree.norm(gradients) * optax.tree.norm(state.previous)
         measured = lengths > 0  # not in the first round, nor where nobody moved
         cosine = optax.tree.vdot(gradients, state.previous) / jnp.where(measured, lengths, 1)
-        count = state.count + measured
+        times = state.measured + measured
         rho_sum = jnp.where(measured, rho_decay * state.rho_sum + (1 - rho_decay) * cosine, state.rho_sum)
-        rho = jnp.where(count > 0, rho_sum / (1 - rho_decay ** jnp.maximum(count, 1)), 0)
+        rho = jnp.where(times > 0, rho_sum / (1 - rho_decay ** jnp.maximum(times, 1)), 0)
         rho = jnp.clip(rho, -1, 1)
         rate = target * (1 - momentum * rho)
         trace = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, gradients)
         updates = jax.tree.map(lambda m: -rate * m, trace)
-        return updates, PersistenceState(count, rho_sum, rho, rate, gradients, trace)
+        return updates, PersistenceState(times, rho_sum, rho, rate, gradients, trace)
 
     return optax.GradientTransformation(init, update)
 
 
 def measurements(state: Any) -> dict[str, jax.Array]:
-    """What an outer optimizer's state tells for metrics: `rho` and `outer_rate`, where it measures them."""
-    found = [
-        node
-        for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, PersistenceState))
-        if isinstance(node, PersistenceState)
-    ]
+    """The metrics in an outer optimizer's state: `rho` and `outer_rate` if `persistence` is part of it."""
+    parts = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, PersistenceState))
+    found = [part for part in parts if isinstance(part, PersistenceState)]
     return {"rho": found[0].rho, "outer_rate": found[0].rate} if found else {}
 
 
@@ -180,16 +220,12 @@ OPTIMIZERS: dict[str, Callable[[OuterConfig], optax.GradientTransformation]] = {
 
 def _optax_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
     factory = getattr(optax, name, None)
-    usable = inspect.isfunction(factory) and not name.startswith("_")
-    if usable:
+    if inspect.isfunction(factory) and not name.startswith("_"):
         parameters = inspect.signature(factory).parameters
-        needed = {
-            key for key, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD
-        }
-        usable = "learning_rate" in parameters and needed <= {"learning_rate"}
-    if not usable:
-        raise ValueError(
-            f"optimizer: is {name!r}, but must be one of {', '.join(OPTIMIZERS)} "
-            "or an optax optimizer that needs only a learning rate"
-        )
-    return factory
+        needed = {p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+        if "learning_rate" in parameters and needed <= {"learning_rate"}:
+            return factory
+    raise ValueError(
+        f"optimizer: is {name!r}, but must be one of {', '.join(OPTIMIZERS)} "
+        "or an optax optimizer that needs only a learning rate"
+    )

@@ -21,14 +21,14 @@ Pieces = Sequence[np.ndarray | jax.Array]
 
 
 class OuterResult(NamedTuple):
-    """What a round leaves.
+    """The result of a round.
 
     Attributes:
       pieces: the fragment's new pieces, float32 on the CPU device.
       opt_state: the outer optimizer's new state.
-      metrics: `outer_gradient_norm` of the merged outer gradient, `learner_delta_norm` (weighted mean over
-        learners of the norm of their own), `cosine` (mean between different learners, 1 for one learner);
-        `rho` and `outer_rate` if the optimizer measures them.
+      metrics: `outer_gradient_norm`, of the merged outer gradient; `learner_delta_norm`, the weighted mean of
+        the norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one
+        learner; `rho` and `outer_rate` with the optimizer `persistence`.
     """
 
     pieces: tuple[jax.Array, ...]
@@ -37,10 +37,21 @@ class OuterResult(NamedTuple):
 
 
 class OuterStep:
-    """Makes the next version of a fragment from what learners sent; stateless but for compiled functions.
+    """Makes the next version of a fragment from the learners' parameters; its only state is compiled code.
 
-    There is one executable a fragment (fragments of equal shapes share one), for `num_learners` slots; slots
-    without a learner get weight 0, so that a changing quorum never compiles anything.
+    Fragments of equal shapes share one executable. It always takes `num_learners` contributions, those of
+    absent learners with weight 0, so that a changing quorum never compiles anything.
+
+    Example:
+      >>> import numpy as np
+      >>> from ddiloco.outer.fragments import fragment
+      >>> layout = fragment({"a": (2,)}, 1)
+      >>> step = OuterStep(layout, OuterConfig(optimizer="direct"), num_learners=3)
+      >>> theta = (np.float32([1.0, 1.0]),)
+      >>> learners = [(np.float32([1.0, 0.0]),), (np.float32([0.0, 1.0]),)]
+      >>> result = step(0, theta, step.init(theta), learners, weights=[1.0, 1.0])
+      >>> print(result.pieces[0].round(3), round(result.metrics["outer_gradient_norm"], 3))
+      [0.293 0.293] 1.0
     """
 
     def __init__(
@@ -52,14 +63,14 @@ class OuterStep:
         device: jax.Device | None = None,
         donate: bool = False,
     ) -> None:
-        """Nothing is compiled yet.
+        """Compiles nothing yet.
 
         Args:
           layout: the fragments.
           config: merge rule and outer optimizer.
           num_learners: M, the most contributions that a round can have.
-          device: CPU device to run on, whatever the default backend; the first one by default.
-          donate: whether calls may write into the memory of the `opt_state` and `spare` that they are given.
+          device: CPU device to run on, whatever the default backend; by default the first.
+          donate: whether calls may write into the memory of their arguments `opt_state` and `spare`.
         """
         self._layout = layout
         self._config = config
@@ -70,12 +81,12 @@ class OuterStep:
         self._executables: dict[Any, jax.stages.Compiled] = {}
 
     def init(self, pieces: Pieces) -> Any:
-        """The outer optimizer's state before the first round of a fragment of these pieces."""
+        """The outer optimizer's state before the first round of a fragment with these pieces."""
         with jax.default_device(self._device):
             return jax.tree.map(jnp.array, self._optimizer.init(self._placed(pieces)))
 
     def compile(self, p: int) -> None:
-        """Compiles the step of fragment p, if no fragment of the same shapes has been compiled."""
+        """Compiles the step of fragment p, unless one of the same shapes has been compiled."""
         self._executable(p)
 
     def __call__(
@@ -87,19 +98,19 @@ class OuterStep:
         weights: Sequence[float],
         spare: Pieces | None = None,
     ) -> OuterResult:
-        """Merges one round of fragment p. Returns when the result is there.
+        """Merges one round of fragment p, and waits for the result.
 
         Args:
           p: the fragment.
-          pieces: Theta_p, float32, numpy or on the CPU device. Never written.
-          opt_state: the optimizer's state. With `donate` the caller must not use it again.
-          contributions: theta_{m,p} of up to M learners, each like `pieces`. Never written.
-          weights: one a contribution, not negative; only their ratios count.
-          spare: with `donate`, jax arrays like `pieces` that nobody needs any more and whose memory the
-            result takes. Where a numpy view of one is still alive, new memory is taken instead.
+          pieces: Theta_p, float32, numpy or on the CPU device; never written.
+          opt_state: the optimizer's state; with `donate` the caller must not use it again.
+          contributions: theta_{m,p} of up to M learners, each like `pieces`; never written.
+          weights: one for each contribution, not negative; only their ratios count.
+          spare: with `donate`, jax arrays like `pieces` that nobody needs any more, whose memory the result
+            takes. Where a numpy view of one is still alive, the result takes new memory instead.
 
         Raises:
-          ValueError: more contributions than M, or another number of weights.
+          ValueError: there are more contributions than M, or not as many weights.
         """
         absent = self._num_learners - len(contributions)
         if absent < 0 or len(weights) != len(contributions):

@@ -6,46 +6,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ddiloco.protocol.messages import Contribution, Report, RoundId
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, RoundId
 
 
 @dataclasses.dataclass(frozen=True)
-class Welcome:
-    """Send a learner the clock, all fragments, their versions and merge steps; it answers LearnerReady."""
+class Tell:
+    """Send an event to the cores of these (learner, incarnation) pairs.
 
-    learner: int
-    incarnation: int
-    step: int
-    versions: tuple[int, ...]
-    merged_steps: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Reject:
-    """Tell an incarnation that a newer one has its place; its core hears of it as events.Rejected."""
-
-    learner: int
-    incarnation: int
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class NotMember:
-    """Tell an incarnation that it does not take part, or no longer; its core answers with Join."""
-
-    learner: int
-    incarnation: int
-
-
-@dataclasses.dataclass(frozen=True)
-class SetClock:
-    """Tell these (learner, incarnation) pairs that the global step has come.
-
-    A grace window is open, or those who are done have nothing more for any round.
+    With a Welcomed go all fragments, with an UpdateArrived the one that it names.
     """
 
-    step: int
     receivers: tuple[tuple[int, int], ...]
+    event: events.FromSyncer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +37,6 @@ class Merge:
     round: RoundId
     version: int
     contributions: tuple[Contribution, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Broadcast:
-    """Send a fragment's version, merged at global step `step`, to these (learner, incarnation) pairs."""
-
-    fragment: int
-    version: int
-    step: int
-    receivers: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,23 +65,18 @@ class Finish:
     """Every round up to the last step is merged or can never be: learners may leave."""
 
 
-SyncerAction = (
-    Welcome | Reject | NotMember | SetClock | PullFragment | Merge | Broadcast | Drop | Record | Finish
-)
+SyncerAction = Tell | PullFragment | Merge | Drop | Record | Finish
 
 
 @dataclasses.dataclass(frozen=True)
-class Join:
-    """Ask the syncer to take part; it hears of it as events.LearnerJoined, with the same fields.
+class TellSyncer:
+    """Send an event to the syncer's core; nobody waits for an answer.
 
-    From this action on the learner goes by this incarnation: a pull that names it is answered with what
-    the learner has published before, under the new number.
+    From a LearnerJoined on the learner goes by the incarnation in it: a pull that names it is answered with
+    what the learner has published before, under the new number.
     """
 
-    learner: int
-    incarnation: int
-    step: int | None = None  # with `versions`: a return with what it holds; without: for the first time
-    versions: tuple[int, ...] | None = None
+    event: events.LearnerJoined | events.StepReported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,15 +95,15 @@ class AdoptAll:
 
 
 @dataclasses.dataclass(frozen=True)
-class TakeSnapshot:
-    """Copy a fragment on the devices as the last started step leaves it."""
+class MakeOffer:
+    """Copy a fragment on the devices as the last started step leaves it, to be offered once that is done."""
 
     contribution: Contribution
 
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """A snapshot's step is complete: the syncer may pull it from now on."""
+    """An offer's step is complete: the syncer may pull it from now on."""
 
     contribution: Contribution
 
@@ -159,11 +117,4 @@ class ApplyUpdate:
     mixing: float
 
 
-@dataclasses.dataclass(frozen=True)
-class SendReport:
-    """Send the metadata of a finished step; nobody waits for an answer."""
-
-    report: Report
-
-
-LearnerAction = Join | Leave | AdoptAll | TakeSnapshot | Publish | ApplyUpdate | SendReport | Drop
+LearnerAction = TellSyncer | Leave | AdoptAll | MakeOffer | Publish | ApplyUpdate | Drop

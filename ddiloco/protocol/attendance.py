@@ -86,7 +86,7 @@ class Attendance:
             if counts and event.versions is not None:
                 return [actions.Drop(learner, "joined twice")]
             if counts or old.state is State.GONE:
-                return [actions.NotMember(learner, incarnation)]
+                return [_not_member(learner, incarnation)]
         elif old is not None and old.state is not State.GONE:
             out += self.lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
         returns = event.versions is not None and self._can_be(event.step, event.versions, merged)
@@ -95,8 +95,8 @@ class Attendance:
             return [*out, *self._begin(m, event.step, event.versions, merged, now)]
         if event.versions is not None:
             out.append(actions.Drop(learner, "return with a step or versions that there never were"))
-        welcome = actions.Welcome(learner, incarnation, merged.step, merged.versions, merged.merged_steps)
-        return [*out, welcome]
+        welcome = events.Welcomed(incarnation, merged.step, merged.versions, merged.merged_steps)
+        return [*out, actions.Tell(((learner, incarnation),), welcome)]
 
     def ready(self, event: events.LearnerReady, merged: SyncerState, now: float) -> Actions:
         """Counts a welcomed learner from now on."""
@@ -145,7 +145,7 @@ class Attendance:
         if self._impossible(report, merged):
             out: Actions = [actions.Drop(report.learner, "impossible report")]
             welcomed = m.state is State.JOINING
-            return out if welcomed else [*out, actions.NotMember(m.learner, m.incarnation)]
+            return out if welcomed else [*out, _not_member(m.learner, m.incarnation)]
         if report.step < m.step or (report.step == m.step and m.knows_better(report)):
             return [actions.Drop(report.learner, "stale report")]
         out = []
@@ -182,7 +182,7 @@ class Attendance:
         out: Actions = [actions.Drop(report.learner, "report of a learner that is not taking part")]
         if newest is not None and report.incarnation < newest.incarnation:
             return [*out, _replaced(report.learner, report.incarnation)]
-        return [*out, actions.NotMember(report.learner, report.incarnation)]
+        return [*out, _not_member(report.learner, report.incarnation)]
 
     def _speaks(self, m: Member, now: float) -> Actions:
         m.heard_at = now
@@ -208,7 +208,7 @@ class Attendance:
         for m in receivers:
             m.sent[fragment] = (version, now)
         pairs = tuple((m.learner, m.incarnation) for m in receivers)
-        return [actions.Broadcast(fragment, version, step, pairs)]
+        return [actions.Tell(pairs, events.UpdateArrived(fragment, version, step))]
 
     # What can be true.
 
@@ -232,5 +232,10 @@ class Attendance:
         return step > max(merged.step, self._members.furthest()) + FURTHEST_LEAP
 
 
-def _replaced(learner: int, incarnation: int) -> actions.Reject:
-    return actions.Reject(learner, incarnation, "a newer incarnation is known")
+def _replaced(learner: int, incarnation: int) -> actions.Tell:
+    rejected = events.Rejected(incarnation, "a newer incarnation is known")
+    return actions.Tell(((learner, incarnation),), rejected)
+
+
+def _not_member(learner: int, incarnation: int) -> actions.Tell:
+    return actions.Tell(((learner, incarnation),), events.NotMember(incarnation))

@@ -1,4 +1,4 @@
-"""Mistakes of the driver. A peer's mistake never raises: it comes back as a `Drop` or `Reject` action."""
+"""Mistakes of the driver. A peer's mistake never raises: it comes back as a `Drop`, or the peer is told."""
 
 from __future__ import annotations
 

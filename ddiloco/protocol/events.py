@@ -50,6 +50,10 @@ class StepReported:
     report: Report
 
 
+FromLearner = LearnerJoined | LearnerReady | LearnerLost | StepReported
+"""What a learner tells the syncer; its loss may be told by others."""
+
+
 @dataclasses.dataclass(frozen=True)
 class FragmentArrived:
     """A pulled fragment is with the syncer, and its arrays were found sound."""
@@ -80,21 +84,15 @@ class Timeout:
     """The time given by `next_deadline` has come."""
 
 
-SyncerEvent = (
-    LearnerJoined
-    | LearnerReady
-    | LearnerLost
-    | StepReported
-    | FragmentArrived
-    | PullFailed
-    | MergeFinished
-    | Timeout
-)
+SyncerEvent = FromLearner | FragmentArrived | PullFailed | MergeFinished | Timeout
 
 
 @dataclasses.dataclass(frozen=True)
 class Welcomed:
-    """The syncer has answered a join: its clock, each fragment's version and the step it was merged at."""
+    """The syncer lets the learner in: its clock, each fragment's version and the step it was merged at.
+
+    All fragments come with it. Once it holds them, the learner is ready.
+    """
 
     incarnation: int
     step: int
@@ -104,7 +102,7 @@ class Welcomed:
 
 @dataclasses.dataclass(frozen=True)
 class NotMember:
-    """The syncer does not know this incarnation, or does no longer."""
+    """The syncer does not know this incarnation, or does no longer; the learner answers by joining."""
 
     incarnation: int
 
@@ -115,6 +113,29 @@ class Rejected:
 
     incarnation: int
     reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ClockSet:
+    """The syncer says that global step `step` has come.
+
+    A grace window is open, or those who are done have nothing more for any round.
+    """
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateArrived:
+    """A broadcast fragment is here; it was merged at global step `step`."""
+
+    fragment: int
+    version: int
+    step: int
+
+
+FromSyncer = Welcomed | NotMember | Rejected | ClockSet | UpdateArrived
+"""What the syncer tells a learner."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,26 +151,8 @@ class StepFinished:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClockSet:
-    """The syncer has said that global step `step` has come."""
-
-    step: int
-
-
-@dataclasses.dataclass(frozen=True)
-class UpdateArrived:
-    """A broadcast fragment is here; it was merged at global step `step`."""
-
-    fragment: int
-    version: int
-    step: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Heartbeat:
     """The learner has not stepped for `SyncPolicy.heartbeat` seconds: not welcomed yet, blocked or done."""
 
 
-LearnerEvent = (
-    Welcomed | NotMember | Rejected | StepStarted | StepFinished | ClockSet | UpdateArrived | Heartbeat
-)
+LearnerEvent = FromSyncer | StepStarted | StepFinished | Heartbeat

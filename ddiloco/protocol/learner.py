@@ -22,7 +22,7 @@ class FragmentWork:
     merged_step: int  # global step at which `version` was merged
     steps: int = 0
     tokens: int = 0
-    offered: bool = False  # whether a snapshot was taken since `version` was applied
+    offered: bool = False  # whether one was made since `version` was applied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class _StartedStep:
     """A step that the devices still work on, with what becomes public once it is complete."""
 
     report: Report | None  # None once the learner has been welcomed anew: the step is of what it held before
-    snapshots: tuple[Contribution, ...]
+    offers: tuple[Contribution, ...]
 
 
 class LearnerCore:
@@ -109,9 +109,9 @@ class LearnerCore:
         contributions = [self._contribution(p) for p in offered]
         return [
             self._join(),
-            *map(actions.TakeSnapshot, contributions),
+            *map(actions.MakeOffer, contributions),
             *map(actions.Publish, contributions),
-            actions.SendReport(self._report()),
+            _send(self._report()),
         ]
 
     def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
@@ -164,18 +164,19 @@ class LearnerCore:
     def _heartbeat(self) -> list[actions.LearnerAction]:
         if not self.recovered:
             return [self._join()]
-        return [] if self._started else [actions.SendReport(self._report())]
+        return [] if self._started else [_send(self._report())]
 
-    def _join(self) -> actions.Join:
+    def _join(self) -> actions.TellSyncer:
         if not self.recovered:
-            return actions.Join(self.learner, self.incarnation)
+            return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation))
         finished = max(self._reported_step, self._joined_step)  # not the step that is under way
-        return actions.Join(self.learner, self.incarnation, finished, self.versions)
+        returns = events.LearnerJoined(self.learner, self.incarnation, finished, self.versions)
+        return actions.TellSyncer(returns)
 
     def _renumbered(self, step: _StartedStep) -> _StartedStep:
         own = {"incarnation": self.incarnation}
         report = None if step.report is None else dataclasses.replace(step.report, **own)
-        return _StartedStep(report, tuple(dataclasses.replace(c, **own) for c in step.snapshots))
+        return _StartedStep(report, tuple(dataclasses.replace(c, **own) for c in step.offers))
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:
@@ -186,19 +187,19 @@ class LearnerCore:
         for fragment in self._fragments:
             fragment.steps += 1
             fragment.tokens += event.tokens
-        snapshots = self._offers()
-        self._started.append(_StartedStep(self._report(), snapshots))
-        return [actions.TakeSnapshot(snapshot) for snapshot in snapshots]
+        offers = self._offers()
+        self._started.append(_StartedStep(self._report(), offers))
+        return list(map(actions.MakeOffer, offers))
 
     def _step_finished(self) -> list[actions.LearnerAction]:
         if not self._started:
             raise LocalProtocolError("a step finished that was never started")
         step = self._started.popleft()
         if step.report is None:
-            return list(map(actions.SendReport, self._last_report()))
+            return list(map(_send, self._last_report()))
         self._reported_step = step.report.step
         reports = [step.report, *self._last_report()]
-        return [*map(actions.Publish, step.snapshots), *map(actions.SendReport, reports)]
+        return [*map(actions.Publish, step.offers), *map(_send, reports)]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
         """Joins the round of a later step with what there is, rather than have it overwritten unmerged."""
@@ -207,14 +208,14 @@ class LearnerCore:
         if self.total_steps is not None and event.step > self.total_steps:
             return [actions.Drop(self.learner, "clock past the last step")]
         self.clock = event.step
-        snapshots, report = self._offers(), self._report()
-        take = [actions.TakeSnapshot(snapshot) for snapshot in snapshots]
-        if self._started:  # what was snapped is complete when the last started step is
+        offers, report = self._offers(), self._report()
+        make = list(map(actions.MakeOffer, offers))
+        if self._started:  # what was copied is complete when the last started step is
             last = self._started.pop()
-            self._started.append(_StartedStep(report, last.snapshots + snapshots))
-            return take
+            self._started.append(_StartedStep(report, last.offers + offers))
+            return make
         self._reported_step = self.clock
-        return [*take, *map(actions.Publish, snapshots), actions.SendReport(report)]
+        return [*make, *map(actions.Publish, offers), _send(report)]
 
     def _update_arrived(self, event: events.UpdateArrived) -> list[actions.LearnerAction]:
         if not self.recovered:
@@ -227,7 +228,7 @@ class LearnerCore:
         self._fragments[event.fragment] = FragmentWork(event.version, event.step)
         self.clock = max(self.clock, event.step)
         apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing)
-        return [apply, *map(actions.SendReport, self._last_report())]
+        return [apply, *map(_send, self._last_report())]
 
     def _report(self) -> Report:
         counters = tuple(FragmentCounters(f.version, f.steps, f.tokens) for f in self._fragments)
@@ -254,13 +255,13 @@ class LearnerCore:
         ]
 
     def _offers(self) -> tuple[Contribution, ...]:
-        """The fragments to snap at this boundary, from now on offered to the syncer."""
-        wanted = [p for p, f in enumerate(self._fragments) if f.steps and self._wants_snapshot(p)]
+        """The fragments that are offered to the syncer from this boundary on."""
+        wanted = [p for p, f in enumerate(self._fragments) if f.steps and self._to_be_offered(p)]
         for p in wanted:
             self._fragments[p].offered = True
         return tuple(self._contribution(p) for p in wanted)
 
-    def _wants_snapshot(self, p: int) -> bool:
+    def _to_be_offered(self, p: int) -> bool:
         """From the due step on, and for the overlap after it: a later pull then finds the later state.
 
         The bound keeps the copies few when no pull comes, as while the syncer is away. A learner that
@@ -274,3 +275,7 @@ class LearnerCore:
     def _contribution(self, p: int) -> Contribution:
         f = self._fragments[p]
         return Contribution(self.learner, self.incarnation, p, f.version, self.clock, f.steps, f.tokens)
+
+
+def _send(report: Report) -> actions.TellSyncer:
+    return actions.TellSyncer(events.StepReported(report))

@@ -169,7 +169,7 @@ class SyncerCore:
         r.grace_started = now
         r.deadline = now + self._grace_window(r)
         behind = self._behind(r.id.step)
-        return [actions.SetClock(r.id.step, behind)] if behind and r.deadline > now else []
+        return [actions.Tell(behind, events.ClockSet(r.id.step))] if behind and r.deadline > now else []
 
     def _pull(self, r: Round, now: float) -> Actions:
         if not self._has_quorum(r):
@@ -221,7 +221,7 @@ class SyncerCore:
             return []
         rest = tuple(who for who in self._behind(self.total_steps) if who not in self._called)
         self._called |= set(rest)
-        return [actions.SetClock(self.total_steps, rest)] if rest else []
+        return [actions.Tell(rest, events.ClockSet(self.total_steps))] if rest else []
 
     def _abandon_and_finish(self) -> Actions:
         """Once all live learners are done, a round without its quorum can never get it."""

@@ -30,7 +30,7 @@ class VersionId(NamedTuple):
         return f"version {self.version} of fragment {self.fragment}"
 
 
-class SnapshotId(NamedTuple):
+class OfferId(NamedTuple):
     """A fragment as a learner's process held it after a step.
 
     `since` is the incarnation under which the process was last welcomed: then its steps may go back.
@@ -43,10 +43,10 @@ class SnapshotId(NamedTuple):
     step: int
 
     def __str__(self) -> str:
-        return f"learner {self.learner}'s snapshot of fragment {self.fragment} at step {self.step}"
+        return f"learner {self.learner}'s offer of fragment {self.fragment} at step {self.step}"
 
 
-Key = VersionId | SnapshotId | InnerOrigin
+Key = VersionId | OfferId | InnerOrigin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,25 +94,25 @@ class Step(Work):
 
 
 @dataclasses.dataclass(frozen=True)
-class Take(Work):
-    """A learner takes a snapshot."""
+class Offer(Work):
+    """A learner copies a fragment for the syncer."""
 
-    snapshot: SnapshotId
+    id: OfferId
     contribution: Contribution
 
     @property
     def makes(self) -> Key:
-        return self.snapshot
+        return self.id
 
 
 @dataclasses.dataclass(frozen=True)
 class Apply(Work):
-    """A learner applies an update; `pulled`: the snapshot that the syncer had, where its error feeds back."""
+    """A learner applies an update; `pulled`: the offer that the syncer had, where its error feeds back."""
 
     fragment: int
     version: int
     mixing: float
-    pulled: SnapshotId | None = None
+    pulled: OfferId | None = None
 
     @property
     def needs(self) -> tuple[Key, ...]:
@@ -138,12 +138,12 @@ class Merge(Work):
     process: int
     round: RoundId
     version: int
-    given: tuple[tuple[SnapshotId, Contribution], ...]
+    given: tuple[tuple[OfferId, Contribution], ...]
     sha256: bytes | None = None
 
     @property
     def needs(self) -> tuple[Key, ...]:
-        return tuple(snapshot for snapshot, _ in self.given)
+        return tuple(offer for offer, _ in self.given)
 
     @property
     def makes(self) -> Key:
@@ -201,7 +201,7 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> P
 
 
 def without_needless(plan: Plan) -> Plan:
-    """The plan without snapshots, gifts and last steps from which nothing of the global model follows."""
+    """The plan without offers, gifts and last steps from which nothing of the global model follows."""
     wanted = {key for actor in plan.actors for work in actor.works for key in work.needs}
     learners = []
     for actor in plan.learners:
@@ -235,8 +235,8 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
             case Pulled(fragment=p, step=step):
                 at = max((k for k, w in enumerate(works) if isinstance(w, Apply)), default=None)
                 if at is None or works[at].fragment != p:
-                    raise TapeError(f"{tape.path}: entry {i}: a snapshot was pulled, but of no update")
-                pulled = SnapshotId(h.learner, h.process, since, p, step)
+                    raise TapeError(f"{tape.path}: entry {i}: an offer was pulled, but of no update")
+                pulled = OfferId(h.learner, h.process, since, p, step)
                 works[at] = dataclasses.replace(works[at], pulled=pulled)
             case End():
                 pass
@@ -250,10 +250,9 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                     match action:
                         case actions.AdoptAll():
                             welcome = action
-                        case actions.TakeSnapshot(contribution=c):
-                            works.append(
-                                Take(i, SnapshotId(h.learner, h.process, since, c.fragment, c.step), c)
-                            )
+                        case actions.MakeOffer(contribution=c):
+                            offer = OfferId(h.learner, h.process, since, c.fragment, c.step)
+                            works.append(Offer(i, offer, c))
                         case actions.ApplyUpdate():
                             works.append(Apply(i, action.fragment, action.version, action.mixing))
         told.append(Told(now, thing, decided))
@@ -267,8 +266,8 @@ def _offered(core: LearnerCore, tape: Tape) -> list[Work]:
         decided = core.resume(h.returned.clock, h.returned.fragments)
     except LocalProtocolError as error:
         raise TapeError(f"{tape.path}: {error}") from None
-    taken = [a.contribution for a in decided if isinstance(a, actions.TakeSnapshot)]
-    return [Take(BEFORE, SnapshotId(h.learner, h.process, h.process, c.fragment, c.step), c) for c in taken]
+    taken = [a.contribution for a in decided if isinstance(a, actions.MakeOffer)]
+    return [Offer(BEFORE, OfferId(h.learner, h.process, h.process, c.fragment, c.step), c) for c in taken]
 
 
 def _handled(core: LearnerCore | SyncerCore, tape: Tape, i: int, now: float, event: Any) -> Sequence[Any]:
@@ -278,14 +277,14 @@ def _handled(core: LearnerCore | SyncerCore, tape: Tape, i: int, now: float, eve
         raise TapeError(f"{tape.path}: entry {i}: {event!r} cannot have come then: {error}") from None
 
 
-def _adoptions(learners: Iterable[Actor]) -> dict[int, list[tuple[int, int, dict[SnapshotId, Contribution]]]]:
-    """By learner: of each welcome the incarnation and the process, and the snapshots taken since."""
-    found: dict[int, list[tuple[int, int, dict[SnapshotId, Contribution]]]] = {}
+def _adoptions(learners: Iterable[Actor]) -> dict[int, list[tuple[int, int, dict[OfferId, Contribution]]]]:
+    """By learner: of each welcome the incarnation and the process, and the offers made since."""
+    found: dict[int, list[tuple[int, int, dict[OfferId, Contribution]]]] = {}
     for actor in learners:
         h = actor.tapes[0].header
-        snapshots = {w.snapshot: w.contribution for w in actor.works if isinstance(w, Take)}
-        for since in sorted({key.since for key in snapshots}):
-            own = {key: c for key, c in snapshots.items() if key.since == since}
+        offers = {w.id: w.contribution for w in actor.works if isinstance(w, Offer)}
+        for since in sorted({key.since for key in offers}):
+            own = {key: c for key, c in offers.items() if key.since == since}
             found.setdefault(h.learner, []).append((since, h.process, own))
     for welcomes in found.values():
         welcomes.sort(key=lambda welcome: welcome[:2])
@@ -366,17 +365,17 @@ class _Syncer:
         return found
 
     def _merge(self, tape: Tape, entry: int, action: actions.Merge) -> Merge:
-        given = tuple((self._snapshot(tape, c), c) for c in action.contributions)
+        given = tuple((self._offer(tape, c), c) for c in action.contributions)
         return Merge(entry, tape.header.process, action.round, action.version, given)
 
-    def _snapshot(self, tape: Tape, c: Contribution) -> SnapshotId:
-        """Whose snapshot a contribution was, by the incarnation that the syncer knew its learner under."""
+    def _offer(self, tape: Tape, c: Contribution) -> OfferId:
+        """Whose offer a contribution was, by the incarnation that the syncer knew its learner under."""
         welcomes = [w for w in self._adoptions.get(c.learner, []) if w[0] <= c.incarnation]
         if welcomes:
-            since, process, snapshots = welcomes[-1]
-            key = SnapshotId(c.learner, process, since, c.fragment, c.step)
-            taken = snapshots.get(key)
+            since, process, offers = welcomes[-1]
+            key = OfferId(c.learner, process, since, c.fragment, c.step)
+            taken = offers.get(key)
             if taken is not None and dataclasses.replace(taken, incarnation=c.incarnation) == c:
                 return key
-        told = SnapshotId(c.learner, 0, 0, c.fragment, c.step)
+        told = OfferId(c.learner, 0, 0, c.fragment, c.step)
         raise TapeError(f"{tape.path}: {told} was merged, but is on no tape of that learner")

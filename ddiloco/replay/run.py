@@ -23,9 +23,8 @@ from ddiloco.replay.plan import Actor, Key, Plan, VersionId, Work
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.returning import Origin
-from ddiloco.roles.syncer_worker import host_arrays
 from ddiloco.roles.taping import fingerprint, machine_of
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.experiment import BASELINES, Experiment, parse
 
 
@@ -215,8 +214,8 @@ class _Replay:
                         f"{actor.name}, step {work.clock + 1}: its batch has {tokens} tokens, and had "
                         f"{work.tokens} in the run: the data are not the same"
                     )
-            case plans.Take(snapshot=key):
-                self._things[key] = arrays.snapshot(key.fragment)
+            case plans.Offer(id=key):
+                self._things[key] = arrays.offer(key.fragment)
             case plans.Apply(pulled=pulled):
                 if pulled is not None:
                     arrays.pulled(work.fragment, self._things[pulled])
@@ -249,8 +248,8 @@ class _Replay:
             self._things[key] = pieces
         self._progress(work)
 
-    def _pieces(self, p: int, snapshot: FragmentSnapshot, anchor: Sequence[np.ndarray]) -> Sequence[Any]:
-        return self._model.decode(p, host_arrays(snapshot.arrays), anchor)
+    def _pieces(self, p: int, offer: Offer, anchor: Sequence[np.ndarray]) -> Sequence[Any]:
+        return self._model.decode(p, host_arrays(offer.arrays), anchor)
 
     def _mismatch(self, work: plans.Merge) -> str:
         learners = sorted({key.learner for key, _ in work.given})

@@ -16,27 +16,22 @@ Pieces = Sequence[np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class WelcomeDelivery:
-    """A welcome, with the pieces of every fragment."""
+class Told:
+    """An event, with the pieces of the fragments that `fragments_with` names."""
 
-    event: events.Welcomed
-    fragments: Sequence[Pieces]
-
-
-@dataclasses.dataclass(frozen=True)
-class Notice:
-    """What needs no arrays: a global step that has come, or how the syncer sees the learner."""
-
-    event: events.ClockSet | events.NotMember | events.Rejected
-
-
-@dataclasses.dataclass(frozen=True)
-class UpdateDelivery:
-    """An update, with the pieces of its fragment."""
-
-    event: events.UpdateArrived
-    pieces: Pieces
+    event: events.FromSyncer
+    fragments: Sequence[Pieces] = ()
     epoch: int = 0  # snapshot after whose cut it was sent; 0: the channel keeps the order, or there is none
+
+
+def fragments_with(event: events.FromSyncer) -> Sequence[int]:
+    """The fragments that travel with what the syncer tells a learner."""
+    match event:
+        case events.Welcomed(versions=versions):
+            return range(len(versions))
+        case events.UpdateArrived(fragment=fragment):
+            return (fragment,)
+    return ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,4 +77,4 @@ class Leave:
     """The run is over."""
 
 
-Delivery = WelcomeDelivery | Notice | UpdateDelivery | InnerStateWanted | SnapshotBegun | Leave
+Delivery = Told | InnerStateWanted | SnapshotBegun | Leave

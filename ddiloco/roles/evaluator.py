@@ -1,4 +1,4 @@
-"""Scores the global model on held-out rows while training goes on, in a thread of its own."""
+"""Scores of the global model on held-out rows: when they are due, and in a thread of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,48 @@ import numpy as np
 
 from ddiloco.observe import records
 from ddiloco.roles.assembly import Scorer
-from ddiloco.training.evaluation import Score
+
+Params = Mapping[str, Any]
+
+
+class Evaluations:
+    """Scores parameters and records the results."""
+
+    def __init__(
+        self,
+        score: Scorer,
+        every: int,
+        record: Callable[[Any], None],
+        clock: Callable[[], float] = time.time,
+        since: int = 0,
+    ) -> None:
+        """`every`: global steps between two; 0: none is ever due. `clock`: seconds that records carry.
+
+        `since`: the global step from which on multiples of `every` count.
+        """
+        self._score, self._every, self._record, self._clock = score, every, record, clock
+        self._next = self._after(since)
+
+    def due(self, step: int) -> bool:
+        """Whether one is due, now that the global step is `step`: once for each multiple of `every`."""
+        if not self._every or step < self._next:
+            return False
+        self._next = self._after(step)
+        return True
+
+    def evaluate(self, step: int, tokens: int, params: Params) -> float | None:
+        """Scores parameters and records the result; gives the loss. `tokens`: that they were trained on.
+
+        None, and no record, where nothing scores: for a loop of one's own without `evaluate`.
+        """
+        score = self._score(params)
+        if score is None:
+            return None
+        self._record(records.Evaluated(step, tokens, self._clock(), score.loss, score.statistics))
+        return score.loss
+
+    def _after(self, step: int) -> int:
+        return (step // self._every + 1) * self._every if self._every else 0
 
 
 class Evaluator:
@@ -26,11 +67,8 @@ class Evaluator:
         tokens_so_far: Callable[[], int],
         record: Callable[[Any], None],
     ) -> None:
-        self._score = score
-        self._every = every
-        self._next = every
+        self._evaluations = Evaluations(score, every, record)
         self._tokens_so_far = tokens_so_far
-        self._record = record
         self._offers: queue.Queue[tuple[int, int, Callable[[], Mapping[str, np.ndarray]]] | None] = (
             queue.Queue(1)
         )
@@ -43,11 +81,9 @@ class Evaluator:
 
     def offer(self, step: int, params: Callable[[], Mapping[str, np.ndarray]]) -> None:
         """Evaluates at the first offer from each multiple of `every` on; for one thread, never waits."""
-        if not self._every or step < self._next:
-            return
-        self._next = (step // self._every + 1) * self._every
-        with contextlib.suppress(queue.Full):
-            self._offers.put_nowait((step, self._tokens_so_far(), params))
+        if self._evaluations.due(step):
+            with contextlib.suppress(queue.Full):
+                self._offers.put_nowait((step, self._tokens_so_far(), params))
 
     def stop(self, timeout: float) -> bool:
         """Ends the thread after the evaluation under way; whether it ended in time."""
@@ -58,27 +94,14 @@ class Evaluator:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def evaluate(self, step: int, params: Mapping[str, Any]) -> float | None:
+    def evaluate(self, step: int, params: Params) -> float | None:
         """Evaluates in the caller's thread and records the result; gives the loss."""
-        tokens = self._tokens_so_far()
-        return note_score(self._score(params), step, tokens, time.time(), self._record)
+        return self._evaluations.evaluate(step, self._tokens_so_far(), params)
 
     def _run(self) -> None:
         while (offer := self._offers.get()) is not None:
             step, tokens, params = offer
             try:
-                score = self._score(params())
+                self._evaluations.evaluate(step, tokens, params())
             except Exception as error:  # training goes on, and tells of it at its end
                 self.failure = f"at step {step}: {type(error).__name__}: {error}"
-                continue
-            note_score(score, step, tokens, time.time(), self._record)
-
-
-def note_score(
-    score: Score | None, step: int, tokens: int, now: float, record: Callable[[Any], None]
-) -> float | None:
-    """Records an evaluation and gives its loss; None where nothing scores, as a loop without `evaluate`."""
-    if score is None:
-        return None
-    record(records.Evaluated(step, tokens, now, score.loss, score.statistics))
-    return score.loss

@@ -1,4 +1,4 @@
-"""The arrays of one learner: train state, batches, snapshots. What the learner of any driver works on."""
+"""The arrays of one learner: train state, batches, offers. What the learner of any driver works on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
-from ddiloco.disk.tape.entries import InnerOrigin
-from ddiloco.roles.delivery import InnerState, Pieces
-from ddiloco.roles.transfer import FragmentSnapshot, FragmentTransfer
+from ddiloco.roles.delivery import Pieces
+from ddiloco.roles.transfer import FragmentTransfer, Offer
 from ddiloco.training.corruption import differing_devices
 from ddiloco.training.step import Metrics, TrainState
 
@@ -88,35 +87,22 @@ class TrainingArrays:
         self,
         equipment: Equipment,
         erred: Callable[[int, list[str]], None] = lambda step, devices: None,
-        donated: InnerState | None = None,
     ) -> None:
-        """`erred` hears of a step that came out otherwise when it was taken again, and on which devices.
-
-        `donated`: what the first welcome is adopted with, where none comes with it.
-        """
+        """`erred` hears of a step that came out otherwise when it was taken again, and on which devices."""
         self._equipment = equipment
         self._erred = erred
-        self._donated = donated
         self._steps = 0
         self._state: TrainState | None = None
         self._anchors: dict[int, tuple[jax.Array, ...]] = {}
-        self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next snapshots
-        self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the snapshots that were pulled left out
-
-    @property
-    def donated(self) -> InnerOrigin | None:
-        """Whose inner state the next welcome is adopted with, where none comes with it; None: a fresh one."""
-        return None if self._donated is None else self._donated.origin
+        self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next offers
+        self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the offers that were pulled left out
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
         """Loads all fragments of a welcome and the inner state; error feedback begins anew.
 
-        `inner` None: what was donated, or a fresh one.
+        `inner` None: a fresh one.
         """
-        transfer, donated = self._equipment.transfer, self._donated
-        self._donated = None
-        if inner is None and donated is not None:
-            inner = donated.arrays
+        transfer = self._equipment.transfer
         self._state = self._equipment.program.state_from(transfer.whole(fragments), inner)
         self._left.clear()
         if transfer.keeps_anchors:
@@ -141,24 +127,24 @@ class TrainingArrays:
                 self._erred(clock + 1, differing)
         return program.tokens(batch), metrics
 
-    def snapshot(self, fragment: int) -> FragmentSnapshot:
+    def offer(self, fragment: int) -> Offer:
         """The fragment as it stands, encoded on the devices, with its copy to the host under way."""
         anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
-        return self._equipment.transfer.snapshot(fragment, self._state.params, anchor, residual)
+        return self._equipment.transfer.offer(fragment, self._state.params, anchor, residual)
 
-    def pulled(self, fragment: int, snapshot: FragmentSnapshot) -> None:
-        """The syncer has this one of the snapshots since the last update; the newest word counts.
+    def pulled(self, fragment: int, offer: Offer) -> None:
+        """The syncer has this one of the offers since the last update; the newest word counts.
 
         The next update is taken to contain it. Where it does not, because the pull came too late or the
         syncer died, one encoding's error is lost and another is sent along in vain, and no more than that.
         """
-        residual = snapshot.residual  # numpy, where the snapshot was read from a file
+        residual = offer.residual  # numpy, where the offer was read from a file
         self._left[fragment] = self._equipment.transfer.place(fragment, residual) if residual else ()
 
     def apply(self, fragment: int, mixing: float, pieces: Pieces) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p.
 
-        The next snapshots are of the way from Theta_p, not from the mixture. They send along what the pulled
+        The next offers are of the way from Theta_p, not from the mixture. They send along what the pulled
         one left out, but for the share `mixing` of it, which stays in theta_p. If none was pulled, they send
         along what was to be sent before.
         """
@@ -185,9 +171,8 @@ class TrainingArrays:
         Returns:
           Arrays on their way to the host, which later steps leave as they are: `params/<name>`, `inner/<i>`
           in the order of `Program.inner_leaves`, `anchor/<p>/<i>`, `residual/<p>/<i>` and `left/<p>/<i>`
-          where the codec keeps them; none of these before the first welcome, but `donated/<i>` where there is
-          such a state. And JSON values: `position` of the batches, `steps` of this process, and of a donated
-          state its `origin`.
+          where the codec keeps them; none of these before the first welcome. And JSON values: `position` of
+          the batches, and `steps` of this process.
         """
         arrays: dict[str, jax.Array] = {}
         if self._state is not None:
@@ -198,11 +183,7 @@ class TrainingArrays:
             arrays |= {f"{kind}/{p}/{i}": x for p, pieces in held.items() for i, x in enumerate(pieces)}
         for array in arrays.values():
             array.copy_to_host_async()
-        values = {"position": self.position(), "steps": self._steps}
-        if self._donated is not None:
-            arrays |= {f"donated/{i}": array for i, array in enumerate(self._donated.arrays)}
-            values["origin"] = dataclasses.asdict(self._donated.origin)
-        return arrays, values
+        return arrays, {"position": self.position(), "steps": self._steps}
 
     def restore(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
         """Takes over what `state` gave, of the same layout, inner optimizer and codec.
@@ -214,15 +195,9 @@ class TrainingArrays:
         program, transfer = self._equipment.program, self._equipment.transfer
         self._equipment.batches.set_state(values["position"])
         self._steps = values["steps"]
-        self._state = self._donated = None
-        if "origin" in values:
-            count = sum(name.startswith("donated/") for name in arrays)
-            donated = [arrays[f"donated/{i}"] for i in range(count)]
-            self._donated = InnerState(0, (), donated, InnerOrigin(**values["origin"]))
-        elif arrays:
-            params = {name: arrays[f"params/{name}"] for name in program.shardings}
-            inner = [arrays[f"inner/{i}"] for i in range(len(program.inner_leaves))]
-            self._state = program.state_from(params, inner)
+        params = {name: arrays[f"params/{name}"] for name in program.shardings}
+        inner = [arrays[f"inner/{i}"] for i in range(len(program.inner_leaves))]
+        self._state = program.state_from(params, inner)
         for kind, held in self._held.items():
             held.clear()
             found = (key.split("/") for key in arrays if key.startswith(f"{kind}/"))

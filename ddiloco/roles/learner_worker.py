@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -17,21 +17,12 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.roles.delivery import (
-    Delivery,
-    InnerState,
-    InnerStateWanted,
-    Leave,
-    Notice,
-    SnapshotBegun,
-    UpdateDelivery,
-    WelcomeDelivery,
-)
+from ddiloco.roles.delivery import Delivery, InnerState, InnerStateWanted, Leave, Pieces, SnapshotBegun, Told
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.returning import ReturningLearner
 from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.snapshots.recording import LearnerRecording
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 
 
 class Recovery(Protocol):
@@ -90,7 +81,7 @@ class LearnerWorker:
         self._to_syncer = to_syncer
         self._record = record
         self._arrays = TrainingArrays(equipment, self._erred)
-        self._snapshots: dict[tuple[int, int], FragmentSnapshot] = {}  # (fragment, step)
+        self._offers: dict[tuple[int, int], Offer] = {}  # by fragment and step, those not published yet
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._recovery = recovery
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
@@ -202,13 +193,9 @@ class LearnerWorker:
             match delivery:
                 case SnapshotBegun():
                     self._record_state(delivery.number)
-                case WelcomeDelivery():
-                    self._tell(delivery.event, fragments=delivery.fragments)
-                case Notice():
-                    self._tell(delivery.event)
-                case UpdateDelivery():
+                case Told():
                     self._record_state(delivery.epoch)
-                    self._tell(delivery.event, pieces=delivery.pieces)
+                    self._tell(delivery.event, delivery.fragments)
                 case InnerStateWanted():
                     self._wanted.append(delivery)
                 case Leave():
@@ -237,19 +224,18 @@ class LearnerWorker:
                 state = state or InnerState(self.core.clock, own, self._arrays.inner(), self._tape.gave())
                 wish.answer.set_result(state)
 
-    def _tell(self, event: events.LearnerEvent, **arrays: Any) -> None:
+    def _tell(self, event: events.LearnerEvent, fragments: Sequence[Pieces] = ()) -> None:
         now = time.monotonic()
         decided = self.core.handle(event, now)
         self._tape.told(event, now)
         for action in decided:
-            self._perform(action, **arrays)
+            self._perform(action, fragments)
 
-    def _perform(self, action: actions.LearnerAction, fragments: Any = None, pieces: Any = None) -> None:
+    def _perform(self, action: actions.LearnerAction, fragments: Sequence[Pieces] = ()) -> None:
         core = self.core
         match action:
-            case actions.Join():
-                joined = events.LearnerJoined(core.learner, action.incarnation, action.step, action.versions)
-                self._to_syncer(joined)
+            case actions.TellSyncer(event):
+                self._to_syncer(event)
             case actions.Leave(reason=reason):
                 raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
             case actions.AdoptAll(step=step, versions=versions):
@@ -257,22 +243,21 @@ class LearnerWorker:
                 self._tape.adopted(inner is None, inner.origin if inner is not None else None)
                 self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
                 self.shelf.clear()
-                self._snapshots.clear()
+                self._offers.clear()
                 self._to_syncer(events.LearnerReady(core.learner, core.incarnation, step, versions))
-            case actions.TakeSnapshot(contribution=c):
-                self._snapshots[c.fragment, c.step] = self._arrays.snapshot(c.fragment)
+            case actions.MakeOffer(contribution=c):
+                self._offers[c.fragment, c.step] = self._arrays.offer(c.fragment)
             case actions.Publish(contribution=c):
-                self.shelf.put(c, self._snapshots.pop((c.fragment, c.step)))
+                self.shelf.put(c, self._offers.pop((c.fragment, c.step)))
             case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
-                pulled = self.shelf.take_down(fragment)
+                pulled = self.shelf.overwrite(fragment)
                 if pulled is not None:
-                    contribution, snapshot = pulled
-                    self._arrays.pulled(fragment, snapshot)
-                    if snapshot.residual:
+                    contribution, offer = pulled
+                    self._arrays.pulled(fragment, offer)
+                    if offer.residual:
                         self._tape.pulled(fragment, contribution.step)
+                [pieces] = fragments
                 self._arrays.apply(fragment, mixing, pieces)
-            case actions.SendReport(report=report):
-                self._to_syncer(events.StepReported(report))
             case actions.Drop(reason=reason):
                 values = {"learner": core.learner, "reason": reason}
                 self._record(records.Noted("drop", values, time.time()))

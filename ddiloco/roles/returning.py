@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ddiloco.data.dealing import deal_anew
+from ddiloco.data.shards import reshard
 from ddiloco.disk.durable import Start
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
 from ddiloco.disk.snapshots.store import Part, Snapshot, SnapshotError
@@ -94,7 +94,7 @@ class Origin:
           DataError: the positions are of other data.
         """
         states = [self._part(m).state["position"] for m in self.learners]
-        return list(deal_anew(states, num_learners)) if states else [None] * num_learners
+        return list(reshard(states, num_learners)) if states else [None] * num_learners
 
     def incarnation(self, learner: int) -> int:
         """Under which the learner comes back, or joins."""

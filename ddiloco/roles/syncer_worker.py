@@ -15,19 +15,12 @@ import numpy as np
 
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
-from ddiloco.outer.arrivals import Arrivals
 from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContribution, pieces_sha256
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.delivery import (
-    Delivery,
-    Notice,
-    Pieces,
-    SnapshotBegun,
-    UpdateDelivery,
-    WelcomeDelivery,
-)
+from ddiloco.roles.arrivals import Arrivals
+from ddiloco.roles.delivery import Delivery, Pieces, SnapshotBegun, Told, fragments_with
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
 
@@ -41,7 +34,7 @@ class LearnerLink(Protocol):
         """Hands something over without waiting for the learner."""
 
     def pull(self, fragment: int) -> tuple[Contribution, Sequence[np.ndarray]] | None:
-        """The newest published snapshot, encoded, on the host; None if there is none. May wait for it."""
+        """The newest published offer, encoded, on the host; None if there is none. May wait for it."""
 
 
 class Durability(Protocol):
@@ -55,10 +48,43 @@ class Durability(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Gathered:
-    """The state of every fragment after the merges noted so far, for a snapshot."""
+class Pulled:
+    """A learner's fragment is here, decoded and found sound."""
+
+    event: events.FragmentArrived
+    pieces: Pieces
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """A merge is done and committed."""
+
+    event: events.MergeFinished
+    pieces: Pieces  # of the new version
+    metrics: Mapping[str, Any]  # for the record of the round
+    sha256: bytes | None  # of the pieces; None where no tape is kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """A merge could not be done; the syncer fails with it."""
+
+    error: Exception
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """Every fragment after the merges noted so far, for a snapshot; none where they could not be copied."""
 
     fragments: list[FragmentState]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """The thread is to end; it wakes up for this."""
+
+
+Message = events.SyncerEvent | Pulled | Merged | Failed | Gathered | SnapshotMessage | Completed | Stop
 
 
 class SyncerWorker:
@@ -90,7 +116,7 @@ class SyncerWorker:
         self._on_commit = on_commit
         self._durable = durable
         self._tape = tape or SyncerTape()
-        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._links: dict[tuple[int, int], LearnerLink] = {}
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
         self._arrivals: Arrivals[Pieces] = Arrivals()
@@ -115,12 +141,12 @@ class SyncerWorker:
 
     def send(self, event: events.SyncerEvent | SnapshotMessage | Completed) -> None:
         """Puts an event, or a word about a snapshot, into the inbox; never waits."""
-        self._inbox.put((event, None))
+        self._inbox.put(event)
 
     def stop(self, timeout: float) -> bool:
         """Ends the thread after the merges under way; whether it ended in time."""
         self._stopping.set()
-        self._inbox.put((None, None))
+        self._inbox.put(Stop())
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -128,7 +154,7 @@ class SyncerWorker:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._take_one()
+                self._take(self._next())
             self._finish_merges()
             self._finish_snapshot()
         except Exception as error:
@@ -139,42 +165,79 @@ class SyncerWorker:
             self._tape.end([self._model.fragment(p)[0] for p in range(len(self._committed))])
             self.ended.set()
 
-    def _take_one(self) -> None:
+    def _next(self) -> Message:
         deadlines = [self.core.next_deadline(), self._snapshots.next_deadline() if self._snapshots else None]
         deadline = min((at for at in deadlines if at is not None), default=None)
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            event, arrays = self._inbox.get(timeout=timeout)
+            return self._inbox.get(timeout=timeout)
         except queue.Empty:
-            event, arrays = events.Timeout(), None
-        if event is None or self._is_of_snapshots(event, arrays):
-            return
-        for action in self._decide(event, arrays):
-            self._perform(action, arrays)
-        if isinstance(event, events.MergeFinished):
-            self._on_commit(self.core.step, list(self._committed))
-            going_on = self._snapshots is not None and not self.core.finished
-            if going_on and self._snapshots.wanted(self.core.step):
-                self._merger.submit(self._gather)
+            return events.Timeout()
 
-    def _is_of_snapshots(self, event: Any, arrays: Any) -> bool:
-        """Takes what only snapshots are about; of all else they are told before the core is."""
-        taker = self._snapshots
-        if taker is None:
-            return False
-        taker.timeout(time.monotonic())
-        match event:
-            case _Gathered():
-                begun = SnapshotBegun(0, self.core.versions)
-                for mark in taker.begin(self.core, event.fragments, time.monotonic()):
-                    link = self._links[mark.learner, dict(self.core.state().incarnations)[mark.learner]]
-                    link.deliver(dataclasses.replace(begun, number=mark.number))
-                return True
+    def _take(self, message: Message) -> None:
+        if self._snapshots is not None:
+            self._snapshots.timeout(time.monotonic())
+        match message:
+            case Pulled(event, pieces):
+                decided = self._decide(event, pieces)
+                self._arrivals.keep(event, decided, pieces)
+                self._carry_out(decided)
+            case Merged():
+                self._carry_out(self._hear_of_merge(message), message.metrics)
+                self._on_commit(self.core.step, list(self._committed))
+                self._gather_if_wanted()
+            case Failed(error):
+                raise error
+            case Gathered(fragments):
+                self._begin_snapshot(fragments)
             case StateRecorded() | PartWritten() | Completed():
-                taker.take(event)
-                return True
-        taker.told(event, arrays)
-        return False
+                if self._snapshots is not None:
+                    self._snapshots.take(message)
+            case Stop():
+                pass
+            case event:
+                decided = self._decide(event)
+                if isinstance(event, events.LearnerJoined) and self._durable is not None:
+                    self._durable.remember(self.core.state().incarnations)
+                self._carry_out(decided)
+
+    def _decide(self, event: events.SyncerEvent, pieces: Pieces = ()) -> list[actions.SyncerAction]:
+        """Has the core take an event, after the snapshot that is under way and before the tape."""
+        if self._snapshots is not None:
+            self._snapshots.told(event, pieces)
+        now = time.monotonic()
+        decided = self.core.handle(event, now)
+        self._tape.told(event, decided, now)
+        return decided
+
+    def _hear_of_merge(self, merged: Merged) -> list[actions.SyncerAction]:
+        p = merged.event.round.fragment
+        self._committed[p] = merged.pieces
+        decided = self._decide(merged.event)
+        if merged.sha256 is not None:
+            self._tape.committed(p, self.core.versions[p], merged.sha256)
+        return decided
+
+    def _gather_if_wanted(self) -> None:
+        going_on = self._snapshots is not None and not self.core.finished
+        if going_on and self._snapshots.wanted(self.core.step):
+            self._merger.submit(self._gather)
+
+    def _begin_snapshot(self, fragments: list[FragmentState]) -> None:
+        newest = dict(self.core.state().incarnations)
+        for mark in self._snapshots.begin(self.core, fragments, time.monotonic()):
+            begun = SnapshotBegun(mark.number, self.core.versions)
+            self._links[mark.learner, newest[mark.learner]].deliver(begun)
+
+    def _finish_merges(self) -> None:
+        """Notes the merges that were under way as the word to stop came, since they are durable."""
+        self._merger.shutdown(wait=True, cancel_futures=True)
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, Merged):
+                decided = self._hear_of_merge(message)
+                records_only = [action for action in decided if isinstance(action, actions.Record)]
+                self._carry_out(records_only, message.metrics)
 
     def _finish_snapshot(self) -> None:
         """Has a snapshot of which only writing is left become complete, though the run is over."""
@@ -183,91 +246,51 @@ class SyncerWorker:
         deadline = time.monotonic() + _SNAPSHOT_SECONDS
         while self._snapshots.nearly_complete and (left := deadline - time.monotonic()) > 0:
             try:
-                event, arrays = self._inbox.get(timeout=left)
+                message = self._inbox.get(timeout=left)
             except queue.Empty:
                 break
-            self._is_of_snapshots(event, arrays)
+            if isinstance(message, StateRecorded | PartWritten | Completed):
+                self._snapshots.take(message)
         self._snapshots.close(_SNAPSHOT_SECONDS)
 
-    def _finish_merges(self) -> None:
-        """Notes the merges that were under way as the word to stop came, since they are durable."""
-        self._merger.shutdown(wait=True, cancel_futures=True)
-        while True:
-            try:
-                event, arrays = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(event, events.MergeFinished):
-                for action in self._decide(event, arrays):
-                    if isinstance(action, actions.Record):
-                        self._perform(action, arrays)
+    def _carry_out(
+        self, decided: Sequence[actions.SyncerAction], metrics: Mapping[str, Any] | None = None
+    ) -> None:
+        """`metrics`: of the merge that these actions follow from."""
+        for action in decided:
+            self._perform(action, metrics or {})
 
-    def _decide(self, event: Any, arrays: Any) -> list[actions.SyncerAction]:
-        """Has the core take an event, and its arrays where they belong."""
-        if isinstance(event, BaseException):
-            raise event
-        if isinstance(event, events.MergeFinished):
-            self._committed[event.round.fragment] = arrays[0]
-        now = time.monotonic()
-        decided = self.core.handle(event, now)
-        self._tape.told(event, decided, now)
-        if isinstance(event, events.MergeFinished) and arrays[2] is not None:
-            p = event.round.fragment
-            self._tape.committed(p, self.core.versions[p], arrays[2])
-        if isinstance(event, events.FragmentArrived):
-            self._arrivals.keep(event, decided, arrays)
-        if isinstance(event, events.LearnerJoined) and self._durable is not None:
-            self._durable.remember(self.core.state().incarnations)
-        return decided
-
-    def _perform(self, action: actions.SyncerAction, arrays: Any) -> None:
+    def _perform(self, action: actions.SyncerAction, metrics: Mapping[str, Any]) -> None:
         match action:
-            case actions.Welcome():
-                event = events.Welcomed(action.incarnation, action.step, action.versions, action.merged_steps)
-                delivery = WelcomeDelivery(event, tuple(self._committed))
-                self._links[action.learner, action.incarnation].deliver(delivery)
-            case actions.SetClock():
-                for receiver in action.receivers:
-                    self._links[receiver].deliver(Notice(events.ClockSet(action.step)))
-            case actions.NotMember():
-                self._answer(action, events.NotMember(action.incarnation))
-            case actions.Reject():
-                self._answer(action, events.Rejected(action.incarnation, action.reason))
+            case actions.Tell(receivers, event):
+                told = Told(event, [self._committed[p] for p in fragments_with(event)])
+                for receiver in receivers:
+                    self._deliver(receiver, told)
             case actions.PullFragment():
                 link = self._links[action.learner, action.incarnation]
                 anchor = self._committed[action.round.fragment]
                 self._pullers.submit(self._pull, action, link, anchor)
             case actions.Merge():
                 self._merger.submit(self._merge, action, self._arrivals.take(action))
-            case actions.Broadcast():
-                self._broadcast(action)
             case actions.Drop():
                 values = {"learner": action.learner, "reason": action.reason}
                 self._record(records.Noted("drop", values, time.time()))
             case actions.Record():
-                self._note(action, arrays)
+                self._note(action, metrics)
             case actions.Finish():
                 self.ended.set()
 
-    def _broadcast(self, action: actions.Broadcast) -> None:
-        event = events.UpdateArrived(action.fragment, action.version, action.step)
-        delivery = UpdateDelivery(event, self._committed[action.fragment])
-        size = sum(piece.nbytes for piece in delivery.pieces)
-        for learner, incarnation in action.receivers:
-            self._links[learner, incarnation].deliver(delivery)
-            self._record(records.Transferred(learner, sent=0, received=size))
+    def _deliver(self, receiver: tuple[int, int], told: Told) -> None:
+        link = self._links.get(receiver)
+        if link is None:  # one that has never asked to join
+            return
+        link.deliver(told)
+        if isinstance(told.event, events.UpdateArrived):
+            size = sum(piece.nbytes for pieces in told.fragments for piece in pieces)
+            self._record(records.Transferred(receiver[0], sent=0, received=size))
 
-    def _answer(
-        self, action: actions.NotMember | actions.Reject, event: events.NotMember | events.Rejected
-    ) -> None:
-        link = self._links.get((action.learner, action.incarnation))
-        if link is not None:
-            link.deliver(Notice(event))
-
-    def _note(self, action: actions.Record, arrays: Any) -> None:
-        values: Mapping[str, Any] = action.values
-        if action.name == "round":
-            values = {**values, **arrays[1]}
+    def _note(self, action: actions.Record, metrics: Mapping[str, Any]) -> None:
+        values = {**action.values, **metrics} if action.name == "round" else action.values
         if action.name == "learner_silent" and self._snapshots is not None:
             self._snapshots.silent(values["learner"])
         self._arrivals.forget(action)
@@ -286,28 +309,27 @@ class SyncerWorker:
             pieces = self._model.decode(action.round.fragment, arrays, anchor)
             self._model.validate(action.round.fragment, pieces)
         except Exception as error:
-            failed = events.PullFailed(action.round, action.learner, action.incarnation, str(error))
-            self._inbox.put((failed, None))
+            self._inbox.put(events.PullFailed(action.round, action.learner, action.incarnation, str(error)))
             return
         size = sum(array.nbytes for array in arrays)
         self._record(records.Transferred(action.learner, sent=size, received=0))
-        self._inbox.put((events.FragmentArrived(action.round, contribution), pieces))
+        self._inbox.put(Pulled(events.FragmentArrived(action.round, contribution), pieces))
 
     def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
         try:
             pieces, metrics = self._model.merge(
                 action.round.fragment,
-                [np_pieces for _, np_pieces in given],
+                [pieces for _, pieces in given],
                 [(c.steps, c.tokens) for c, _ in given],
             )
             sha256 = pieces_sha256(pieces) if self._tape.on else None
             committed = self._durable is None or self._durable.commit(action.round, self._model)
         except Exception as error:
-            self._inbox.put((error, None))
+            self._inbox.put(Failed(error))
             return
         if committed:  # else the run is over, and what was merged is as if it had never been
             metrics = {**metrics, "contributions": [_brief(c) for c in action.contributions]}
-            self._inbox.put((events.MergeFinished(action.round), (pieces, metrics, sha256)))
+            self._inbox.put(Merged(events.MergeFinished(action.round), pieces, metrics, sha256))
 
     def _gather(self) -> None:
         """The fragments for a snapshot, after the merges before this one in line and before all later."""
@@ -317,14 +339,9 @@ class SyncerWorker:
             told = f"a snapshot is not begun: {type(error).__name__}: {error}"
             self._record(records.Alarm(told, time.time()))
             states = []
-        self._inbox.put((_Gathered(states), None))
+        self._inbox.put(Gathered(states))
 
 
 def _brief(c: Contribution) -> list[int]:
     """What `rounds.jsonl` tells of a contribution, in as few bytes."""
     return [c.learner, c.incarnation, c.version, c.step, c.steps, c.tokens]
-
-
-def host_arrays(arrays: Any) -> tuple[np.ndarray, ...]:
-    """The arrays in host memory; waits until their copy, started earlier, has arrived."""
-    return tuple(np.asarray(array) for array in arrays)

@@ -19,7 +19,7 @@ Parameters = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class FragmentSnapshot:
+class Offer:
     """A fragment as it stood at a step boundary, encoded, on the devices.
 
     Attributes:
@@ -31,11 +31,16 @@ class FragmentSnapshot:
     residual: tuple[jax.Array, ...] = ()
 
 
+def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
+    """The arrays in host memory; waits until their copy, started earlier, has arrived."""
+    return tuple(np.asarray(array) for array in arrays)
+
+
 class FragmentTransfer:
     """Compiled once for all learners on the same mesh; works on the tensors of one fragment only.
 
     Attributes:
-      keeps_anchors: whether snapshots need the version that the learner adopted.
+      keeps_anchors: whether offers need the version that the learner adopted.
       error_feedback: whether they need, and leave, a residual.
     """
 
@@ -69,13 +74,13 @@ class FragmentTransfer:
             for p in range(layout.num_fragments)
         ]
 
-    def snapshot(
+    def offer(
         self,
         fragment: int,
         params: Parameters,
         anchor: Sequence[jax.Array] = (),
         residual: Sequence[jax.Array] = (),
-    ) -> FragmentSnapshot:
+    ) -> Offer:
         """The fragment as it stands, encoded on the devices, with its copy to the host under way.
 
         `anchor`: the version adopted, as `place` gave it, where the codec needs one. `residual`: what is to
@@ -83,12 +88,12 @@ class FragmentTransfer:
         """
         tensors = {name: params[name] for name in self._names[fragment]}
         if self.keeps_anchors:
-            snapshot = FragmentSnapshot(*self._take[fragment](tensors, tuple(anchor), tuple(residual)))
+            offer = Offer(*self._take[fragment](tensors, tuple(anchor), tuple(residual)))
         else:
-            snapshot = FragmentSnapshot(self._take[fragment](tensors))
-        for array in snapshot.arrays:
+            offer = Offer(self._take[fragment](tensors))
+        for array in offer.arrays:
             array.copy_to_host_async()
-        return snapshot
+        return offer
 
     def place(self, fragment: int, pieces: Sequence[np.ndarray]) -> tuple[jax.Array, ...]:
         """A global fragment on the devices, each piece sharded as its tensor where it divides evenly."""
@@ -110,10 +115,10 @@ class FragmentTransfer:
         return assemble(self._layout, fragments)
 
     def compile(self, params: Parameters) -> Parameters:
-        """Compiles every snapshot and update now, so that no step waits for it; gives the parameters back."""
+        """Compiles every offer and update now, so that no step waits for it; gives the parameters back."""
         for p in range(self._layout.num_fragments):
             zeros = self.place(p, [np.zeros(shape, np.float32) for shape in self._layout.piece_shapes(p)])
-            self.snapshot(p, params, zeros, zeros if self.error_feedback else ())
+            self.offer(p, params, zeros, zeros if self.error_feedback else ())
             params = self.apply(p, params, zeros, 1.0)
         return params
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError
-from ddiloco.models import flops_per_token, model_of
+from ddiloco.models import model_of
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
@@ -81,7 +81,7 @@ def describe(experiment: Experiment) -> str:
     params = num_parameters(experiment.model)
     length = task.row_tokens
     tokens = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners)) * length
-    flops = flops_per_token(experiment.model, length) * rows * length
+    flops = model_of(experiment.model).flops_per_token(experiment.model, length) * rows * length
     shape = " ".join(f"{axis}={size}" for axis, size in meshes[0].shape.items())
     head = [
         f"algorithm    {experiment.algorithm}, {experiment.sync.num_learners} learners",

@@ -32,13 +32,9 @@ from ddiloco.training.loop import MakeLoop
 from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, lives
 from ddiloco.virtual.lives import write_trace
 from ddiloco.virtual.run import run_virtual
-from ddiloco.virtual.snapshots import goes_on_exactly
 from ddiloco.virtual.without_arrays import run_without_arrays
 
 Runner = Callable[[Assembly, Callable[[Any], None], threading.Event, Snapshot | None], Outcome]
-
-DRIVERS: dict[str, Callable[..., Outcome]] = {"local": run_local, "virtual": run_virtual}
-BASELINE_DRIVERS: dict[str, Callable[..., Outcome]] = {"local": run_baseline, "virtual": run_virtual_baseline}
 
 
 class Result(NamedTuple):
@@ -92,7 +88,7 @@ def run_job(
         assembly.check()
     snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
     if snapshot is not None:
-        trim_records(snapshot, workdir, goes_on_exactly(snapshot, experiment))
+        trim_records(snapshot, workdir)
     _write_settings(workdir, experiment, resume or snapshot is not None)
     monitor = Monitor(
         workdir,
@@ -137,14 +133,19 @@ def _run(
     workdir: pathlib.Path | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    if assembly is None:
-        if experiment.algorithm in BASELINES:
-            return run_job_without_arrays(experiment, record, stop)
-        layout = assembly_of(experiment).layout
-        encoded = encoded_bytes(layout, experiment.outer.codec)
-        return run_without_arrays(experiment, layout.bytes, record, stop, encoded, workdir, snapshot)
-    drivers = BASELINE_DRIVERS if experiment.algorithm in BASELINES else DRIVERS
-    return drivers[experiment.driver](assembly, record, stop, workdir, snapshot)
+    baseline = experiment.algorithm in BASELINES
+    if experiment.driver == "local":
+        run = run_baseline if baseline else run_local
+        return run(assembly, record, stop, workdir, snapshot)
+    if assembly is not None and baseline:
+        return run_virtual_baseline(assembly, record, stop)
+    if assembly is not None:
+        return run_virtual(assembly, record, stop, workdir)
+    if baseline:
+        return run_job_without_arrays(experiment, record, stop)
+    layout = assembly_of(experiment).layout
+    encoded = encoded_bytes(layout, experiment.outer.codec)
+    return run_without_arrays(experiment, layout.bytes, record, stop, encoded)
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:

@@ -119,11 +119,13 @@ class Experiment:
             raise ValueError(f"driver: is {self.driver}, but elastic_data_parallel needs virtual")
         if self.algorithm in BASELINES and self.driver == "remote":
             raise ValueError(f"driver: is remote, but {self.algorithm} is one job, which needs local")
-        arrays = self.driver != "virtual" or self.virtual.arrays
-        if self.algorithm in BASELINES and not arrays and (self.snapshot.every or self.resume):
-            told = f"snapshot.every: is {self.snapshot.every}" if self.snapshot.every else "resume: is True"
-            wanted = 0 if self.snapshot.every else False
-            raise ValueError(f"{told}, but must be {wanted} for a baseline without arrays")
+        if self.driver == "virtual":
+            for name, value in (("snapshot.every", self.snapshot.every), ("resume", self.resume)):
+                if value:
+                    raise ValueError(
+                        f"{name}: is {value}, but must be {type(value)()} where driver is virtual: "
+                        "a virtual run starts again from its seed"
+                    )
         if self.virtual.seconds is not None and (self.train.tokens is not None or self.driver != "virtual"):
             raise ValueError(
                 f"virtual.seconds: is {self.virtual.seconds:g}, but must be None where train.tokens is set "

@@ -1,4 +1,4 @@
-"""What a run may learn, by name: a new task is a file in this package and a line in `TASKS`."""
+"""Tasks by name: a new one is a file in this package and a line in `TASKS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captioning: rows are an image and a text that says what is on it, token by token."""
+"""Captioning: a row is an image and a text that says what is on it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ddiloco.config import setting
+from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.canvases import caption_length, held_out_canvases, make_canvas_batches
-from ddiloco.data.pipeline import Batches
 from ddiloco.data.settings import CanvasConfig
-from ddiloco.data.tokenizers import ByteTokenizer
+from ddiloco.data.tokenizers import ByteTokenizer, check_bytes
 from ddiloco.tasks.task import Batch, Task
 from ddiloco.training.loss import Loss, caption_loss
 from ddiloco.training.sampling import write_captions
@@ -28,22 +28,18 @@ class CaptionsConfig:
 
 
 class Captioning(Task):
-    """Digits on canvases in words, byte by byte; a row counts the bytes of its caption and the end of it."""
+    """Names the digits on a canvas, byte by byte; the bytes of a caption and its end count as tokens."""
 
     data_settings: ClassVar[type] = CanvasConfig
     sample_settings: ClassVar[type | None] = CaptionsConfig
 
     def check(self) -> None:
-        """Raises ValueError where bytes have more ids than the model."""
-        if self.model.vocab_size < ByteTokenizer.vocab_size:
-            raise ValueError(
-                f"model.vocab_size: is {self.model.vocab_size}, "
-                f"but bytes need at least {ByteTokenizer.vocab_size}"
-            )
+        """As in `Task`: the model needs an id for each byte."""
+        check_bytes(self.model.vocab_size)
 
     @property
     def loss(self) -> Loss:
-        """Cross-entropy of the caption; accuracy is the share that greedy decoding writes faultlessly."""
+        """Cross-entropy of the caption; accuracy is the share that greedy decoding writes correctly."""
         return caption_loss
 
     @property
@@ -55,26 +51,20 @@ class Captioning(Task):
 
     @property
     def row_tokens(self) -> int:
-        """L, of the longest caption."""
+        """L, the tokens of the longest caption."""
         return caption_length(self.data)
 
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:
         """As in `Task`: canvases of each shard's images."""
-        return make_canvas_batches(
-            self.data,
-            self._shape,
-            shards=shards,
-            num_shards=num_shards,
-            batch_size=batch_size,
-            seed=self.seed,
-        )
+        selection = Selection(shards, num_shards, batch_size, self.seed)
+        return make_canvas_batches(self.data, self._shape, selection)
 
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """As in `Task`: canvases of the eval split's images."""
         return held_out_canvases(self.data, self._shape, batch_size, num_batches)
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
-        """What greedy decoding writes of held-out images, a line each, and the truth where it differs."""
+        """Captions of held-out images by greedy decoding, a line each, with the truth if it differs."""
         if not self.sampling.images:
             return None
         [batch] = self.held_out(self.sampling.images, 1)
@@ -88,7 +78,7 @@ class Captioning(Task):
         )
 
     def captions(self, params: Mapping[str, Any], image_BxHxWxC: np.ndarray) -> list[str]:
-        """What greedy decoding writes of each image."""
+        """The caption of each image by greedy decoding."""
         tokenizer = ByteTokenizer()
         tokens_BxL = write_captions(
             self.model, dict(params), image_BxHxWxC, self.row_tokens, tokenizer.bos, tokenizer.eos

@@ -1,4 +1,4 @@
-"""Classification: rows are labelled images, each of which counts as one token."""
+"""Classification: a row is a labelled image, which counts as one token."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.images import held_out_images, make_image_batches
-from ddiloco.data.pipeline import Batches
 from ddiloco.data.settings import ClassificationConfig
 from ddiloco.tasks.task import Batch, Task
 from ddiloco.training.loss import Loss, label_loss
 
 
 class Classification(Task):
-    """The class of an image, by TFDS name; the model says its size, channels and number of classes."""
+    """Predicts the class of an image; the model sets size, channels and number of classes."""
 
     data_settings: ClassVar[type] = ClassificationConfig
-
-    def check(self) -> None:
-        """Nothing can contradict itself: what the model does not say, the data set does."""
 
     @property
     def loss(self) -> Loss:
@@ -37,22 +34,14 @@ class Classification(Task):
 
     @property
     def row_tokens(self) -> int:
-        """One: an image counts as a token."""
+        """One: an image counts as one token."""
         return 1
 
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:
         """As in `Task`: augmented images of each shard."""
         m = self.model
-        return make_image_batches(
-            self.data,
-            m.image_size,
-            m.channels,
-            m.num_classes,
-            shards=shards,
-            num_shards=num_shards,
-            batch_size=batch_size,
-            seed=self.seed,
-        )
+        selection = Selection(shards, num_shards, batch_size, self.seed)
+        return make_image_batches(self.data, m.image_size, m.channels, m.num_classes, selection)
 
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """As in `Task`: images evenly spaced over the eval split."""

@@ -1,4 +1,4 @@
-"""Language modelling: rows are cut from packed text, and each token is foretold from those before it."""
+"""Language modelling: rows of packed text, in which each token is predicted from those before it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from ddiloco.config import ConfigError, setting
-from ddiloco.data.pipeline import Batches, held_out_batches, make_batches
+from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.settings import DataConfig
-from ddiloco.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
+from ddiloco.data.text import held_out_text, make_text_batches
+from ddiloco.data.tokenizers import Tokenizer, check_bytes, make_tokenizer
 from ddiloco.tasks.task import Batch, Task
 from ddiloco.training.loss import Loss, next_token_loss
 from ddiloco.training.sampling import sample
@@ -35,23 +36,20 @@ class SampleConfig:
 
 
 def text_row(length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of the arrays of a row of `length` tokens, as `ddiloco.data.packing` makes them."""
+    """Shape and dtype of the arrays of a row of `length` tokens, as from `ddiloco.data.packing.rows`."""
     return dict.fromkeys(_ROW, jax.ShapeDtypeStruct((length,), jnp.int32))
 
 
 class LanguageModelling(Task):
-    """Next tokens of text by TFDS name; a row counts its tokens, but for those on which documents end."""
+    """Predicts the next token of a text; the last token of a document has none, and does not count."""
 
     data_settings: ClassVar[type] = DataConfig
     sample_settings: ClassVar[type | None] = SampleConfig
 
     def check(self) -> None:
-        """Raises ValueError where bytes have more ids than the model."""
-        if self.data.tokenizer == "byte" and self.model.vocab_size < ByteTokenizer.vocab_size:
-            raise ValueError(
-                f"model.vocab_size: is {self.model.vocab_size}, "
-                f"but bytes need at least {ByteTokenizer.vocab_size}"
-            )
+        """As in `Task`: the model needs an id for each byte."""
+        if self.data.tokenizer == "byte":
+            check_bytes(self.model.vocab_size)
 
     @property
     def loss(self) -> Loss:
@@ -70,7 +68,7 @@ class LanguageModelling(Task):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """What makes ids of the text; raises ConfigError if it has more of them than the model."""
+        """The configured tokenizer; raises ConfigError if it has more ids than the model."""
         tokenizer = make_tokenizer(self.data)
         if tokenizer.vocab_size > self.model.vocab_size:
             raise ConfigError(
@@ -81,18 +79,12 @@ class LanguageModelling(Task):
 
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Batches:
         """As in `Task`: rows packed from each shard's documents."""
-        return make_batches(
-            self.data,
-            self.tokenizer,
-            shards=shards,
-            num_shards=num_shards,
-            batch_size=batch_size,
-            seed=self.seed,
-        )
+        selection = Selection(shards, num_shards, batch_size, self.seed)
+        return make_text_batches(self.data, self.tokenizer, selection)
 
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """As in `Task`: rows evenly spaced over the eval split."""
-        return held_out_batches(self.data, self.tokenizer, batch_size, num_batches)
+        return held_out_text(self.data, self.tokenizer, batch_size, num_batches)
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """A sampled continuation of the configured prompt, prompt included."""

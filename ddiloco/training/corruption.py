@@ -1,4 +1,4 @@
-"""Silent data corruption: devices that give other bits for the same step, found by taking it twice."""
+"""Silent data corruption: finds devices whose results differ when the same step is computed twice."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 
 def differing_devices(one: Any, other: Any) -> list[str]:
-    """The devices on which two trees of arrays, laid out alike, differ in any bit; waits for both.
+    """The devices on which two trees of arrays with equal shardings differ in any bit; waits for both.
 
-    Each device compares its own shards. What errs in a collective shows on every device that took part.
+    Each device compares its own shards. An error in a collective shows on every device that took part.
     """
     pairs: dict[jax.Device, list[tuple[jax.Array, jax.Array]]] = collections.defaultdict(list)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
@@ -28,7 +28,7 @@ def _differ(pairs: tuple[tuple[jax.Array, jax.Array], ...]) -> jax.Array:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """As whole numbers: a NaN equals itself, and 0 is not -0."""
+    """The bits as integers: a NaN equals itself, and 0 differs from -0."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))

@@ -1,4 +1,4 @@
-"""Evaluation: nats a token and statistics of given parameters over batches, the same whatever the mesh."""
+"""Evaluation: loss and statistics of given parameters over held-out batches, the same on every mesh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EvalStep = Callable[[Parameters, Batch], LossSums]
 
 
 class Score(NamedTuple):
-    """How parameters do on held-out data."""
+    """The result of an evaluation."""
 
     loss: float
     """Nats per token."""
@@ -44,22 +44,22 @@ def evaluate(
     batches: Iterable[Mapping[str, np.ndarray]],
     mesh: Mesh,
 ) -> Score:
-    """The score over all batches (host arrays), whose sums are added up in float64 on the host.
+    """The score over all batches, host arrays; sums over batches are float64 on the host.
 
     Raises:
-      ValueError: no batch has a target that counts.
+      ValueError: no target in any batch counts.
     """
     total: LossSums | None = None
     ahead: LossSums | None = None
     for batch in batches:
-        # One batch is computed while the last one's sums are fetched; more would pile up on the device.
+        # One batch is computed while the sums of the one before are fetched; more would fill the device.
         fetched, ahead = ahead, eval_step(params, shard_batch(batch, mesh))
         total = _added(total, fetched)
     total = _added(total, ahead)
     if total is None or total.tokens == 0:
         raise ValueError("the evaluation has no tokens: its batches are empty or all padding")
-    told = statistics(model_config, total)
-    return Score(float(total.nll / total.tokens), {name: float(value) for name, value in told.items()})
+    metrics = statistics(model_config, total)
+    return Score(float(total.nll / total.tokens), {name: float(value) for name, value in metrics.items()})
 
 
 def _added(total: LossSums | None, sums: LossSums | None) -> LossSums | None:

@@ -16,7 +16,7 @@ from ddiloco.config import setting
 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig:
-    """Settings of the inner optimizer and of the loss that it descends."""
+    """Settings of the inner optimizer and of the loss that it minimises."""
 
     learning_rate: float = setting(1e-3, "peak learning rate", at_least=0.0)
     warmup_steps: int = setting(100, "steps of linear warm-up", at_least=0)
@@ -32,11 +32,11 @@ class InnerConfig:
 
 
 def learning_rate_at(config: InnerConfig, total_steps: int, clock: jax.Array | int) -> jax.Array:
-    """Learning rate, float32 scalar, of the step that starts at this clock (steps already taken, from 0).
+    """Learning rate, float32 scalar, of the step before which `clock` steps were taken.
 
-    Linear warm-up, whose first step is not zero; then half a cosine down to
-    `final_fraction * learning_rate` at `clock = total_steps`, and constant after. A warm-up as long as the
-    run or longer leaves no cosine.
+    A linear warm-up, whose first step is not zero; then half a cosine down to `final_fraction *
+    learning_rate` at `clock = total_steps`; constant after that. There is no cosine if the warm-up is as long
+    as the run.
     """
     clock = jnp.asarray(clock, jnp.float32)
     warm = jnp.minimum(1.0, (clock + 1.0) / max(config.warmup_steps, 1))
@@ -46,7 +46,7 @@ def learning_rate_at(config: InnerConfig, total_steps: int, clock: jax.Array | i
 
 
 def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool]:
-    """Which parameters decay: the matrices, and the embedding if it is asked for; never a norm."""
+    """Which parameters decay: matrices, the embedding only if configured, and never a norm."""
     return {
         name: leaf.ndim >= 2 and (config.decay_embeddings or not name.startswith("embed/"))
         for name, leaf in params.items()
@@ -54,7 +54,7 @@ def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool
 
 
 def scale_by_clock(config: InnerConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
-    """Multiplies updates by minus the learning rate at the extra argument `clock` (int32 scalar)."""
+    """Multiplies updates by minus the learning rate at `clock`, an extra argument (int32 scalar)."""
 
     def init(params: optax.Params) -> optax.EmptyState:
         del params
@@ -78,8 +78,8 @@ def scale_by_clock(config: InnerConfig, total_steps: int) -> optax.GradientTrans
 def make_inner_optimizer(config: InnerConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
     """AdamW (arXiv 1711.05101) after clipping by the global norm; `update` takes the extra argument `clock`.
 
-    The clock may jump forward, as it does when an update of the syncer carries a later global step: the
-    learning rate jumps with it, while the bias correction of the moments goes by the steps really taken.
+    The clock may jump forward, as when an update from the syncer carries a later global step. The learning
+    rate jumps with it; the bias correction of the moments counts the steps really taken.
     """
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm is not None:

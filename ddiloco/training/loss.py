@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ddiloco.models import model_of
-from ddiloco.models.output import Output
+from ddiloco.models.model import Output
 from ddiloco.models.parameter import Constrain, unconstrained
 from ddiloco.training.parameters import output
 
@@ -20,25 +20,25 @@ class LossSums(NamedTuple):
     """Sums over the targets that count; scalars but for the model's own."""
 
     objective: jax.Array
-    """What the gradient is of: the negative log-likelihood and what regularises it, float32."""
+    """What is minimised: the negative log-likelihood and its regularisers, float32."""
     nll: jax.Array
     """Negative log-likelihood, nats, float32."""
     tokens: jax.Array
     """Targets that count, int32."""
     model: Mapping[str, jax.Array] = {}
-    """What the model or the loss counts beside, by name, float32 of any shapes."""
+    """What else the model or the loss counts, by name, float32 of any shapes."""
 
 
 def statistics(config: Any, sums: LossSums) -> Mapping[str, Any]:
     """The model's own metrics, scalars by name, from the sums of any number of rows.
 
-    Also `accuracy`, of a loss that counts answers: the share of them that is correct, in [0, 1].
+    With a loss that counts answers also `accuracy`, the share of them that is correct, in [0, 1].
     """
-    told = model_of(config).statistics(sums.model, sums.tokens)
+    metrics = model_of(config).statistics(sums.model, sums.tokens)
     if "answers" not in sums.model:
-        return told
+        return metrics
     answers = sums.model["answers"]
-    return {**told, "accuracy": sums.model["correct"] / (answers + (answers == 0))}
+    return {**metrics, "accuracy": sums.model["correct"] / (answers + (answers == 0))}
 
 
 Loss = Callable[[Any, Mapping[str, jax.Array], Batch, float, Constrain], LossSums]
@@ -67,9 +67,9 @@ def label_loss(
     z_loss: float = 0.0,
     constrain: Constrain = unconstrained,
 ) -> LossSums:
-    """Cross-entropy of `label` (B,) given `image` (B, H, W, C); correct is an image whose label is likeliest.
+    """Cross-entropy of `label` (B,) given `image` (B, H, W, C); correct if the label is the likeliest.
 
-    A token is an image. z-loss and penalty as in `next_token_loss`.
+    An image counts as one token. z-loss and penalty as in `next_token_loss`.
     """
     found = output(config, params, batch["image"], constrain=constrain)
     sums = _cross_entropy(found, batch["label"], batch["weights"], z_loss)
@@ -84,11 +84,10 @@ def caption_loss(
     z_loss: float = 0.0,
     constrain: Constrain = unconstrained,
 ) -> LossSums:
-    """Cross-entropy of `targets` (B, L) given `image` and `inputs`; correct is what is right throughout.
+    """Cross-entropy of `targets` (B, L) given `image` and `inputs`.
 
-    Those are the rows whose every target that counts is the likeliest token, given the targets before it:
-    by induction just those that greedy decoding writes without a fault. z-loss and penalty as in
-    `next_token_loss`.
+    A caption is correct if each target that counts is the likeliest token given those before it, that is, if
+    greedy decoding writes it without a mistake. z-loss and penalty as in `next_token_loss`.
     """
     found = output(config, params, batch["image"], batch["inputs"], constrain=constrain)
     sums = _cross_entropy(found, batch["targets"], batch["weights"], z_loss)
@@ -98,7 +97,7 @@ def caption_loss(
 
 
 def _cross_entropy(found: Output, targets: jax.Array, weights: jax.Array, z_loss: float) -> LossSums:
-    """Sums over targets (...) of logits (..., V); `weights` is 1 for a target that counts, else 0."""
+    """The sums over targets (...) with logits (..., V); weights (...) are 1 where a target counts, else 0."""
     logits = found.logits
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     # A masked sum, not a gather: it stays local where the vocabulary is sharded, and needs no scatter.

@@ -1,4 +1,4 @@
-"""Meshes: devices divided among the learners, and logical axes laid on the axes of a mesh."""
+"""Meshes: devices divided among the learners, and the sharding of logical axes over a mesh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RULES: dict[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Sizes of one learner's mesh; at most one is -1, and takes the devices that the others leave."""
+    """Sizes of one learner's mesh; at most one is -1, which means what the others leave."""
 
     data: int = setting(-1, "copies of the model, each with rows of its own; -1 is what is left")
     fsdp: int = setting(1, "shards of the parameters, each with rows of its own; -1 is what is left")
@@ -55,19 +55,19 @@ class MeshConfig:
     def shape(self, num_devices: int) -> tuple[int, ...]:
         """The four sizes over `num_devices`, with -1 resolved; raises ConfigError where they do not fit."""
         fixed = math.prod(size for size in self.sizes if size != -1)
-        told = " x ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, self.sizes, strict=True))
+        asked = " x ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, self.sizes, strict=True))
         shape = tuple(num_devices // fixed if size == -1 else size for size in self.sizes)
         if math.prod(shape) != num_devices:
             wanted = f"a multiple of {fixed}" if -1 in self.sizes else f"{fixed}"
-            raise ConfigError(f"mesh: {told} needs {wanted} devices, but a learner has {num_devices}")
+            raise ConfigError(f"mesh: {asked} needs {wanted} devices, but a learner has {num_devices}")
         return shape
 
 
 def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) -> list[Mesh]:
-    """One mesh a learner, of contiguous equal groups of the devices.
+    """A mesh for each learner, of contiguous equal groups of the devices.
 
-    With fewer devices than learners they share: learner m alone on device m mod N. Devices that do not divide
-    evenly stay idle, with a warning.
+    With fewer devices than learners, learner m uses device m mod N. Devices that do not divide evenly stay
+    idle, with a warning.
 
     Raises:
       ConfigError: the mesh does not fit the devices that a learner has.
@@ -77,6 +77,7 @@ def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) 
     if not devices:
         raise ConfigError("mesh: there are no devices")
     each = len(devices) // num_learners
+    groups: list[Sequence[jax.Device]]
     if each == 0:
         shape = config.shape(1)
         groups = [[devices[m % len(devices)]] for m in range(num_learners)]
@@ -93,9 +94,9 @@ def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) 
 
 
 def partition(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
-    """Lays logical axes on the mesh, each mesh axis used at most once, from the left.
+    """The sharding of an array by its logical axes, from the left; each mesh axis is used at most once.
 
-    An axis that is unnamed, or that does not divide evenly, is not sharded.
+    An axis that has no name, or whose size does not divide evenly, is not sharded.
     """
     parts: list[tuple[str, ...] | None] = []
     free = {name for name in MESH_AXES if mesh.shape[name] > 1}
@@ -109,7 +110,7 @@ def partition(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedSharding]:
-    """Where each parameter of the model lies, by name."""
+    """The sharding of each parameter of the model, by name."""
     shapes = abstract_parameters(model_config)
     return {
         name: partition(mesh, axes, shapes[name].shape) for name, axes in logical_axes(model_config).items()
@@ -117,7 +118,7 @@ def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedShardin
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Where the arrays (B, ...) of a batch lie: rows over data, fsdp and expert."""
+    """The sharding of the arrays (B, ...) of a batch: rows over data, fsdp and expert."""
     return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
 
 
@@ -127,12 +128,12 @@ def rows_divisor(mesh: Mesh) -> int:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same value on every device of the mesh."""
+    """The sharding of what every device of the mesh has whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def constrainer(mesh: Mesh) -> Constrain:
-    """Pins an activation to the layout that its logical axes have on this mesh."""
+    """Constrains an activation to the sharding of its logical axes on this mesh."""
     if mesh.size == 1:
         return unconstrained
 

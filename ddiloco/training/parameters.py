@@ -1,4 +1,4 @@
-"""The bridge between an NNX module and a model's parameters as a flat dict, name to array, sorted by name."""
+"""A model's parameters as a flat dict of arrays by name, sorted, and its NNX module as a function of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from ddiloco.models import model_of
-from ddiloco.models.output import Output
+from ddiloco.models.model import Output
 from ddiloco.models.parameter import Axes, Constrain, Initializer, unconstrained
 
 Parameters = dict[str, jax.Array]
@@ -41,16 +41,16 @@ def logical_axes(config: Any) -> dict[str, Axes]:
 
 
 def num_parameters(config: Any) -> int:
-    """How many numbers the parameters hold."""
+    """How many elements the parameters have together."""
     return sum(math.prod(leaf.shape) for leaf in abstract_parameters(config).values())
 
 
 def init_parameters(
     config: Any, seed: int, shardings: Mapping[str, jax.sharding.Sharding] | None = None
 ) -> Parameters:
-    """Fresh float32 parameters: a seed and a name give the same numbers whatever the model's depth and mesh.
+    """Initial float32 parameters; each depends on the seed and its name only, not on depth or mesh.
 
-    With shardings each device makes only its own shard; without, all are on the default device.
+    With shardings each device makes its own shard; without, all are made on the default device.
     """
     _, slots = _skeleton(config)
     params = {}
@@ -64,7 +64,7 @@ def init_parameters(
 def _drawing(
     initializer: Initializer, shape: tuple[int, ...], sharding: jax.sharding.Sharding | None
 ) -> Callable[[np.uint32, np.uint32], jax.Array]:
-    """One program a shape, not one for the whole model: generators compile slowly, and layers are alike."""
+    """Compiled for each shape, not for the model: random numbers compile slowly, and layers are alike."""
 
     def draw(seed: jax.Array, name: jax.Array) -> jax.Array:
         return initializer(jax.random.fold_in(jax.random.key(seed), name), shape)
@@ -78,9 +78,9 @@ def output(
     *inputs: jax.Array,
     constrain: Constrain = unconstrained,
 ) -> Output:
-    """Logits, penalty and sums of the model with these parameters: a pure function, for callers to jit.
+    """Logits, penalty and sums of the model with these parameters; pure, for use under jit.
 
-    `inputs` are what its module is called with: (B, ...) arrays.
+    `inputs` are the arrays (B, ...) that its module is called with.
 
     Raises:
       ValueError: the parameters are not those of this model.
@@ -95,5 +95,5 @@ def output(
 
 
 def forward(config: Any, params: Mapping[str, jax.Array], *inputs: jax.Array) -> jax.Array:
-    """Only the logits, float32, of `output`, of the same arguments."""
+    """The logits, float32, of `output`."""
     return output(config, params, *inputs).logits

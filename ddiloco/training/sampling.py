@@ -1,4 +1,4 @@
-"""Sampling, one token at a time: a continuation of a prompt through a sliding window; captions of images."""
+"""Sampling, one token at a time: the continuation of a prompt, and captions of images."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def sample(
 ) -> np.ndarray:
     """The `num_tokens` tokens (int32) that follow the prompt, each drawn given the last `window` tokens.
 
-    Temperature 0 takes the likeliest token each time. The whole window is run again for each token: made for
-    a look at what a model has learnt, not for serving. Compiled once for each (config, window, num_tokens).
+    Temperature 0 takes the likeliest token each time. The model runs over the whole window for each token:
+    this is for looking at what a model has learnt, not for serving. Compiled once for each (config, window,
+    num_tokens).
 
     Raises:
       ValueError: the prompt is empty, or the temperature is negative.
@@ -52,7 +53,7 @@ def _continue(
     temperature: jax.Array,
     key: jax.Array,
 ) -> jax.Array:
-    """Tokens stand at the right end of the window, so that the next one always follows the last place."""
+    """Aligns tokens with the right end of the window, so that the next one always follows the last place."""
     window = tokens_W.shape[0]
 
     def extend(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[Any, jax.Array]:
@@ -77,9 +78,10 @@ def write_captions(
     bos: int,
     eos: int,
 ) -> np.ndarray:
-    """The likeliest tokens (B, length) int32 after `bos`, one at a time given the image; all `eos` after one.
+    """Captions (B, length) int32 by greedy decoding after `bos`; after the first `eos` all are `eos`.
 
-    The whole row is run again for each token, as by `sample`. Compiled once for each (config, length, shape).
+    The model runs over the whole row for each token, as in `sample`. Compiled once for each (config, length,
+    shape).
     """
     return np.asarray(_write(config, length, params, image_BxHxWxC, bos, eos))
 

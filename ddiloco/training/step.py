@@ -1,4 +1,4 @@
-"""The inner step of one learner: loss, gradient and AdamW over its mesh, with its state donated."""
+"""The inner step of one learner: loss, gradient and AdamW on its mesh."""
 
 from __future__ import annotations
 
@@ -25,21 +25,16 @@ Metrics = dict[str, jax.Array]
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What an inner step reads and replaces; the clock is the learner's, and not kept here.
+    """What an inner step reads and replaces; the learner keeps the clock, not this state."""
 
-    Attributes:
-      params: the parameters by name, which are merged.
-      opt_state: all else, a pytree of arrays that no merge touches: the inner optimizer's state.
-    """
-
-    params: Parameters
+    params: dict[str, Any]
     opt_state: optax.OptState
 
 
 def abstract_state(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainState:
     """Shape, dtype and sharding of every array of the state; allocates nothing.
 
-    Adam's moments lie like their parameters, and counters on every device.
+    Adam's moments are sharded like their parameters; counters are on every device.
     """
     shapes, shardings = abstract_parameters(model_config), parameter_shardings(model_config, mesh)
     params = {name: _laid(leaf, shardings[name]) for name, leaf in shapes.items()}
@@ -66,15 +61,15 @@ def state_shardings(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainS
 def init_state(
     model_config: Any, inner: InnerConfig, mesh: Mesh, seed: int, params: Mapping[str, Any] | None = None
 ) -> TrainState:
-    """A state before its first step, each device making only its own shard.
+    """The state before the first step, of which each device makes its own shard.
 
     Args:
       model_config: settings of the model.
       inner: settings of the inner optimizer.
       mesh: the learner's mesh.
-      seed: of the parameters, where none are given.
-      params: parameters to start from, host or device arrays; they are copied, so that donating the state
-        leaves them as they are.
+      seed: of the initial parameters, unless `params` are given.
+      params: parameters to start from, host or device arrays; copied, so that donating the state does not
+        change them.
     """
     shardings = state_shardings(model_config, inner, mesh)
     if params is None:
@@ -90,13 +85,13 @@ def init_state(
 def make_train_step(
     model_config: Any, inner: InnerConfig, total_steps: int, mesh: Mesh, loss: Loss = next_token_loss
 ) -> jax.stages.Wrapped:
-    """The jitted step `(state, batch, clock) -> (state, metrics)`; `state` is donated, and gone afterwards.
+    """The jitted step `(state, batch, clock) -> (state, metrics)`; `state` is donated.
 
-    `batch` holds arrays (B, ...) as `shard_batch` lays them, among them `weights`, int32: 1 for each target
-    that counts, else 0. `clock` is an int32 scalar, the steps before this one. Metrics are device scalars:
-    `loss` (nats a token, over the step's tokens), `grad_norm` (before clipping), `learning_rate`, `tokens`,
-    `skipped` (1 where the loss or the gradient was not finite, and the state is as it was), and the model's
-    statistics. The step is the same for every `accumulation`, up to rounding.
+    `batch` has arrays (B, ...) from `shard_batch`, among them `weights`, int32: 1 for each target that
+    counts, else 0. `clock` is an int32 scalar, the number of steps before this one. Metrics are device
+    scalars: `loss` (nats per token), `grad_norm` (before clipping), `learning_rate`, `tokens`, `skipped` (1
+    if loss or gradient was not finite and the state was left as it was), and the model's statistics. Up to
+    rounding, the step does not depend on `accumulation`.
 
     Raises:
       ValueError: on tracing, where the rows of the batch are not a multiple of `accumulation`.
@@ -142,7 +137,7 @@ def _accumulated(
     accumulation: int,
     constrain: Constrain,
 ) -> tuple[Parameters, LossSums]:
-    """Gradient of the summed objective, and the sums, over the rows in `accumulation` micro-batches."""
+    """The gradient of the summed objective, and the sums, computed in `accumulation` micro-batches."""
 
     def objective(params: Parameters, batch: Batch) -> tuple[jax.Array, LossSums]:
         sums = sums_of(params, batch)
@@ -156,7 +151,7 @@ def _accumulated(
         raise ValueError(f"a batch has {rows} rows, but accumulation needs a multiple of {accumulation}")
 
     def split(rows: jax.Array) -> jax.Array:
-        # Rows i, i + k, ...: each device's own rows stay on it, where contiguous blocks would move.
+        # Rows i, i + k, ...: each device keeps its own rows, where contiguous blocks would move.
         micro = jnp.swapaxes(rows.reshape(-1, accumulation, *rows.shape[1:]), 0, 1)
         return constrain(micro, (None, "batch", *[None] * (rows.ndim - 1)))
 
@@ -173,7 +168,7 @@ def _accumulated(
 def abstract_batch(
     mesh: Mesh, rows: int, row: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape, dtype and sharding of the arrays of a batch of so many rows; `row` has those of one."""
+    """Shape, dtype and sharding of the arrays of a batch with `rows` rows; `row` describes one."""
     _check_rows(rows, mesh)
     sharding = batch_sharding(mesh)
     return {
@@ -187,13 +182,13 @@ def compile_train_step(
 ) -> jax.stages.Compiled:
     """Compiles the step ahead of its first batch, as a learner does before it joins.
 
-    `state` and `batch` may be abstract. The result is called like the step, with an `np.int32` clock.
+    `state` and `batch` may be abstract. Call the result like the step, with an `np.int32` clock.
     """
     return step.lower(state, dict(batch), jax.ShapeDtypeStruct((), jnp.int32)).compile()
 
 
 def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts this process's rows of a batch on its devices of the mesh.
+    """Puts this process's rows of a batch on its devices.
 
     Raises:
       ValueError: the rows do not divide among the devices.

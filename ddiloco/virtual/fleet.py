@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import FragmentWork, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.learner_process import Place, VirtualLearner
@@ -14,7 +14,6 @@ from ddiloco.virtual.lives import PAUSES, Change
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload, SyncerArrays
 from ddiloco.virtual.syncer_process import VirtualSyncer
 
-_PACE = ("step", *PAUSES)  # changes that nobody comes or goes by
 INCARNATIONS_EACH = 1000  # numbers apart, so that a process that rejoins by itself never takes a later one's
 
 
@@ -75,29 +74,15 @@ class Fleet:
             if last is not None and self.calendar.happened >= last:
                 raise TimeoutError(f"the run is not over after {max_events} events")
 
-    def live(
-        self,
-        changes: Iterable[Change],
-        since: float = 0.0,
-        come: Callable[[int], VirtualLearner] | None = None,
-    ) -> None:
-        """Enters what befalls the learners; those that no change lets join are there from the start.
-
-        A fleet that begins at `since` seconds has behind it what was before; then `come` starts the learners
-        that are there, where not all of them join.
-        """
+    def live(self, changes: Iterable[Change]) -> None:
+        """Enters what befalls the learners; those that no change lets join are there from the start."""
         changes = list(changes)
         first = {change.learner: change.event for change in reversed(changes)}
-        there = {learner: first.get(learner) != "join" for learner in self.places}
-        for change in changes:
-            if change.time < since:
-                there[change.learner] = self._has_befallen(change, there[change.learner])
         for learner in self.places:
-            if there[learner]:
-                self.calendar.at(since, come or self.join, learner)
+            if first.get(learner) != "join":
+                self.calendar.at(0.0, self.join, learner)
         for change in changes:
-            if change.time >= since:
-                self.calendar.at(change.time, self._befall, change)
+            self.calendar.at(change.time, self._befall, change)
 
     # What befalls learners.
 
@@ -106,25 +91,11 @@ class Fleet:
         place = self.places[learner]
         incarnation = 1 + INCARNATIONS_EACH * place.starts
         place.starts += 1
-        process = self._process(learner, incarnation)
+        core = LearnerCore(learner, incarnation, self.policy, self._total_steps)
+        arrays = self._learner_arrays(learner)
+        process = VirtualLearner(core, place, arrays, self.calendar, self._observer, self._send)
         self.processes[learner] = self._routes[learner, incarnation] = process
         process.start()
-        return process
-
-    def come_back(
-        self,
-        learner: int,
-        incarnation: int,
-        load: Callable[[LearnerArrays], None],
-        clock: int,
-        fragments: Sequence[FragmentWork],
-    ) -> VirtualLearner:
-        """Starts a process that goes on with what an earlier one held; `load` puts it into the arrays."""
-        self.places[learner].starts = 1 + incarnation // INCARNATIONS_EACH
-        process = self._process(learner, incarnation)
-        self.processes[learner] = self._routes[learner, incarnation] = process
-        load(process.arrays)
-        process.come_back(clock, fragments)
         return process
 
     def fail(self, learner: int, notice_seconds: float | None = None) -> None:
@@ -169,17 +140,6 @@ class Fleet:
         place = self.places[learner]
         place.up.cut = place.down.cut = cut
 
-    def _has_befallen(self, change: Change, there: bool) -> bool:
-        """Whether a learner is there after a change that lies behind; its place is as it left it."""
-        place = self.places[change.learner]
-        if change.event in ("join", "recover"):
-            place.share, place.paused = 1.0, None
-        elif change.event in PAUSES:
-            place.paused = PAUSES[change.event]
-        elif change.event == "step":
-            place.share, place.paused = change.share, None
-        return change.event not in ("fail", "leave") if change.event not in _PACE else there
-
     def _befall(self, change: Change) -> None:
         process, place = self.processes.get(change.learner), self.places[change.learner]
         match change.event:
@@ -203,36 +163,6 @@ class Fleet:
             self.places[learner].recovering = False
             self.join(learner)
 
-    # Putting back what was recorded.
-
-    def routes(self, learner: int) -> dict[int, VirtualLearner]:
-        """The learner's processes, dead or alive, by the incarnations under which they have joined."""
-        return {number: p for (m, number), p in self._routes.items() if m == learner}
-
-    def put_back(
-        self, learner: int, processes: Iterable[int], routes: Mapping[int, int], newest: int | None
-    ) -> dict[int, VirtualLearner]:
-        """Makes processes of a learner anew, by their first incarnations; none of them starts, or joins.
-
-        `routes`: by incarnation, the process that has joined under it. `newest`: that of the processes.
-        """
-        made = {first: self._process(learner, first) for first in sorted(processes)}
-        self._routes |= {(learner, number): made[first] for number, first in routes.items()}
-        if newest is not None:
-            self.processes[learner] = made[newest]
-        return made
-
-    def _process(self, learner: int, incarnation: int) -> VirtualLearner:
-        core = LearnerCore(learner, incarnation, self.policy, self._total_steps)
-        return VirtualLearner(
-            core,
-            self.places[learner],
-            self._learner_arrays(learner),
-            self.calendar,
-            self._observer,
-            self._send,
-        )
-
     # Messages.
 
     def _send(self, process: VirtualLearner, event: events.SyncerEvent) -> None:
@@ -242,14 +172,19 @@ class Fleet:
             self.calendar.at(time, self.syncer.take, event)
 
     def _deliver(
-        self, learner: int, incarnation: int, event: events.LearnerEvent, payload: Payload, size: int
+        self,
+        learner: int,
+        incarnation: int,
+        event: events.FromSyncer,
+        fragments: Sequence[Payload],
+        size: int,
     ) -> None:
         process = self._routes.get((learner, incarnation))
         if process is None:
             return
         times = process.place.down.arrivals(self.calendar.now, size)
         for time in times:
-            self.calendar.at(time, process.take, event, payload)
+            self.calendar.at(time, process.take, event, fragments)
         if size and times:
             self._observer.transferred(learner, 0, size * len(times))
 

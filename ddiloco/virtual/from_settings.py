@@ -124,9 +124,8 @@ def make_fleet(
     learner_arrays: Callable[[int], LearnerArrays],
     syncer_arrays: SyncerArrays,
     observer: Observer,
-    lively: bool = True,
 ) -> Fleet:
-    """The experiment's fleet, with its lives entered if `lively`; the same experiment gives the same run."""
+    """The experiment's fleet with its lives entered; the same experiment gives the same run."""
     v = experiment.virtual
     chips = chips_by_learner(experiment)
     times = step_times(experiment)
@@ -150,8 +149,7 @@ def make_fleet(
         recovery_seconds=v.recovery_seconds,
         observer=observer,
     )
-    if lively:
-        fleet.live(lives(experiment))
+    fleet.live(lives(experiment))
     return fleet
 
 

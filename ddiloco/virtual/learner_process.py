@@ -8,7 +8,7 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import FragmentWork, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link
@@ -74,8 +74,8 @@ class VirtualLearner:
         self._hung = 0  # a hang ends with the newest order to hang
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
-        self._inbox: list[tuple[events.LearnerEvent, Payload]] = []
-        self._snapshots: dict[tuple[int, int], Payload] = {}
+        self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
+        self._offers: dict[tuple[int, int], Payload] = {}
         self._shelf: dict[int, tuple[Contribution, Payload]] = {}
         self._on_the_wire: set[int] = set()  # fragments pulled, of which no update has come since
         self._beating = False
@@ -86,33 +86,22 @@ class VirtualLearner:
         """The learner whose process this is."""
         return self.core.learner
 
-    @property
-    def step(self) -> tuple[int, int] | None:
-        """The clock after the step that is under way, and its tokens; None: none is."""
-        return None if self._step is None else (self._step.clock, self._step.tokens)
-
     def start(self) -> None:
         """Asks the syncer to take part."""
         self._send(self, events.LearnerJoined(self.number, self.core.incarnation))
         self._go_on()
 
-    def come_back(self, clock: int, fragments: Sequence[FragmentWork]) -> None:
-        """Goes on with the work of an earlier process, whose state the arrays hold, and asks to take part."""
-        for action in self.core.resume(clock, fragments):
-            self._perform(action, None)
-        self._go_on()
-
-    def take(self, event: events.LearnerEvent, payload: Payload = None) -> None:
+    def take(self, event: events.FromSyncer, fragments: Sequence[Payload] = ()) -> None:
         """Something from the syncer has arrived; a paused or hung process finds it later."""
         if not self.alive:
             return
-        self._inbox.append((event, payload))
+        self._inbox.append((event, fragments))
         if not self._stands_still:
             self._empty_inbox()
             self._go_on()
 
     def pull(self, fragment: int, incarnation: int) -> tuple[Contribution, Payload] | None:
-        """The newest published snapshot, from the host's memory; None if there is none."""
+        """The newest published offer, from the host's memory; None if there is none."""
         if fragment not in self._shelf or incarnation != self.core.incarnation:
             return None
         contribution, payload = self._shelf[fragment]
@@ -187,8 +176,7 @@ class VirtualLearner:
 
     def _empty_inbox(self) -> None:
         while self._inbox and self.alive:
-            event, payload = self._inbox.pop(0)
-            self._tell(event, payload)
+            self._tell(*self._inbox.pop(0))
 
     def _go_on(self) -> None:
         """Starts the next step if there may be one."""
@@ -233,35 +221,33 @@ class VirtualLearner:
                 self._tell(events.Heartbeat())
             self._go_on()
 
-    def _tell(self, event: events.LearnerEvent, payload: Payload = None) -> None:
+    def _tell(self, event: events.LearnerEvent, fragments: Sequence[Payload] = ()) -> None:
         out = self.core.handle(event, self._calendar.now)
         self._observer.learner_handled(self, event, out, self._calendar.now)
         for action in out:
-            self._perform(action, payload)
+            self._perform(action, fragments)
 
-    def _perform(self, action: actions.LearnerAction, payload: Payload) -> None:
+    def _perform(self, action: actions.LearnerAction, fragments: Sequence[Payload] = ()) -> None:
         match action:
-            case actions.Join():
-                joined = events.LearnerJoined(self.number, action.incarnation, action.step, action.versions)
-                self._send(self, joined)
+            case actions.TellSyncer(event):
+                self._send(self, event)
             case actions.Leave():
                 self.die(State.FINISHED)
             case actions.AdoptAll(step=step, versions=versions):
-                self.arrays.adopt(payload)
+                self.arrays.adopt(fragments)
                 self._shelf.clear()
-                self._snapshots.clear()
+                self._offers.clear()
                 self._on_the_wire.clear()
                 self._send(self, events.LearnerReady(self.number, self.core.incarnation, step, versions))
-            case actions.TakeSnapshot(contribution=c):
-                self._snapshots[c.fragment, c.step] = self.arrays.snapshot(c.fragment)
+            case actions.MakeOffer(contribution=c):
+                self._offers[c.fragment, c.step] = self.arrays.offer(c.fragment)
             case actions.Publish(contribution=c):
-                self._shelf[c.fragment] = (c, self._snapshots.pop((c.fragment, c.step)))
+                self._shelf[c.fragment] = (c, self._offers.pop((c.fragment, c.step)))
             case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
+                [payload] = fragments
                 self.arrays.apply(fragment, mixing, payload)
                 self._shelf.pop(fragment, None)
                 self._on_the_wire.discard(fragment)
-            case actions.SendReport(report=report):
-                self._send(self, events.StepReported(report))
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)
 

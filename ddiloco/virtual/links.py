@@ -34,10 +34,6 @@ class Link:
         copies = 2 if quality.duplicates and self._rng.random() < quality.duplicates else 1
         return [self._sent(now, size) + quality.latency + self._delay() for _ in range(copies)]
 
-    def soonest(self, now: float) -> float:
-        """When a message without a size, sent now, arrives if nothing befalls it; draws nothing."""
-        return max(now, self._free_at) + self.quality.latency
-
     def _sent(self, now: float, size: int) -> float:
         """When the last byte is on its way."""
         if self.quality.bandwidth is None:

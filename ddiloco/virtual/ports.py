@@ -9,36 +9,29 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 
-Payload = Any  # arrays of a fragment, or of all fragments; None where there are no arrays
-Held = tuple[Mapping[str, Any], Mapping[str, Any]]  # arrays by name, and JSON values
+Payload = Any  # arrays of a fragment; None where there are no arrays
 
 
 class LearnerArrays(Protocol):
     """The arrays of one learner's process."""
 
-    def adopt(self, fragments: Payload) -> None:
+    def adopt(self, fragments: Sequence[Payload]) -> None:
         """Loads every fragment that came with a welcome."""
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
         """Takes an inner step; gives its tokens and metrics. `clock`: steps before this one."""
 
-    def snapshot(self, fragment: int) -> Payload:
+    def offer(self, fragment: int) -> Payload:
         """Copies a fragment as the last step left it."""
 
     def pulled(self, fragment: int, payload: Payload) -> None:
-        """The syncer takes this snapshot; the next update of the fragment may contain it."""
+        """The syncer takes this offer; the next update of the fragment may contain it."""
 
     def apply(self, fragment: int, mixing: float, payload: Payload) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p."""
 
     def lose(self) -> None:
         """The process has died: nothing in its memory is left."""
-
-    def state(self) -> Held:
-        """All that its next steps follow from, for `restore`; later ones leave these arrays as they are."""
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Takes over what `state` gave, of the same settings."""
 
 
 class SyncerArrays(Protocol):
@@ -50,9 +43,6 @@ class SyncerArrays(Protocol):
     def encoded_size(self, fragment: int) -> int:
         """Bytes of a learner's fragment on the wire, to the syncer."""
 
-    def fragments(self) -> Payload:
-        """All global fragments."""
-
     def fragment(self, fragment: int) -> Payload:
         """A global fragment."""
 
@@ -61,12 +51,6 @@ class SyncerArrays(Protocol):
 
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
         """Merges and commits; gives the metrics of the round."""
-
-    def state(self) -> Held:
-        """All that its next merges follow from, for `restore`; later ones leave these arrays as they are."""
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Takes over what `state` gave, of the same settings."""
 
 
 class Observer:
@@ -79,7 +63,7 @@ class Observer:
         """The core of a `VirtualLearner` took an event and answered with these actions."""
 
     def pulled(self, learner: Any, contribution: Contribution, now: float) -> None:
-        """The syncer takes this snapshot of a `VirtualLearner`."""
+        """The syncer takes this offer of a `VirtualLearner`."""
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         """A learner has finished an inner step."""
@@ -106,14 +90,14 @@ class CountingLearner:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    def adopt(self, fragments: Payload) -> None:
+    def adopt(self, fragments: Sequence[Payload]) -> None:
         """Has nothing to load."""
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
         """Counts its tokens."""
         return self._tokens, {}
 
-    def snapshot(self, fragment: int) -> Payload:
+    def offer(self, fragment: int) -> Payload:
         """Has nothing to copy."""
 
     def pulled(self, fragment: int, payload: Payload) -> None:
@@ -124,13 +108,6 @@ class CountingLearner:
 
     def lose(self) -> None:
         """Has nothing to lose."""
-
-    def state(self) -> Held:
-        """There is none."""
-        return {}, {}
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Has nothing to take over."""
 
 
 class CountingSyncer:
@@ -156,9 +133,6 @@ class CountingSyncer:
         """Bytes of a learner's fragment on the wire, to the syncer."""
         return self._encoded_sizes[fragment] if self._encoded_sizes else 0
 
-    def fragments(self) -> Payload:
-        """There are none."""
-
     def fragment(self, fragment: int) -> Payload:
         """There is none."""
 
@@ -168,10 +142,3 @@ class CountingSyncer:
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
         """Has nothing to merge."""
         return {}
-
-    def state(self) -> Held:
-        """There is none."""
-        return {}, {}
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Has nothing to take over."""

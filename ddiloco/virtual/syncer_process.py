@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddiloco.outer.arrivals import Arrivals
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.roles.arrivals import Arrivals
+from ddiloco.roles.delivery import fragments_with
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
 
-Deliver = Callable[[int, int, events.LearnerEvent, Payload, int], None]  # learner, incarnation, ..., bytes
+Deliver = Callable[[int, int, events.FromSyncer, Sequence[Payload], int], None]  # whom, ..., bytes
 Pull = Callable[[actions.PullFragment, int], None]
 
 
@@ -57,12 +58,6 @@ class VirtualSyncer:
             self._arrivals = Arrivals()
             self.core = SyncerCore(self._policy, self._total_steps, self.durable)
 
-    def begin_from(self, state: SyncerState) -> None:
-        """Starts anew, from what another process left durable."""
-        self.durable = state
-        self.crash()
-        self.restart()
-
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
         """Handles an event; while the process is down it vanishes."""
         if self.core is None:
@@ -84,31 +79,17 @@ class VirtualSyncer:
 
     def _perform(self, action: actions.SyncerAction, metrics: Any) -> None:
         match action:
-            case actions.Welcome():
-                told = (action.incarnation, action.step, action.versions, action.merged_steps)
-                size = sum(self.arrays.size(p) for p in range(self._policy.num_fragments))
-                everything = self.arrays.fragments()
-                welcomed = events.Welcomed(*told)
-                self._deliver(action.learner, action.incarnation, welcomed, everything, size)
-            case actions.Reject():
-                rejected = events.Rejected(action.incarnation, action.reason)
-                self._deliver(action.learner, action.incarnation, rejected, None, 0)
-            case actions.NotMember():
-                unknown = events.NotMember(action.incarnation)
-                self._deliver(action.learner, action.incarnation, unknown, None, 0)
-            case actions.SetClock():
-                for receiver in action.receivers:
-                    self._deliver(*receiver, events.ClockSet(action.step), None, 0)
+            case actions.Tell(receivers, told):
+                fragments = fragments_with(told)
+                payload = [self.arrays.fragment(p) for p in fragments]
+                size = sum(map(self.arrays.size, fragments))
+                for receiver in receivers:
+                    self._deliver(*receiver, told, payload, size)
             case actions.PullFragment():
                 self._pull(action, self.arrays.encoded_size(action.round.fragment))
             case actions.Merge():
                 given = self._arrivals.take(action)
                 self._calendar.after(self._merge_time(), self._merge, self._process, action, given)
-            case actions.Broadcast():
-                update = events.UpdateArrived(action.fragment, action.version, action.step)
-                payload, size = self.arrays.fragment(action.fragment), self.arrays.size(action.fragment)
-                for receiver in action.receivers:
-                    self._deliver(*receiver, update, payload, size)
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)
             case actions.Record():

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.config import ConfigError
-from ddiloco.disk.snapshots.books import Books
-from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import horizon, make_fleet
-from ddiloco.virtual.ghosts import Relay
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
 from ddiloco.virtual.run import RecordingObserver, play
-from ddiloco.virtual.snapshots import (
-    check_goes_on_exactly,
-    make_snapshots,
-    put_back_exactly,
-    put_back_observers,
-)
 
 Record = Callable[[Any], None]
 
@@ -34,8 +24,6 @@ def run_without_arrays(
     record: Record,
     stop: threading.Event,
     encoded_sizes: Sequence[int] | None = None,
-    workdir: pathlib.Path | None = None,
-    snapshot: Snapshot | None = None,
 ) -> Outcome:
     """Plays the run; batches count as full.
 
@@ -45,27 +33,11 @@ def run_without_arrays(
       record: takes the records of the run.
       stop: ends it early.
       encoded_sizes: the same to the syncer; None: as `sizes`.
-      workdir: where snapshots go; None: none are kept.
-      snapshot: what to go on from, with the settings that it has.
-
-    Raises:
-      ConfigError: the snapshot is of other settings.
-      SnapshotError: it has been damaged since it was opened.
     """
-    books = Books(record)
-    observer = RecordingObserver(books, lambda step, tokens, now: None)
-    relay = Relay(observer)
-    fleet = _counting_fleet(experiment, experiment.train.steps, CountingSyncer(sizes, encoded_sizes), relay)
-    if snapshot is not None:
-        check_goes_on_exactly(snapshot, experiment)
-        put_back_observers(snapshot, books, observer)
-        put_back_exactly(fleet, relay, snapshot)
-    snapshots = make_snapshots(workdir, experiment, None, fleet, relay, books, observer, snapshot)
-    try:
-        failure = play(fleet, experiment, observer, stop)
-    finally:
-        if snapshots is not None:
-            snapshots.close()
+    observer = RecordingObserver(record, merged=lambda step: None)
+    syncer = CountingSyncer(sizes, encoded_sizes)
+    fleet = _counting_fleet(experiment, experiment.train.steps, syncer, observer)
+    failure = play(fleet, experiment, observer, stop)
     return Outcome(None, fleet.syncer.durable.step, None, fleet.over, failure)
 
 

@@ -11,18 +11,8 @@ from absl import flags
 
 from experiments.front import cli
 
-NAMES = (
-    "learner",
-    "merge",
-    "wire",
-    "durability",
-    "donation",
-    "memory",
-    "restart",
-    "snapshot",
-    "tape",
-    "schedules",
-)
+NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "restart", "snapshot", "tape")
+NAMES += ("schedules",)
 
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the rows to this JSON file.")
 _QUICK = flags.DEFINE_bool(
@@ -32,17 +22,24 @@ _SCHEDULES = flags.DEFINE_integer(
     "schedules", 10_000, "Benchmark schedules: how many to explore.", lower_bound=1
 )
 _SEED = flags.DEFINE_integer(
-    "seed",
-    None,
-    "Benchmark schedules: replay the schedule of this seed, and print its last events.",
-    lower_bound=0,
+    "seed", None, "Benchmark schedules: replay this seed's, and print its last events.", lower_bound=0
 )
 
 
 def main(arguments) -> int:
+    from ddiloco.chaos.ledger import Violation
+    from ddiloco.training import platform
+
     if len(arguments) != 2 or arguments[1] not in NAMES:
         raise cli.UsageError(f"name one benchmark of {', '.join(NAMES)}")
-    rows = _explore() if arguments[1] == "schedules" else _measure(arguments[1])
+    name = arguments[1]
+    # The plain average that merging is held against runs as JAX runs it by default.
+    platform.prepare(keep_memory=name != "merge")
+    more = {"schedules": _SCHEDULES.value, "seed": _SEED.value} if name == "schedules" else {}
+    try:
+        rows = importlib.import_module(f"experiments.bench.{name}").run(quick=_QUICK.value, **more)
+    except Violation as violation:
+        sys.exit(str(violation))
     if not rows:
         return 0
     print(f"{'name':32} {'ratio':>7} {'measured':>12} {'reference':>12} {'limit':>12}  unit")
@@ -50,29 +47,8 @@ def main(arguments) -> int:
         figures = f"{row['ratio']:7.3f} {row['measured']:12.4g} {row['reference']:12.4g} {row['limit']:12.4g}"
         print(f"{row['name']:32} {figures}  {row['unit']}")
     if _OUTPUT.value:
-        first, *others = rows
-        pathlib.Path(_OUTPUT.value).write_text(
-            json.dumps({**first, "rows": [first, *others]}, indent=2) + "\n"
-        )
+        pathlib.Path(_OUTPUT.value).write_text(json.dumps({**rows[0], "rows": rows}, indent=2) + "\n")
     return 0
-
-
-def _measure(name) -> list[dict]:
-    from ddiloco.training import platform
-
-    # The plain average that merging is held against runs as JAX runs it by default.
-    platform.prepare(keep_memory=name != "merge")
-    return importlib.import_module(f"experiments.bench.{name}").run(quick=_QUICK.value)
-
-
-def _explore() -> list[dict]:
-    from ddiloco.chaos.ledger import Violation
-    from experiments.bench import schedules as bench_schedules
-
-    try:
-        return bench_schedules.run(_QUICK.value, _SCHEDULES.value, _SEED.value)
-    except Violation as violation:
-        sys.exit(str(violation))
 
 
 if __name__ == "__main__":

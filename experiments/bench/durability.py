@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
-import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +15,7 @@ from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.messages import RoundId
-from experiments.bench.row import row
+from experiments.bench.measuring import medians, row
 
 NUM_LEARNERS = 8
 
@@ -33,7 +31,7 @@ def run(quick: bool = False) -> list[dict]:
     """
     shape = (256 if quick else 4096, 4096)
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
-        seconds = _medians(_candidates(pathlib.Path(folder), shape), 3 if quick else 15)
+        seconds = medians(_candidates(pathlib.Path(folder), shape), 3 if quick else 15)
     gigabytes = 2 * 4 * shape[0] * shape[1] / 1e9
     speed = {name: gigabytes / seconds[name] for name in ("commit", "synced", "written")}
     rounds = {name: 1 / seconds[name] for name in ("durable_round", "merge")}
@@ -77,16 +75,3 @@ def _write(path: pathlib.Path, buffers: list[np.ndarray], synced: bool) -> None:
         file.flush()
         if synced:
             os.fsync(file.fileno())
-
-
-def _medians(candidates: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for candidate in candidates.values():
-        candidate()
-        candidate()
-    for _ in range(repetitions):
-        for name, candidate in candidates.items():
-            start = time.perf_counter()
-            candidate()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}

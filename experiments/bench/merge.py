@@ -6,8 +6,6 @@ once. Everything is measured in alternation in one process, and medians are comp
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import jax
@@ -19,7 +17,7 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.outer.merging import MERGE_RULES
 from ddiloco.outer.optimizer import OuterConfig
-from experiments.bench.row import row
+from experiments.bench.measuring import medians, row
 
 NUM_LEARNERS = 8
 REFERENCE = "plain_average"
@@ -42,7 +40,8 @@ def run(quick: bool = False) -> list[dict]:
     rows_of_fragment = 512 if quick else 4096
     shape = (rows_of_fragment, 4096)
     payload = NUM_LEARNERS * 4 * rows_of_fragment * 4096 / 1e9
-    seconds = _medians(_candidates(shape), repetitions=3 if quick else 21)
+    # Three to warm up: compile, and let the global model have a retired version to write into.
+    seconds = medians(_candidates(shape), repetitions=3 if quick else 21, warm_up=3)
     speed = {name: payload / median for name, median in seconds.items()}
     return [
         row(name, speed[name], speed[REFERENCE], speed[LIMIT], "GB/s")
@@ -108,16 +107,3 @@ def _round_of(merge: str, theta: np.ndarray, sent: list[np.ndarray]) -> Callable
     model.compile()
     contributions, counts = [(array,) for array in sent], [(24, 24_000)] * len(sent)
     return lambda: model.merge(0, contributions, counts)
-
-
-def _medians(candidates: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for candidate in candidates.values():
-        for _ in range(3):  # compile, and let the global model have a retired version to write into
-            jax.block_until_ready(candidate())
-    for _ in range(repetitions):
-        for name, candidate in candidates.items():
-            start = time.perf_counter()
-            jax.block_until_ready(candidate())
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}

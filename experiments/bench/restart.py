@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import pathlib
-import signal
 import socket
 import statistics
 import subprocess
@@ -15,9 +14,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 
-from ddiloco.launch.fork_server import Child, ForkServer
-from experiments.bench.row import row
+from ddiloco.launch import processes
+from experiments.bench.measuring import row
 
 WAYS = ("restart", "restart_forked", "restart_spare")
 LEARNERS, VICTIM = 3, 1
@@ -92,8 +92,8 @@ class _Job:
         self._folder = folder
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._address = f"127.0.0.1:{listening.getsockname()[1]}"
-        self._learners: dict[int, subprocess.Popen | Child] = {}
-        self._forks = ForkServer()
+        self._learners: dict[int, subprocess.Popen | BaseProcess] = {}
+        processes.warm_up()
         self._others: list[subprocess.Popen] = []
 
     def start(self) -> None:
@@ -115,8 +115,7 @@ class _Job:
         before = {m: len(self._steps(m)) for m in range(LEARNERS) if m != VICTIM}
         self._until(lambda: all(len(self._steps(m)) > n + 20 for m, n in before.items()))
         killed_at = time.time()
-        os.kill(self._learners[VICTIM].pid, signal.SIGKILL)
-        self._learners[VICTIM].wait()
+        _kill(self._learners[VICTIM])
         self._until(lambda: all(self._steps(m)[-1] > killed_at + 3.0 for m in before))
         begun = time.time()
         if way == "restart":
@@ -139,10 +138,8 @@ class _Job:
 
     def end(self) -> None:
         """Ends all processes."""
-        self._forks.stop()
         for process in (*self._others, *self._learners.values()):
-            process.kill()
-            process.wait()
+            _kill(process)
 
     def _spare(self) -> subprocess.Popen:
         """A spare that has compiled all: it uses no processor any more."""
@@ -158,17 +155,16 @@ class _Job:
     def _learner(self, m: int) -> subprocess.Popen:
         return self._program("learner", f"--syncer={self._address}", f"--learner_id={m}")
 
-    def _forked(self) -> Child:
-        command = self._command("learner", f"--syncer={self._address}", f"--learner_id={VICTIM}")
-        return self._forks.start(command, self._environment())
+    def _forked(self) -> BaseProcess:
+        arguments = self._arguments(f"--syncer={self._address}", f"--learner_id={VICTIM}")
+        return processes.start("experiments.learner", arguments, self._environment())
 
-    def _command(self, name: str, *arguments: str) -> list[str]:
-        program = [sys.executable, "-m", f"experiments.{name}", "--config=configs/dense.py:tiny"]
-        return [*program, *self.settings, f"--workdir={self._folder}", *arguments]
+    def _arguments(self, *more: str) -> list[str]:
+        return ["--config=configs/dense.py:tiny", *self.settings, f"--workdir={self._folder}", *more]
 
     def _program(self, name: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen:
         return subprocess.Popen(
-            self._command(name, *arguments),
+            [sys.executable, "-m", f"experiments.{name}", *self._arguments(*arguments)],
             cwd=_root(),
             env=self._environment(),
             stdin=stdin if stdin is not None else subprocess.DEVNULL,
@@ -191,6 +187,12 @@ class _Job:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nothing came of it in {PATIENCE:g} s; see {self._folder}")
             pause.wait(0.2)
+
+
+def _kill(process: subprocess.Popen | BaseProcess) -> None:
+    """Ends a process, however it was started, and waits for that."""
+    process.kill()
+    process.wait() if isinstance(process, subprocess.Popen) else process.join()
 
 
 def _lines(path: pathlib.Path) -> list[dict]:

@@ -11,7 +11,7 @@ import time
 from ddiloco.chaos.ledger import Violation
 from ddiloco.chaos.schedules import RandomSchedule, draw_plan, explore
 from ddiloco.virtual.calendar import Calendar
-from experiments.bench.row import row
+from experiments.bench.measuring import row
 
 SAMPLED = 10  # of so many schedules one also runs for the reference and for the limit
 
@@ -65,12 +65,9 @@ def replay(seed: int) -> None:
     try:
         schedule.run()
     except Violation as violation:
-        broken: Violation | None = violation
-    else:
-        broken = None
-    print("\n".join([*schedule.told(), ""]))
-    if broken is not None:
-        raise Violation(f"seed {seed}: {broken}")
+        raise Violation(f"seed {seed}: {violation}") from None
+    finally:
+        print("\n".join([*schedule.told(), ""]))
     print(f"seed {seed}: every rule held after each of {schedule.events} events")
 
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 import statistics
 import tempfile
 import threading
 import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ddiloco.disk.snapshots.store import PartWriter
-from ddiloco.outer.fragments import take
 from ddiloco.roles.delivery import SnapshotBegun
-from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.roles.snapshots.recording import LearnerRecording
-from ddiloco.run.recipes import assembly_of
-from experiments.bench.donation import SteppingLearner
-from experiments.bench.learner import experiment
-from experiments.bench.row import row
+from experiments.bench.bench_model import (
+    SteppingLearner,
+    assembly_of,
+    initial_fragments,
+    training_arrays,
+)
+from experiments.bench.measuring import medians, row
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -31,22 +30,19 @@ def run(quick: bool = False) -> list[dict]:
     Returns:
       Two rows. `snapshot`, milliseconds of a step: measured, the mean from the word that a snapshot has begun
       until its part is on the disk; reference, the mean without one; limit, the latter and the bare copy of
-      as many bytes as the state. Also `steps` (measured), `part_mb`, `seconds` (of a
-      snapshot, the median) and `slowest_step_ratio`, the longest step in a snapshot over the longest of as
-      many without, the median. `snapshot_copy`, milliseconds that recording the state takes, the copies
-      complete; reference and limit: the bare copy.
+      as many bytes as the state. Also `steps` (measured), `part_mb`, `seconds` (of a snapshot, the median)
+      and `slowest_step_ratio`, the longest step in a snapshot over the longest of as many without, the
+      median. `snapshot_copy`, milliseconds that recording the state takes, the copies complete; reference and
+      limit: the bare copy.
     """
-    assembly = assembly_of(experiment(1, quick))
-    equipment = assembly.own_equipment(0)
-    initial = assembly.initial_parameters()
-    fragments = [take(assembly.layout, p, initial) for p in range(assembly.layout.num_fragments)]
+    assembly = assembly_of(1, quick)
+    equipment, fragments = assembly.own_equipment(0), initial_fragments(assembly)
+    plain: list[float] = []
+    during: list[float] = []
+    lengths, worst = [], []
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
-        writer = PartWriter(pathlib.Path(folder))
-        told = _Told()
+        writer, told = PartWriter(pathlib.Path(folder)), _Told()
         learner = SteppingLearner(equipment, fragments, LearnerRecording(0, writer, told))
-        plain: list[float] = []
-        during: list[float] = []
-        lengths, worst = [], []
         try:
             learner.gaps(3)
             for number in range(1, 3 if quick else 13):
@@ -64,23 +60,16 @@ def run(quick: bool = False) -> list[dict]:
             writer.close(60.0)
     if told.problem:
         raise RuntimeError(told.problem)
-    arrays = TrainingArrays(equipment)
-    arrays.adopt(fragments)
-    recorded, bare = _copies(arrays, 3 if quick else 15)
-    step = statistics.mean(plain)
+    arrays = training_arrays(equipment, fragments)
+    state, copy = arrays.state()[0], jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+    candidates = {"recorded": lambda: arrays.state()[0], "bare": lambda: copy(state)}
+    copies = medians(candidates, 2 if quick else 14, warm_up=1)
+    recorded, bare, step = 1e3 * copies["recorded"], 1e3 * copies["bare"], 1e3 * statistics.mean(plain)
+    more = {"steps": len(during), "part_mb": told.bytes / 1e6, "seconds": statistics.median(lengths)}
+    more["slowest_step_ratio"] = statistics.median(worst)
     return [
-        row(
-            "snapshot",
-            1e3 * statistics.mean(during),
-            1e3 * step,
-            1e3 * (step + bare),
-            "ms a step",
-            steps=len(during),
-            part_mb=sum(size for size, _ in told.files.values()) / 1e6,
-            seconds=statistics.median(lengths),
-            slowest_step_ratio=statistics.median(worst),
-        ),
-        row("snapshot_copy", 1e3 * recorded, 1e3 * bare, 1e3 * bare, "ms"),
+        row("snapshot", 1e3 * statistics.mean(during), step, step + bare, "ms a step", **more),
+        row("snapshot_copy", recorded, bare, bare, "ms"),
     ]
 
 
@@ -89,25 +78,12 @@ class _Told:
 
     def __init__(self) -> None:
         self.written = threading.Event()
-        self.files: dict[str, tuple[int, str]] = {}
+        self.bytes = 0  # of the newest part
         self.problem = ""
 
     def __call__(self, message: SnapshotMessage) -> None:
         if isinstance(message, PartWritten):
             self.problem = self.problem or message.problem
-            self.files = dict(message.files.files) if message.files is not None else {}
+            if message.files is not None:
+                self.bytes = sum(size for size, _ in message.files.files.values())
             self.written.set()
-
-
-def _copies(arrays: TrainingArrays, count: int) -> tuple[float, float]:
-    """Seconds to record the state, and to copy as many bytes plainly; in turn, medians."""
-    state: dict[str, Any] = arrays.state()[0]
-    copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-    jax.block_until_ready(copy(state))
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for i, work in itertools.product(range(count), (0, 1)):
-        begun = time.perf_counter()
-        jax.block_until_ready(arrays.state()[0] if work == 0 else copy(state))
-        if i:
-            seconds[work].append(time.perf_counter() - begun)
-    return statistics.median(seconds[0]), statistics.median(seconds[1])

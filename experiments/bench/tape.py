@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import statistics
 import tempfile
-import threading
 import time
-
-import jax
 
 from ddiloco.disk.tape.entries import Committed
 from ddiloco.disk.tape.reading import read_run
-from ddiloco.local.run import run_local
-from ddiloco.outer.fragments import take
 from ddiloco.protocol import events
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.taping import Tapes
-from ddiloco.run.recipes import assembly_of
-from experiments.bench import learner as bench_learner
-from experiments.bench.row import row
+from experiments.bench.bench_model import assembly_of, initial_fragments, run_to_the_end, training_arrays
+from experiments.bench.measuring import medians, row
 
 ALLOWED_BYTES = 1024.0  # of all tapes, a round and learner
 ALLOWED_SHARE = 0.01  # of a step
@@ -36,8 +30,9 @@ def run(quick: bool = False) -> list[dict]:
       round and learner in a local run, headers included; reference and limit: 1024. `sdc_check`, milliseconds
       of a step that is taken twice and compared; reference: a plain one; limit: two plain ones.
     """
-    assembly = assembly_of(bench_learner.experiment(8 if quick else 96, quick))
-    plain, checked = _steps(assembly, 4 if quick else 24)
+    assembly = assembly_of(8 if quick else 96, quick)
+    seconds = _steps(assembly, 4 if quick else 24)
+    plain, checked = seconds["plain"], seconds["checked"]
     tape = _tape(assembly, 200 if quick else 4000)
     size = _bytes(assembly)
     return [
@@ -47,20 +42,11 @@ def run(quick: bool = False) -> list[dict]:
     ]
 
 
-def _steps(assembly: Assembly, count: int) -> tuple[float, float]:
-    """Seconds of a plain step and of a checked one, in turn; medians."""
+def _steps(assembly: Assembly, count: int) -> dict[str, float]:
+    """Seconds of a plain step and of a checked one, which every second step is."""
     equipment = dataclasses.replace(assembly.own_equipment(0), sdc_check_every=2)
-    arrays = TrainingArrays(equipment)
-    initial = assembly.initial_parameters()
-    arrays.adopt([take(assembly.layout, p, initial) for p in range(assembly.layout.num_fragments)])
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for clock in range(2 * count + 4):
-        begun = time.perf_counter()
-        _, metrics = arrays.step(clock)
-        jax.block_until_ready(metrics)
-        if clock >= 4:
-            seconds[clock % 2].append(time.perf_counter() - begun)
-    return statistics.median(seconds[0]), statistics.median(seconds[1])
+    arrays, clock = training_arrays(equipment, initial_fragments(assembly)), itertools.count()
+    return medians(dict.fromkeys(("plain", "checked"), lambda: arrays.step(next(clock))[1]), count)
 
 
 def _tape(assembly: Assembly, count: int) -> float:
@@ -84,9 +70,7 @@ def _tape(assembly: Assembly, count: int) -> float:
 def _bytes(assembly: Assembly) -> float:
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
         workdir = pathlib.Path(folder)
-        outcome = run_local(assembly, lambda record: None, threading.Event(), workdir)
-        if outcome.failure is not None:
-            raise RuntimeError(outcome.failure)
+        run_to_the_end(assembly, workdir)
         [syncer] = read_run(workdir).syncers
         rounds = sum(isinstance(entry.thing, Committed) for entry in syncer.entries)
         size = sum(path.stat().st_size for path in (workdir / "tape").iterdir())

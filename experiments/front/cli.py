@@ -1,16 +1,18 @@
-"""The front of every program: flags and configs in, one-line errors and exit codes out."""
+"""What the programs share: config flags with fitting defaults, one-line errors, exit codes."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import importlib.util
-import itertools
+import inspect
 import pathlib
 import signal
 import sys
 import types
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -35,42 +37,38 @@ def define_config(default: str) -> flags.FlagHolder:
     so the default is the file that was asked for, and an unknown field ends the program here.
     """
     _default.append(default)
-    sys.argv[1:] = _config_first(sys.argv[1:])
+    read = list(_read(sys.argv[1:]))
+    read.sort(key=lambda argument: argument.name != "config")  # the file before what overrides it
+    sys.argv[1:] = [word for argument in read for word in argument.words]
     try:
         _check_overrides(sys.argv)
     except UsageError as error:
         _fail(str(error))
     return config_flags.DEFINE_config_file(
-        "config", _chosen_config(sys.argv), "Config file, and its preset after a colon."
+        "config", chosen_config(), "Config file, and its preset after a colon."
     )
 
 
-def take_overrides() -> list[tuple[str, str]]:
-    """Takes every `--config.path=value` off the command line, for a program that hands them on.
+def take_overrides(group: str = "config") -> list[tuple[str, str]]:
+    """Takes every `--config.path=value` (or that of another group) off the command line.
 
     Returns the (path, value) of each, in their order; a bare `--config.path` has the value `true`.
     """
-    arguments, taken, kept = sys.argv[1:], [], []
-    while arguments:
-        argument = arguments.pop(0)
-        name, equals, value = argument.lstrip("-").partition("=")
-        if not (argument.startswith("-") and name.startswith("config.")):
-            kept.append(argument)
-            continue
-        if not equals:
-            value = arguments.pop(0) if arguments and not arguments[0].startswith("--") else "true"
-        taken.append((name.removeprefix("config."), value))
-    sys.argv[1:] = kept
-    return taken
+    read = list(_read(sys.argv[1:], group))
+    sys.argv[1:] = [word for argument in read if argument.path is None for word in argument.words]
+    return [(argument.path, argument.text) for argument in read if argument.path is not None]
+
+
+def chosen_config() -> str:
+    """The config file, and its preset, that the command line asks for last; else the program's own."""
+    given = [argument.value for argument in _read(sys.argv[1:]) if argument.name == "config"]
+    return [*_default, *filter(None, given)][-1]
 
 
 def config_arguments() -> list[str]:
     """The config, with its overrides in their order, as the command line of a program like this one."""
-    overrides = []
-    for path, value in _overrides(sys.argv):
-        bare = value is None or value.startswith("--")  # of a bool that is set by its name alone
-        overrides.append(f"--config.{path}={'true' if bare else value}")
-    return [f"--config={_chosen_config(sys.argv)}", *overrides]
+    overrides = [a for a in _read(sys.argv[1:]) if a.path is not None]
+    return [f"--config={chosen_config()}", *(f"--config.{a.path}={a.text}" for a in overrides)]
 
 
 def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -> None:
@@ -117,18 +115,60 @@ def load_module(path: str, flag: str) -> types.ModuleType:
     return module
 
 
+def call(argument: str, function: str, flag: str) -> Any:
+    """What the function of `FILE.py[:ARGUMENT]` returns, given what stands after the colon.
+
+    Raises:
+      UsageError: no such file or function, or the function takes no argument or not this one.
+    """
+    path, _, given = argument.partition(":")
+    called = getattr(load_module(path, flag), function, None)
+    if called is None:
+        raise UsageError(f"{flag}: {path}: has no {function}()")
+    if given and not inspect.signature(called).parameters:
+        raise UsageError(f"{flag}: {argument}: its {function}() takes no argument")
+    try:
+        return called(given) if given else called()
+    except ValueError as error:
+        raise UsageError(f"{flag}: {argument}: {error}") from None
+
+
 def load_config(argument: str) -> ConfigDict:
     """The ConfigDict that `FILE.py[:PRESET]` stands for.
 
     Raises:
       UsageError: no such file, or the file knows no such preset.
     """
-    path, _, preset = argument.partition(":")
-    module = load_module(path, "config")
+    return call(argument, "get_config", "config")
+
+
+def literal(text: str) -> Any:
+    """The Python value that the text spells, or else the text."""
     try:
-        return module.get_config(preset) if preset else module.get_config()
-    except ValueError as error:
-        raise UsageError(f"config: {argument}: {error}") from None
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+@contextlib.contextmanager
+def reaching(flag: str, path: pathlib.Path) -> Iterator[None]:
+    """What the system refuses in the `with` block is a usage error of the flag that named the path."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{flag}: {path}: {error.strerror}") from None
+
+
+def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
+    """The folder that a flag names, made where it was not there.
+
+    Raises:
+      UsageError: it cannot be made.
+    """
+    folder = pathlib.Path(path)
+    with reaching(flag, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def resolve(argument: str, overrides: Sequence[tuple[str, Any]]) -> ConfigDict:
@@ -160,42 +200,44 @@ def _fail(message: str) -> None:
     sys.exit(USAGE_ERROR)
 
 
-def _overrides(argv: Sequence[str]) -> list[tuple[str, str | None]]:
-    """The (path, value) of every `--config.path=value` or `--config.path value`."""
-    found = []
-    for i, argument in enumerate(argv):
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and name.startswith("config."):
-            following = argv[i + 1] if i + 1 < len(argv) else None
-            found.append((name.removeprefix("config."), value if equals else following))
-    return found
+class _Argument(NamedTuple):
+    """A flag of the command line with its value, or a word that is none of the config's."""
+
+    words: list[str]  # one, or a flag and its value apart
+    name: str | None = None  # "config", or "config.any.field"
+    value: str | None = None  # None: a flag without one
+
+    @property
+    def path(self) -> str | None:
+        """The field that is overridden; None: the argument overrides none."""
+        return self.name.partition(".")[2] or None if self.name else None
+
+    @property
+    def text(self) -> str:
+        """The value; a bool is set by its name alone."""
+        return "true" if self.value is None else self.value
 
 
-def _config_first(arguments: Sequence[str]) -> list[str]:
-    """The arguments in an order that ml_collections takes: the config file before what overrides it."""
-    files, others = [], []
-    waiting = iter(arguments)
-    for argument in waiting:
-        if argument in ("--config", "-config"):
-            files += [argument, *itertools.islice(waiting, 1)]
+def _read(arguments: Sequence[str], group: str = "config") -> Iterator[_Argument]:
+    """The arguments one by one, those of the group understood."""
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("-") or name.partition(".")[0] != group:
+            yield _Argument([word])
+        elif equals:
+            yield _Argument([word], name, value)
+        elif waiting and not waiting[0].startswith("--"):
+            yield _Argument([word, waiting[0]], name, waiting.pop(0))
         else:
-            (files if argument.startswith(("--config=", "-config=")) else others).append(argument)
-    return [*files, *others]
-
-
-def _chosen_config(argv: Sequence[str]) -> str:
-    """The config file, and its preset, that the command line asks for last; else the program's own."""
-    given = list(_default)
-    for i, argument in enumerate(argv):
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and name == "config" and (equals or i + 1 < len(argv)):
-            given.append(value if equals else argv[i + 1])
-    return given[-1]
+            yield _Argument([word], name)
 
 
 def _check_overrides(argv: Sequence[str]) -> None:
     if _default:
-        _check_paths(load_config(_chosen_config(argv)), [path for path, _ in _overrides(argv)])
+        paths = [argument.path for argument in _read(argv[1:]) if argument.path is not None]
+        _check_paths(load_config(chosen_config()), paths)
 
 
 def _check_paths(config: ConfigDict, paths: Sequence[str]) -> None:
@@ -218,18 +260,10 @@ def _check_paths(config: ConfigDict, paths: Sequence[str]) -> None:
 
 def _take_nones(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Takes `--config.path=None` out: the flags of ml_collections cannot set a number to None."""
-    kept, nones, taken = [], [], False
-    for argument, following in zip(argv, [*argv[1:], None], strict=True):
-        name, equals, value = argument.lstrip("-").partition("=")
-        override = argument.startswith("-") and name.startswith("config.")
-        if taken:  # the value of the argument before
-            taken = False
-        elif override and (value if equals else following) in ("None", "none"):
-            nones.append(name.removeprefix("config."))
-            taken = not equals
-        else:
-            kept.append(argument)
-    return kept, nones
+    read = list(_read(argv))
+    nones = [a for a in read if a.path is not None and a.value in ("None", "none")]
+    kept = [word for argument in read if argument not in nones for word in argument.words]
+    return kept, [argument.path for argument in nones]
 
 
 def _set_nones(config: ConfigDict, paths: Sequence[str]) -> None:

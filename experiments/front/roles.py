@@ -6,33 +6,18 @@ from absl import command_name, flags
 
 
 def define_security() -> None:
-    """The flags --token_file, --tls and --lifeline."""
+    """The flags --token_file and --tls."""
     flags.DEFINE_string("token_file", None, "File with the join token, the same for syncer and learners.")
     flags.DEFINE_string(
         "tls", None, "Folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh), for mutual TLS."
     )
-    define_lifeline()
 
 
-def begin():
-    """Holds the lifeline, if there is one; the Security that the flags name."""
+def security():
+    """The Security that the flags name."""
     from ddiloco.remote.wire.security import load_security
 
-    hold_lifeline()
     return load_security(flags.FLAGS.token_file, flags.FLAGS.tls)
-
-
-def define_lifeline() -> None:
-    """The flag --lifeline."""
-    flags.DEFINE_integer("lifeline", None, "File descriptor that closes when the parent dies.")
-
-
-def hold_lifeline() -> None:
-    """From now on this process ends with its parent, if that gave it a lifeline."""
-    from ddiloco.launch import lifeline
-
-    if flags.FLAGS.lifeline is not None:
-        lifeline.hold(flags.FLAGS.lifeline)
 
 
 def name_process(name: str) -> None:

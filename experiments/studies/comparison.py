@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import pathlib
 import shlex
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from experiments.front import cli
+from experiments.front.tables import markdown
 from experiments.studies import runs, traffic
 
 
@@ -55,28 +56,6 @@ class Row:
     runs: Mapping[int, runs.Run]
 
 
-def load(argument: str) -> list[dict[str, Any]]:
-    """What `FILE.py[:ARGUMENT]` compares.
-
-    Raises:
-      UsageError: no such file, it compares nothing, or its function knows no such argument.
-    """
-    path, _, given = argument.partition(":")
-    module = cli.load_module(path, "config")
-    function = getattr(module, "get_comparison", None)
-    if function is None:
-        raise cli.UsageError(f"config: {path}: has no get_comparison(), so there is nothing to compare")
-    if given and not inspect.signature(function).parameters:
-        raise cli.UsageError(f"config: {argument}: its get_comparison() takes no argument")
-    try:
-        comparison = function(given) if given else function()
-    except ValueError as error:
-        raise cli.UsageError(f"config: {argument}: {error}") from None
-    if not comparison:
-        raise cli.UsageError(f"config: {argument}: its get_comparison() names no row")
-    return comparison
-
-
 def default_output(config: str) -> str:
     """The folder of a comparison for which none is given: a second call goes on with the first."""
     path, _, argument = config.partition(":")
@@ -93,10 +72,13 @@ def make_rows(
     """The rows with their runs, whose folders lie in `output`.
 
     Raises:
-      UsageError: rows without labels of their own, the seed as a setting, or an unknown published figure.
+      UsageError: there is none, rows without labels of their own, the seed as a setting, or an unknown
+        published figure.
     """
     path = argument.partition(":")[0]
     rows: dict[str, Row] = {}
+    if not comparison:
+        raise cli.UsageError(f"config: {argument}: its get_comparison() names no row")
     for entry in comparison:
         problem = _problem(entry)
         if problem is not None:
@@ -122,23 +104,23 @@ def digest(rows: Sequence[Row], done: Callable[[runs.Run], bool]) -> list[dict[s
 
     A figure that no run has is None; so is the standard deviation of fewer than two.
     """
-    results: list[dict[str, Any]] = []
-    for row in rows:
-        entries = [_entry(seed, run, done(run)) for seed, run in row.runs.items()]
-        for entry, first in zip(entries, results[0]["runs"] if results else entries, strict=True):
-            entry["time_ratio"] = _ratio(entry["wall_seconds"], first["wall_seconds"])
-        mean = {name: _over(statistics.fmean, entries, name, 1) for name in COLUMNS}
-        std = {name: _over(statistics.stdev, entries, name, 2) for name in COLUMNS}
-        lost = [entry["lost"] for entry in entries if entry["lost"]]
-        causes = dict.fromkeys(cause for shares in lost for cause in shares)
+    entries = [[_entry(seed, run, done(run)) for seed, run in row.runs.items()] for row in rows]
+    seconds = {entry["seed"]: entry["wall_seconds"] for entry in entries[0]}  # the first row's
+    results = []
+    for row, own in zip(rows, entries, strict=True):
+        for entry in own:
+            ours, first = entry["wall_seconds"], seconds[entry["seed"]]
+            entry["time_ratio"] = ours / first if ours is not None and first else None
+        figures = pd.DataFrame(own)[list(COLUMNS)].astype(float)
+        lost = pd.DataFrame([entry["lost"] for entry in own if entry["lost"]]).fillna(0.0)
         results.append(
             {
                 "label": row.label,
                 "paper": dict(row.paper),
-                "mean": mean,
-                "std": std,
-                "lost": {cause: statistics.fmean(s.get(cause, 0.0) for s in lost) for cause in causes},
-                "runs": entries,
+                "mean": _known(figures.mean()),
+                "std": _known(figures.std()),
+                "lost": _known(lost.mean()),
+                "runs": own,
             }
         )
     return results
@@ -158,14 +140,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     if len(results) == 1 and "time_ratio" in names:
         names.remove("time_ratio")
     titles = {name: COLUMNS[name].title for name in names} | {"wall_seconds": clock_of(results)}
-    head = ["", *(titles[name] for name in names)]
-    cells = [
-        head,
-        *([row["label"].replace("|", "\\|"), *(cell(row, name) for name in names)] for row in results),
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    padded = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in cells]
-    return runs.markdown(padded[0], padded[1:])
+    cells = [[row["label"].replace("|", "\\|"), *(cell(row, name) for name in names)] for row in results]
+    return markdown(["", *(titles[name] for name in names)], cells, align=True)
 
 
 def cell(row: Mapping[str, Any], name: str) -> str:
@@ -201,7 +177,7 @@ def _entry(seed: int, run: runs.Run, finished: bool) -> dict[str, Any]:
     scores = summary.get("eval_history", [])
     return {
         "seed": seed,
-        "command": shlex.join(["python", *run.command()]),
+        "command": shlex.join(["python", "-m", "experiments.train", *run.arguments()]),
         "finished": finished,
         "driver": summary.get("driver"),
         **{name: figures.get(name) for name in COLUMNS},
@@ -210,12 +186,5 @@ def _entry(seed: int, run: runs.Run, finished: bool) -> dict[str, Any]:
     }
 
 
-def _ratio(seconds: float | None, first: float | None) -> float | None:
-    return seconds / first if seconds is not None and first else None
-
-
-def _over(
-    statistic: Callable[[list[float]], float], entries: Sequence[Mapping[str, Any]], name: str, fewest: int
-) -> float | None:
-    values = [entry[name] for entry in entries if entry[name] is not None]
-    return statistic(values) if len(values) >= fewest else None
+def _known(figures: pd.Series) -> dict[str, float | None]:
+    return {name: None if pd.isna(value) else float(value) for name, value in figures.items()}

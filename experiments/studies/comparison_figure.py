@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddiloco.observe.figures import colours, dress, figure_at
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -21,22 +23,17 @@ _MEASURES = {"loss": "held-out loss (nats/token)", "accuracy": "held-out accurac
 
 def draw(path: pathlib.Path, rows: Rows, clock: str) -> None:
     """Writes the figure, with the panels that there are figures for; `clock` names the seconds."""
-    # Matplotlib takes a second to import, which a usage error should not wait for.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     lines = _panels(rows, clock)
     width = 13 if any(len(line) > 1 for line in lines) else 8
     height = max(3.6, 1.4 + 0.42 * len(rows))
-    figure = Figure(figsize=(width, max(1, len(lines)) * height), dpi=120, layout="constrained")
-    grid = figure.add_gridspec(max(1, len(lines)), _PLACES)
-    for i, line in enumerate(lines):
-        share = _PLACES // len(line)
-        for j, panel in enumerate(line):
-            panel(figure.add_subplot(grid[i, j * share : (j + 1) * share]))
-    if not lines:
-        figure.text(0.5, 0.5, "no run has finished", ha="center", color="0.5")
-    FigureCanvasAgg(figure).print_png(path)
+    with figure_at(path, width, max(1, len(lines)) * height, dpi=120) as figure:
+        grid = figure.add_gridspec(max(1, len(lines)), _PLACES)
+        for i, line in enumerate(lines):
+            share = _PLACES // len(line)
+            for j, panel in enumerate(line):
+                panel(figure.add_subplot(grid[i, j * share : (j + 1) * share]))
+        if not lines:
+            figure.text(0.5, 0.5, "no run has finished", ha="center", color="0.5")
 
 
 def _panels(rows: Rows, clock: str) -> list[list[Callable[[Axes], None]]]:
@@ -63,7 +60,7 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
     tops = []
-    for place, (row, colour) in enumerate(zip(rows, _colours(len(rows)), strict=True)):
+    for place, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
         curves = [curve for curve in _curves(row, x, y) if _can_be_drawn(curve)]
         if not curves:
             continue
@@ -91,14 +88,14 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
     axes.set_ylabel(_MEASURES[y])
     if x == "tokens":
         axes.legend(frameon=False, fontsize=8)
-    _clean(axes, "both")
+    dress(axes)
 
 
 def _draw_shares(rows: Rows, axes: Axes) -> None:
     from matplotlib import colormaps
 
     causes = dict.fromkeys(c for row in rows for c, share in row["lost"].items() if share >= 5e-4)
-    colours = dict(zip(causes, colormaps["Set2"].colors, strict=False))
+    of_cause = dict(zip(causes, colormaps["Set2"].colors, strict=False))
     for place, row in enumerate(rows):
         goodput = row["mean"]["goodput"]
         if goodput is None:
@@ -108,11 +105,11 @@ def _draw_shares(rows: Rows, axes: Axes) -> None:
         left = 100 * goodput
         for cause in causes:
             share = 100 * row["lost"].get(cause, 0.0)
-            axes.barh(place, share, left=left, color=colours[cause])
+            axes.barh(place, share, left=left, color=of_cause[cause])
             left += share
     axes.barh(0, 0, color="0.35", label="goodput")
     for cause in causes:
-        axes.barh(0, 0, color=colours[cause], label=cause.replace("_", " "))
+        axes.barh(0, 0, color=of_cause[cause], label=cause.replace("_", " "))
     _mark_paper(axes, rows, "goodput", 100)
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of the chips' time (%)")
@@ -121,7 +118,7 @@ def _draw_shares(rows: Rows, axes: Axes) -> None:
 
 
 def _draw_times(rows: Rows, clock: str, axes: Axes) -> None:
-    for place, (row, colour) in enumerate(zip(rows, _colours(len(rows)), strict=True)):
+    for place, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
         ratio, spread = row["mean"]["time_ratio"], row["std"]["time_ratio"]
         if ratio is not None:
             axes.barh(place, ratio, xerr=spread, color=colour, ecolor="0.2", capsize=2)
@@ -146,13 +143,7 @@ def _mark_paper(axes: Axes, rows: Rows, name: str, scale: float) -> None:
 def _name_bars(axes: Axes, rows: Rows) -> None:
     axes.set_yticks(range(len(rows)), [textwrap.fill(row["label"], 30) for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    _clean(axes, "x")
-
-
-def _clean(axes: Axes, grid: str) -> None:
-    axes.grid(axis=grid, alpha=0.25)
-    axes.set_axisbelow(True)
-    axes.spines[["right", "top"]].set_visible(False)
+    dress(axes, "x")
 
 
 def _curves(row: Mapping[str, Any], x: str, y: str) -> list[Curve]:
@@ -188,10 +179,3 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 def _top(curve: Curve) -> float:
     start, end = curve[0][0], curve[-1][0]
     return max((y for x, y in curve if x >= start + _SKIPPED * (end - start)), default=curve[-1][1])
-
-
-def _colours(count: int) -> list[tuple[float, ...]]:
-    from matplotlib import colormaps
-
-    table = colormaps["tab10"] if count <= 10 else colormaps["turbo"].resampled(count)
-    return [table(place)[:3] for place in range(count)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -17,11 +16,6 @@ class Sweep(NamedTuple):
     points: list[dict[str, Any]]
     baseline: dict[str, Any] | None = None
 
-    def axes(self) -> series.Axes:
-        """How the points are laid out."""
-        settings = dict.fromkeys(name for point in self.points for name in point)
-        return series.axes_of(self.points, list(settings))
-
 
 def load(argument: str, baseline: str | None = None) -> Sweep:
     """The grid that `--sweep` and `--baseline` ask for.
@@ -30,20 +24,12 @@ def load(argument: str, baseline: str | None = None) -> Sweep:
       UsageError: the text is neither a grid nor a file with `get_sweep`, the function knows no such argument,
         or no point has the baseline's settings.
     """
-    path, _, given = argument.partition(":")
+    path = argument.partition(":")[0]
     if not path.endswith(".py") or "=" in path:
         sweep = Sweep(_product(argument))
     else:
-        module = cli.load_module(path, "sweep")
-        function = getattr(module, "get_sweep", None)
-        if function is None:
-            raise cli.UsageError(f"sweep: {path}: has no get_sweep()")
-        if given and not inspect.signature(function).parameters:
-            raise cli.UsageError(f"sweep: {argument}: its get_sweep() takes no argument")
-        try:
-            sweep = Sweep(function(given) if given else function(), getattr(module, "BASELINE", None))
-        except ValueError as error:
-            raise cli.UsageError(f"sweep: {argument}: {error}") from None
+        named = getattr(cli.load_module(path, "sweep"), "BASELINE", None)
+        sweep = Sweep(cli.call(argument, "get_sweep", "sweep"), named)
     if baseline:
         sweep = sweep._replace(baseline=dict(_setting(text, "baseline") for text in baseline.split(";")))
     if sweep.baseline and not any(series.is_of(point, sweep.baseline) for point in sweep.points):

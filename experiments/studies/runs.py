@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import json
 import os
 import pathlib
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ddiloco.config import ConfigError
@@ -24,11 +23,11 @@ class Run:
     overrides: tuple[tuple[str, Any], ...]
     workdir: pathlib.Path
 
-    def command(self) -> list[str]:
-        """The command line, without the interpreter."""
+    def arguments(self) -> list[str]:
+        """The arguments of `experiments.train`."""
         overrides = [f"--config.{name}={value}" for name, value in self.overrides]
         where = [f"--config={self.config}", f"--workdir={self.workdir}"]
-        return ["-m", "experiments.train", *where, *overrides]
+        return [*where, *overrides]
 
 
 def folder_name(text: str) -> str:
@@ -112,63 +111,43 @@ def run_lacking(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned,
         again = f", again: {why}" if finished(plan.run.workdir) else ""
         cli.tell(f"[{i + 1}/{len(planned)}] {plan.name}{again}")
 
-    commands = [plan.run.command() for _, plan, _ in left]
-    run_all(commands, jobs, tell, lambda place, status: ended(left[place][1], status))
+    arguments = [plan.run.arguments() for _, plan, _ in left]
+    run_all("experiments.train", arguments, jobs, tell, lambda place, status: ended(left[place][1], status))
 
 
 def run_all(
-    commands: Sequence[Sequence[str]],
+    module: str,
+    arguments: Sequence[Sequence[str]],
     jobs: int,
     started: Callable[[int], None],
     ended: Callable[[int, int], None],
 ) -> None:
-    """Runs Python with each of the arguments, in their order and `jobs` at a time.
+    """Runs a program with each of the argument lists, in their order and `jobs` at a time.
 
     Processes are forked from one that has imported everything, where that can be, and end with this one.
-    `started` is told the place of a command, in a thread of its own; `ended` the place and the exit status,
-    in the thread of the caller. What `ended` raises, like Ctrl-C, ends the processes under way by SIGTERM;
-    the exception goes on when they are gone.
+    `started` is told the place of a list, `ended` the place and the exit status. What `ended` raises, like
+    Ctrl-C, ends the processes under way by SIGTERM; the exception goes on when they are gone.
     """
-    from ddiloco.launch.lifeline import Lifeline
-    from ddiloco.launch.starter import Starter
+    from ddiloco.launch import processes
 
-    lifeline = Lifeline()
-    starter = Starter.warm(cli.tell) if len(commands) > 1 else Starter(None, cli.tell)
-    under_way: list[Any] = []
-    over = threading.Event()
-    lock = threading.Lock()  # one starts at a time, and none once it is over
-
-    def run(i: int) -> int | None:
-        with lock:
-            if over.is_set():
-                return None
-            started(i)
-            command = [sys.executable, *commands[i], f"--lifeline={lifeline.fd}"]
-            process = starter.start(command, os.environ, fd=lifeline.fd, quiet=True)
-            under_way.append(process)
-        return process.wait()
-
+    waiting = list(enumerate(arguments))
+    under_way: dict[int, tuple[int, BaseProcess]] = {}  # by sentinel
     try:
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            try:
-                places = {pool.submit(run, i): i for i in range(len(commands))}
-                for future in concurrent.futures.as_completed(places):
-                    ended(places[future], future.result())
-            except BaseException:
-                with lock:
-                    over.set()
-                    for process in under_way:
-                        process.terminate()
-                raise
+        while waiting or under_way:
+            while waiting and len(under_way) < jobs:
+                place, given = waiting.pop(0)
+                started(place)
+                process = processes.start(module, given, os.environ, quiet=True)
+                under_way[process.sentinel] = place, process
+            for sentinel in connection.wait(list(under_way)):
+                place, process = under_way.pop(sentinel)
+                process.join()
+                ended(place, process.exitcode)
     finally:
-        starter.stop()
-        lifeline.cut()
-
-
-def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: its head, and rows of as many cells."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (names, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(names), *lines[1:]])
+        for _, process in under_way.values():
+            process.terminate()
+        for _, process in under_way.values():
+            process.join()
 
 
 def _flat(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:

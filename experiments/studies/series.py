@@ -6,8 +6,10 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 SEED = "seed"
 STEPS = "train.steps"
@@ -26,46 +28,60 @@ class Axes:
     x: str | None
     lines: tuple[str, ...]
 
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """The runs of one point: a place on the axis, a line, and the row of each seed."""
-
-    line: str
-    x: float | None
-    rows: tuple[Row, ...]
-
-    def values(self, measure: str) -> list[float]:
-        """The figure of each run that has it."""
-        return [row[measure] for row in self.rows if row.get(measure) is not None]
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Those of the lines, then the axis."""
+        return (*self.lines, *([self.x] if self.x else []))
 
 
-def axes_of(points: Sequence[Row], settings: Sequence[str]) -> Axes:
-    """The axes of a sweep over these settings.
+def axes_of(points: Sequence[Row]) -> Axes:
+    """The axes of a sweep over these points, of settings in their order.
 
     A setting with one value says nothing; nor does one that follows from an earlier one, as the batch of a
     learner from the number of learners at an equal global batch.
     """
-    kept: list[str] = []
-    for name in settings:
+    kept: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for point in points for name in point):
         values = [str(point.get(name)) for point in points]
-        if name == SEED or len(set(values)) < 2:
-            continue
-        if not any(_follows(values, [str(point.get(other)) for point in points]) for other in kept):
-            kept.append(name)
+        follows = any(len({*zip(other, values, strict=True)}) == len({*other}) for other in kept.values())
+        if name != SEED and len({*values}) > 1 and not follows:
+            kept[name] = values
     x = next((name for name in kept if all(number(point.get(name)) is not None for point in points)), None)
     return Axes(x, tuple(name for name in kept if name != x))
 
 
-def groups(rows: Sequence[Row], axes: Axes) -> list[Group]:
-    """The rows by point, in the order of their first rows."""
-    found: dict[tuple[str, float | None], list[Row]] = {}
-    for row in rows:
-        found.setdefault((label(row, axes), number(row[axes.x]) if axes.x else None), []).append(row)
-    return [Group(line, x, tuple(members)) for (line, x), members in found.items()]
+def frame_of(rows: Sequence[Row], axes: Axes, baseline: Row | None = None) -> pd.DataFrame:
+    """A row for each run: settings and figures as they are, None where it has none, and
+
+    line, x: its place in the figure; runs that differ in their seed alone share it.
+    gap: by how much of the baseline its held-out loss is above it: 0.02 is 2%.
+    match: with what part of its tokens the baseline has its held-out loss: 0.8 is 80%.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    frame = pd.DataFrame([{name: row.get(name) for name in names} for row in rows], dtype=object)
+    added = {
+        "line": [line_of(row, axes) for row in rows],
+        "x": [number(row.get(axes.x)) for row in rows],
+        "gap": [None] * len(rows),
+        "match": [None] * len(rows),
+    }
+    if baseline:
+        added["gap"] = list(map(_gap, rows, _peers(rows, axes, baseline)))
+        added["match"] = list(map(_match, rows, _peers(rows, axes, baseline, apart=STEPS)))
+    return frame.assign(**{name: pd.Series(column, frame.index, object) for name, column in added.items()})
 
 
-def label(point: Row, axes: Axes) -> str:
+def points(frame: pd.DataFrame) -> Iterable[tuple[tuple[str, float], pd.DataFrame]]:
+    """The line and place of each point with its runs, in the order of their first runs."""
+    return frame.groupby(["line", frame["x"].astype(float)], sort=False, dropna=False)
+
+
+def values(runs: pd.DataFrame, name: str) -> list[float]:
+    """The figure of each of the runs that has it."""
+    return [value for value in runs[name] if value is not None] if name in runs else []
+
+
+def line_of(point: Row, axes: Axes) -> str:
     """The name of the line that a point is on; the value alone where only one setting tells lines apart."""
     known = [name for name in axes.lines if name in point]
     if len(axes.lines) == 1:
@@ -73,74 +89,19 @@ def label(point: Row, axes: Axes) -> str:
     return ", ".join(f"{name.rpartition('.')[2]}={point[name]}" for name in known)
 
 
-def gaps(group: Group, rows: Sequence[Row], axes: Axes, baseline: Row, measure: str) -> list[float]:
-    """By how much of the baseline the figure of each run is above it, seed by seed: 0.02 is 2%.
-
-    A run is held against the baseline's run of its own seed that has the same settings wherever the
-    baseline's runs differ among themselves. Runs without one, or with several, are left out.
-    """
-    found = []
-    for row in group.rows:
-        peers = [peer for peer in counterparts(row, rows, axes, baseline) if peer.get(measure)]
-        if len(peers) == 1 and row.get(measure) is not None:
-            found.append(row[measure] / peers[0][measure] - 1)
-    return found
-
-
-def tokens_to_match(group: Group, rows: Sequence[Row], axes: Axes, baseline: Row) -> list[float]:
-    """With what part of its tokens the baseline has each run's held-out loss, seed by seed: 0.8 is 80%.
-
-    Between two lengths of the baseline its loss goes along a straight line, both in logarithms. A loss that
-    is not between those of two lengths in turn is left out, as is a baseline of one length. All lengths are
-    of a model as large as the run's.
-    """
-    found = []
-    for row in group.rows:
-        peers = counterparts(row, rows, axes, baseline, apart=STEPS)
-        peers = [peer for peer in peers if peer.get("num_params") == row.get("num_params")]
-        curve = sorted((p["tokens_total"], p["eval_loss"]) for p in peers if p.get("eval_loss"))
-        for (fewer, worse), (more, better) in itertools.pairwise(curve):
-            if row.get("eval_loss") and better <= row["eval_loss"] <= worse and better < worse:
-                part = math.log(worse / row["eval_loss"]) / math.log(worse / better)
-                found.append(fewer * (more / fewer) ** part / row["tokens_total"])
-                break
-    return found
-
-
-def counterparts(
-    row: Row, rows: Sequence[Row], axes: Axes, baseline: Row, apart: str | None = None
-) -> list[Row]:
-    """The baseline's runs of a run's seed, and of its settings but `apart` where the baseline has several."""
-    references = [peer for peer in rows if is_of(peer, baseline)]
-    several = [
-        name
-        for name in (*axes.lines, *([axes.x] if axes.x else []))
-        if name not in (*baseline, apart) and len({_setting(peer, name) for peer in references}) > 1
-    ]
-    return [
-        peer
-        for peer in references
-        if all(_setting(peer, name) == _setting(row, name) for name in (SEED, *several))
-    ]
-
-
-def _setting(row: Row, name: str) -> str:
-    """The text of a setting; of a batch that of the global one, which differs from it by the learners."""
-    value = row.get(name)
-    batch, learners = number(value), number(row.get("sync.num_learners"))
-    return str(batch * learners) if name == "train.batch_size" and batch and learners else str(value)
-
-
 def is_of(row: Row, settings: Row) -> bool:
     """Whether the row has these settings."""
     return all(str(row.get(name)) == str(value) for name, value in settings.items())
 
 
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float] | None:
+def mean_and_spread(figures: Sequence[float]) -> tuple[float, float] | None:
     """Mean and standard deviation, which is 0 of one value; None of none."""
-    if not values:
+    if not figures:
         return None
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    mean = statistics.fmean(figures)
+    if len(figures) == 1:
+        return mean, 0.0
+    return mean, statistics.stdev(figures) if math.isfinite(mean) else math.nan
 
 
 def number(value: Any) -> float | None:
@@ -153,6 +114,58 @@ def number(value: Any) -> float | None:
         return None
 
 
-def _follows(values: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether each of the other setting's values comes with one value of this setting."""
-    return len(set(zip(others, values, strict=True))) == len(set(others))
+def _peers(rows: Sequence[Row], axes: Axes, baseline: Row, apart: str | None = None) -> list[list[Row]]:
+    """For each run the baseline's of its seed, and of its settings wherever the baseline's differ.
+
+    `apart`: a setting in which they may differ from the run.
+    """
+    references = [row for row in rows if is_of(row, baseline)]
+    several = [
+        name
+        for name in axes.settings
+        if name not in (*baseline, apart) and len({_text(row, name) for row in references}) > 1
+    ]
+
+    def key(row: Row) -> tuple[str, ...]:
+        return tuple(_text(row, name) for name in (SEED, *several))
+
+    by_key: dict[tuple[str, ...], list[Row]] = {}
+    for row in references:
+        by_key.setdefault(key(row), []).append(row)
+    return [by_key.get(key(row), []) for row in rows]
+
+
+def _gap(row: Row, peers: Sequence[Row]) -> float | None:
+    """None for a run without a loss, or without one such run of the baseline."""
+    losses = [peer["eval_loss"] for peer in peers if peer.get("eval_loss")]
+    if len(losses) != 1 or row.get("eval_loss") is None:
+        return None
+    return row["eval_loss"] / losses[0] - 1
+
+
+def _match(row: Row, peers: Sequence[Row]) -> float | None:
+    """Between two lengths of the baseline its loss goes along a straight line, both in logarithms.
+
+    None for a loss that is not between those of two lengths in turn. The lengths are of a model as large as
+    the run's.
+    """
+    loss = row.get("eval_loss")
+    curve = sorted(
+        (peer["tokens_total"], peer["eval_loss"])
+        for peer in peers
+        if peer.get("eval_loss")
+        and peer.get("tokens_total")
+        and peer.get("num_params") == row.get("num_params")
+    )
+    for (fewer, worse), (more, better) in itertools.pairwise(curve):
+        if loss and better <= loss <= worse and better < worse:
+            part = math.log(worse / loss) / math.log(worse / better)
+            return fewer * (more / fewer) ** part / row["tokens_total"]
+    return None
+
+
+def _text(row: Row, name: str) -> str:
+    """The text of a setting; of a batch that of the global one, which differs from it by the learners."""
+    value = row.get(name)
+    batch, learners = number(value), number(row.get("sync.num_learners"))
+    return str(batch * learners) if name == "train.batch_size" and batch and learners else str(value)

@@ -4,74 +4,67 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from ddiloco.observe.figures import dress, figure_at
 from experiments.studies import series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Spread = Callable[[series.Group], Sequence[float]]  # a group's values, of one panel
 _MANY = 6  # lines above which the legend stands below the panels
 _WIDE = 8.0  # the largest over the smallest place from which on the axis is logarithmic
 
 
 def draw(
-    path: pathlib.Path,
-    rows: Sequence[series.Row],
-    axes: series.Axes,
-    baseline: series.Row | None,
+    path: pathlib.Path, rows: Sequence[series.Row], axes: series.Axes, baseline: series.Row | None
 ) -> None:
     """Writes the figure: held-out loss and, where there are any, accuracy and the gap to the baseline."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    groups = series.groups(rows, axes)
-    panels: dict[str, Spread] = {"held-out loss (nats/token)": lambda group: group.values("eval_loss")}
-    if any(group.values("eval_accuracy") for group in groups):
-        panels["held-out accuracy"] = lambda group: group.values("eval_accuracy")
+    frame = series.frame_of(rows, axes, baseline)
+    frame["gap"] = [None if gap is None else 100 * gap for gap in frame["gap"]]
+    panels = {"eval_loss": "held-out loss (nats/token)"}
+    if series.values(frame, "eval_accuracy"):
+        panels["eval_accuracy"] = "held-out accuracy"
     if baseline:
         name = ", ".join(str(value) for value in baseline.values()).replace("_", "-")
-        panels[f"loss above {name} (%)"] = lambda group: [
-            100 * gap for gap in series.gaps(group, rows, axes, baseline, "eval_loss")
-        ]
-    names = list(dict.fromkeys(group.line for group in groups))
-    below = axes.x is not None and len(names) > _MANY
-    height = 4.2 if axes.x else 1.4 + 0.34 * len(names)
-    height += 0.2 * math.ceil(len(names) / len(panels)) if below else 0.0
-    figure = Figure(figsize=(1 + 5.2 * len(panels), height), dpi=120, layout="constrained")
-    for panel, (title, values) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
-        if axes.x:
-            _draw_lines(panel, groups, names, values)
-            panel.set_xlabel(axes.x)
-            panel.set_ylabel(title)
-            if axes.lines and not below:
-                _tell_lines(panel, axes)
-        else:
-            _draw_points(panel, groups, names, values)
-            panel.set_xlabel(title)
-        panel.grid(alpha=0.25)
-        panel.spines[["right", "top"]].set_visible(False)
-    if below:
-        known = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*known, loc="outside lower center", ncols=len(panels), frameon=False, fontsize=7)
-    FigureCanvasAgg(figure).print_png(path)
+        panels["gap"] = f"loss above {name} (%)"
+    lines = frame["line"].nunique()
+    below = axes.x is not None and lines > _MANY
+    height = 4.2 if axes.x else 1.4 + 0.34 * lines
+    height += 0.2 * math.ceil(lines / len(panels)) if below else 0.0
+    with figure_at(path, 1 + 5.2 * len(panels), height, dpi=120) as figure:
+        drawn = figure.subplots(1, len(panels), squeeze=False)[0]
+        for panel, (name, title) in zip(drawn, panels.items(), strict=True):
+            if axes.x:
+                _draw_lines(panel, frame, name)
+                panel.set_xlabel(axes.x)
+                panel.set_ylabel(title)
+                if axes.lines and not below and panel.get_legend_handles_labels()[0]:
+                    legend = axes.lines[0] if len(axes.lines) == 1 else None
+                    panel.legend(frameon=False, fontsize=8, title=legend, title_fontsize=8)
+            else:
+                _draw_points(panel, frame, name)
+                panel.set_xlabel(title)
+            dress(panel)
+        if below:
+            known = figure.axes[0].get_legend_handles_labels()
+            figure.legend(*known, loc="outside lower center", ncols=len(panels), frameon=False, fontsize=7)
 
 
-def _draw_lines(panel: Axes, groups: Sequence[series.Group], names: Sequence[str], values: Spread) -> None:
+def _draw_lines(panel: Axes, frame: pd.DataFrame, figure: str) -> None:
     """A line for each name, with bars of one standard deviation; of one at a single place, a level."""
-    places = sorted({group.x for group in groups if sum(g.line == group.line for g in groups) > 1})
-    for i, name in enumerate(names):
-        members = [group for group in groups if group.line == name]
-        known = [(group.x, *spread) for group in members if (spread := series.mean_and_spread(values(group)))]
+    places = [place for _, own in frame.groupby("line") if own["x"].nunique() > 1 for place in own["x"]]
+    places, one_point = sorted(set(places)), len(frame[["line", "x"]].drop_duplicates()) == 1
+    for i, (name, own) in enumerate(frame.groupby("line", sort=False)):
+        known = [(x, *_spread(runs, figure)) for (_, x), runs in series.points(own) if _spread(runs, figure)]
         known = sorted(entry for entry in known if math.isfinite(entry[1]))
         if not known:
             continue
         x, mean, spread = zip(*known, strict=True)
-        if len(members) == 1 and len(groups) > 1:
+        if own["x"].nunique() == 1 and not one_point:
             panel.axhline(mean[0], color=f"C{i % 10}", ls="--", lw=1.2, label=name)
         else:
             form = {"marker": "osD^v"[i // 10 % 5], "ms": 4, "capsize": 2}
@@ -83,17 +76,15 @@ def _draw_lines(panel: Axes, groups: Sequence[series.Group], names: Sequence[str
         panel.minorticks_off()
 
 
-def _draw_points(panel: Axes, groups: Sequence[series.Group], names: Sequence[str], values: Spread) -> None:
+def _draw_points(panel: Axes, frame: pd.DataFrame, figure: str) -> None:
     """A row for each name, the best at the top."""
-    known = [(group.line, spread) for group in groups if (spread := series.mean_and_spread(values(group)))]
-    known.sort(key=lambda entry: -entry[1][0])
+    known = [(line, _spread(runs, figure)) for (line, _), runs in series.points(frame)]
+    known = sorted((entry for entry in known if entry[1]), key=lambda entry: -entry[1][0])
     for place, (_, (mean, spread)) in enumerate(known):
         panel.errorbar(mean, place, xerr=spread or None, color="C0", marker="o", ms=5, capsize=2)
     panel.set_yticks(range(len(known)), [name or "all" for name, _ in known], fontsize=8)
-    panel.set_ylim(-0.6, max(len(known), len(names)) - 0.4)
+    panel.set_ylim(-0.6, max(len(known), frame["line"].nunique()) - 0.4)
 
 
-def _tell_lines(panel: Axes, axes: series.Axes) -> None:
-    if panel.get_legend_handles_labels()[0]:
-        title = axes.lines[0] if len(axes.lines) == 1 else None
-        panel.legend(frameon=False, fontsize=8, title=title, title_fontsize=8)
+def _spread(runs: pd.DataFrame, figure: str) -> tuple[float, float] | None:
+    return series.mean_and_spread(series.values(runs, figure))

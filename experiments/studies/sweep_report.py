@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.studies import runs, series
+import pandas as pd
+
+from experiments.front.tables import markdown
+from experiments.studies import series
 from experiments.studies.grid import Sweep
 
 COLUMNS = (
@@ -36,39 +39,33 @@ def means_table(rows: Sequence[Mapping[str, Any]], sweep: Sweep) -> str:
     Where there is a baseline, `gap` is how much higher the loss is than the baseline's, seed by seed; where
     there are several lengths of it, `same loss at` is the part of the tokens with which it has that loss.
     """
-    axes = sweep.axes()
-    points = series.groups(rows, axes)
-    base = sweep.baseline
-    matching = [series.tokens_to_match(point, rows, axes, base) if base else [] for point in points]
-    matched = any(value != 1 for values in matching for value in values)
-    measures = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
-    head = [
-        *axes.lines,
-        *([axes.x] if axes.x else []),
-        "runs",
-        *(["gap"] if base else []),
-        *(["same loss at"] if matched else []),
-        *measures,
-    ]
-    cells = []
-    for group, match in zip(points, matching, strict=True):
-        settings = [str(group.rows[0].get(name, "")) for name in head[: len(axes.lines) + bool(axes.x)]]
-        gap = []
-        if base:
-            gap = [100 * value for value in series.gaps(group, rows, axes, base, "eval_loss")]
-            gap = [_spread(gap, "+.2f", "%")]
-        share = [_spread([100 * value for value in match], ".0f", "%")] if matched else []
-        figures = [_spread(group.values(name)) for name in measures]
-        cells.append([*settings, str(len(group.rows)), *gap, *share, *figures])
-    return runs.markdown(head, cells)
+    axes = series.axes_of(sweep.points)
+    frame = series.frame_of(rows, axes, sweep.baseline)
+    columns: dict[str, Callable[[pd.DataFrame], str]] = {
+        name: lambda runs, name=name: str(rows[runs.index[0]].get(name, "")) for name in axes.settings
+    }
+    columns["runs"] = lambda runs: str(len(runs))
+    if sweep.baseline:
+        columns["gap"] = lambda runs: _percent(runs, "gap", "+.2f")
+    if any(match != 1 for match in series.values(frame, "match")):
+        columns["same loss at"] = lambda runs: _percent(runs, "match", ".0f")
+    for name in COLUMNS:
+        if series.values(frame, name):
+            columns[name] = lambda runs, name=name: _spread(series.values(runs, name))
+    cells = [[show(runs) for show in columns.values()] for _, runs in series.points(frame)]
+    return markdown(list(columns), cells)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Every run as a row of a Markdown table, best held-out loss first."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     names = [n for n in names if n not in COLUMNS or any(row.get(n) is not None for row in rows)]
-    ordered = sorted(rows, key=_loss)
-    return runs.markdown(names, [[_cell(row.get(name, "")) for name in names] for row in ordered])
+    ordered = sorted(rows, key=lambda row: math.inf if row["eval_loss"] is None else row["eval_loss"])
+    return markdown(names, [[_cell(row.get(name, "")) for name in names] for row in ordered])
+
+
+def _percent(runs: pd.DataFrame, name: str, form: str) -> str:
+    return _spread([100 * share for share in series.values(runs, name)], form, "%")
 
 
 def _spread(values: Sequence[float], form: str | None = None, sign: str = "") -> str:
@@ -86,8 +83,3 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-def _loss(row: Mapping[str, Any]) -> float:
-    """A run's held-out loss; of one without arrays, which has none, infinity."""
-    return math.inf if row["eval_loss"] is None else row["eval_loss"]

@@ -7,7 +7,7 @@ import pytest
 
 from ddiloco.baselines.wall import run_baseline
 from ddiloco.config import ConfigError
-from ddiloco.data import DataError
+from ddiloco.data.errors import DataError
 from ddiloco.observe import records
 from ddiloco.run.job import run_job, set_aside
 from ddiloco.run.recipes import assembly_of

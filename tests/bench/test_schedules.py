@@ -1,10 +1,8 @@
 """The benchmark that explores schedules: its rows, and what it says of a schedule that breaks a rule."""
 
 import pytest
-from absl import flags
 
 from ddiloco.chaos.ledger import Violation
-from experiments import bench
 from experiments.bench import schedules as bench_schedules
 from tests.chaos.planted_bugs import quorum_off_by_one
 
@@ -41,17 +39,11 @@ def test_a_schedule_that_breaks_a_rule_ends_the_benchmark_with_the_command_that_
     assert "\n" not in message
 
 
-def test_the_replay_of_a_broken_schedule_shows_its_last_events_and_exits_1(monkeypatch, capsys):
+def test_the_replay_of_a_broken_schedule_shows_its_last_events(monkeypatch, capsys):
     quorum_off_by_one(monkeypatch)
     seed, _ = first_to_break()
-    values = flags.FlagValues()
-    monkeypatch.setattr(bench, "_QUICK", flags.DEFINE_bool("quick", False, "", values))
-    monkeypatch.setattr(bench, "_SCHEDULES", flags.DEFINE_integer("schedules", 1, "", flag_values=values))
-    monkeypatch.setattr(bench, "_SEED", flags.DEFINE_integer("seed", None, "", flag_values=values))
-    values(["bench", f"--seed={seed}"])
-    with pytest.raises(SystemExit, match=f"^seed {seed}: a merge has its quorum") as left:
-        bench.main(["bench", "schedules"])
-    assert isinstance(left.value.code, str), "Python prints it and exits 1"
+    with pytest.raises(Violation, match=f"^seed {seed}: a merge has its quorum"):
+        bench_schedules.run(seed=seed)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"Plan(seed={seed}, ")
     assert any(line.lstrip().startswith("-> Merge ") for line in lines[-10:])

@@ -52,15 +52,15 @@ class Run:
     def enter(self, number):
         known = self.invariants.committed
         told = (known.step, known.versions, known.merged_steps)
-        self.syncer(events.LearnerJoined(number, 1), actions.Welcome(number, 1, *told))
+        self.syncer(events.LearnerJoined(number, 1), welcome(number, 1, *told))
         self.learner(number, events.Welcomed(1, *told))
         self.syncer(events.LearnerReady(number, 1, known.step, known.versions), ready(number, 1))
 
     def step(self, number):
         self.learner(number, events.StepStarted(10))
         for action in self.learner(number, events.StepFinished()):
-            if isinstance(action, actions.SendReport):
-                self.syncer(events.StepReported(action.report))
+            if isinstance(action, actions.TellSyncer):
+                self.syncer(action.event)
 
     def gather(self):
         """Both learners step, are pulled from and answer; returns the merge that would be right."""
@@ -75,6 +75,15 @@ class Run:
             self.syncer(events.FragmentArrived(which, c))
         version = self.invariants.committed.versions[which.fragment] + 1
         return actions.Merge(which, version, given)
+
+
+def welcome(learner, incarnation, step, versions, merged_steps):
+    welcomed = events.Welcomed(incarnation, step, versions, merged_steps)
+    return actions.Tell(((learner, incarnation),), welcomed)
+
+
+def says(report):
+    return actions.TellSyncer(events.StepReported(report))
 
 
 def ready(learner, incarnation):
@@ -97,7 +106,7 @@ def test_a_sound_merge_breaks_no_rule(run):
     merge = run.gather()
     run.syncer(events.Timeout(), merge)
     run.invariants.commit(merge)
-    update = actions.Broadcast(1, 1, 1, ((0, 1), (1, 1)))
+    update = actions.Tell(((0, 1), (1, 1)), events.UpdateArrived(1, 1, 1))
     run.syncer(events.MergeFinished(merge.round), update)
     assert run.invariants.committed == SyncerState((0, 1), (0, 1))
     assert run.invariants.checks > 10
@@ -133,7 +142,7 @@ def test_a_contribution_on_another_version_is_noticed(run):
     [
         ("steps", 2, "steps are those taken"),
         ("tokens", 11, "tokens are those of the steps"),
-        ("step", 7, "snapped"),
+        ("step", 7, "was offered"),
     ],
 )
 def test_a_contribution_that_says_more_than_was_done_is_noticed(run, field, value, claim):
@@ -224,25 +233,28 @@ def test_a_departed_incarnation_that_takes_part_is_noticed(run, end):
     if end == "lost":
         run.syncer(events.LearnerLost(0, 1, "its host died"))
     elif end == "replaced":
-        run.syncer(events.LearnerJoined(0, 2), actions.Welcome(0, 2, 0, (0, 0), (0, 0)))
+        run.syncer(events.LearnerJoined(0, 2), welcome(0, 2, 0, (0, 0), (0, 0)))
     else:
         run.restart()
     with broken("members alone are pulled from"):
         run.syncer(events.Timeout(), actions.PullFragment(RoundId(1, 1), 0, 1))
     with broken("members alone are spoken to"):
-        run.syncer(events.Timeout(), actions.Broadcast(0, 0, 0, ((0, 1),)))
+        run.syncer(events.Timeout(), actions.Tell(((0, 1),), events.UpdateArrived(0, 0, 0)))
     with broken(r"none that departed comes back|the newest incarnation counts"):
         run.syncer(events.LearnerReady(0, 1, 0, (0, 0)), ready(0, 1))
     with broken("those are welcomed that join"):
-        run.syncer(events.LearnerJoined(0, 1), actions.Welcome(0, 1, 0, (0, 0), (0, 0)))
+        run.syncer(events.LearnerJoined(0, 1), welcome(0, 1, 0, (0, 0), (0, 0)))
 
 
 @pytest.mark.parametrize(
     ("action", "claim"),
     [
-        (actions.SetClock(5, ((0, 1),)), "a clock is set to a step that was reported"),
-        (actions.Broadcast(0, 1, 2, ((0, 1),)), "what is committed is broadcast"),
-        (actions.Reject(0, 1, "a newer incarnation is known"), "only the replaced are rejected"),
+        (actions.Tell(((0, 1),), events.ClockSet(5)), "a clock is set to a step that was reported"),
+        (actions.Tell(((0, 1),), events.UpdateArrived(0, 1, 2)), "what is committed is broadcast"),
+        (
+            actions.Tell(((0, 1),), events.Rejected(1, "a newer incarnation is known")),
+            "only the replaced are rejected",
+        ),
         (actions.Finish(), "every round is merged, skipped or abandoned at the end"),
         (actions.Record("round_skipped", {"step": 2, "fragment": 1}), "one of the schedule"),
     ],
@@ -266,7 +278,7 @@ def test_a_welcome_with_old_versions_is_noticed(run):
     run.syncer(events.Timeout(), merge)
     run.invariants.commit(merge)
     with broken("a welcome tells what is committed"):
-        run.syncer(events.LearnerJoined(0, 2), actions.Welcome(0, 2, 0, (0, 0), (0, 0)))
+        run.syncer(events.LearnerJoined(0, 2), welcome(0, 2, 0, (0, 0), (0, 0)))
 
 
 def test_a_deadline_that_has_passed_is_noticed(run):
@@ -311,31 +323,31 @@ def booked():
 def test_a_false_report_is_noticed(booked, counters, claim):
     core, ledger = booked
     with broken(claim):
-        ledger.handled(core, events.Heartbeat(), [actions.SendReport(Report(0, 1, 1, counters))])
+        ledger.handled(core, events.Heartbeat(), [says(Report(0, 1, 1, counters))])
 
 
 def test_a_report_of_another_incarnation_or_an_earlier_step_is_noticed(booked):
     core, ledger = booked
     sound = (FragmentCounters(0, 1, 10), FragmentCounters(0, 1, 10))
     with broken("a report bears the current incarnation"):
-        ledger.handled(core, events.Heartbeat(), [actions.SendReport(Report(0, 2, 1, sound))])
+        ledger.handled(core, events.Heartbeat(), [says(Report(0, 2, 1, sound))])
     with broken("a learner's reported clock never falls"):
-        ledger.handled(core, events.Heartbeat(), [actions.SendReport(Report(0, 1, 0, sound))])
+        ledger.handled(core, events.Heartbeat(), [says(Report(0, 1, 0, sound))])
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "claim"),
+    ("offer", "claim"),
     [
-        (Contribution(0, 1, 0, 0, 1, 2, 20), "a snapshot's steps are those since its version"),
-        (Contribution(0, 1, 0, 1, 1, 1, 10), "a snapshot is anchored on the version held"),
-        (Contribution(0, 1, 0, 0, 5, 1, 10), "a snapshot bears the learner's clock"),
+        (Contribution(0, 1, 0, 0, 1, 2, 20), "an offer's steps are those since its version"),
+        (Contribution(0, 1, 0, 1, 1, 1, 10), "an offer is anchored on the version held"),
+        (Contribution(0, 1, 0, 0, 5, 1, 10), "an offer bears the learner's clock"),
         (Contribution(0, 1, 0, 0, 1, 1, 12), "tokens are those of the steps counted, 10"),
     ],
 )
-def test_a_false_snapshot_is_noticed(booked, snapshot, claim):
+def test_a_false_offer_is_noticed(booked, offer, claim):
     core, ledger = booked
     with broken(claim):
-        ledger.handled(core, events.Heartbeat(), [actions.TakeSnapshot(snapshot)])
+        ledger.handled(core, events.Heartbeat(), [actions.MakeOffer(offer)])
 
 
 def test_a_version_that_falls_is_noticed(booked):

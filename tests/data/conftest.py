@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddiloco.data import DataConfig, open_images, open_text
+from ddiloco.data.settings import DataConfig
+from ddiloco.data.sources import open_images, open_text
 
 
 @pytest.fixture(scope="session")

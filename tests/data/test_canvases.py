@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError, build
-from ddiloco.data import ByteTokenizer, open_images
+from ddiloco.data.batches import Selection
 from ddiloco.data.canvases import (
     WORDS,
     caption,
@@ -18,6 +18,8 @@ from ddiloco.data.canvases import (
     make_canvas_batches,
 )
 from ddiloco.data.settings import CanvasConfig
+from ddiloco.data.sources import open_images
+from ddiloco.data.tokenizers import ByteTokenizer
 
 SHAPE = (12, 32, 1)
 
@@ -28,7 +30,7 @@ def config(digits_dir):
 
 
 def batches(config, shards=(0,), batch_size=8, seed=3, shape=SHAPE):
-    return make_canvas_batches(config, shape, shards=shards, num_shards=4, batch_size=batch_size, seed=seed)
+    return make_canvas_batches(config, shape, Selection(shards, 4, batch_size, seed))
 
 
 def captions(batch):

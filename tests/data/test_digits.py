@@ -9,7 +9,9 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from ddiloco.data import DataError, digits, open_images
+from ddiloco.data import digits
+from ddiloco.data.errors import DataError
+from ddiloco.data.sources import open_images
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError
-from ddiloco.data import DataError, open_images
+from ddiloco.data.batches import Selection
+from ddiloco.data.errors import DataError
 from ddiloco.data.images import (
     augmented,
     held_out_images,
@@ -21,6 +22,7 @@ from ddiloco.data.images import (
     squared,
 )
 from ddiloco.data.settings import ClassificationConfig
+from ddiloco.data.sources import open_images
 
 
 @pytest.fixture
@@ -29,16 +31,8 @@ def config(digits_dir):
 
 
 def batches(config, shards=(0,), num_shards=4, batch_size=4, seed=7, size=8, channels=1, num_classes=10):
-    return make_image_batches(
-        config,
-        size,
-        channels,
-        num_classes,
-        shards=shards,
-        num_shards=num_shards,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    selection = Selection(shards, num_shards, batch_size, seed)
+    return make_image_batches(config, size, channels, num_classes, selection)
 
 
 def assert_equal(ours, theirs):
@@ -144,7 +138,7 @@ def test_a_state_of_another_stream_is_refused_with_the_difference(config, change
 
 
 def test_more_shards_than_images_and_more_classes_than_the_model_has_are_refused(config):
-    with pytest.raises(DataError, match=r"digits has 40 images in split train\[:40\], too few for 41 shards"):
+    with pytest.raises(DataError, match=r"digits has 40 records in split train\[:40\], too few for 41"):
         batches(config, num_shards=41)
     with pytest.raises(ConfigError, match=r"config\.model\.num_classes: is 9, but digits/1\.0\.0 has 10"):
         batches(config, num_classes=9)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.data import DataError
+from ddiloco.data.errors import DataError
 from ddiloco.data.packing import PADDING, RowStream, join, rows, windows
 
 documents_strategy = st.lists(st.lists(st.integers(0, 258), max_size=12), min_size=1, max_size=8).filter(any)

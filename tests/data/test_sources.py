@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from ddiloco.data import DataError, open_text, sources
+from ddiloco.data import sources
+from ddiloco.data.errors import DataError
+from ddiloco.data.sources import open_text
 
 
 class TinyPoems(tfds.core.GeneratorBasedBuilder):
@@ -93,7 +95,9 @@ def test_a_data_set_out_of_reach_says_how_to_get_it(tmp_path, no_network):
 def test_a_data_set_out_of_reach_fails_within_seconds_and_without_a_traceback(tmp_path):
     code = (
         "import sys, urllib.request\n"
-        "from ddiloco.data import DataError, open_text, sources\n"
+        "from ddiloco.data import sources\n"
+        "from ddiloco.data.errors import DataError\n"
+        "from ddiloco.data.sources import open_text\n"
         "sources._NETWORK_PROBE = 'http://192.0.2.1'\n"  # reserved for documentation: nobody answers there
         "try: open_text('lm1b', 'train', sys.argv[1])\n"
         "except DataError as error: print(error)\n"

@@ -12,13 +12,15 @@ import sysconfig
 
 import pytest
 
-from ddiloco.data import DataError, open_text, preparation, stdlib_text
+from ddiloco.data import preparation, stdlib_text
+from ddiloco.data.errors import DataError
+from ddiloco.data.sources import open_text
 
 ROOT = pathlib.Path(sysconfig.get_path("stdlib"))
 
 OPEN = """
 import sys
-from ddiloco.data import open_text
+from ddiloco.data.sources import open_text
 print(len(open_text("stdlib_text", "train", sys.argv[1])))
 """
 
@@ -124,14 +126,14 @@ def test_threads_that_prepare_at_once_all_succeed(tmp_path):
 
 def test_a_killed_preparation_leaves_nothing_that_is_taken_for_data(tmp_path):
     halfway = (
-        "import os, signal, sys; from ddiloco.data import open_text, stdlib_text\n"
+        "import os, signal, sys; from ddiloco.data import sources, stdlib_text\n"
         "whole = stdlib_text.documents\n"
         "def documents(root):\n"
         "    for count, document in enumerate(whole(root)):\n"
         "        if count == 300: os.kill(os.getpid(), signal.SIGKILL)\n"
         "        yield document\n"
         "stdlib_text.documents = documents\n"
-        "open_text('stdlib_text', 'train', sys.argv[1])\n"
+        "sources.open_text('stdlib_text', 'train', sys.argv[1])\n"
     )
     process = spawn(halfway, tmp_path)
     process.communicate(timeout=60)

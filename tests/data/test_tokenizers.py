@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, build
-from ddiloco.data import ByteTokenizer, DataConfig, SentencePieceTokenizer, make_tokenizer
+from ddiloco.data.settings import DataConfig
+from ddiloco.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, make_tokenizer
 
 TEXT = "the learner steps on while the syncer merges fragments of many learners\n"
 

@@ -120,7 +120,7 @@ WRONG = {
     "nothing named": ([], "compare: give --config=FILE.py"),
     "no comparison": (
         ["--config=configs/remote.py"],
-        "config: configs/remote.py: has no get_comparison(), so ",
+        "config: configs/remote.py: has no get_comparison()",
     ),
     "missing file": (["--config=configs/nothing.py"], "config: configs/nothing.py: no such file"),
     "unknown argument": (["--config=SMALL:nine"], "config: SMALL:nine: no comparison 'nine'"),

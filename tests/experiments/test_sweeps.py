@@ -58,10 +58,10 @@ def test_an_ablation_compares_at_equal_tokens_and_global_batch(name):
 def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(part, tmp_path):
     sweep = grid.load(f"{scaling.__file__}:{part}")
     rows = [row(point) for point in sweep.points]
-    others = [group for group in series.groups(rows, sweep.axes()) if "decoupled" in group.line]
-    found = [series.gaps(group, rows, sweep.axes(), sweep.baseline, "eval_loss") for group in others]
-    assert found == [pytest.approx([0.5] * len(group.rows)) for group in others]
-    sweep_figure.draw(tmp_path / "sweep.png", rows, sweep.axes(), sweep.baseline)
+    axes = series.axes_of(sweep.points)
+    frame = series.frame_of(rows, axes, sweep.baseline)
+    assert list(frame["gap"]) == pytest.approx([0.5 * ("decoupled" in line) for line in frame["line"]])
+    sweep_figure.draw(tmp_path / "sweep.png", rows, axes, sweep.baseline)
 
 
 def row(point):
@@ -87,8 +87,7 @@ AXES = {
 @pytest.mark.parametrize(("name", "axes"), AXES.items(), ids=AXES)
 def test_a_sweep_is_drawn_along_what_it_is_about(name, axes):
     points = load(SWEEPS[0].with_name(f"{name}.py")).get_sweep()
-    settings = list(dict.fromkeys(setting for point in points for setting in point))
-    assert series.axes_of(points, settings) == series.Axes(*axes)
+    assert series.axes_of(points) == series.Axes(*axes)
 
 
 COMPARED = {name: (module, "tiny") for name, module in FAMILIES.items()}

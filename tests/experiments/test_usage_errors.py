@@ -22,6 +22,14 @@ CASES = {
     "impossible value": (["--config.train.steps=0"], "config.train.steps: is 0, but must be at least 1"),
     "not a number": (["--config.inner.learning_rate=nan"], "config.inner.learning_rate: is nan, but must be"),
     "none where none may be": (["--config.seed=None"], "config.seed: is None, but must be of type int"),
+    "snapshots in virtual time": (
+        ["--config.driver=virtual", "--config.snapshot.every=4"],
+        "config.snapshot.every: is 4, but must be 0 where driver is virtual: a virtual run starts again from",
+    ),
+    "resuming in virtual time": (
+        ["--config.driver=virtual", "--config.resume=true"],
+        "config.resume: is True, but must be False where driver is virtual: a virtual run starts again from",
+    ),
     "quorum above learners": (["--config.sync.quorum=9"], "config.sync.quorum: is 9, but must be at most"),
 }
 

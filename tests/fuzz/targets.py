@@ -17,7 +17,7 @@ from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.positions import LONGEST, Positions
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.downlink import Uplink
+from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.event_messages import (
     check_down_header,
     contribution_of,
@@ -59,7 +59,7 @@ def record(data):
     record_message(learner_record(parse(pb.Record, data), 3))
 
 
-def push(data):
+def pulled(data):
     messages = cut(data)
     contribution_of(header := parse(pb.UpHeader, next(messages)), 3, 1)
     arrays = receive(FORMATS, header.size, messages)
@@ -69,7 +69,7 @@ def push(data):
 def update(data):
     messages = cut(data)
     check_down_header(header := parse(pb.DownHeader, next(messages)), 2)
-    delivery = Uplink(2).take(header, receive(FORMATS, header.size, messages))
+    delivery = Collector(2).take(header, receive(FORMATS, header.size, messages))
     assert delivery is None or delivery.event.fragment == header.fragment
 
 
@@ -109,7 +109,7 @@ TARGETS = {  # by name: what reads the bytes, and what it may raise
     "from_learner": (from_learner, WireError),
     "to_learner": (to_learner, WireError),
     "record": (record, WireError),
-    "push": (push, WireError),
+    "pulled": (pulled, WireError),
     "update": (update, WireError),
     "donation": (donation, WireError),
     "donation_request": (donation_request, WireError),
@@ -163,7 +163,7 @@ SEEDS = {  # sound bytes, from which others are made
         pb.Record(noted=pb.Noted(name="recovered", json='{"bytes": 1}', time=1.0)),
         pb.Record(alarm=pb.Alarm(sentence="x", time=1.0)),
     ],
-    "push": [headed(pb.UpHeader(pull=1, fragment=1, steps=4, tokens=9, size=BYTES), bytes(BYTES))],
+    "pulled": [headed(pb.UpHeader(pull=1, fragment=1, steps=4, tokens=9, size=BYTES), bytes(BYTES))],
     "update": [headed(pb.DownHeader(fragment=1, version=3, size=BYTES, welcome=2), bytes(BYTES))],
     "donation": [headed(pb.DonationHeader(format=INNER.fingerprint, versions=[1, 2], size=16), bytes(16))],
     "donation_request": [pb.DonationRequest(versions=[1, 2, 3])],

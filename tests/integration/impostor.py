@@ -25,7 +25,7 @@ from tests.integration.hand import TOKEN
 from tests.remote.ends import PATIENCE
 
 METADATA = Security(TOKEN).metadata
-EVIL = {  # what it sends in a fragment's place: (messages of a sound push) -> messages
+EVIL = {  # what it sends in a fragment's place: (messages of a sound answer to a pull) -> messages
     "not finite": lambda header, arrays: sound(header, filled(arrays, np.nan)),
     "infinite": lambda header, arrays: sound(header, filled(arrays, np.inf)),
     "of another size": lambda header, arrays: sound(changed(header, size=1 << 50), arrays),
@@ -71,14 +71,14 @@ class Impostor:
     """Joins as a learner that is ahead of all, and answers each pull with the next of EVIL."""
 
     def __init__(self, address, terms, learner):
-        self.answers = {}  # by name of what was sent: the code that the push ended with, None if taken
+        self.answers = {}  # by name of what was sent: the code that the call ended with, None if taken
         self.learner, self._terms = learner, terms
         self._channel = grpc.insecure_channel(address, wire.options(20.0))
         self._said = queue.SimpleQueue()
         self._versions, self._steps, self._pieces = {}, {}, {}
         self._incarnation = time.time_ns() // 1000
         self._left = list(EVIL.items())
-        self.replayed = []  # the codes that the replays of a sound push ended with
+        self.replayed = []  # the codes that the replays of a sound one ended with
         self._control = self._channel.stream_stream(wire.CONTROL)(
             iter(self._said.get, None), metadata=METADATA
         )
@@ -98,7 +98,7 @@ class Impostor:
 
     @property
     def done(self):
-        """Whether all of EVIL has been sent, and a sound push and its replay."""
+        """Whether all of EVIL has been sent, and a sound answer and its replay."""
         return not self._left and bool(self.replayed)
 
     def say(self, **kind):
@@ -153,9 +153,9 @@ class Impostor:
 
     def _push(self, name, messages):
         try:
-            push = self._channel.stream_unary(wire.PUSH)
+            send = self._channel.stream_unary(wire.PULLED)
             timeout = None if name == "without end" else self._terms.pull_timeout
-            push(iter(messages), metadata=self._metadata, timeout=timeout)
+            send(iter(messages), metadata=self._metadata, timeout=timeout)
             self.answers[name] = None
         except grpc.RpcError as error:
             self.answers[name] = error.code()

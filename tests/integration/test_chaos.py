@@ -51,8 +51,7 @@ def test_a_run_of_processes_survives_its_killer_and_tells_of_it(programs, tmp_pa
 
 def test_what_it_cannot_do_is_told_in_one_line(programs):
     wrong = {
-        "--config=configs/dense.py --config.driver=remote": "config: configs/dense.py has no "
-        "get_chaos(preset)",
+        "--config=configs/dense.py --config.driver=remote": "config: configs/dense.py: has no get_chaos()",
         "--config.driver=local": "config.driver: is local, but must be remote",
         "--chaos.hang_share=2": "chaos.hang_share: is 2.0, but must be at least 0.0 and at most 1.0",
         "--chaos.sead=1": "chaos.sead: no such setting; did you mean seed?",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddiloco.data import open_images
+from ddiloco.data.sources import open_images
 
 SMALLEST = (
     "--config.model.num_layers=1",

@@ -12,7 +12,7 @@ import pytest
 
 from ddiloco.launch.ports import reserved_port
 from tests.integration.programs import LIMIT, SMALLEST
-from tests.remote.ends import until
+from tests.remote.ends import alive, until
 
 STEADY = ("--config.eval.every=0", "--config.sample.tokens=0", "--config.sync.quorum=None")
 UNENDING = ("--config.train.steps=1000000", *STEADY[:2])
@@ -30,17 +30,17 @@ def steps_of(workdir, learner):
 
 
 def processes_of(parent):
-    """By learner number or role: the processes that a parent has started."""
-    found = {}
+    """By learner number or role: the processes that a parent has started, through its fork server."""
+    found, parents = {}, {}
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             name = (path / "comm").read_text().strip()
-            ancestor = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-        if ancestor == parent.pid and name.startswith(("learner ", "syncer")):
-            found[name.removeprefix("learner ")] = int(path.name)
-    return found
+        if name.startswith(("learner ", "syncer")):
+            found[name.removeprefix("learner "), int(path.name)] = parents[int(path.name)]
+    return {name: pid for (name, pid), server in found.items() if parents.get(server) == parent.pid}
 
 
 def answers(address):
@@ -125,7 +125,7 @@ def test_a_killed_learner_is_back_within_the_run_and_the_other_has_stepped_on(pr
     drawn = {learner: json.loads(position)["batches"] for learner, position in positions.items()}
     for learner in (0, 1):  # steps under way as the process was killed are taken again, and no others
         assert 0 <= summary["inner_steps"][str(learner)] - drawn[str(learner)] <= 64
-    assert not processes_of(process)
+    assert not any(map(alive, after.values()))
 
 
 def test_a_killed_syncer_goes_on_from_what_it_had_committed_and_no_learner_waited(
@@ -160,7 +160,7 @@ def test_a_killed_syncer_goes_on_from_what_it_had_committed_and_no_learner_waite
     process.send_signal(signal.SIGTERM)
     done = programs.finish(process)
     assert done.returncode == 143
-    assert not processes_of(process)
+    assert not any(map(alive, after.values()))
     summary = json.loads((tmp_path / "summary.json").read_text())
     last = {str(p): max(r["version"] for r in lines(rounds) if r["fragment"] == p) for p in range(3)}
     assert summary["outer_steps"] == last, "the counts are those of the whole run"

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from experiments.studies.chaos.proxy import LinkShape, Proxy
+from tests.bad_network import BadNetwork, LinkShape
 from tests.integration.hand import LIMIT, UNENDING, Job, assert_counted_once, assert_nothing_twice
 
 EVEN = ("--config.train.min_step_seconds=(0.05, 0.05)",)
@@ -165,7 +165,7 @@ def test_over_a_long_and_lossy_link_a_run_comes_to_its_end_with_all_tokens(progr
     shape = LinkShape(latency=0.1, jitter=0.05, loss=0.02)
     job = started(programs, tmp_path / "run", settings)
     host, port = job.address.split(":")
-    with Proxy((host, int(port)), shape) as proxy:
+    with BadNetwork((host, int(port)), shape) as proxy:
         through = "{}:{}".format(*proxy.address)
         syncer = job.syncer()
         learners = [job.learner(m, address=through) for m in (0, 1)]

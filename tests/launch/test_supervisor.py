@@ -1,11 +1,7 @@
 """Who supervises a run's processes: restarts, gives up, stops, and leaves none behind."""
 
 import os
-import pathlib
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 
 import pytest
@@ -19,7 +15,6 @@ from ddiloco.launch.supervisor import (
 from ddiloco.settings.remote import RemoteConfig, backoff
 from tests.remote.ends import alive, until
 
-ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = RemoteConfig(longest_backoff=0.25, restarts=2)
 
 # Each process writes a line for each of its starts; then it does as it is told.
@@ -27,10 +22,8 @@ STANDS = "signal.pause()"
 ENDS_AT_THE_WORD = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); signal.pause()"
 PROGRAM = """
 import os, signal, sys
-from ddiloco.launch import lifeline
-lifeline.hold(int(sys.argv[-1].partition("=")[2]))
 with open({path!r}, "a") as file:
-    file.write(" ".join(map(str, [os.getpid(), *sys.argv[1:-1]])) + "\\n")
+    file.write(" ".join(map(str, [os.getpid(), *sys.argv[1:]])) + "\\n")
 {then}
 """
 
@@ -39,7 +32,7 @@ class Run:
     """A supervisor of small programs, in a thread."""
 
     def __init__(self, folder, syncer, *learners, spare=None):
-        self.folder, self.told = folder, []
+        self.folder, self.told, self.ends = folder, [], []
         self.stop, self.codes = threading.Event(), []
         roles = [self._role("syncer", syncer)]
         roles += [self._role(f"learner {m}", then) for m, then in enumerate(learners)]
@@ -47,17 +40,23 @@ class Run:
             role.assignment = f"{number} somewhere:1"
         spares = [] if spare is None else [self._role("spare", spare)]
         self.supervisor = Supervisor(
-            roles[0], roles[1:], CONFIG, self.told.append, late_seconds=2.0, spares=spares
+            roles[0],
+            roles[1:],
+            CONFIG,
+            self.told.append,
+            late_seconds=2.0,
+            observe=lambda name, pid, code: code is not None and self.ends.append(name),
+            spares=spares,
         )
         self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
         self._thread.start()
 
     def _role(self, name, then):
-        program = PROGRAM.format(path=str(self.folder / name), then=then)
+        module = name.replace(" ", "_")
+        (self.folder / f"{module}.py").write_text(PROGRAM.format(path=str(self.folder / name), then=then))
         again = ["again"] if name == "syncer" else []
         alone = ["alone"] if name == "syncer" else []
-        command = [sys.executable, "-c", program]
-        return Role(name, command, {**os.environ, "PYTHONPATH": str(ROOT)}, again, alone)
+        return Role(name, module, [], os.environ, again, alone)
 
     def starts(self, name):
         """The words of each start of a process: its number, and its arguments."""
@@ -72,9 +71,17 @@ class Run:
         """The exit code, once it is over and no process is left."""
         until(lambda: not self._thread.is_alive(), "the end")
         for path in self.folder.iterdir():
+            if path.suffix or path.is_dir():
+                continue
             for number, *_ in self.starts(path.name):
                 assert not alive(int(number))
         return self.codes[0]
+
+
+@pytest.fixture(autouse=True)
+def importable(tmp_path, monkeypatch):
+    """What stands in the test's folder can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 @pytest.fixture
@@ -136,23 +143,6 @@ def test_learners_that_die_again_and_again_are_given_up(run):
     ]
 
 
-def test_a_parent_that_is_killed_takes_its_children_along(tmp_path):
-    child = PROGRAM.format(path=str(tmp_path / "child"), then=STANDS)
-    parent = textwrap.dedent(f"""
-        import os, sys, threading
-        from ddiloco.settings.remote import RemoteConfig
-        from ddiloco.launch.supervisor import Role, Supervisor
-        roles = [Role(name, [sys.executable, "-c", {child!r}], os.environ) for name in ("syncer", "learner")]
-        Supervisor(roles[0], roles[1:], RemoteConfig(), print).run(threading.Event())
-    """)
-    path = tmp_path / "child"
-    with subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT) as process:
-        until(lambda: path.exists() and path.read_text().count("\n") == 2)
-        process.kill()
-    children = [int(line) for line in path.read_text().splitlines()]
-    until(lambda: not any(map(alive, children)))
-
-
 def test_waits_between_tries_grow_up_to_their_bound():
     assert [backoff(n, 15.0) for n in (1, 2, 3, 7, 1000)] == [0.25, 0.5, 1.0, 15.0, 15.0]
 
@@ -210,8 +200,7 @@ def test_without_a_spare_at_hand_a_learner_is_started_anew(tmp_path):
 def test_a_syncer_that_dies_after_all_learners_have_left_is_told_so(tmp_path):
     done = "sys.exit(0) if 'alone' in sys.argv else signal.pause()"
     run = Run(tmp_path, done, "sys.exit(0)", "sys.exit(0)")
-    learners = run.supervisor._learners
-    until(lambda: run.starts("syncer") and all(role.over for role in learners), "the learners' ends")
+    until(lambda: run.starts("syncer") and len(run.ends) == 2, "the learners' ends")
     run.kill("syncer")
     assert run.end() == 0
     assert [words[1:] for words in run.starts("syncer")] == [[], ["again", "alone"]]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError, build
-from ddiloco.models import flops_per_token
-from ddiloco.models.captioner import CaptionerConfig
+from ddiloco.models.captioner import CaptionerConfig, flops_per_token
 from ddiloco.training.loss import caption_loss
 from ddiloco.training.parameters import abstract_parameters, forward
 from ddiloco.training.sampling import write_captions

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError, build
-from ddiloco.models import MODELS, flops_per_token, model_of
-from ddiloco.models.dense import DenseConfig
+from ddiloco.models import MODELS, model_of
+from ddiloco.models.dense import DenseConfig, flops_per_token
 from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import abstract_parameters, forward, init_parameters, num_parameters
 from tests.models.decoder_reference import decode

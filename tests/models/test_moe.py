@@ -13,8 +13,8 @@ from flax import nnx
 from hypothesis import strategies
 
 from ddiloco.config import ConfigError, build
-from ddiloco.models import MODELS, flops_per_token, model_of, moe
-from ddiloco.models.moe import MoEConfig
+from ddiloco.models import MODELS, model_of, moe
+from ddiloco.models.moe import MoEConfig, flops_per_token
 from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import abstract_parameters, init_parameters, num_parameters, output
 from tests.models import moe_reference

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError, build
-from ddiloco.models import flops_per_token
-from ddiloco.models.vit import ViTConfig, patches, sincos_positions
+from ddiloco.models.vit import ViTConfig, flops_per_token, patches, sincos_positions
 from ddiloco.training.loss import label_loss, statistics
 from ddiloco.training.parameters import abstract_parameters, forward, init_parameters, num_parameters
 from tests.models.vit_reference import classify

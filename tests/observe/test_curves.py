@@ -58,9 +58,3 @@ def test_a_value_that_is_not_finite_spoils_its_own_point_only(bad):
 def test_an_empty_curve_has_no_points_and_no_mean():
     assert Curve().points() == ([], [])
     assert math.isnan(Curve().tail_mean(0.5))
-
-
-@pytest.mark.parametrize("capacity", [0, -2, 7])
-def test_a_capacity_that_cannot_be_halved_is_refused(capacity):
-    with pytest.raises(ValueError, match=f"capacity: is {capacity}, but must be positive and even"):
-        Curve(capacity)

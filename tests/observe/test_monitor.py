@@ -174,7 +174,7 @@ def test_a_workdir_that_cannot_be_written_ends_nothing(make, tmp_path, capsys):
     monitor.start()
     put(monitor, *scripted())
     summary = monitor.stop({"params_sha256": "abc"})
-    places = [str(tmp_path / "file" / name) for name in ("learners", "", "metrics", "summary.json")]
+    places = [str(tmp_path / "file" / name) for name in ("", "summary.json")]
     own = SUMMARY["alarms"]
     assert sorted(alarm.split(": ")[0] for alarm in summary["alarms"] if alarm not in own) == sorted(places)
     assert {**summary, "alarms": own} == SUMMARY
@@ -188,7 +188,7 @@ def test_a_full_device_is_one_alarm_and_spares_the_other_files(make, tmp_path):
     monitor = make()
     put(monitor, *scripted())
     summary = monitor.stop()
-    told = f"{tmp_path / 'run/learners'}: OSError: [Errno 28] No space left on device"
+    told = f"{tmp_path / 'run'}: OSError: [Errno 28] No space left on device"
     assert summary["alarms"] == [*SUMMARY["alarms"], told]
     assert len(lines(tmp_path / "run", 1)) == 2
 

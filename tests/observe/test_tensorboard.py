@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from ddiloco.observe.alarms import Alarms
+from ddiloco.observe.files import GrowingFiles
 from ddiloco.observe.records import Evaluated, Noted, StepDone
 from ddiloco.observe.tensorboard import EventFiles
 from tests.observe.event_files import read, scalars
@@ -16,10 +17,10 @@ def write(tmp_path):
     """Takes (method, arguments) and returns the folder of the files."""
 
     def write(*calls, log_every=1):
-        alarms = Alarms(pytest.fail)
-        files = EventFiles(tmp_path, alarms, log_every)
+        files = GrowingFiles(tmp_path, Alarms(pytest.fail))
+        event_files = EventFiles(files, log_every)
         for method, *arguments in calls:
-            getattr(files, method)(*arguments)
+            getattr(event_files, method)(*arguments)
         files.close()
         return tmp_path / "metrics"
 

@@ -87,34 +87,6 @@ def test_a_second_time_changes_nothing_more(run):
     assert {path: path.read_text() for path in files} == before
 
 
-def test_known_numbers_of_lines_and_a_known_summary_go_before_times(run):
-    lines = {"learners/0/steps.jsonl": 3, "learners/1/steps.jsonl": 0, "rounds.jsonl": 4, "states.jsonl": 2}
-    trim(run, Cut(8.0, (1, 1), 8, lines=lines, summary={"drops": {"late": 1}}))
-    assert len(read(run / "learners/0/steps.jsonl")) == 3
-    assert read(run / "learners/1/steps.jsonl") == []
-    assert len(read(run / "rounds.jsonl")) == 4
-    assert len(read(run / "states.jsonl")) == 2
-    assert json.loads((run / "summary.json").read_text()) == {"drops": {"late": 1}}
-
-
-def test_tapes_stay_up_to_their_bytes_at_the_cut_if_these_are_known(run):
-    for name in ("syncer-1.tape", "learner-0-1.tape", "learner-0-9.tape", "learner-1-1.tape"):
-        (run / "tape").mkdir(exist_ok=True)
-        (run / "tape" / name).write_bytes(b"0123456789")
-    known = Cut(8.0, (1, 1), 8, tapes={"syncer-1.tape": 4, "learner-0-1.tape": 10, "learner-1-1.tape": 11})
-    target = trim(run, known)
-    assert {path.name: path.read_bytes() for path in (run / "tape").iterdir()} == {
-        "syncer-1.tape": b"0123",
-        "learner-0-1.tape": b"0123456789",
-    }
-    aside = {path.name: path.read_bytes() for path in (target / "tape").iterdir()}
-    assert aside == dict.fromkeys(("syncer-1.tape", "learner-0-9.tape", "learner-1-1.tape"), b"0123456789")
-    trim(run, known)
-    assert (run / "tape" / "syncer-1.tape").read_bytes() == b"0123"
-    trim(run, CUT)
-    assert not (run / "tape").exists()
-
-
 def test_a_line_that_a_crash_has_torn_is_no_hindrance(run):
     with (run / "learners/1/steps.jsonl").open("a") as file:
         file.write('{"time": 2')

@@ -127,7 +127,7 @@ def test_persistence_ignores_rounds_in_which_nobody_moved():
     zero = tuple(np.zeros_like(x) for x in a)
     updates, states = run(config, [zero, a, b, zero])
     assert (updates[0] == 0).all()
-    assert states[1].count == 0
+    assert states[1].measured == 0
     assert states[1].rate == pytest.approx(TARGET)
     assert states[3].rho == states[2].rho != 0
     assert np.isfinite(updates[3]).all()

@@ -27,11 +27,7 @@ class Desk:
         return self.core.handle(event, self.now)
 
     def enter(self, learner: int, incarnation: int = 1) -> None:
-        (welcome,) = (
-            action
-            for action in self.tell(events.LearnerJoined(learner, incarnation))
-            if isinstance(action, actions.Welcome)
-        )
+        welcome = only(events.Welcomed, self.tell(events.LearnerJoined(learner, incarnation)))
         self.tell(events.LearnerReady(learner, incarnation, welcome.step, welcome.versions))
 
     def report(
@@ -86,6 +82,6 @@ def pulls(out: list[actions.SyncerAction]) -> list[actions.PullFragment]:
 
 
 def only(kind: type, out: list) -> object:
-    """The one action of that kind."""
-    (found,) = (action for action in out if isinstance(action, kind))
+    """The one action of that kind, or the one event of that kind that is told."""
+    (found,) = (x for action in out for x in (action, getattr(action, "event", None)) if isinstance(x, kind))
     return found

@@ -64,7 +64,7 @@ class Scenario:
         self.total_steps: int | None = None
         self._syncer: SyncerCore | None = None
         self._learners: dict[int, LearnerCore] = {}
-        self._welcomes: dict[tuple[int, int], actions.Welcome] = {}
+        self._welcomes: dict[tuple[int, int], events.Welcomed] = {}
         self._accounts: dict[tuple[int, int], _Account] = {}
 
     @property
@@ -101,8 +101,9 @@ class Scenario:
         except LocalProtocolError as error:
             return [f"! {error}"]
         for action in out:
-            if isinstance(action, actions.Welcome):
-                self._welcomes[action.learner, action.incarnation] = action
+            if isinstance(action, actions.Tell) and isinstance(action.event, events.Welcomed):
+                [receiver] = action.receivers
+                self._welcomes[receiver] = action.event
         return [_say(action) for action in out]
 
     def _answer(self, now: float) -> list[str]:
@@ -241,29 +242,21 @@ def rewritten(text: str) -> str:
 
 def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
     match action:
-        case actions.Welcome(learner, incarnation, step, versions, merged):
-            who = _name(learner, incarnation)
-            return f"welcome {who}: step {step}, versions {_row(versions)}, merged at {_row(merged)}"
-        case actions.Reject(learner, incarnation, reason):
-            return f"reject {_name(learner, incarnation)}: {reason}"
-        case actions.NotMember(learner, incarnation):
-            return f"tell {_name(learner, incarnation)} that it is no member"
-        case actions.Join(learner, incarnation, None, None):
-            return f"ask to join as {_name(learner, incarnation)}"
-        case actions.Join(learner, incarnation, step, versions):
-            return f"ask to join as {_name(learner, incarnation)}: step {step}, versions {_row(versions)}"
+        case actions.Tell(receivers, event):
+            return _say_told(", ".join(_name(*receiver) for receiver in receivers), event)
+        case actions.TellSyncer(events.LearnerJoined(learner, incarnation, step, versions)):
+            held = "" if step is None else f": step {step}, versions {_row(versions)}"
+            return f"ask to join as {_name(learner, incarnation)}{held}"
+        case actions.TellSyncer(events.StepReported(report)):
+            counters = "; ".join(f"version {c.version}, {_work(c)}" for c in report.counters)
+            return f"report step {report.step}: {counters}"
         case actions.Leave(reason):
             return f"leave: {reason}"
-        case actions.SetClock(step, receivers):
-            return f"set the clock to {step} for {', '.join(_name(*receiver) for receiver in receivers)}"
         case actions.PullFragment(which, learner, incarnation):
             return f"pull {_which(which)} from {_name(learner, incarnation)}"
         case actions.Merge(which, version, contributions):
             given = "; ".join(f"{_name(c.learner, c.incarnation)} with {_work(c)}" for c in contributions)
             return f"merge {_which(which)} into version {version}: {given}"
-        case actions.Broadcast(fragment, version, step, receivers):
-            to = ", ".join(_name(*receiver) for receiver in receivers)
-            return f"broadcast fragment {fragment} version {version}, merged at {step}, to {to}"
         case actions.Drop(learner, reason, None):
             return f"drop from {learner}: {reason}"
         case actions.Drop(learner, reason, which):
@@ -274,16 +267,28 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
             return "finish"
         case actions.AdoptAll(step, versions):
             return f"adopt all: step {step}, versions {_row(versions)}"
-        case actions.TakeSnapshot(contribution):
-            return f"take a snapshot of {_offer(contribution)}"
+        case actions.MakeOffer(contribution):
+            return f"copy {_offer(contribution)}"
         case actions.Publish(contribution):
             return f"publish {_offer(contribution)}"
         case actions.ApplyUpdate(fragment, version, mixing):
             return f"apply fragment {fragment} version {version}, mixing {mixing:g}"
-        case actions.SendReport(report):
-            counters = "; ".join(f"version {c.version}, {_work(c)}" for c in report.counters)
-            return f"report step {report.step}: {counters}"
     raise ValueError(f"no words for {action}")
+
+
+def _say_told(who: str, event: events.FromSyncer) -> str:
+    match event:
+        case events.Welcomed(_, step, versions, merged):
+            return f"welcome {who}: step {step}, versions {_row(versions)}, merged at {_row(merged)}"
+        case events.Rejected(_, reason):
+            return f"reject {who}: {reason}"
+        case events.NotMember():
+            return f"tell {who} that it is no member"
+        case events.ClockSet(step):
+            return f"set the clock to {step} for {who}"
+        case events.UpdateArrived(fragment, version, step):
+            return f"broadcast fragment {fragment} version {version}, merged at {step}, to {who}"
+    raise ValueError(f"no words for {event}")
 
 
 def _offer(c: Contribution) -> str:

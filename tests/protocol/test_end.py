@@ -6,7 +6,11 @@ from tests.protocol.desk import Desk, only, pulls
 
 
 def calls(out):
-    return [action for action in out if isinstance(action, actions.SetClock)]
+    return [
+        (action.event.step, action.receivers)
+        for action in out
+        if isinstance(action, actions.Tell) and isinstance(action.event, events.ClockSet)
+    ]
 
 
 def overtaken(last=4):
@@ -26,17 +30,17 @@ def idle(learner, step, version):
 
 def test_each_incarnation_that_lags_is_told_once_that_the_last_step_has_come():
     desk = overtaken()
-    assert calls(desk.merged(2, 0)) == [actions.SetClock(4, ((1, 1), (2, 1)))]
+    assert calls(desk.merged(2, 0)) == [(4, ((1, 1), (2, 1)))]
     assert desk.tell(idle(0, 4, 1)) == []
     assert desk.tell(idle(1, 2, 1)) == []
-    assert calls(desk.tell(events.LearnerJoined(2, 2, 1, (1,)))) == [actions.SetClock(4, ((2, 2),))]
+    assert calls(desk.tell(events.LearnerJoined(2, 2, 1, (1,)))) == [(4, ((2, 2),))]
 
 
 def test_nobody_is_told_while_a_learner_at_the_rounds_step_has_steps_to_do():
     desk = overtaken(last=5)
     desk.report(1, 4, steps=4)
     assert not calls(desk.merged(2, 0))
-    assert calls(desk.tell(events.LearnerLost(1, 1, "its host died"))) == [actions.SetClock(5, ((2, 1),))]
+    assert calls(desk.tell(events.LearnerLost(1, 1, "its host died"))) == [(5, ((2, 1),))]
 
 
 def test_nobody_is_told_while_a_pull_that_failed_may_be_repeated():

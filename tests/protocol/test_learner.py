@@ -1,4 +1,4 @@
-"""The learner's core: its driver's mistakes raise, the syncer's are dropped; snapshots, bounds, ends."""
+"""The learner's core: its driver's mistakes raise, the syncer's are dropped; offers, bounds, ends."""
 
 import pytest
 
@@ -23,8 +23,8 @@ def finish(core):
     return core.handle(events.StepFinished(), 0.0)
 
 
-def snapshots(out):
-    return [action.contribution for action in out if isinstance(action, actions.TakeSnapshot)]
+def offers(out):
+    return [action.contribution for action in out if isinstance(action, actions.MakeOffer)]
 
 
 def test_a_step_before_the_welcome_is_the_drivers_mistake():
@@ -91,30 +91,30 @@ def test_what_is_published_is_what_a_step_left_even_if_an_update_came_since():
     publish, report = finish(core)
     offer = publish.contribution
     assert (offer.version, offer.steps, offer.tokens) == (0, 2, 10)
-    assert report.report.counters[0].version == 0
+    assert report.event.report.counters[0].version == 0
 
 
-def test_snapshots_are_taken_when_due_and_for_the_overlap_after_and_then_no_more():
+def test_offers_are_made_when_due_and_for_the_overlap_after_and_then_no_more():
     core = welcomed(num_fragments=1, interval=10, overlap=2)
-    taken = [bool(snapshots(start(core))) for _ in range(18)]
+    taken = [bool(offers(start(core))) for _ in range(18)]
     assert [step for step, was in enumerate(taken, start=1) if was] == [10, 11, 12]
 
 
-def test_no_snapshot_is_taken_once_the_update_of_the_due_step_is_applied():
+def test_no_offer_is_taken_once_the_update_of_the_due_step_is_applied():
     core = welcomed(num_fragments=1, interval=4, overlap=3)
     for _ in range(4):
         start(core)
     core.handle(events.UpdateArrived(0, 1, 4), 0.0)
-    assert not any(snapshots(start(core)) for _ in range(3))
-    assert snapshots(start(core))
+    assert not any(offers(start(core)) for _ in range(3))
+    assert offers(start(core))
 
 
 def test_a_learner_that_joins_after_a_due_step_offers_its_first_step():
     core = welcomed(at_step=9, num_fragments=1, interval=5, overlap=1)
-    (offer,) = snapshots(start(core))
+    (offer,) = offers(start(core))
     assert (offer.step, offer.steps) == (10, 1)
     late = welcomed(at_step=13, num_fragments=1, interval=10, overlap=1)
-    assert [len(snapshots(start(late))) for _ in range(3)] == [1, 0, 0]
+    assert [len(offers(start(late))) for _ in range(3)] == [1, 0, 0]
 
 
 def test_a_due_step_from_before_it_joined_does_not_bind_a_learner():
@@ -137,7 +137,7 @@ def test_a_due_step_that_the_clock_jumped_over_binds_from_the_next_step_on():
     core = welcomed(num_fragments=2, interval=2, quorum=None, max_run_ahead=0)
     core.handle(events.UpdateArrived(0, 1, 2), 0.0)
     assert not core.blocked
-    assert [offer.fragment for offer in snapshots(start(core))] == [1]
+    assert [offer.fragment for offer in offers(start(core))] == [1]
     assert core.blocked
 
 
@@ -154,7 +154,7 @@ def test_a_heartbeat_speaks_only_when_no_step_is_under_way():
     assert core.handle(events.Heartbeat(), 0.0) == []
     finish(core)
     (beat,) = core.handle(events.Heartbeat(), 0.0)
-    assert (beat.report.step, beat.report.counters[0].steps) == (1, 1)
+    assert (beat.event.report.step, beat.event.report.counters[0].steps) == (1, 1)
 
 
 def test_a_clock_that_an_update_takes_to_the_end_is_reported_once():
@@ -162,7 +162,7 @@ def test_a_clock_that_an_update_takes_to_the_end_is_reported_once():
     start(core)
     finish(core)
     apply, report = core.handle(events.UpdateArrived(0, 1, 6), 0.0)
-    assert isinstance(apply, actions.ApplyUpdate) and report.report.step == 6 and core.done
+    assert isinstance(apply, actions.ApplyUpdate) and report.event.report.step == 6 and core.done
     assert len(core.handle(events.UpdateArrived(0, 2, 6), 0.0)) == 1
 
 
@@ -170,8 +170,8 @@ def test_the_last_step_is_reported_once():
     core = welcomed(total_steps=2, num_fragments=1, interval=3)
     for _ in range(2):
         start(core)
-    assert [action.report.step for action in finish(core)] == [1]
-    assert [action.report.step for action in finish(core)] == [2]
+    assert [action.event.report.step for action in finish(core)] == [1]
+    assert [action.event.report.step for action in finish(core)] == [2]
 
 
 def test_mixing_travels_with_the_update():
@@ -187,13 +187,13 @@ def test_a_clock_set_between_steps_offers_the_fragments_at_once():
     assert core.clock == 2
     assert take.contribution == publish.contribution
     assert (publish.contribution.fragment, publish.contribution.step, publish.contribution.steps) == (1, 2, 1)
-    assert report.report.step == 2
+    assert report.event.report.step == 2
 
 
 def test_a_clock_set_offers_nothing_of_a_fragment_without_new_steps():
     core = welcomed(num_fragments=1, interval=4)
-    assert snapshots(core.handle(events.ClockSet(4), 0.0)) == []
-    assert snapshots(start(core)) != []
+    assert offers(core.handle(events.ClockSet(4), 0.0)) == []
+    assert offers(start(core)) != []
 
 
 def test_a_clock_that_is_set_back_is_ignored():
@@ -206,16 +206,17 @@ def test_a_clock_that_is_set_back_is_ignored():
 def test_a_learner_that_was_not_welcomed_asks_again_at_each_heartbeat():
     core = LearnerCore(3, 1, SyncPolicy())
     for _ in range(2):
-        assert core.handle(events.Heartbeat(), 0.0) == [actions.Join(3, 1)]
+        assert core.handle(events.Heartbeat(), 0.0) == [actions.TellSyncer(events.LearnerJoined(3, 1))]
 
 
 def test_a_learner_that_is_no_member_comes_back_with_what_it_holds_and_loses_no_step():
     core = welcomed(num_fragments=2, interval=2)
     start(core)
-    assert core.handle(events.NotMember(1), 0.0) == [actions.Join(0, 2, 0, (0, 0))]
+    back = actions.TellSyncer(events.LearnerJoined(0, 2, 0, (0, 0)))
+    assert core.handle(events.NotMember(1), 0.0) == [back]
     publish, report = finish(core)
-    assert (publish.contribution.incarnation, report.report.incarnation) == (2, 2)
-    assert (report.report.step, report.report.counters[0].steps) == (1, 1)
+    assert (publish.contribution.incarnation, report.event.report.incarnation) == (2, 2)
+    assert (report.event.report.step, report.event.report.counters[0].steps) == (1, 1)
 
 
 @pytest.mark.parametrize("incarnation", [0, 2])
@@ -238,11 +239,11 @@ def test_a_blocked_learner_keeps_reporting_so_that_it_hears_that_it_is_no_member
     finish(core)
     assert core.blocked
     (beat,) = core.handle(events.Heartbeat(), 0.0)
-    assert beat.report.incarnation == 1
+    assert beat.event.report.incarnation == 1
     core.handle(events.NotMember(1), 0.0)
     assert core.blocked
     (beat,) = core.handle(events.Heartbeat(), 0.0)
-    assert beat.report.incarnation == 2
+    assert beat.event.report.incarnation == 2
 
 
 def test_a_welcome_to_one_that_returned_replaces_all_it_held():
@@ -256,4 +257,4 @@ def test_a_welcome_to_one_that_returned_replaces_all_it_held():
     assert (core.clock, core.versions, core.done) == (1, (0, 1), False)
     assert finish(core) == finish(core) == []
     start(core)
-    assert [c.steps for c in finish(core)[-1].report.counters] == [1, 1]
+    assert [c.steps for c in finish(core)[-1].event.report.counters] == [1, 1]

@@ -30,7 +30,7 @@ def test_metadata_follows_every_step_and_nobody_waits_for_an_answer():
     """One synchronisation, 1: a learner sends its clock and its counters after each step and goes on."""
     core = running_learner(num_fragments=2, interval=4)
     for clock in range(1, 9):
-        report = only(actions.SendReport, step(core, tokens=7)).report
+        report = only(events.StepReported, step(core, tokens=7)).report
         assert report.step == clock
         assert [(c.steps, c.tokens) for c in report.counters] == [(clock, 7 * clock)] * 2
         assert not core.blocked
@@ -41,7 +41,7 @@ def test_counters_count_since_the_fragment_was_last_received():
     core = running_learner(num_fragments=2, interval=4)
     step(core, tokens=3)
     core.handle(events.UpdateArrived(1, 1, 1), 0.0)
-    report = only(actions.SendReport, step(core, tokens=5)).report
+    report = only(events.StepReported, step(core, tokens=5)).report
     assert [(c.version, c.steps, c.tokens) for c in report.counters] == [(0, 2, 8), (1, 1, 5)]
 
 
@@ -129,8 +129,8 @@ def test_the_fragment_is_pulled_from_every_learner_that_is_in_and_from_no_other(
 def test_the_update_goes_to_all_learners_also_to_those_not_in():
     """One synchronisation, 8: every learner gets the update, whether or not it was in the merge."""
     desk = Desk(learners=4, num_fragments=1, interval=2, quorum=1, gamma=0.0)
-    broadcast = only(actions.Broadcast, desk.complete(desk.report(3, 2)))
-    assert (broadcast.version, broadcast.step) == (1, 2)
+    broadcast = only(actions.Tell, desk.complete(desk.report(3, 2)))
+    assert broadcast.event == events.UpdateArrived(0, version=1, step=2)
     assert broadcast.receivers == ((0, 1), (1, 1), (2, 1), (3, 1))
 
 
@@ -141,7 +141,7 @@ def test_an_update_overwrites_the_fragment_and_resets_its_counters_alone():
         step(core)
     out = core.handle(events.UpdateArrived(1, 1, 2), 0.0)
     assert out == [actions.ApplyUpdate(1, 1, mixing=0.0)]
-    report = only(actions.SendReport, step(core)).report
+    report = only(events.StepReported, step(core)).report
     assert [(c.version, c.steps) for c in report.counters] == [(0, 4), (1, 1)]
 
 

@@ -22,17 +22,16 @@ def resumed(policy=POLICY, total_steps=None, clock=14, held=HELD):
 
 def test_it_joins_as_a_returner_with_its_versions_and_tells_its_counters():
     core, out = resumed()
-    assert out[0] == actions.Join(0, 7, 14, (3, 2))
-    assert out[-1] == actions.SendReport(
-        Report(0, 7, 14, (FragmentCounters(3, 2, 20), FragmentCounters(2, 4, 40)))
-    )
+    assert out[0] == actions.TellSyncer(events.LearnerJoined(0, 7, 14, (3, 2)))
+    report = Report(0, 7, 14, (FragmentCounters(3, 2, 20), FragmentCounters(2, 4, 40)))
+    assert out[-1] == actions.TellSyncer(events.StepReported(report))
     assert (core.clock, core.versions) == (14, (3, 2))
 
 
 def test_what_it_had_offered_it_offers_anew_with_the_same_counters():
     _, out = resumed()
     contribution = Contribution(0, 7, 1, 2, 14, 4, 40)
-    assert out[1:3] == [actions.TakeSnapshot(contribution), actions.Publish(contribution)]
+    assert out[1:3] == [actions.MakeOffer(contribution), actions.Publish(contribution)]
 
 
 def test_its_counters_go_on_from_what_they_were():
@@ -62,9 +61,7 @@ def test_a_syncer_that_starts_from_the_same_snapshot_lets_it_in_and_merges_what_
     syncer.handle(events.LearnerJoined(0, 7, 14, (3, 2)), 0.0)
     assert syncer.vector_clock == VectorClock({0: (7, 14)}, {0: 3, 1: 2})
     [pull] = [
-        action
-        for action in syncer.handle(events.StepReported(out[-1].report), 0.0)
-        if isinstance(action, actions.PullFragment)
+        action for action in syncer.handle(out[-1].event, 0.0) if isinstance(action, actions.PullFragment)
     ]
     merges = syncer.handle(events.FragmentArrived(pull.round, publish.contribution), 0.0)
     [merge] = [action for action in merges if isinstance(action, actions.Merge)]

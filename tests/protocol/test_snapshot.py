@@ -1,5 +1,6 @@
 """Snapshots: under any order of deliveries the recorded states are of one cut, and no message is lost."""
 
+import collections
 import dataclasses
 
 import pytest
@@ -26,58 +27,62 @@ class Process:
 
 
 class Fleet:
-    """A syncer and learners that send each other numbered messages, which arrive in any order."""
+    """A syncer and learners that send each other numbered messages: up in order, down in any order."""
 
     def __init__(self):
         self.core = SnapshotCore(timeout=10.0)
         self.ends = {m: Epoch() for m in LEARNERS}
         self.syncer, self.learners = Process(), {m: Process() for m in LEARNERS}
-        self.under_way = []  # (to the syncer?, learner, message or Mark, epoch, clock)
+        self.up = {m: collections.deque() for m in LEARNERS}  # (message or Mark, clock)
+        self.down = []  # (learner, message or None for a mark, epoch, clock)
         self.cut, self.cuts, self.in_flight = None, {}, set()
         self.numbers = iter(range(10**6))
 
     def send(self, up, m):
-        process = self.learners[m] if up else self.syncer
+        process, number = self.learners[m] if up else self.syncer, next(self.numbers)
         if up:
             _, step = process.clock.learners.get(m, (1, 0))
             process.clock = process.clock.stepped(m, 1, step + 1)
-            epoch = self.ends[m].stamp()
+            self.up[m].append((number, process.clock))
         else:
             process.clock = process.clock.merged(0, process.clock.version(0) + 1)
-            epoch = self.core.stamp(m)
-        number = next(self.numbers)
+            self.down.append((m, number, self.core.epoch, process.clock))
         process.sent.add(number)
-        self.under_way.append((up, m, number, epoch, process.clock))
 
     def begin(self):
         if self.core.under_way:
             return
         self.cut, self.cuts, self.in_flight = self.syncer.copy(), {}, set()
-        for mark in self.core.begin(self.core.epoch + 1, LEARNERS, 0.0, counted=True):
-            self.under_way.append((False, mark.learner, mark, mark.number, None))
-
-    def deliver(self, index):
-        up, m, what, epoch, clock = self.under_way.pop(index % len(self.under_way))
-        if not up:
-            self.record_first(m, epoch)
-        if isinstance(what, Mark):
-            assert (self.core if up else self.ends[m]).marked(what)
-            return
-        flying = self.core.told(m, epoch) if up else self.ends[m].told(epoch)
-        if flying:
-            self.in_flight.add(what)
-        process = self.syncer if up else self.learners[m]
-        process.got.add(what)
-        process.clock = process.clock.joined(clock)
-
-    def record_first(self, m, epoch):
-        if self.ends[m].sees(epoch):
-            self.cuts[m] = self.learners[m].copy()
-            self.under_way.append((True, m, self.ends[m].mark(m), epoch, None))
+        for mark in self.core.begin(self.core.epoch + 1, LEARNERS, 0.0):
+            self.down.append((mark.learner, None, mark.number, None))
 
     @property
-    def complete(self):
-        return self.core.done and all(end.complete for end in self.ends.values())
+    def under_way(self):
+        return [m for m in LEARNERS if self.up[m]] + [*range(len(LEARNERS), len(LEARNERS) + len(self.down))]
+
+    def deliver(self, index):
+        chosen = self.under_way[index % len(self.under_way)]
+        if chosen in LEARNERS:
+            self.arrive_up(chosen, *self.up[chosen].popleft())
+        else:
+            self.arrive_down(*self.down.pop(chosen - len(LEARNERS)))
+
+    def arrive_up(self, m, what, clock):
+        if isinstance(what, Mark):
+            assert self.core.marked(what)
+            return
+        if self.core.told(m):
+            self.in_flight.add(what)
+        self.syncer.got.add(what)
+        self.syncer.clock = self.syncer.clock.joined(clock)
+
+    def arrive_down(self, m, what, epoch, clock):
+        if self.ends[m].sees(epoch):
+            self.cuts[m] = self.learners[m].copy()
+            self.up[m].append((Mark(epoch, m), None))
+        if what is not None:
+            self.learners[m].got.add(what)
+            self.learners[m].clock = self.learners[m].clock.joined(clock)
 
 
 ACTIONS = st.lists(
@@ -102,12 +107,12 @@ def test_each_message_is_in_a_state_or_in_a_channel_and_never_in_both(todo, orde
             fleet.begin()
         elif what in ("up", "down"):
             fleet.send(what == "up", number)
-        if fleet.complete:
+        if fleet.core.done:
             check(fleet)
             fleet.core.end()
             checked += 1
     turn = 0
-    while not fleet.complete and fleet.under_way:
+    while fleet.core.under_way and not fleet.core.done:
         fleet.deliver(order[turn % len(order)])
         turn += 1
     if fleet.core.under_way:
@@ -117,13 +122,12 @@ def test_each_message_is_in_a_state_or_in_a_channel_and_never_in_both(todo, orde
 
 
 def check(fleet):
-    assert fleet.complete
     assert fleet.core.recorded == LEARNERS
     assert set(fleet.cuts) == set(LEARNERS)
-    cuts = [fleet.cut, *fleet.cuts.values()]
-    sent, got = (set().union(*(getattr(cut, name) for cut in cuts)) for name in ("sent", "got"))
-    assert got <= sent
-    assert fleet.in_flight == sent - got
+    sent, got = (set().union(*(getattr(c, name) for c in fleet.cuts.values())) for name in ("sent", "got"))
+    assert got <= fleet.cut.sent
+    assert fleet.cut.got <= sent
+    assert fleet.in_flight == sent - fleet.cut.got
     assert is_consistent_cut(fleet.cut.clock, {m: cut.clock for m, cut in fleet.cuts.items()})
 
 

@@ -122,7 +122,7 @@ def test_an_endless_run_keeps_a_bounded_state():
 def test_a_join_that_comes_twice_is_answered_twice_until_the_learner_is_ready():
     desk = Desk(num_fragments=1)
     for _ in range(2):
-        assert isinstance(desk.tell(events.LearnerJoined(0, 1))[0], actions.Welcome)
+        assert only(events.Welcomed, desk.tell(events.LearnerJoined(0, 1)))
     assert records(desk.tell(events.LearnerReady(0, 1, 0, (0,))), "learner_ready")
     assert (
         only(actions.Drop, desk.tell(events.LearnerReady(0, 1, 0, (0,)))).reason == "ready without a welcome"
@@ -166,7 +166,8 @@ def test_the_clock_is_the_newest_merged_step_even_if_rounds_end_out_of_order():
 def test_a_welcome_names_the_versions_and_their_steps():
     desk = Desk(learners=1, num_fragments=2, interval=2, gamma=0.0)
     desk.complete(desk.report(0, 1))
-    assert desk.tell(events.LearnerJoined(5, 1)) == [actions.Welcome(5, 1, 1, (0, 1), (0, 1))]
+    welcome = events.Welcomed(1, 1, (0, 1), (0, 1))
+    assert desk.tell(events.LearnerJoined(5, 1)) == [actions.Tell(((5, 1),), welcome)]
 
 
 @pytest.mark.parametrize("offsets", list(itertools.permutations([0.0, 0.25, 0.5])))
@@ -330,8 +331,9 @@ def test_nobody_of_before_a_crash_is_a_member_after_it_and_none_that_departed_co
     desk.tell(events.LearnerLost(3, 1, "its host died"))
     desk.core = SyncerCore(desk.policy, None, desk.core.state())
     assert desk.core.live == ()
-    assert actions.NotMember(learner, 1) in desk.report(learner, 1)
-    assert desk.tell(events.LearnerJoined(learner, 1)) == [actions.NotMember(learner, 1)]
+    no_member = actions.Tell(((learner, 1),), events.NotMember(1))
+    assert no_member in desk.report(learner, 1)
+    assert desk.tell(events.LearnerJoined(learner, 1)) == [no_member]
     desk.tell(events.LearnerJoined(learner, 2, 1, (0,)))
     assert desk.core.live == (learner,)
 
@@ -354,17 +356,18 @@ def test_a_return_counts_only_once_it_has_reported():
 def test_an_update_that_a_return_needs_is_sent_again_until_it_is_applied():
     desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0, resend_timeout=5.0)
     desk.complete(desk.report(0, 2))
-    first = only(actions.Broadcast, desk.tell(events.LearnerJoined(1, 3, 2, (0,))))
-    assert first == actions.Broadcast(0, 1, 2, ((1, 3),))
+    first = only(actions.Tell, desk.tell(events.LearnerJoined(1, 3, 2, (0,))))
+    assert first == actions.Tell(((1, 3),), events.UpdateArrived(0, 1, 2))
     behind = events.StepReported(Report(1, 3, 3, (FragmentCounters(0, 3, 30),)))
-    assert only(actions.Broadcast, desk.tell(behind, at=5.0)) == first
+    assert only(actions.Tell, desk.tell(behind, at=5.0)) == first
 
 
 @pytest.mark.parametrize("total_steps", [None, 10**9])
 def test_a_step_beyond_belief_does_not_move_the_schedule(total_steps):
     desk = Desk(total_steps=total_steps, learners=2, num_fragments=2, interval=2, gamma=0.0)
     out = desk.report(0, 10**9)
-    assert out == [actions.Drop(0, "impossible report"), actions.NotMember(0, 1)]
+    no_member = actions.Tell(((0, 1),), events.NotMember(1))
+    assert out == [actions.Drop(0, "impossible report"), no_member]
     assert [pull.round for pull in pulls(desk.report(1, 1))] == [RoundId(1, 1)]
 
 

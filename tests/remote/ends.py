@@ -15,9 +15,9 @@ from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.delivery import Told
 from ddiloco.roles.shelf import Shelf
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 
 PATIENCE = 30.0
@@ -64,12 +64,12 @@ def arrays(fragment, value):
 def welcome(incarnation, step=0, version=0):
     """A welcome whose fragments hold their version."""
     event = events.Welcomed(incarnation, step, (version,) * 2, (step,) * 2)
-    return WelcomeDelivery(event, [arrays(p, version) for p in range(2)])
+    return Told(event, [arrays(p, version) for p in range(2)])
 
 
 def update(fragment, version, step=0):
     """An update that holds its version."""
-    return UpdateDelivery(events.UpdateArrived(fragment, version, step), arrays(fragment, version))
+    return Told(events.UpdateArrived(fragment, version, step), [arrays(fragment, version)])
 
 
 def report(learner, incarnation, step):
@@ -122,15 +122,15 @@ class LearnerEnd:
         self.send = self.client.outbox.send
 
     def next(self, kind):
-        """The next delivery, which must be of the kind."""
+        """The next delivery, which must be of the kind, or tell an event that is."""
         delivery = self.inbox.get(timeout=PATIENCE)
-        assert isinstance(delivery, kind), delivery
+        assert isinstance(delivery, kind) or isinstance(delivery.event, kind), delivery
         return delivery
 
     def publish(self, fragment, value, **fields):
         """Puts a contribution on the shelf, and gives it."""
         contribution = dataclasses.replace(Contribution(0, 100, fragment, 0, 4, 3, 30), **fields)
-        self.shelf.put(contribution, FragmentSnapshot(arrays(fragment, value)))
+        self.shelf.put(contribution, Offer(arrays(fragment, value)))
         return contribution
 
 

@@ -11,7 +11,7 @@ from ddiloco.protocol import events
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.downlink import Downlink, NewestFragments, Uplink
+from ddiloco.remote.wire.downlink import Collector, Downlink, NewestFragments
 from ddiloco.remote.wire.payload import receive
 from tests.remote.ends import FORMATS, error_of, report, until, update, welcome
 
@@ -31,7 +31,7 @@ def test_what_waits_for_a_slow_learner_is_each_fragment_once_in_its_newest_versi
     down = Downlink(NewestFragments())
     for version in range(1, 100):
         for p in (0, 1):
-            down.update(update(p, version, step=version))
+            down.put(update(p, version, step=version))
     taker = Taker(down)
     taken = [taker.next() for _ in range(2)]
     assert [(h.fragment, h.version, h.merged_step) for h, _ in taken] == [(0, 99, 99), (1, 99, 99)]
@@ -44,10 +44,10 @@ def test_what_waits_for_a_slow_learner_is_each_fragment_once_in_its_newest_versi
 def test_an_update_that_was_sent_is_not_sent_again_over_the_same_connection():
     down = Downlink(NewestFragments())
     taker = Taker(down)
-    down.update(update(0, 1))
+    down.put(update(0, 1))
     assert taker.next()[0].version == 1
-    down.update(update(0, 1))  # the syncer's core has not seen it arrive yet
-    down.update(update(1, 1))
+    down.put(update(0, 1))  # the syncer's core has not seen it arrive yet
+    down.put(update(1, 1))
     assert taker.next()[0].fragment == 1
 
 
@@ -55,30 +55,30 @@ def test_versions_are_shared_by_all_links_so_that_slow_learners_hold_no_old_ones
     newest = NewestFragments()
     slow, fast = Downlink(newest), Downlink(newest)
     first, second = update(0, 1), update(0, 2)
-    slow.update(first)
-    fast.update(second)
-    assert newest.get(0).pieces is second.pieces
+    slow.put(first)
+    fast.put(second)
+    assert newest.get(0).pieces is second.fragments[0]
     assert Taker(slow).next()[0].version == 2
 
 
 def test_a_welcome_comes_before_updates_and_is_not_begun_again_when_it_is_asked_for_again():
-    down, up = Downlink(NewestFragments()), Uplink(2)
+    down, up = Downlink(NewestFragments()), Collector(2)
     taker = Taker(down)
-    down.update(update(1, 1))
-    down.welcome(welcome(100, step=4, version=1))
+    down.put(update(1, 1))
+    down.put(welcome(100, step=4, version=1))
     assert up.take(*taker.next()) is None
-    down.welcome(welcome(100, step=4, version=1))
-    down.update(update(1, 2, step=8))
+    down.put(welcome(100, step=4, version=1))
+    down.put(update(1, 2, step=8))
     delivery = up.take(*taker.next())
     assert delivery.event == events.Welcomed(100, 8, (1, 2), (4, 8))  # as new as it could be
 
 
 def test_a_newer_welcome_takes_the_place_of_one_that_is_half_there():
-    down, up = Downlink(NewestFragments()), Uplink(2)
+    down, up = Downlink(NewestFragments()), Collector(2)
     taker = Taker(down)
-    down.welcome(welcome(100))
+    down.put(welcome(100))
     assert up.take(*taker.next()) is None
-    down.welcome(welcome(101))
+    down.put(welcome(101))
     assert up.take(*taker.next()) is None
     assert up.take(*taker.next()).event.incarnation == 101
 

@@ -1,4 +1,4 @@
-"""Killed in the middle of a push: the round goes on without it; of a donation: another learner is asked."""
+"""Killed in the middle of an answer to a pull: the round goes on; of a donation: another learner is asked."""
 
 import concurrent.futures
 import dataclasses
@@ -32,11 +32,11 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.delivery import InnerState, InnerStateWanted, UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.delivery import InnerState, InnerStateWanted
 from ddiloco.roles.syncer_worker import SyncerWorker
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
-from experiments.studies.chaos.proxy import LinkShape, Proxy
+from tests.bad_network import BadNetwork, LinkShape
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
 from tests.remote.test_donor import Steps, notes, with_client
 
@@ -66,18 +66,18 @@ class Giver(LearnerEnd):
         super().__init__(address, learner, process, terms=BIG_TERMS)
         self.number, self.value, self.process = learner, value, process
         self.send(events.LearnerJoined(learner, process))
-        delivery = self.next(WelcomeDelivery)
+        delivery = self.next(events.Welcomed)
         self.send(events.LearnerReady(learner, process, 0, delivery.event.versions))
 
     def offer(self, step):
         given = tuple(np.full(part.shape, self.value, part.dtype) for part in LARGE)
-        self.shelf.put(Contribution(self.number, self.process, 0, 0, step, 4, 40), FragmentSnapshot(given))
+        self.shelf.put(Contribution(self.number, self.process, 0, 0, step, 4, 40), Offer(given))
         report = Report(self.number, self.process, step, (FragmentCounters(0, 4, 40),))
         self.send(events.StepReported(report))
 
 
 def give_slowly(address):
-    """The child's part: a learner that offers, and whose push takes seconds."""
+    """The child's part: a learner that offers, whose answer takes seconds."""
     giver = Giver(address, 1, value=7.0, process=200)
     giver.offer(4)
     threading.Event().wait()  # until it is killed
@@ -139,16 +139,16 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
 
     monkeypatch.setattr(payload, "aligned_empty", remembered)
     honest = Giver("{}:{}".format(*syncer.address), 0, value=3.0)
-    with ended(honest), Proxy(syncer.address, THIN) as proxy:
+    with ended(honest), BadNetwork(syncer.address, THIN) as proxy:
         taken.clear()
         killed = child("give_slowly", "{}:{}".format(*proxy.address))
         killed_in_the_middle(monkeypatch, killed)
-        until(lambda: noted(syncer, "learner_lost"), "the push to break")
+        until(lambda: noted(syncer, "learner_lost"), "the answer to break")
         assert killed.returncode == -signal.SIGKILL
         assert not noted(syncer, "round")
         honest.offer(4)
-        delivery = honest.next(UpdateDelivery)
-        assert all((piece == 3.0).all() for piece in delivery.pieces)
+        delivery = honest.next(events.UpdateArrived)
+        assert all((piece == 3.0).all() for piece in delivery.fragments[0])
         until(lambda: noted(syncer, "round"), "the record of the round")
         [merged] = noted(syncer, "round")
         assert (merged["learners"], merged["quorum"]) == ([0], 1)
@@ -159,7 +159,7 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
 def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_gift(another, monkeypatch):
     end, killed = SyncerEnd(), child("donate_slowly", "")
     target = ("127.0.0.1", int(killed.stdout.readline()))
-    with ended(end), Steps(LARGE_STATE, inner=LARGE_INNER) as good, Proxy(target, THIN) as proxy:
+    with ended(end), Steps(LARGE_STATE, inner=LARGE_INNER) as good, BadNetwork(target, THIN) as proxy:
         taken = killed_in_the_middle(monkeypatch, killed)
         ports = [proxy.address[1], int(good.address.rpartition(":")[2])][: 1 + another]
         peers = [with_client(end.address, 1, p, process=100 - n) for n, p in enumerate(ports)]

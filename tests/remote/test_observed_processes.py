@@ -2,19 +2,18 @@
 
 import os
 import signal
-import sys
 import threading
 
 from ddiloco.launch.supervisor import Role, Supervisor
 from ddiloco.settings.remote import RemoteConfig
 from tests.remote.ends import until
 
-STANDS = [sys.executable, "-c", "import signal; signal.pause()"]
 
-
-def test_starts_and_ends_are_told_in_their_order_with_numbers_and_codes():
+def test_starts_and_ends_are_told_in_their_order_with_numbers_and_codes(tmp_path, monkeypatch):
+    (tmp_path / "stands.py").write_text("import signal; signal.pause()")
+    monkeypatch.syspath_prepend(tmp_path)
     told, stop = [], threading.Event()
-    roles = [Role(name, STANDS, dict(os.environ)) for name in ("the syncer", "learner 0")]
+    roles = [Role(name, "stands", [], os.environ) for name in ("the syncer", "learner 0")]
     supervisor = Supervisor(
         roles[0],
         roles[1:],

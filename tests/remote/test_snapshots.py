@@ -14,7 +14,7 @@ from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.snapshot_messages import snapshot_message, told_of_snapshot
-from ddiloco.roles.delivery import SnapshotBegun, UpdateDelivery
+from ddiloco.roles.delivery import SnapshotBegun
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, report, until, update
 
@@ -91,7 +91,7 @@ def test_only_versions_made_after_the_cut_carry_the_snapshots_number():
         epochs = []
         for fragment, version in ((0, 5), (0, 6), (1, 4)):
             link.deliver(update(fragment, version))
-            epochs.append(learner.next(UpdateDelivery).epoch)
+            epochs.append(learner.next(events.UpdateArrived).epoch)
         assert epochs == [0, 3, 0]
 
 
@@ -102,7 +102,7 @@ def test_a_learner_of_another_session_gets_updates_without_a_number():
         joined(syncer, first).deliver(SnapshotBegun(3, (0, 0)))
         link = joined(syncer, second, number=1)
         link.deliver(update(0, 7))
-        assert second.next(UpdateDelivery).epoch == 0
+        assert second.next(events.UpdateArrived).epoch == 0
 
 
 def test_a_learner_is_told_of_the_snapshot_until_a_process_of_it_has_come_back():

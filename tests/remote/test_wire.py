@@ -18,7 +18,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import payload_bytes
 from ddiloco.remote.wire.security import Security, check_reach, load_security
-from ddiloco.roles.delivery import Leave, Notice, UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.delivery import Leave, Told
 from ddiloco.settings.remote import RemoteConfig
 from tests.remote.ends import (
     CONFIG,
@@ -67,13 +67,13 @@ def test_a_welcome_an_update_and_a_contribution_arrive_bit_for_bit(ends):
     syncer, learner = ends
     link = joined(syncer, learner)
     link.deliver(welcome(100, step=6, version=2))
-    delivery = learner.next(WelcomeDelivery)
+    delivery = learner.next(events.Welcomed)
     assert delivery.event == events.Welcomed(100, 6, (2, 2), (6, 6))
     assert_same(delivery.fragments[1], arrays(1, 2))
     link.deliver(update(1, 3, step=9))
-    delivery = learner.next(UpdateDelivery)
+    delivery = learner.next(events.UpdateArrived)
     assert delivery.event == events.UpdateArrived(1, 3, 9)
-    assert_same(delivery.pieces, arrays(1, 3))
+    assert_same(delivery.fragments[0], arrays(1, 3))
     contribution = learner.publish(1, 5)
     pulled, sent = link.pull(1)
     assert pulled == contribution
@@ -86,21 +86,21 @@ def test_several_connections_carry_what_one_does():
     with ended(syncer, learner := LearnerEnd(syncer.address, config=config)):
         link = joined(syncer, learner)
         link.deliver(welcome(100))
-        assert_same(learner.next(WelcomeDelivery).fragments[0], arrays(0, 0))
+        assert_same(learner.next(events.Welcomed).fragments[0], arrays(0, 0))
         for p in (0, 1):
             learner.publish(p, 4 + p)
         for p in (0, 1):
             assert_same(link.pull(p)[1], arrays(p, 4 + p))
             link.deliver(update(p, 1))
-        assert {learner.next(UpdateDelivery).event.fragment for _ in range(2)} == {0, 1}
+        assert {learner.next(events.UpdateArrived).event.fragment for _ in range(2)} == {0, 1}
 
 
 def test_notices_and_the_word_to_leave_arrive(ends):
     syncer, learner = ends
     link = joined(syncer, learner)
     for event in (events.ClockSet(7), events.NotMember(100), events.Rejected(100, "a newer one")):
-        link.deliver(Notice(event))
-        assert learner.next(Notice).event == event
+        link.deliver(Told(event))
+        assert learner.next(Told).event == event
     link.deliver(Leave())
     learner.next(Leave)
 
@@ -114,7 +114,7 @@ def test_a_snapshot_of_another_shape_is_refused_before_it_travels_far(ends):
     syncer, learner = ends
     link = joined(syncer, learner)
     learner.publish(1, 5)
-    contribution, snapshot = learner.shelf.get(1)
+    contribution, snapshot = learner.shelf.pull(1)
     learner.shelf.put(contribution, dataclasses.replace(snapshot, arrays=snapshot.arrays[1:]))
     with pytest.raises(ConnectionError, match="fragment of another size"):
         link.pull(1)
@@ -126,7 +126,7 @@ def test_a_snapshot_of_another_shape_is_refused_before_it_travels_far(ends):
 def test_a_lost_learner_is_told_to_the_core_and_its_pulls_fail():
     syncer, blocked = SyncerEnd(), threading.Event()
     learner = LearnerEnd(syncer.address)
-    learner.shelf.get = lambda fragment: blocked.wait(PATIENCE) and None
+    learner.shelf.pull = lambda fragment: blocked.wait(PATIENCE) and None
     with ended(syncer, learner):
         link = joined(syncer, learner)
         failed = []
@@ -286,7 +286,7 @@ def test_calls_outside_a_session_are_refused(ends):
     channel = grpc.insecure_channel(syncer.address, wire.options(20.0))
     for call in (
         lambda: list(channel.unary_stream(wire.UPDATES)(b"")),
-        lambda: channel.stream_unary(wire.PUSH)(iter([b"x"])),
+        lambda: channel.stream_unary(wire.PULLED)(iter([b"x"])),
     ):
         with pytest.raises(grpc.RpcError) as raised:
             call()

@@ -1,7 +1,6 @@
 """From tapes to what the arrays went through: who made what, who needed it, in which order it can be had."""
 
 import dataclasses
-import itertools
 import pathlib
 import struct
 import tempfile
@@ -14,11 +13,9 @@ from ddiloco.disk.tape.entries import End
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.disk.tape.reading import learner_tape, read_run, syncer_tape
 from ddiloco.protocol import events
-from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 from ddiloco.protocol.state import SyncerState
 from ddiloco.replay import plan as plans
 from ddiloco.replay.order import Uses, perform, perform_all
-from ddiloco.replay.timeline import Clocks, chosen, clock_text, shown, timeline
 from ddiloco.virtual.lives import Change
 from tests.workbook import POLICY, fleet_tapes, lose
 
@@ -76,11 +73,11 @@ def test_all_works_are_done_each_after_what_it_needs_and_always_in_one_order(pla
 def test_a_plan_without_needless_works_makes_the_same_versions_of_the_same_snapshots(plan):
     lean = plans.without_needless(plan)
     kept = [work for actor in lean.learners for work in actor.works]
-    taken = {w.snapshot for w in kept if isinstance(w, plans.Take)}
+    taken = {w.id for w in kept if isinstance(w, plans.Offer)}
     assert taken == {key for work in plan.syncer.works for key in work.needs}
     for actor, whole in zip(lean.learners, plan.learners, strict=True):
         assert [w for w in whole.works if w in actor.works] == actor.works
-        assert not actor.works or isinstance(actor.works[-1], plans.Take)
+        assert not actor.works or isinstance(actor.works[-1], plans.Offer)
     assert [w for _, w in order_of(lean) if isinstance(w, plans.Merge)] == plan.syncer.works
 
 
@@ -119,7 +116,7 @@ def test_what_nobody_needs_any_more_is_told_once(plan):
 
 def test_a_missing_tape_is_told_by_what_it_would_have_made(run, tapes):
     without = dataclasses.replace(tapes, learners={m: t for m, t in tapes.learners.items() if m != 2})
-    with pytest.raises(TapeError, match=r"learner 2's snapshot of fragment . at step .* is on no tape"):
+    with pytest.raises(TapeError, match=r"learner 2's offer of fragment . at step .* is on no tape"):
         plans.make_plan(without, POLICY, STEPS)
     syncer = dataclasses.replace(tapes.syncers[0], entries=tapes.syncers[0].entries[:60])
     cut = plans.make_plan(dataclasses.replace(tapes, syncers=[syncer]), POLICY, STEPS)
@@ -224,39 +221,3 @@ def test_a_folder_without_tapes_is_told(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(TapeError, match="holds no tape of a syncer"):
         read_run(tmp_path)
-
-
-def test_clocks_only_grow_along_an_actor_and_any_prefix_of_the_plans_order_is_a_consistent_cut(plan):
-    clocks = Clocks(plan)
-    newest = {id(actor): VectorClock() for actor in plan.actors}
-    learners = dict.fromkeys(range(POLICY.num_learners), VectorClock())
-    for actor, work in order_of(plan):
-        clock = clocks.after_work(actor, work)
-        assert newest[id(actor)] <= clock
-        newest[id(actor)] = clock
-        if actor is not plan.syncer:
-            learner = actor.tapes[0].header.learner
-            learners[learner] = learners[learner].joined(clock)
-        assert is_consistent_cut(newest[id(plan.syncer)], learners)
-
-
-def test_the_timeline_is_in_order_of_time_and_of_one_learner_where_asked(plan):
-    lines = timeline(plan)
-    assert all(a.wall <= b.wall for a, b in itertools.pairwise(lines))
-    assert len(lines) == sum(len(told) for actor in plan.actors for told in actor.told) + sum(
-        1 + (not tape.ended) for actor in plan.actors for tape in actor.tapes
-    )
-    own = chosen(lines, learner=2, around=None, steps=1)
-    assert {line.learner for line in own} == {2, None}
-    near = chosen(lines, learner=None, around=18, steps=0)
-    assert 0 < len(near) < len(lines)
-    merged = [line for line in near if "round 18 of fragment 0 is merged" in line.text]
-    assert len(merged) == 1
-    assert shown(merged[0], virtual=True).endswith(clock_text(merged[0].clock))
-    assert chosen(lines, None, 10_000, 1) == []
-
-
-def test_a_clock_is_shown_as_learners_and_their_steps_then_fragments_and_their_versions():
-    clock = VectorClock().stepped(1, 5, 12).stepped(0, 1, 3).merged(2, 7)
-    assert clock_text(clock) == "[0:3 1:12 | 2:7]"
-    assert (clock_text(VectorClock()), clock_text(None)) == ("[- | -]", "")

@@ -197,7 +197,9 @@ def test_what_a_syncer_can_pull_is_on_the_tape_before_it_can(data_dir, tmp_path,
     def looked(shelf, contribution, snapshot):
         tape = read_tape(learner_tape(tmp_path / "tape", contribution.learner, 1))
         taken = [
-            w.contribution for w in plans.life(tape, e.sync, e.train.steps).works if isinstance(w, plans.Take)
+            w.contribution
+            for w in plans.life(tape, e.sync, e.train.steps).works
+            if isinstance(w, plans.Offer)
         ]
         (seen if contribution in taken else missing).append(contribution)
         put(shelf, contribution, snapshot)

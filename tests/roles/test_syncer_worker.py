@@ -14,7 +14,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.delivery import Notice, UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.delivery import Told
 from ddiloco.roles.syncer_worker import SyncerWorker
 
 THETA = {"layers/0/kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -50,7 +50,7 @@ class Peer:
 
     def next(self, kind):
         delivery = self.inbox.get(timeout=PATIENCE)
-        assert isinstance(delivery, kind), delivery
+        assert isinstance(delivery, kind) or isinstance(delivery.event, kind), delivery
         return delivery
 
 
@@ -72,7 +72,7 @@ class Desk:
             self.worker.connect(peer.learner, 1, peer)
             self.worker.send(events.LearnerJoined(peer.learner, 1))
             np.testing.assert_array_equal(
-                peer.next(WelcomeDelivery).fragments[0][0], THETA["layers/0/kernel"]
+                peer.next(events.Welcomed).fragments[0][0], THETA["layers/0/kernel"]
             )
             self.worker.send(events.LearnerReady(peer.learner, 1, 0, (0,)))
 
@@ -110,9 +110,9 @@ def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
         peer.answer = full(value)
     it.report()
     for peer in it.peers:
-        update = peer.next(UpdateDelivery)
+        update = peer.next(events.UpdateArrived)
         assert (update.event.fragment, update.event.version, update.event.step) == (0, 1, 2)
-        np.testing.assert_allclose(update.pieces[0], full(3.0), rtol=1e-6)
+        np.testing.assert_allclose(update.fragments[0][0], full(3.0), rtol=1e-6)
     assert it.worker.ended.wait(PATIENCE)
     assert it.worker.failure is None
     assert it.commits == [2]
@@ -143,7 +143,7 @@ def test_what_cannot_be_used_is_dropped_and_counted_and_the_others_are_merged(de
     it.peers[1].answer = answer
     it.report()
     for peer in it.peers:  # also to the one that was left out
-        np.testing.assert_allclose(peer.next(UpdateDelivery).pieces[0], full(3.0), rtol=1e-6)
+        np.testing.assert_allclose(peer.next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
     assert it.noted("drop") == [{"learner": 1, "reason": reason}]
     assert [values["learners"] for values in it.noted("round")] == [[0, 2]]
     assert it.worker.failure is None
@@ -156,7 +156,7 @@ def test_a_peer_that_is_lost_while_it_is_pulled_is_left_out(desk):
     it.report()
     assert it.peers[1].asked.acquire(timeout=PATIENCE)
     it.worker.send(events.LearnerLost(1, 1, "killed"))
-    np.testing.assert_allclose(it.peers[0].next(UpdateDelivery).pieces[0], full(5.0), rtol=1e-6)
+    np.testing.assert_allclose(it.peers[0].next(events.UpdateArrived).fragments[0][0], full(5.0), rtol=1e-6)
     assert it.noted("learner_lost") == [{"learner": 1, "incarnation": 1, "reason": "killed"}]
     assert it.worker.ended.wait(PATIENCE)
     assert it.peers[1].inbox.empty()
@@ -175,7 +175,7 @@ def test_a_fragment_that_arrives_twice_leaves_the_first_arrival_in_the_round(des
     while not it.noted("drop"):
         assert it.worker.failure is None
     it.peers[1].may_answer.set()
-    np.testing.assert_allclose(it.peers[0].next(UpdateDelivery).pieces[0], full(3.0), rtol=1e-6)
+    np.testing.assert_allclose(it.peers[0].next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
     assert it.noted("drop") == [{"learner": 0, "reason": "unexpected fragment"}]
 
 
@@ -197,7 +197,7 @@ def test_an_incarnation_that_departed_is_told_so(desk):
     it = desk(1)
     it.worker.send(events.LearnerLost(0, 1, "killed"))
     it.worker.send(events.LearnerJoined(0, 1))
-    assert it.peers[0].next(Notice).event == events.NotMember(1)
+    assert it.peers[0].next(Told).event == events.NotMember(1)
 
 
 def test_an_incarnation_older_than_one_that_is_known_is_refused(desk):
@@ -205,9 +205,9 @@ def test_an_incarnation_older_than_one_that_is_known_is_refused(desk):
     newer = Peer(0)
     it.worker.connect(0, 2, newer)
     it.worker.send(events.LearnerJoined(0, 2))
-    newer.next(WelcomeDelivery)
+    newer.next(events.Welcomed)
     it.worker.send(events.LearnerJoined(0, 1))
-    assert isinstance(it.peers[0].next(Notice).event, events.Rejected)
+    assert isinstance(it.peers[0].next(Told).event, events.Rejected)
 
 
 def test_stopping_waits_for_no_learner(desk):

@@ -75,12 +75,12 @@ def test_at_mixing_1_the_own_value_stays_bit_for_bit(transfer, shardings):
     assert_equal(transfer.apply(SPLIT, placed(own, shardings), take(LAYOUT, SPLIT, numbers(1)), 1.0), own)
 
 
-def test_a_snapshot_is_a_copy_that_survives_what_donates_its_source(transfer, shardings):
+def test_an_offer_is_a_copy_that_survives_what_donates_its_source(transfer, shardings):
     own, theirs = numbers(0), numbers(1)
     params = placed(own, shardings)
-    pieces = transfer.snapshot(SPLIT, params)
+    pieces = transfer.offer(SPLIT, params)
     changed = transfer.apply(SPLIT, params, take(LAYOUT, SPLIT, theirs), 0.0)
-    again = transfer.snapshot(SPLIT, changed)
+    again = transfer.offer(SPLIT, changed)
     for ours, after, before, new in zip(
         pieces.arrays, again.arrays, take(LAYOUT, SPLIT, own), take(LAYOUT, SPLIT, theirs), strict=True
     ):
@@ -93,8 +93,7 @@ def test_all_fragments_together_are_all_parameters(transfer, shardings):
     own = numbers(0)
     params = placed(own, shardings)
     pieces = [
-        [np.asarray(piece) for piece in transfer.snapshot(p, params).arrays]
-        for p in range(LAYOUT.num_fragments)
+        [np.asarray(piece) for piece in transfer.offer(p, params).arrays] for p in range(LAYOUT.num_fragments)
     ]
     assert_equal(transfer.whole(pieces), own)
 
@@ -110,35 +109,35 @@ def contribution(fragment, step):
 
 def test_a_shelf_holds_the_newest_of_each_fragment_until_it_is_cleared():
     shelf = Shelf()
-    assert shelf.get(0) is None
+    assert shelf.pull(0) is None
     shelf.put(contribution(0, 1), ("old",))
     shelf.put(contribution(1, 1), ("other",))
     shelf.put(contribution(0, 2), ("new",))
-    assert shelf.get(0) == (contribution(0, 2), ("new",))
-    shelf.take_down(0)
-    shelf.take_down(0)
-    assert shelf.get(0) is None
-    assert shelf.get(1) == (contribution(1, 1), ("other",))
+    assert shelf.pull(0) == (contribution(0, 2), ("new",))
+    shelf.overwrite(0)
+    shelf.overwrite(0)
+    assert shelf.pull(0) is None
+    assert shelf.pull(1) == (contribution(1, 1), ("other",))
     shelf.clear()
-    assert shelf.get(1) is None
+    assert shelf.pull(1) is None
 
 
 def test_a_shelf_remembers_the_last_that_was_pulled_since_the_fragment_was_taken_down():
     shelf = Shelf()
     shelf.put(contribution(0, 1), ("first",))
-    assert shelf.take_down(0) is None
+    assert shelf.overwrite(0) is None
     shelf.put(contribution(0, 5), ("second",))
-    shelf.get(0)
+    shelf.pull(0)
     shelf.put(contribution(0, 6), ("third",))
-    assert shelf.take_down(0) == (contribution(0, 5), ("second",))
-    assert shelf.take_down(0) is None
+    assert shelf.overwrite(0) == (contribution(0, 5), ("second",))
+    assert shelf.overwrite(0) is None
     shelf.put(contribution(0, 9), ("fourth",))
-    shelf.get(0)
+    shelf.pull(0)
     shelf.clear()
-    assert shelf.take_down(0) is None
+    assert shelf.overwrite(0) is None
 
 
-# Encoded snapshots.
+# Encoded offers.
 
 BOUND = 2.0**-22  # of float32's own rounding, for parameters of a normal distribution
 
@@ -152,23 +151,23 @@ def pieces_of(values, p=SPLIT):
     return tuple(np.array(piece) for piece in take(LAYOUT, p, values))
 
 
-def on_the_host(snapshot):
-    return [np.asarray(array) for array in snapshot.arrays]
+def on_the_host(offer):
+    return [np.asarray(array) for array in offer.arrays]
 
 
-def test_a_snapshot_is_encoded_alike_on_one_device_and_on_many(codec, shardings):
+def test_an_offer_is_encoded_alike_on_one_device_and_on_many(codec, shardings):
     transfer = FragmentTransfer(LAYOUT, shardings, codec, error_feedback=True)
     own, theirs, left = numbers(0), numbers(1), numbers(2)
     anchor, residual = (transfer.place(SPLIT, pieces_of(values)) for values in (theirs, left))
-    snapshot = transfer.snapshot(SPLIT, placed(own, shardings), anchor, residual)
+    offer = transfer.offer(SPLIT, placed(own, shardings), anchor, residual)
     arrays, rest = jax.jit(encode, static_argnums=0)(
         CODECS[codec], pieces_of(own), pieces_of(theirs), pieces_of(left)
     )
     formats = wire_format(LAYOUT, SPLIT, codec)
-    assert [(a.shape, a.dtype) for a in snapshot.arrays] == [tuple(f) for f in formats]
-    for ours, expected in zip(snapshot.arrays, arrays, strict=True):
+    assert [(a.shape, a.dtype) for a in offer.arrays] == [tuple(f) for f in formats]
+    for ours, expected in zip(offer.arrays, arrays, strict=True):
         np.testing.assert_array_equal(ours, expected)
-    for ours, expected, there in zip(snapshot.residual, rest, residual, strict=True):
+    for ours, expected, there in zip(offer.residual, rest, residual, strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-6)
         assert ours.sharding.is_equivalent_to(there.sharding, ours.ndim)
 
@@ -212,9 +211,9 @@ class Learner:
             self.arrays.params[name] = leaf - size * way[name]
         return [b - a for b, a in zip(before, pieces_of(self.arrays.params), strict=True)]
 
-    def read(self, snapshot, anchor):
+    def read(self, offer, anchor):
         """The outer gradient as the syncer takes it."""
-        read = self._decode(SPLIT, on_the_host(snapshot), pieces_of(anchor))
+        read = self._decode(SPLIT, on_the_host(offer), pieces_of(anchor))
         return [a - r for a, r in zip(pieces_of(anchor), read, strict=True)]
 
     def error(self, way):
@@ -237,11 +236,11 @@ def test_a_learner_sends_its_way_from_the_version_it_adopted_whatever_it_mixed_i
     first, second = numbers(0), numbers(1)
     learner.adopt(first)
     way = learner.move(2)
-    assert_near(learner.read(learner.arrays.snapshot(SPLIT), first), way, learner.error(way))
+    assert_near(learner.read(learner.arrays.offer(SPLIT), first), way, learner.error(way))
     learner.arrays.apply(SPLIT, mixing, pieces_of(second))
     learner.move(3)
     way = plus(pieces_of(second), pieces_of(learner.arrays.params), -1)
-    assert_near(learner.read(learner.arrays.snapshot(SPLIT), second), way, learner.error(way))
+    assert_near(learner.read(learner.arrays.offer(SPLIT), second), way, learner.error(way))
 
 
 @pytest.mark.parametrize("mixing", [0.0, 0.5])
@@ -250,16 +249,16 @@ def test_what_a_pulled_encoding_left_out_comes_with_the_next_but_for_what_the_le
     first, second = numbers(0), numbers(1)
     learner.adopt(first)
     way = learner.move(2)
-    snapshot = learner.arrays.snapshot(SPLIT)
-    left = plus(way, learner.read(snapshot, first), -1)
-    assert_near(snapshot.residual, left, BOUND * 8)
+    offer = learner.arrays.offer(SPLIT)
+    left = plus(way, learner.read(offer, first), -1)
+    assert_near(offer.residual, left, BOUND * 8)
     learner.move(4)
-    learner.arrays.snapshot(SPLIT)  # a later one that nobody pulls
-    learner.arrays.pulled(SPLIT, snapshot)
+    learner.arrays.offer(SPLIT)  # a later one that nobody pulls
+    learner.arrays.pulled(SPLIT, offer)
     learner.arrays.apply(SPLIT, mixing, pieces_of(second))
     learner.move(3)
     to_send = plus(plus(pieces_of(second), pieces_of(learner.arrays.params), -1), left, 1 - mixing)
-    sent = learner.arrays.snapshot(SPLIT)
+    sent = learner.arrays.offer(SPLIT)
     assert_near(plus(learner.read(sent, second), sent.residual), to_send, BOUND * 16)
 
 
@@ -268,14 +267,14 @@ def test_a_round_without_the_learner_changes_nothing_of_what_it_has_still_to_sen
     first, second, third = numbers(0), numbers(1), numbers(2)
     learner.adopt(first)
     learner.move(3)
-    pulled = learner.arrays.snapshot(SPLIT)
+    pulled = learner.arrays.offer(SPLIT)
     learner.arrays.pulled(SPLIT, pulled)
     learner.arrays.apply(SPLIT, 0.0, pieces_of(second))
     learner.move(4)
-    learner.arrays.snapshot(SPLIT)
+    learner.arrays.offer(SPLIT)
     learner.arrays.apply(SPLIT, 0.0, pieces_of(third))
     way = learner.move(5)
-    sent = learner.arrays.snapshot(SPLIT)
+    sent = learner.arrays.offer(SPLIT)
     assert_near(plus(learner.read(sent, third), sent.residual), plus(way, pulled.residual), BOUND * 16)
 
 
@@ -284,15 +283,15 @@ def test_a_learner_that_begins_anew_has_nothing_left_to_send(codec, died):
     learner = Learner(codec, error_feedback=True)
     learner.adopt(numbers(0))
     learner.move(2)
-    learner.arrays.pulled(SPLIT, learner.arrays.snapshot(SPLIT))
+    learner.arrays.pulled(SPLIT, learner.arrays.offer(SPLIT))
     if died:
         learner.arrays.lose()
     theirs = numbers(1)
     learner.adopt(theirs)
-    sent = learner.arrays.snapshot(SPLIT)
+    sent = learner.arrays.offer(SPLIT)
     assert_near(learner.read(sent, theirs), [np.zeros_like(x) for x in pieces_of(theirs)], 0.0)
     learner.arrays.apply(SPLIT, 0.0, pieces_of(theirs))
-    assert all(not np.any(x) for x in learner.arrays.snapshot(SPLIT).residual)
+    assert all(not np.any(x) for x in learner.arrays.offer(SPLIT).residual)
 
 
 def test_f32_sends_the_parameters_bit_for_bit():
@@ -300,6 +299,6 @@ def test_f32_sends_the_parameters_bit_for_bit():
     learner.adopt(numbers(0))
     learner.move(1)
     learner.arrays.apply(SPLIT, 0.5, pieces_of(numbers(2)))
-    snapshot = learner.arrays.snapshot(SPLIT)
-    for ours, theirs in zip(on_the_host(snapshot), pieces_of(learner.arrays.params), strict=True):
+    offer = learner.arrays.offer(SPLIT)
+    for ours, theirs in zip(on_the_host(offer), pieces_of(learner.arrays.params), strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
-from ddiloco.data.dealing import deal_anew
 from ddiloco.data.errors import DataError
+from ddiloco.data.shards import reshard
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse, to_json
 from examples import plain_loop
@@ -98,6 +98,6 @@ def test_a_factory_that_makes_something_else_is_told():
 
 def test_positions_of_loops_are_for_as_many_learners_as_before():
     states = [{"learner": m, "num_learners": 3, "batches": 5 + m} for m in (2, 0)]
-    assert deal_anew(states, 3) == [states[1], None, states[0]]
-    with pytest.raises(DataError, match="cannot be dealt to 2 learners"):
-        deal_anew(states, 2)
+    assert reshard(states, 3) == [states[1], None, states[0]]
+    with pytest.raises(DataError, match="cannot be shared among 2 learners"):
+        reshard(states, 2)

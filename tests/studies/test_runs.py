@@ -11,11 +11,31 @@ import pytest
 from experiments.studies import runs
 from tests.remote.ends import alive, until
 
+ENDS = "import sys; sys.exit(int(sys.argv[1]))"
+INTERRUPTS = """
+    import os, signal, sys
+    os.kill(int(sys.argv[1]), signal.SIGINT)
+    signal.pause()
+"""
+HOLDS = """
+    import os, signal, sys
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()} {'tensorboardX' in sys.modules}\\n")
+    signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path, monkeypatch):
+    """The programs above can be imported."""
+    for name, text in {"ends": ENDS, "interrupts": INTERRUPTS, "holds": HOLDS}.items():
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+
 
 def test_runs_side_by_side_tell_their_exit_statuses():
     started, ended = [], {}
-    commands = [["-c", f"raise SystemExit({status})"] for status in (0, 3, 2)]
-    runs.run_all(commands, 2, started.append, ended.__setitem__)
+    runs.run_all("ends", [["0"], ["3"], ["2"]], 2, started.append, ended.__setitem__)
     assert (started, ended) == ([0, 1, 2], {0: 0, 1: 3, 2: 2})
 
 
@@ -28,29 +48,16 @@ def ctrl_c():
 
 
 def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other(ctrl_c):
-    send = f"import os, signal; signal.alarm(60); os.kill({os.getpid()}, signal.SIGINT)"
-    impatient = f"{send}; signal.pause()"
     started, ended = [], []
     with pytest.raises(KeyboardInterrupt):
-        runs.run_all([["-c", impatient], ["-c", ""]], 1, started.append, lambda *_: ended.append(_))
+        runs.run_all("interrupts", [[str(os.getpid())], [""]], 1, started.append, lambda *_: ended.append(_))
     assert (started, ended) == ([0], [])
 
 
-HOLDS = """
-    import os, signal, sys
-    from ddiloco.launch import lifeline
-    lifeline.hold(int(sys.argv[2].partition("=")[2]))
-    with open(sys.argv[1], "a") as file:
-        file.write(f"{os.getpid()} {'tensorboardX' in sys.modules}\\n")
-    signal.pause()
-"""
-
-
 def test_runs_are_forked_and_end_with_who_runs_them_however_that_ends(tmp_path):
-    (tmp_path / "holds.py").write_text(textwrap.dedent(HOLDS))
     told = tmp_path / "told"
     program = (
-        f"from experiments import runs; runs.run_all([['-m', 'holds', {str(told)!r}]] * 2, 2, print, print)"
+        f"from experiments.studies import runs; runs.run_all('holds', [[{str(told)!r}]] * 2, 2, print, print)"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(

@@ -17,28 +17,24 @@ def points_of(**settings):
     ]
 
 
-def axes_of(points):
-    return series.axes_of(points, list(dict.fromkeys(name for point in points for name in point)))
-
-
 def test_the_first_number_is_the_axis_and_the_rest_makes_the_lines():
-    assert axes_of(points_of(fixed=3)) == series.Axes("a.x", ("b.rule",))
+    assert series.axes_of(points_of(fixed=3)) == series.Axes("a.x", ("b.rule",))
 
 
 def test_a_setting_that_follows_from_another_says_nothing():
     points = [{**point, "batch": 16 // point["a.x"]} for point in points_of()]
-    assert axes_of(points) == series.Axes("a.x", ("b.rule",))
+    assert series.axes_of(points) == series.Axes("a.x", ("b.rule",))
 
 
 def test_values_from_the_command_line_are_numbers_too_and_true_and_none_are_not():
     points = [{"on": on, "k": k, "h": h} for on in (True, False) for k in ("1", "None") for h in ("6", "12")]
-    assert axes_of(points) == series.Axes("h", ("on", "k"))
+    assert series.axes_of(points) == series.Axes("h", ("on", "k"))
 
 
 def test_a_setting_that_some_points_lack_is_no_axis():
     points = [{"kind": "direct"}, {"kind": "nesterov", "rate": 0.7}, {"kind": "nesterov", "rate": 0.5}]
-    assert axes_of(points) == series.Axes(None, ("kind", "rate"))
-    assert [series.label(point, axes_of(points)) for point in points] == [
+    assert series.axes_of(points) == series.Axes(None, ("kind", "rate"))
+    assert [series.line_of(point, series.axes_of(points)) for point in points] == [
         "kind=direct",
         "kind=nesterov, rate=0.7",
         "kind=nesterov, rate=0.5",
@@ -51,17 +47,17 @@ def measured(points, loss):
 
 def test_runs_that_differ_in_their_seed_alone_are_one_group():
     rows = measured(points_of(), lambda p: p["a.x"] + 0.1 * p["seed"])
-    groups = series.groups(rows, axes_of(points_of()))
-    assert [(group.line, group.x) for group in groups] == [(r, x) for x in (2, 4, 8) for r in "pq"]
-    assert groups[0].values("eval_loss") == [2.0, 2.1] and groups[0].values("unknown") == []
+    points = list(series.points(series.frame_of(rows, series.axes_of(points_of()))))
+    assert [point for point, _ in points] == [(r, x) for x in (2, 4, 8) for r in "pq"]
+    first = points[0][1]
+    assert series.values(first, "eval_loss") == [2.0, 2.1] and series.values(first, "unknown") == []
 
 
 def test_a_gap_is_to_the_baselines_run_of_the_same_seed_and_place():
     rows = measured(points_of(), lambda p: (p["a.x"] + p["seed"]) * (1.05 if p["b.rule"] == "q" else 1.0))
-    axes, baseline = axes_of(points_of()), {"b.rule": "p"}
-    for group in series.groups(rows, axes):
-        expected = [0.05, 0.05] if group.line == "q" else [0.0, 0.0]
-        assert series.gaps(group, rows, axes, baseline, "eval_loss") == pytest.approx(expected)
+    axes, baseline = series.axes_of(points_of()), {"b.rule": "p"}
+    frame = series.frame_of(rows, axes, baseline)
+    assert list(frame["gap"]) == pytest.approx([0.05 * (line == "q") for line in frame["line"]])
 
 
 def test_a_baseline_at_one_place_stands_for_all_of_its_seed():
@@ -70,20 +66,16 @@ def test_a_baseline_at_one_place_stands_for_all_of_its_seed():
     rows = measured(
         points, lambda p: 2.0 + p["seed"] if p["kind"] == "base" else (2.0 + p["seed"]) * (1 + p["m"] / 10)
     )
-    groups = series.groups(rows, axes_of(points))
-    found = [
-        series.gaps(g, rows, axes_of(points), {"kind": "base"}, "eval_loss")
-        for g in groups
-        if g.line == "tried"
-    ]
-    assert found == [pytest.approx([m / 10] * 2) for m in (1, 2, 4)]
+    frame = series.frame_of(rows, series.axes_of(points), {"kind": "base"})
+    tried = frame[frame["line"] == "tried"]
+    assert list(tried["gap"]) == pytest.approx([m / 10 for m in tried["m"]])
 
 
 def test_a_seed_that_the_baseline_lacks_has_no_gap():
     points = [{"kind": "base", "m": 1, "seed": 0}, *({"kind": "tried", "m": m, "seed": 1} for m in (1, 2))]
     rows = measured(points, lambda p: 2.0)
-    for group in series.groups(rows, axes_of(points))[1:]:
-        assert series.gaps(group, rows, axes_of(points), {"kind": "base"}, "eval_loss") == []
+    frame = series.frame_of(rows, series.axes_of(points), {"kind": "base"})
+    assert list(frame["gap"]) == [0.0, None, None]
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2))
@@ -170,9 +162,8 @@ def test_the_tokens_with_which_the_baseline_has_a_loss_lie_on_its_curve_in_logar
     rows += [row("new", 400, 0, 2**0.5), row("new", 400, 1, 4.0)]
     rows += [row("new", 200, 0, 9.0), row("new", 200, 1, 1.0)]
     axes, baseline = series.Axes("train.steps", ("kind",)), {"kind": "base"}
-    found = {
-        (g.line, g.x): series.tokens_to_match(g, rows, axes, baseline) for g in series.groups(rows, axes)
-    }
+    points = series.points(series.frame_of(rows, axes, baseline))
+    found = {point: series.values(runs, "match") for point, runs in points}
     assert found["new", 400] == pytest.approx([2**-0.5, 0.5])
     assert found["new", 200] == []  # 9 is above all, and 1 below all of the other seed's
     assert found["base", 200] == pytest.approx([1.0, 1.0])
@@ -186,8 +177,8 @@ def test_the_tokens_are_those_of_a_baseline_with_the_runs_own_model_and_settings
     rows = [row("base", 100, 1, 7, 4.0), row("base", 400, 1, 7, 1.0), row("base", 200, 2, 7, 2.0)]
     rows += [row("base", 200, 1, 9, 2.5), row("new", 400, 1, 7, 2.0), row("new", 400, 2, 7, 2.0)]
     axes = series.Axes("train.steps", ("kind", "rate"))
-    found = [series.tokens_to_match(g, rows, axes, {"kind": "base"}) for g in series.groups(rows, axes)]
-    assert found[4:] == [[pytest.approx(0.5)], []]
+    frame = series.frame_of(rows, axes, {"kind": "base"})
+    assert list(frame["match"])[4:] == [pytest.approx(0.5), None]
 
 
 def test_the_table_tells_with_which_tokens_the_baseline_has_the_same_loss_where_it_has_several_lengths():

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ddiloco import models
-from ddiloco.data import open_text
+from ddiloco.data.sources import open_text
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse
 from experiments.front import cli

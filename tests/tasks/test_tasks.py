@@ -9,7 +9,7 @@ import pytest
 
 from configs import multimodal, vit
 from ddiloco.config import ConfigError
-from ddiloco.data import open_images, open_text
+from ddiloco.data.sources import open_images, open_text
 from ddiloco.models import MODELS
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse, task_of, to_json

@@ -46,7 +46,8 @@ class Told(Observer):
     def learner_handled(self, learner, event, out, now):
         if isinstance(event, events.UpdateArrived):
             self.all.append(("update", now, learner.number, event.version))
-        if any(isinstance(action, actions.Join) for action in out):
+        told = [action.event for action in out if isinstance(action, actions.TellSyncer)]
+        if any(isinstance(event, events.LearnerJoined) for event in told):
             self.all.append(("return", now, learner.number, learner.core.incarnation))
 
     def of(self, name: str) -> list[tuple]:

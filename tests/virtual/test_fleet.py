@@ -5,8 +5,6 @@ import dataclasses
 import pytest
 
 from ddiloco.goodput.accounting import State
-from ddiloco.protocol.learner import FragmentWork
-from ddiloco.protocol.state import SyncerState
 from ddiloco.virtual.links import LinkQuality
 from ddiloco.virtual.lives import Change
 from tests.virtual.small_fleet import BOTH, ONE, TOKENS, TWO, run, small_fleet
@@ -184,61 +182,3 @@ def test_a_run_ends_when_nothing_is_left_to_happen():
     fleet.run()
     assert not fleet.over
     assert told.of("learner_lost") == [(3.5, {"learner": 0, "incarnation": 1, "reason": "died"})]
-
-
-# A fleet that begins in the middle.
-
-BEHIND = [
-    Change(2.0, 0, "leave"),
-    Change(3.0, 1, "fail"),
-    Change(4.0, 1, "recover"),
-    Change(5.0, 1, "detect"),
-    Change(20.0, 1, "step", 0.5),
-    Change(21.0, 0, "join"),
-]
-
-
-def lived(changes, since):
-    """A fleet that begins at `since`, played to its end."""
-    fleet, told = small_fleet(TWO, 12, recovery=1.0)
-    fleet.calendar.put_back(0.0, 0, 0, [])  # what it would live from the start
-    fleet.live(changes, since)
-    run(fleet)
-    return told
-
-
-def test_who_has_left_before_a_fleet_begins_is_not_there_and_comes_when_it_comes():
-    told = lived(BEHIND, 10.0)
-    assert told.step_ends(0)[0] == 23.0  # called at 21, up at 22
-
-
-def test_who_was_paused_before_a_fleet_begins_is_and_goes_on_at_its_pace():
-    told = lived(BEHIND, 10.0)
-    assert told.states(1)[0] == (20.0, State.STEPPING)
-    assert told.step_ends(1)[:2] == [22.0, 24.0]  # at half its pace
-
-
-def test_who_recovered_before_a_fleet_begins_is_on_all_its_chips():
-    told = lived([*BEHIND[:3], Change(30.0, 0, "join")], 10.0)
-    assert told.step_ends(1)[0] == 11.0
-
-
-def test_what_befalls_at_the_very_begin_is_yet_to_come():
-    told = lived([Change(10.0, 1, "leave")], 10.0)
-    assert told.states(1)[-1] == (10.0, State.FINISHED)
-    assert told.step_ends(0)[0] == 11.0
-
-
-def test_one_that_comes_back_goes_on_with_its_work_under_its_number():
-    fleet, told = small_fleet(TWO, 12)
-    fleet.calendar.put_back(0.0, 0, 0, [])
-    fleet.syncer.begin_from(SyncerState((1,), (4,), ((0, 1003), (1, 1))))
-    loaded = []
-    work = [FragmentWork(1, 4, steps=2, tokens=20)]
-    fleet.calendar.at(5.0, fleet.come_back, 0, 1004, loaded.append, 6, work)
-    run(fleet)
-    assert len(loaded) == 1
-    assert [step for _, _, step, _ in told.of("step")] == [7, 8, 9, 10, 11, 12]
-    assert told.of("merge")[0][1:] == (8, 2)
-    assert fleet.syncer.core.state().incarnations[0] == (0, 1004)
-    assert fleet.join(0).core.incarnation == 2001

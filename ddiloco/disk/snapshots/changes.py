@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddiloco.config import ConfigError
-from ddiloco.settings.experiment import BASELINES, DECOUPLED_FAMILY, Experiment, to_json
+from ddiloco.settings.experiment import DECOUPLED_FAMILY, Experiment, to_json
 
 MAY_CHANGE = frozenset(
     {
@@ -44,10 +44,6 @@ MUST_STAY = {
     "outer.split_large": "versions and outer states are of those fragments",
     "outer.optimizer": "the outer states in the snapshot are of that optimizer",
 }
-OF_A_BASELINE = {
-    "driver": "a baseline resumes in the driver that it began in",
-    "virtual": "a baseline resumes in the virtual time that it began in",
-}
 
 
 def check_resumable(then: Experiment, now: Experiment, step: int = 0) -> None:
@@ -70,9 +66,6 @@ def check_resumable(then: Experiment, now: Experiment, step: int = 0) -> None:
             f"config.{path}: is {after.get(path)!r}, but must be {before.get(path)!r} "
             f"to resume from the snapshot: {reason}"
         )
-    if _has_arrays(then) != _has_arrays(now):
-        told = "has none" if _has_arrays(now) else "holds arrays"
-        raise ConfigError(f"config.virtual.arrays: is {now.virtual.arrays}, but the snapshot {told}")
     if now.train.steps < step:
         raise ConfigError(
             f"config.train.steps: is {now.train.steps}, but must be at least {step}, the step of the snapshot"
@@ -83,26 +76,16 @@ def why_fixed(path: str, then: Experiment, now: Experiment) -> str | None:
     """Why the setting of this path must stay as it was; None: it need not."""
     if path == "algorithm" and {then.algorithm, now.algorithm} <= set(DECOUPLED_FAMILY):
         return None
-    if path == "driver" and "virtual" in (then.driver, now.driver):
-        return "the run's records are in virtual time or in that of the clock, not in both"
     names = path.split(".")
     for length in range(len(names), 0, -1):
         prefix = ".".join(names[:length])
-        if then.algorithm in BASELINES and prefix in OF_A_BASELINE:
-            return OF_A_BASELINE[prefix]
         if then.algorithm == "lone_learner" and prefix == "sync.num_learners":
             return "it is the share of the data that the lone learner reads"
-        if then.algorithm in BASELINES and then.driver == "virtual" and prefix == "sync.num_learners":
-            return "the steps of a baseline in virtual time last as long as those of so many learners"
         if prefix in MUST_STAY:
             return MUST_STAY[prefix]
         if prefix in MAY_CHANGE:
             return None
     return "it is not known to be sound to change"
-
-
-def _has_arrays(experiment: Experiment) -> bool:
-    return experiment.driver != "virtual" or experiment.virtual.arrays
 
 
 def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

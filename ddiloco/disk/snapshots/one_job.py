@@ -35,21 +35,18 @@ class JobSnapshots:
         """Whether there is to be one after so many steps."""
         return bool(self._every) and step % self._every == 0
 
-    def take(self, part: Part, header: Mapping[str, Any], wait: bool = False) -> None:
+    def take(self, part: Part, header: Mapping[str, Any]) -> None:
         """Begins to write a snapshot; it is given up if the one before is still being written.
 
         Args:
           part: the job's state, which is left as it is from now on.
           header: `step` and `time` of the state, and what else is to be known of it.
-          wait: until it is written, as where the job's time stands still meanwhile.
         """
         number = self._store.next_number()
         if self._writing is not None and not self._writing.done():
             self._given_up(number, header, "the one before is still being written")
             return
         self._writing = self._pool.submit(self._write, number, part, header)
-        if wait:
-            self._writing.result()
 
     def close(self, timeout: float) -> None:
         """Gives the one that is being written so many seconds to end."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.config import ConfigError
@@ -30,28 +29,19 @@ def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
     return snapshot
 
 
-def trim_records(
-    snapshot: Snapshot,
-    workdir: pathlib.Path,
-    exactly: bool = False,
-    tell: Callable[[str], None] | None = None,
-) -> pathlib.Path:
+def trim_records(snapshot: Snapshot, workdir: pathlib.Path) -> pathlib.Path:
     """Cuts the run's records back to the snapshot; the folder that has what was cut off.
-
-    `exactly`: the run goes on as if it had never ended, and so do its tapes.
 
     Raises:
       ConfigError: the disk refuses, or the snapshot has been damaged since it was opened.
     """
-    tell = _warn if tell is None else tell
     try:
-        tapes = snapshot.header.get("tapes", {}) if exactly else {}
-        previous = trim(workdir, dataclasses.replace(_cut(snapshot), tapes=tapes))
+        previous = trim(workdir, _cut(snapshot))
     except SnapshotError as error:
         raise ConfigError(f"config.resume: {error}") from None
     except OSError as error:
         raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
-    tell(
+    _warn(
         f"going on from snapshot {snapshot.number}, step {snapshot.header['step']}; the rest is in {previous}"
     )
     return previous
@@ -59,20 +49,11 @@ def trim_records(
 
 def _cut(snapshot: Snapshot) -> Cut:
     header = snapshot.header
-    told: dict[str, Any] = {
-        "time": header["time"],
-        "versions": tuple(header.get("versions", ())),
-        "step": header["step"],
-        "summary": header.get("summary"),
-    }
-    lines = header.get("records")
-    if lines is not None:
-        named = {f"learners/{m}/steps.jsonl": count for m, count in lines["steps"].items()}
-        of_the_run = {f"{name}.jsonl": lines[name] for name in ("rounds", "states") if name in lines}
-        return Cut(**told, lines={**named, **of_the_run})
     states = {m: snapshot.part(learner_part(m)).state for m in header.get("learners", ())}
     return Cut(
-        **told,
+        time=header["time"],
+        versions=tuple(header.get("versions", ())),
+        step=header["step"],
         times={m: state["time"] for m, state in states.items()},
         unfinished={m: state["unfinished"] for m, state in states.items()},
     )

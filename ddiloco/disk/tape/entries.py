@@ -51,7 +51,7 @@ class Gave:
 
 @dataclasses.dataclass(frozen=True)
 class Pulled:
-    """The syncer had this snapshot (the newest of those it had) when the update before was applied."""
+    """The syncer had this offer (the newest of those it had) when the update before was applied."""
 
     fragment: int
     step: int

@@ -27,18 +27,13 @@ class TapeError(Exception):
 class TapeFile:
     """A tape that is being written; one thread's."""
 
-    def __init__(self, path: pathlib.Path, after: Content | None = None) -> None:
-        """Begins a new file, or goes on in one of which this is the content, with nothing torn off.
-
-        Raises OSError: there is one already, or the one to go on in is gone, or the disk refuses.
-        """
+    def __init__(self, path: pathlib.Path) -> None:
+        """Begins a new file. Raises OSError: there is one already, or the disk refuses."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        begins = os.O_CREAT | os.O_EXCL if after is None else 0
-        flags = os.O_WRONLY | os.O_APPEND | begins | getattr(os, "O_CLOEXEC", 0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         self._file = os.open(path, flags, 0o644)
-        self._chain = _START if after is None else after.chain
-        if after is None:
-            self._write(MAGIC)
+        self._chain = _START
+        self._write(MAGIC)
 
     def append(self, payload: bytes) -> None:
         """Hands a record to the operating system: it outlives this process. Raises OSError.
@@ -67,12 +62,10 @@ class Content(NamedTuple):
     Attributes:
       records: payloads in their order, each with the byte at which its record begins.
       torn: bytes after the last whole record, which were cut; 0 unless a process was killed as it wrote.
-      chain: the last checksum, from which that of the next record goes on.
     """
 
     records: list[tuple[int, bytes]]
     torn: int
-    chain: int = _START
 
 
 def read(path: pathlib.Path) -> Content:
@@ -105,4 +98,4 @@ def read(path: pathlib.Path) -> Content:
         chain = end
         records.append((at, payload))
         at += _HEAD.size + length
-    return Content(records, len(data) - at, chain)
+    return Content(records, len(data) - at)

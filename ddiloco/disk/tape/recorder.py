@@ -6,8 +6,6 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
-from google.protobuf.message import DecodeError
-
 from ddiloco.disk.tape import header as headers
 from ddiloco.disk.tape import tape_pb2 as pb
 from ddiloco.disk.tape.entries import (
@@ -20,7 +18,7 @@ from ddiloco.disk.tape.entries import (
     Pulled,
     Thing,
 )
-from ddiloco.disk.tape.file import TapeError, TapeFile, read
+from ddiloco.disk.tape.file import TapeFile
 from ddiloco.disk.tape.header import Header
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
@@ -36,16 +34,13 @@ class Recorder:
         path: pathlib.Path | None = None,
         header: Header | None = None,
         record: Callable[[records.Record], None] = lambda record: None,
-        goes_on: bool = False,
     ) -> None:
-        """Begins the file, or goes on in one that is there.
+        """Begins the file.
 
         Args:
           path: of the file; None: nothing is written, and no header needed.
-          header: what the tape begins with; where it goes on, it must have begun with the same settings and
-            on the same machine.
+          header: what the tape begins with.
           record: takes an alarm.
-          goes_on: whether the file is there.
         """
         self._path, self._record = path, record
         self._file: TapeFile | None = None
@@ -55,12 +50,9 @@ class Recorder:
         self.header = header
         if path is not None:
             try:
-                if goes_on:
-                    self._go_on(path)
-                else:
-                    self._file = TapeFile(path)
-                    self._append(pb.Record(header=headers.to_json(header)))
-            except (OSError, TapeError, ValueError, DecodeError) as error:
+                self._file = TapeFile(path)
+                self._append(pb.Record(header=headers.to_json(header)))
+            except OSError as error:
                 self._fail(error)
 
     @property
@@ -83,17 +75,6 @@ class Recorder:
         """Writes what was noted, and closes the file."""
         self.flush()
         self._close()
-
-    def _go_on(self, path: pathlib.Path) -> None:
-        content = read(path)
-        if content.torn or not content.records:
-            raise TapeError("its end is torn off")
-        begun = headers.from_json(pb.Record.FromString(content.records[0][1]).header)
-        differences = begun.differences(self.header)
-        if differences:
-            raise TapeError(f"it was begun with {', '.join(differences)}")
-        self.header = begun
-        self._file = TapeFile(path, content)
 
     def _note(self, thing: Thing, now: float | None = None) -> None:
         if self._file is None:
@@ -132,10 +113,9 @@ class LearnerTape(Recorder):
         path: pathlib.Path | None = None,
         header: Header | None = None,
         record: Callable[[records.Record], None] = lambda record: None,
-        goes_on: bool = False,
     ) -> None:
-        """As of `Recorder`; only a tape on which no inner state was given away goes on."""
-        super().__init__(path, header, record, goes_on)
+        """As of `Recorder`."""
+        super().__init__(path, header, record)
         self._learner, self._process = learner, process
         self._given = 0
 
@@ -150,7 +130,7 @@ class LearnerTape(Recorder):
         self._note(Adopted(origin, fresh))
 
     def pulled(self, fragment: int, step: int) -> None:
-        """Notes which snapshot the syncer had when the update just told was applied."""
+        """Notes which offer the syncer had when the update just told was applied."""
         self._note(Pulled(fragment, step))
 
     def gave(self) -> InnerOrigin:

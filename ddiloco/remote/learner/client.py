@@ -15,7 +15,7 @@ from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.downlink import Uplink
+from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.event_messages import (
     check_down_header,
     checked_number,
@@ -26,20 +26,19 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import Delivery, Leave, Notice, SnapshotBegun
+from ddiloco.roles.delivery import Delivery, Leave, SnapshotBegun, Told
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
-from ddiloco.roles.syncer_worker import host_arrays
-from ddiloco.roles.transfer import FragmentSnapshot
+from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 TOLD_AFTER = 7  # tries, a quarter of a minute: a learner may be started before its syncer
 
 
 class Shelf(Protocol):
-    """Where published snapshots are."""
+    """Where published offers are."""
 
-    def get(self, fragment: int) -> tuple[Contribution, FragmentSnapshot] | None:
-        """The newest published snapshot of the fragment, if there is one."""
+    def pull(self, fragment: int) -> tuple[Contribution, Offer] | None:
+        """The newest published offer of the fragment, if there is one."""
 
 
 class Learner(Protocol):
@@ -49,7 +48,7 @@ class Learner(Protocol):
 
     @property
     def shelf(self) -> Shelf:
-        """Where published snapshots are."""
+        """Where published offers are."""
 
 
 class SyncerClient:
@@ -214,14 +213,14 @@ class SyncerClient:
 
 
 class _Connection:
-    """One accepted connection: a thread for control, and by channel one for updates and one for pushes."""
+    """One accepted connection: a thread for control, and by channel one for updates and one for answers."""
 
     def __init__(
         self, client: SyncerClient, channels: list[grpc.Channel], control: grpc.Call, accepted: pb.Accepted
     ) -> None:
         self._client, self._channels, self._control = client, channels, control
         self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
-        self._uplink = Uplink(client._terms.num_fragments)
+        self._collector = Collector(client._terms.num_fragments)
         self._pulls: queue.SimpleQueue[pb.Pull | None] = queue.SimpleQueue()
         self._cause: Exception | None = None  # why the updates ended, if they were the first to
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
@@ -235,7 +234,7 @@ class _Connection:
         """Until the connection ends."""
         threads = []
         for channel in self._channels:
-            for target in (self._take_updates, self._push_pulled):
+            for target in (self._take_updates, self._answer_pulls):
                 threads.append(threading.Thread(target=target, args=(channel,), daemon=True))
                 threads[-1].start()
         try:
@@ -277,7 +276,7 @@ class _Connection:
             case _:
                 event = syncer_event(message)
                 if client._worker is not None:
-                    client._worker.inbox.put(Notice(event))
+                    client._worker.inbox.put(Told(event))
 
     def _take_updates(self, channel: grpc.Channel) -> None:
         terms = self._client._terms
@@ -287,20 +286,20 @@ class _Connection:
                 header = parse(pb.DownHeader, data)
                 check_down_header(header, terms.num_fragments)
                 pieces = receive(terms.down[header.fragment], header.size, stream)
-                delivery = self._uplink.take(header, pieces)
-                if delivery is not None and self._client._worker is not None:
-                    self._client._worker.inbox.put(delivery)
+                told = self._collector.take(header, pieces)
+                if told is not None and self._client._worker is not None:
+                    self._client._worker.inbox.put(told)
         except (WireError, grpc.RpcError) as error:
             self._cause = self._cause or error
             self._control.cancel()  # without updates the connection is of no use
         except ValueError:  # the channel is closed
             pass
 
-    def _push_pulled(self, channel: grpc.Channel) -> None:
-        push = channel.stream_unary(wire.PUSH)
+    def _answer_pulls(self, channel: grpc.Channel) -> None:
+        send = channel.stream_unary(wire.PULLED)
         while (pull := self._pulls.get()) is not None:
             try:
-                self._push(push, pull)
+                self._answer(send, pull)
             except grpc.RpcError as error:
                 self._fail(pull, error.details() or error.code().name)
             except ValueError:  # the channel is closed
@@ -308,21 +307,21 @@ class _Connection:
             except Exception as error:  # of the devices, as their memory is read
                 self._fail(pull, f"{type(error).__name__}: {error}")
 
-    def _push(self, push: grpc.StreamUnaryMultiCallable, pull: pb.Pull) -> None:
+    def _answer(self, send: grpc.StreamUnaryMultiCallable, pull: pb.Pull) -> None:
         worker = self._client._worker
-        published = worker.shelf.get(pull.fragment) if worker is not None else None
+        published = worker.shelf.pull(pull.fragment) if worker is not None else None
         if published is None:
             self._fail(pull, "")
             return
-        contribution, snapshot = published
-        arrays = host_arrays(snapshot.arrays)
+        contribution, offer = published
+        arrays = host_arrays(offer.arrays)
         header = up_header(pull.pull, contribution, payload_bytes(arrays))
 
         def messages() -> Iterator[bytes]:
             yield header.SerializeToString()
             yield from chunks(arrays)
 
-        push(messages(), metadata=self._metadata, timeout=self._client._terms.pull_timeout)
+        send(messages(), metadata=self._metadata, timeout=self._client._terms.pull_timeout)
 
     def _fail(self, pull: pb.Pull, reason: str) -> None:
         failed = pb.PullFailed(pull=pull.pull, reason=reason[:200])

@@ -26,7 +26,7 @@ from ddiloco.remote.wire.event_messages import LARGEST
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security, check_reach
 from ddiloco.roles.delivery import Delivery, InnerState, InnerStateWanted
-from ddiloco.roles.syncer_worker import host_arrays
+from ddiloco.roles.transfer import host_arrays
 
 BOUNDARY_SECONDS = 20.0  # for the donor to come to a step boundary with the versions asked for
 AT_ONCE = 1  # donations of one learner; each holds a copy of its inner state

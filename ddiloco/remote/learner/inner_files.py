@@ -9,7 +9,7 @@ from ddiloco.disk import array_file
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.remote.learner.donor import InnerFormat
 from ddiloco.roles.delivery import InnerState
-from ddiloco.roles.syncer_worker import host_arrays
+from ddiloco.roles.transfer import host_arrays
 
 _MAGIC = b"ddiloco inner state 1\n"
 _NAME = "inner_state"

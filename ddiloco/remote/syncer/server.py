@@ -81,7 +81,7 @@ class SyncerServer:
         handlers = {
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Updates": grpc.unary_stream_rpc_method_handler(self._updates),
-            "Push": grpc.stream_unary_rpc_method_handler(self._push),
+            "Pulled": grpc.stream_unary_rpc_method_handler(self._pulled),
             "Peers": grpc.unary_unary_rpc_method_handler(self._peers),
         }
         service = wire.CONTROL.split("/")[1]
@@ -175,7 +175,7 @@ class SyncerServer:
         del request
         yield from self._session(context).down.messages()
 
-    def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def _pulled(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         session = self._session(context)
         self._check_deadline(session, context)
         answer = None
@@ -203,11 +203,13 @@ class SyncerServer:
         return b""
 
     def _check_deadline(self, session: Session, context: grpc.ServicerContext) -> None:
-        """Sees that gRPC ends a push for which nobody waits any longer: it holds up to a fragment."""
+        """Sees that gRPC ends an answer for which nobody waits any longer: it holds up to a fragment."""
         left = context.time_remaining()
         if left is None or left > 2 * self._terms.pull_timeout:
-            self._record(_drop(session.learner, "wire: push without a deadline"))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a push has a deadline, of the pull timeout")
+            self._record(_drop(session.learner, "wire: pulled fragment without a deadline"))
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "a pulled fragment has a deadline, of the pull timeout"
+            )
 
     def _peers(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Who may have an inner state to give, beginning with the learner after the one that asks."""

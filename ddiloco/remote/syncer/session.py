@@ -14,14 +14,7 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer
-from ddiloco.roles.delivery import (
-    Delivery,
-    Leave,
-    Notice,
-    SnapshotBegun,
-    UpdateDelivery,
-    WelcomeDelivery,
-)
+from ddiloco.roles.delivery import Delivery, Leave, SnapshotBegun, Told
 
 Contributed = tuple[Contribution, Sequence[np.ndarray]]
 
@@ -63,12 +56,10 @@ class Session:
     def deliver(self, delivery: Delivery) -> None:
         """Hands something over without waiting for the learner."""
         match delivery:
-            case WelcomeDelivery():
-                self.down.welcome(delivery)
-            case UpdateDelivery():
-                self.down.update(delivery)
-            case Notice():
-                self.say(from_syncer(delivery.event), replaces=isinstance(delivery.event, events.ClockSet))
+            case Told(events.Welcomed() | events.UpdateArrived()):
+                self.down.put(delivery)
+            case Told(event):
+                self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet))
             case SnapshotBegun():
                 self.down.begun(delivery)
                 self.say(pb.ToLearner(snapshot_begun=pb.SnapshotBegun(snapshot=delivery.number)))
@@ -76,7 +67,7 @@ class Session:
                 self.say(pb.ToLearner(leave=pb.Leave()))
 
     def pull(self, fragment: int) -> Contributed | None:
-        """Asks for a fragment and waits until it is here; None if the learner has none published.
+        """Asks for a fragment and waits for the answer; None if the learner has none published.
 
         Raises:
           ConnectionError: the connection ends, or the learner cannot send it.
@@ -113,7 +104,7 @@ class Session:
     # What the server calls.
 
     def answer_of(self, pull: int) -> tuple[int, concurrent.futures.Future[Contributed | None]] | None:
-        """The fragment and the open answer of a pull, which is taken: a second push for it finds none."""
+        """The fragment and the open answer of a pull, which is taken: a second answer finds none."""
         with self._change:
             return self._pulls.pop(pull, None)
 

@@ -14,7 +14,7 @@ MAX_TEXT = 32 << 10  # characters of a traceback; of a reason 500
 
 CONTROL = "/ddiloco.wire.Syncer/Control"
 UPDATES = "/ddiloco.wire.Syncer/Updates"
-PUSH = "/ddiloco.wire.Syncer/Push"
+PULLED = "/ddiloco.wire.Syncer/Pulled"
 PEERS = "/ddiloco.wire.Syncer/Peers"
 DONATE = "/ddiloco.wire.Learner/Donate"
 SESSION_KEY = "ddiloco-session"  # metadata that ties a call to its learner's control stream

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ddiloco.protocol import events
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
-from ddiloco.roles.delivery import Pieces, SnapshotBegun, UpdateDelivery, WelcomeDelivery
+from ddiloco.roles.delivery import Pieces, SnapshotBegun, Told
 
 
 class Version(NamedTuple):
@@ -57,29 +57,32 @@ class Downlink:
         self._snapshot: SnapshotBegun | None = None  # the newest that the learner was asked to be in
         self._closed = False
 
-    def welcome(self, delivery: WelcomeDelivery) -> None:
+    def put(self, told: Told) -> None:
+        """Sends what goes with a welcome or an update when its turn comes."""
+        match told.event:
+            case events.UpdateArrived(p, version, step):
+                self._newest.put(p, Version(version, step, told.fragments[0]))
+                with self._change:
+                    self._updates[p] = None
+                    self._change.notify_all()
+            case events.Welcomed() as event:
+                held = zip(event.versions, event.merged_steps, told.fragments, strict=True)
+                for p, (version, step, pieces) in enumerate(held):
+                    self._newest.put(p, Version(version, step, pieces))
+                self._welcome_with(event)
+
+    def _welcome_with(self, event: events.Welcomed) -> None:
         """Sends all fragments anew, in place of what was to be sent.
 
         A learner that asks again while its welcome is under way gets that one: it cannot be lost here.
         """
-        event = delivery.event
-        for p, pieces in enumerate(delivery.fragments):
-            self._newest.put(p, Version(event.versions[p], event.merged_steps[p], pieces))
         with self._change:
             if event.incarnation == self._welcome:
                 return
             self._welcome, self._step = event.incarnation, event.step
-            self._welcoming = list(range(len(delivery.fragments)))
+            self._welcoming = list(range(len(event.versions)))
             self._updates.clear()
             self._sent.clear()
-            self._change.notify_all()
-
-    def update(self, delivery: UpdateDelivery) -> None:
-        """Sends a fragment when its turn comes."""
-        event = delivery.event
-        self._newest.put(event.fragment, Version(event.version, event.step, delivery.pieces))
-        with self._change:
-            self._updates[event.fragment] = None
             self._change.notify_all()
 
     def begun(self, snapshot: SnapshotBegun) -> None:
@@ -132,8 +135,8 @@ class Downlink:
         return header, newest.pieces
 
 
-class Uplink:
-    """The learner's end of the updates: puts fragments together to deliveries. For several threads."""
+class Collector:
+    """The learner's end of the updates: collects the fragments of a welcome. For several threads."""
 
     def __init__(self, num_fragments: int) -> None:
         self._lock = threading.Lock()
@@ -142,19 +145,18 @@ class Uplink:
         self._collected: dict[int, Version] = {}
         self._num_fragments = num_fragments
 
-    def take(self, header: pb.DownHeader, pieces: Pieces) -> UpdateDelivery | WelcomeDelivery | None:
-        """The delivery that this fragment completes, if any; an unfinished older welcome is let go."""
-        arrived = Version(header.version, header.merged_step, pieces)
+    def take(self, header: pb.DownHeader, pieces: Pieces) -> Told | None:
+        """The event that this fragment completes, if any; an unfinished older welcome is let go."""
         if not header.welcome:
             event = events.UpdateArrived(header.fragment, header.version, header.merged_step)
-            return UpdateDelivery(event, pieces, header.epoch)
+            return Told(event, (pieces,), header.epoch)
         with self._lock:
             if header.welcome < self._welcome:
                 return None
             if header.welcome > self._welcome:
                 self._welcome, self._collected = header.welcome, {}
             self._step = header.step
-            self._collected[header.fragment] = arrived
+            self._collected[header.fragment] = Version(header.version, header.merged_step, pieces)
             if len(self._collected) < self._num_fragments:
                 return None
             fragments = [self._collected[p] for p in range(self._num_fragments)]
@@ -166,4 +168,4 @@ class Uplink:
             tuple(f.version for f in fragments),
             tuple(f.merged_step for f in fragments),
         )
-        return WelcomeDelivery(event, [f.pieces for f in fragments])
+        return Told(event, [f.pieces for f in fragments])

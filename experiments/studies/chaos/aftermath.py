@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.front.tables import markdown, number
 from experiments.studies.chaos import lanes
 from experiments.studies.chaos.committed import check_outer_steps, check_work
-from experiments.studies.chaos.lanes import Aftermath, Recovery, Span
-from experiments.studies.chaos.processes import SYNCER, learner_name
+from experiments.studies.chaos.lanes import Aftermath, Recovery
+from experiments.studies.chaos.processes import SYNCER
 from experiments.studies.chaos.traces import Trace
 
 _STATES = ("stalled", "dead", "recovering", "hung")
+_WORST = 10  # of the longest gaps so many are told
 
 
 def report(trace: Trace, loss: float | None, interval: int, num_fragments: int) -> dict[str, Any]:
@@ -29,33 +32,30 @@ def report(trace: Trace, loss: float | None, interval: int, num_fragments: int) 
     """
     outer, work = check_outer_steps(trace.rounds, trace.durable), check_work(trace.rounds)
     outer.problems.extend(trace.damage)
-    lines = lanes.timelines(trace)
-    end = max((steps[-1].time for steps in trace.steps.values() if steps), default=0.0)
+    lines, after = lanes.timelines(trace), lanes.aftermaths(trace)
+    steps = [step for learner in trace.learners for step in trace.marks[learner]]
+    end = max((step.time for step in steps), default=0.0)
     window = lines.window(end)
-    trained = sum(step.tokens for steps in trace.steps.values() for step in steps)
+    crashed = [life for life in trace.lives if life.code and not life.killed]
     return {
         "seconds": window[1] - window[0] if window else 0.0,
         "faults": _faults(trace),
         "missed": trace.missed,
-        "crashes": [
-            f"{life.target} ended with exit code {life.code}"
-            for life in trace.lives
-            if life.code and not life.killed
-        ],
+        "crashes": [f"{life.target} ended with exit code {life.code}" for life in crashed],
         "goodput": lines.goodput(end),
         "uptime": lines.uptime(end),
         "lost": lines.lost(end),
         "outer_steps": dataclasses.asdict(outer),
         "work": dataclasses.asdict(work),
-        "tokens": trained,
+        "tokens": sum(step.tokens for step in steps),
         "clock_rate": lanes.clock_rate(trace),
         "merged_tokens": work.merged_tokens / num_fragments,
         "loss": loss,
-        "lanes": [_learner(trace, m, end) for m in trace.steps] + [_syncer(trace)],
-        "gaps": _gaps(lanes.aftermaths(trace)),
-        "longest_gaps": [_aftermath(a) for a in _worst(lanes.aftermaths(trace))],
+        "lanes": [_lane(trace, target) for target in trace.marks],
+        "gaps": _gaps(after),
+        "longest_gaps": [_gap(trace, a) for a in sorted(after, key=lambda a: -a.gap_steps)[:_WORST]],
         "recovery": _recovery(lanes.recoveries(trace)),
-        "cycle_seconds": interval * statistics.mean(lanes.median_step(trace, m) for m in trace.steps),
+        "cycle_seconds": interval * statistics.mean(lanes.median_step(trace, m) for m in trace.learners),
     }
 
 
@@ -77,81 +77,60 @@ def problems(told: Mapping[str, Any]) -> list[str]:
 
 def table(told: Mapping[str, Any]) -> str:
     """The report in words and Markdown tables."""
+    head = ("", "starts", "steps", "median step, ms", "at work", *_STATES)
+    gaps = [
+        (
+            name,
+            gap["count"],
+            f"{1e3 * gap['median_seconds']:.0f}",
+            f"{1e3 * gap['longest_seconds']:.0f}",
+            f"{gap['longest_steps']:.1f}",
+            gap["stalls"],
+        )
+        for name, gap in told["gaps"].items()
+    ]
+    gaps_head = ["another process's fault", "survivors looked at", "median of longest gaps, ms"]
+    gaps_head += ["longest, ms", "in median steps", "above 5 steps"]
+    recovery = [
+        (
+            name,
+            times["count"],
+            *(number(times[figure], ".2f") for figure in ("median", "p90", "longest")),
+            times["died_before"],
+            number(times["longest_without"], ".2f"),
+        )
+        for name, times in told["recovery"].items()
+    ]
+    recovery_head = ["seconds from a restart to", "restarts", "median", "p90", "longest"]
+    recovery_head += ["died before", "after at most"]
+    return "\n\n".join(
+        [
+            markdown(("", ""), _summary(told)),
+            markdown(head, map(_lane_cells, told["lanes"])),
+            markdown(gaps_head, gaps),
+            markdown(recovery_head, recovery),
+        ]
+    )
+
+
+def _summary(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     outer, work, undisturbed = told["outer_steps"], told["work"], told.get("undisturbed")
     faults = ", ".join(f"{count} {name}" for name, count in told["faults"].items()) or "none"
+    steps = f"{outer['committed']} committed, {outer['lost']} lost, {outer['twice']} made twice"
+    tokens = f"{told['tokens']} trained on, {told['merged_tokens']:.0f} merged, {work['twice_tokens']}"
     rows = [
         ("faults", f"{faults}; {told['missed']} found nobody"),
         ("seconds", f"{told['seconds']:.1f}"),
         ("goodput, uptime", f"{told['goodput']:.1%}, {told['uptime']:.2%}"),
-        (
-            "outer steps",
-            f"{outer['committed']} committed, {outer['lost']} lost, {outer['twice']} made twice, "
-            f"{outer['unrecorded']} durable without a record",
-        ),
-        (
-            "tokens",
-            f"{told['tokens']} trained on, {told['merged_tokens']:.0f} merged, {work['twice_tokens']} "
-            f"counted twice in {work['contributions']} contributions",
-        ),
-        ("held-out loss", _number(told["loss"], 4)),
+        ("outer steps", f"{steps}, {outer['unrecorded']} durable without a record"),
+        ("tokens", f"{tokens} counted twice in {work['contributions']} contributions"),
+        ("held-out loss", number(told["loss"], ".4f")),
     ]
     if undisturbed is not None:
-        ratio = told["loss_ratio"]
-        rows += [
-            ("the same undisturbed", f"{_number(undisturbed['loss'], 4)}, {undisturbed['tokens']} tokens"),
-            ("loss against undisturbed", "-" if ratio is None else f"{ratio - 1:+.2%}"),
-        ]
-    return "\n\n".join(
-        [
-            _grid(("", ""), rows),
-            _grid(
-                ("", "starts", "steps", "median step, ms", "at work", *_STATES),
-                [_lane_row(lane) for lane in told["lanes"]],
-            ),
-            _grid(
-                (
-                    "another process's fault",
-                    "survivors looked at",
-                    "median of longest gaps, ms",
-                    "longest, ms",
-                    "in median steps",
-                    "above 5 steps",
-                ),
-                [
-                    (
-                        name,
-                        g["count"],
-                        f"{1e3 * g['median_seconds']:.0f}",
-                        f"{1e3 * g['longest_seconds']:.0f}",
-                        f"{g['longest_steps']:.1f}",
-                        g["stalls"],
-                    )
-                    for name, g in told["gaps"].items()
-                ],
-            ),
-            _grid(
-                (
-                    "seconds from a restart to",
-                    "restarts",
-                    "median",
-                    "p90",
-                    "longest",
-                    "died before",
-                    "after at most",
-                ),
-                [
-                    (
-                        name,
-                        r["count"],
-                        *(_number(r[k], 2) for k in ("median", "p90", "longest")),
-                        r["died_before"],
-                        _number(r["longest_without"], 2),
-                    )
-                    for name, r in told["recovery"].items()
-                ],
-            ),
-        ]
-    )
+        alone = f"{number(undisturbed['loss'], '.4f')}, {undisturbed['tokens']} tokens"
+        more = None if told["loss_ratio"] is None else told["loss_ratio"] - 1
+        rows += [("the same undisturbed", alone), ("loss against undisturbed", number(more, "+.2%"))]
+    return rows
 
 
 def _faults(trace: Trace) -> dict[str, int]:
@@ -161,64 +140,59 @@ def _faults(trace: Trace) -> dict[str, int]:
     return dict(sorted(kinds.items()))
 
 
-def _learner(trace: Trace, learner: int, end: float) -> dict[str, Any]:
-    lane = lanes.learner_lane(trace, learner)
-    quiet = [g.seconds for g in lanes.gaps_of(trace, learner) if trace.storm and g.end < trace.storm]
+def _lane(trace: Trace, target: str) -> dict[str, Any]:
+    """One process of chaos.json, all of its lives together."""
+    seconds: collections.Counter[str] = collections.Counter()
+    for span in lanes.lane(trace, target):
+        seconds[span.state] += span.end - span.start
+    told = {"target": target, "starts": len(trace.of(target))}
+    if target == SYNCER:
+        return {**told, "rounds": len(trace.rounds), "seconds": dict(seconds)}
+    quiet = [g.seconds for g in lanes.gaps_of(trace, target) if trace.storm and g.end < trace.storm]
     return {
-        "target": learner_name(learner),
-        "starts": len(trace.of(learner_name(learner))),
-        "steps": len(trace.steps[learner]),
-        "median_step_seconds": lanes.median_step(trace, learner),
+        **told,
+        "steps": len(trace.marks[target]),
+        "median_step_seconds": lanes.median_step(trace, target),
         "longest_gap_before_the_faults": max(quiet, default=None),
-        "seconds": _seconds(lane),
+        "seconds": dict(seconds),
     }
 
 
-def _syncer(trace: Trace) -> dict[str, Any]:
-    return {
-        "target": SYNCER,
-        "starts": len(trace.of(SYNCER)),
-        "rounds": len(trace.rounds),
-        "seconds": _seconds(lanes.syncer_lane(trace)),
-    }
-
-
-def _seconds(lane: Iterable[Span]) -> dict[str, float]:
-    total: collections.Counter[str] = collections.Counter()
-    for span in lane:
-        total[span.state] += span.end - span.start
-    return dict(total)
+def _lane_cells(lane: Mapping[str, Any]) -> tuple[Any, ...]:
+    seconds, total = lane["seconds"], sum(lane["seconds"].values()) or 1.0
+    at_work = seconds.get("stepping", 0.0) + seconds.get("merging", 0.0)
+    step = lane.get("median_step_seconds")
+    return (
+        lane["target"],
+        lane["starts"],
+        lane.get("steps", f"{lane.get('rounds')} rounds"),
+        "" if step is None else f"{1e3 * step:.0f}",
+        *(f"{share / total:.1%}" for share in (at_work, *(seconds.get(state, 0.0) for state in _STATES))),
+    )
 
 
 def _gaps(found: Sequence[Aftermath]) -> dict[str, dict[str, Any]]:
     """By kind of fault, over all faults and survivors."""
-    groups: dict[str, list[Aftermath]] = {}
-    for a in found:
-        who = "syncer" if a.blow.target == SYNCER else "learner"
-        groups.setdefault(f"{a.blow.kind} of a {who}", []).append(a)
-    return {
-        name: {
+
+    def kind(a: Aftermath) -> str:
+        return f"{a.blow.kind} of a {'syncer' if a.blow.target == SYNCER else 'learner'}"
+
+    told = {}
+    for name, members in itertools.groupby(sorted(found, key=kind), kind):
+        group = list(members)
+        told[name] = {
             "count": len(group),
             "median_seconds": statistics.median(a.gap_seconds for a in group),
             "longest_seconds": max(a.gap_seconds for a in group),
             "longest_steps": max(a.gap_steps for a in group),
             "stalls": sum(a.gap_steps > lanes.STALL for a in group),
         }
-        for name, group in sorted(groups.items())
-    }
+    return told
 
 
-def _worst(found: Sequence[Aftermath], count: int = 10) -> list[Aftermath]:
-    return sorted(found, key=lambda a: -a.gap_steps)[:count]
-
-
-def _aftermath(a: Aftermath) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(a.blow),
-        "learner": a.learner,
-        "seconds": a.gap_seconds,
-        "steps": a.gap_steps,
-    }
+def _gap(trace: Trace, a: Aftermath) -> dict[str, Any]:
+    who = trace.learners.index(a.learner)
+    return {**dataclasses.asdict(a.blow), "learner": who, "seconds": a.gap_seconds, "steps": a.gap_steps}
 
 
 def _recovery(found: Sequence[Recovery]) -> dict[str, dict[str, Any]]:
@@ -243,26 +217,3 @@ def _spread(values: Sequence[tuple[float | None, float | None]]) -> dict[str, An
         "died_before": len(without),
         "longest_without": max(without, default=None),
     }
-
-
-def _lane_row(lane: Mapping[str, Any]) -> tuple[Any, ...]:
-    seconds, total = lane["seconds"], sum(lane["seconds"].values()) or 1.0
-    active = seconds.get("stepping", 0.0) + seconds.get("merging", 0.0)
-    others = [seconds.get(state, 0.0) for state in _STATES]
-    step = lane.get("median_step_seconds")
-    return (
-        lane["target"],
-        lane["starts"],
-        lane.get("steps", f"{lane.get('rounds')} rounds"),
-        "" if step is None else f"{1e3 * step:.0f}",
-        *(f"{share / total:.1%}" for share in (active, *others)),
-    )
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _grid(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

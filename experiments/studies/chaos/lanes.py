@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ddiloco.goodput.accounting import State, Timelines
 from experiments.studies.chaos.processes import SYNCER, learner_name
-from experiments.studies.chaos.traces import Blow, Life, Step, Trace, syncer_deaths
+from experiments.studies.chaos.traces import Blow, Life, Mark, Trace
 
 STALL = 5.0  # median steps; a longer pause is a stall
 SETTLING = 2.0  # seconds after a fault is over that may still be due to it
@@ -29,7 +29,7 @@ _GOODPUT_STATES = {
 class Span(NamedTuple):
     """A stretch of a lane, in unix seconds."""
 
-    state: str  # "stepping", "stalled", "dead", "recovering" or "hung"; of the syncer "merging" too
+    state: str  # "stepping" (of the syncer: "merging"), "stalled", "dead", "recovering" or "hung"
     start: float
     end: float
 
@@ -58,34 +58,33 @@ class Aftermath:
     """How a learner stepped on while another process was down."""
 
     blow: Blow
-    learner: int
+    learner: str
     gap_seconds: float
     gap_steps: float  # in the learner's median steps
 
 
-def median_step(trace: Trace, learner: int) -> float:
+def median_step(trace: Trace, learner: str) -> float:
     """Seconds between two steps of the learner in the middle of all; 0 with less than two."""
-    gaps = [g for life in _learner_lives(trace, learner) for g in _raw_gaps(_steps_of(trace, learner, life))]
+    gaps = [b.time - a.time for a, b in _successive(trace, learner)]
     return statistics.median(gaps) if gaps else 0.0
 
 
-def gaps_of(trace: Trace, learner: int) -> list[Gap]:
+def gaps_of(trace: Trace, learner: str) -> list[Gap]:
     """Between any two steps of one process of the learner.
 
     A syncer that is killed takes along up to a second of what learners have told it. Where a gap lies there
     and the learner's clock went on by more than one, steps that are not on record count as median ones.
     """
-    usual, deaths = median_step(trace, learner), syncer_deaths(trace)
-    hangs = _hangs(trace, learner_name(learner))
+    usual, hangs = median_step(trace, learner), _hangs(trace, learner)
+    deaths = [life.ended for life in trace.of(SYNCER) if life.killed and life.ended is not None]
     found = []
-    for life in _learner_lives(trace, learner):
-        for a, b in itertools.pairwise(_steps_of(trace, learner, life)):
-            hung = sum(max(0.0, min(b.time, end) - max(a.time, start)) for start, end in hangs)
-            seconds = b.time - a.time - hung
-            if any(a.time <= death and b.time >= death - _UNWRITTEN for death in deaths):
-                unrecorded = max(0, b.clock - a.clock - 1)
-                seconds = max(seconds - unrecorded * usual, seconds / (unrecorded + 1))
-            found.append(Gap(a.time, b.time, seconds))
+    for a, b in _successive(trace, learner):
+        hung = sum(max(0.0, min(b.time, end) - max(a.time, start)) for start, end in hangs)
+        seconds = b.time - a.time - hung
+        if any(a.time <= death and b.time >= death - _UNWRITTEN for death in deaths):
+            unrecorded = max(0, b.clock - a.clock - 1)
+            seconds = max(seconds - unrecorded * usual, seconds / (unrecorded + 1))
+        found.append(Gap(a.time, b.time, seconds))
     return found
 
 
@@ -94,82 +93,48 @@ def clock_rate(trace: Trace) -> float:
 
     Counted are steps whose predecessor is surely on record, which move the clock by 1 or 2; 1 if none is.
     """
-    down = [span for m in trace.steps for span in learner_lane(trace, m) if span.state in DOWN]
-    down += [span for span in syncer_lane(trace) if span.state in DOWN]
+    down = [span for target in trace.marks for span in lane(trace, target) if span.state in DOWN]
     moves = [
         b.clock - a.clock
-        for learner in trace.steps
-        for life in _learner_lives(trace, learner)
-        for a, b in itertools.pairwise(_steps_of(trace, learner, life))
+        for learner in trace.learners
+        for a, b in _successive(trace, learner)
         if b.clock - a.clock in (1, 2) and not any(span.start < b.time and span.end > a.time for span in down)
     ]
     return statistics.mean(moves) if moves else 1.0
 
 
-def learner_lane(trace: Trace, learner: int) -> list[Span]:
-    """The learner from the start of its first process to its last step, in the order of time."""
-    usual = median_step(trace, learner)
-    stalls = {(g.start, g.end): g for g in gaps_of(trace, learner) if g.seconds > STALL * usual}
-    lives = _learner_lives(trace, learner)
+def lane(trace: Trace, target: str) -> list[Span]:
+    """The target from the start of its first process to its last step or round, in the order of time."""
+    busy = "merging" if target == SYNCER else "stepping"
+    lives = trace.of(target)
     spans: list[Span] = []
     for life, following in itertools.zip_longest(lives, lives[1:]):
-        steps = _steps_of(trace, learner, life)
-        end = life.ended if life.ended is not None and following is not None else None
-        if not steps:
-            if end is not None:
-                spans.append(Span("recovering", life.started, end))
-        else:
-            spans.append(Span("recovering", life.started, steps[0].time))
-            for a, b in itertools.pairwise(steps):
-                if (a.time, b.time) in stalls:
-                    spans.append(Span("stepping", a.time, min(b.time, a.time + usual)))
-                    spans.append(Span("stalled", min(b.time, a.time + usual), b.time))
-                else:
-                    spans.append(Span("stepping", a.time, b.time))
-            if end is not None:
-                spans.append(Span("stepping", steps[-1].time, max(end, steps[-1].time)))
-        if following is not None and end is not None:
-            spans.append(Span("dead", end, following.started))
-    return _merged(_with_hangs(spans, _hangs(trace, learner_name(learner))))
-
-
-def syncer_lane(trace: Trace) -> list[Span]:
-    """The syncer from its first start to its last round."""
-    lives = trace.of(SYNCER)
-    spans: list[Span] = []
-    for life, following in itertools.zip_longest(lives, lives[1:]):
-        times = [r["time"] for r in trace.rounds if life.holds(r["time"])]
+        times = [mark.time for mark in trace.marks_in(life)]
         end = life.ended if life.ended is not None and following is not None else max(times, default=None)
-        begun = min(times, default=end)
-        if end is None or begun is None:
+        if end is None:
             continue
-        spans += [Span("recovering", life.started, begun), Span("merging", begun, end)]
+        begun = min(times, default=end)
+        spans += [Span("recovering", life.started, begun), Span(busy, begun, end)]
         if following is not None:
             spans.append(Span("dead", end, following.started))
-    return _merged(_with_hangs(spans, _hangs(trace, SYNCER)))
+    if target != SYNCER:
+        usual = median_step(trace, target)
+        long = [gap for gap in gaps_of(trace, target) if gap.seconds > STALL * usual]
+        spans = _cut(spans, "stalled", [(min(gap.end, gap.start + usual), gap.end) for gap in long])
+    return _joined(_cut(spans, "hung", _hangs(trace, target)))
 
 
 def recoveries(trace: Trace) -> list[Recovery]:
     """Of every process that was started in the place of one that had died."""
     found = []
-    for learner in trace.steps:
-        for life in _learner_lives(trace, learner)[1:]:
-            steps = _steps_of(trace, learner, life)
-            merged = [r["time"] for r in trace.rounds if _is_in(r["contributions"], learner, life)]
-            found.append(
-                Recovery(
-                    life.target,
-                    life.started,
-                    steps[0].time - life.started if steps else None,
-                    min(merged) - life.started if merged else None,
-                    life.ended - life.started if life.ended is not None else None,
-                )
-            )
-    for life in trace.of(SYNCER)[1:]:
-        times = [r["time"] for r in trace.rounds if life.holds(r["time"])]
-        first = min(times) - life.started if times else None
-        lived = life.ended - life.started if life.ended is not None else None
-        found.append(Recovery(SYNCER, life.started, first, None, lived))
+    for life in (life for target in trace.marks for life in trace.of(target)[1:]):
+        times = [mark.time for mark in trace.marks_in(life)]
+        merged = [r["time"] for r in trace.rounds if _is_in(r["contributions"], life)]
+        first, contribution, lived = (
+            None if time is None else time - life.started
+            for time in (min(times, default=None), min(merged, default=None), life.ended)
+        )
+        found.append(Recovery(life.target, life.started, first, contribution, lived))
     return sorted(found, key=lambda r: r.started)
 
 
@@ -179,20 +144,20 @@ def aftermaths(trace: Trace) -> list[Aftermath]:
     Looked at is the time from the fault until the target steps (the syncer: merges) again, and `SETTLING`
     more, but only until the learner itself is down; one that was down already is left out.
     """
-    lanes = {m: learner_lane(trace, m) for m in trace.steps}
-    gaps = {m: gaps_of(trace, m) for m in trace.steps}
-    usual = {m: median_step(trace, m) for m in trace.steps}
-    back = {r: r.started + r.first_step for r in recoveries(trace) if r.first_step is not None}
+    lanes = {learner: lane(trace, learner) for learner in trace.learners}
+    gaps = {learner: gaps_of(trace, learner) for learner in trace.learners}
+    usual = {learner: median_step(trace, learner) for learner in trace.learners}
+    back = [(r, r.started + r.first_step) for r in recoveries(trace) if r.first_step is not None]
     found = []
     for blow in trace.blows:
         over = blow.until
         if over is None:
-            returns = [t for r, t in back.items() if r.target == blow.target and r.started >= blow.time]
+            returns = [t for r, t in back if r.target == blow.target and r.started >= blow.time]
             over = min(returns, default=blow.time)
-        for learner, lane in lanes.items():
-            if learner_name(learner) == blow.target:
+        for learner in trace.learners:
+            if learner == blow.target:
                 continue
-            down = [span for span in lane if span.state in DOWN and span.end > blow.time]
+            down = [span for span in lanes[learner] if span.state in DOWN and span.end > blow.time]
             end = min([over + SETTLING, *(span.start for span in down)])
             longest = max(
                 (g.seconds for g in gaps[learner] if g.start < end and g.end > blow.time), default=None
@@ -204,31 +169,25 @@ def aftermaths(trace: Trace) -> list[Aftermath]:
 
 def timelines(trace: Trace) -> Timelines:
     """The learners' lanes as ddiloco/goodput counts time; one that hangs or stalls counts as detecting."""
-    lines = Timelines(dict.fromkeys(trace.steps, 1))
-    for learner in trace.steps:
-        lane = learner_lane(trace, learner)
-        for span in lane:
-            lines.enter(learner, _GOODPUT_STATES[span.state], span.start)
-        if lane:
-            lines.enter(learner, State.FINISHED, lane[-1].end)
+    lines = Timelines(dict.fromkeys(range(len(trace.learners)), 1))
+    for number, learner in enumerate(trace.learners):
+        spans = lane(trace, learner)
+        for span in spans:
+            lines.enter(number, _GOODPUT_STATES[span.state], span.start)
+        if spans:
+            lines.enter(number, State.FINISHED, spans[-1].end)
     return lines
 
 
-def _learner_lives(trace: Trace, learner: int) -> list[Life]:
-    return trace.of(learner_name(learner))
+def _successive(trace: Trace, learner: str) -> Iterator[tuple[Mark, Mark]]:
+    """Any two steps of one process between which there is no other."""
+    for life in trace.of(learner):
+        yield from itertools.pairwise(trace.marks_in(life))
 
 
-def _steps_of(trace: Trace, learner: int, life: Life) -> list[Step]:
-    return [step for step in trace.steps[learner] if life.holds(step.time)]
-
-
-def _raw_gaps(steps: Sequence[Step]) -> Iterable[float]:
-    return (b.time - a.time for a, b in itertools.pairwise(steps))
-
-
-def _is_in(contributions: Sequence[Sequence[int]], learner: int, life: Life) -> bool:
-    """Whether a process of the learner gave something; its incarnation is its start in microseconds."""
-    return any(c[0] == learner and life.holds(c[1] / 1e6) for c in contributions)
+def _is_in(contributions: Iterable[Sequence[int]], life: Life) -> bool:
+    """Whether the process gave something; its incarnation is its start in microseconds."""
+    return any(learner_name(c[0]) == life.target and life.holds(c[1] / 1e6) for c in contributions)
 
 
 def _hangs(trace: Trace, target: str) -> list[tuple[float, float]]:
@@ -243,21 +202,21 @@ def _hangs(trace: Trace, target: str) -> list[tuple[float, float]]:
     return found
 
 
-def _with_hangs(spans: Sequence[Span], hangs: Sequence[tuple[float, float]]) -> list[Span]:
-    """The spans with each hang cut into those that it lies in, but for those of the dead."""
+def _cut(spans: Sequence[Span], state: str, stretches: Iterable[tuple[float, float]]) -> list[Span]:
+    """The spans, but in this state during the stretches; who is dead stays dead."""
     out = list(spans)
-    for start, end in hangs:
+    for start, end in stretches:
         before, out = out, []
         for span in before:
             a, b = max(span.start, start), min(span.end, end)
             if span.state == "dead" or a >= b:
                 out.append(span)
-                continue
-            out += [span._replace(end=a), Span("hung", a, b), span._replace(start=b)]
+            else:
+                out += [span._replace(end=a), Span(state, a, b), span._replace(start=b)]
     return out
 
 
-def _merged(spans: Iterable[Span]) -> list[Span]:
+def _joined(spans: Iterable[Span]) -> list[Span]:
     """Neighbours of one state as one span; empty ones are left out."""
     out: list[Span] = []
     for span in spans:

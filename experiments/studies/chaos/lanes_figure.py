@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from experiments.studies.chaos.lanes import Span, learner_lane, syncer_lane
-from experiments.studies.chaos.processes import SYNCER, learner_name
+from ddiloco.observe.figures import figure_at
+from experiments.studies.chaos.lanes import Span, lane
 from experiments.studies.chaos.traces import Trace
 
 if TYPE_CHECKING:
@@ -25,49 +24,35 @@ _COLOURS = {
 _MARKS = {"kill": ("x", "#c0392b"), "hang": ("s", "#8e6bb0"), "partition": ("D", "#d35400")}
 
 
-def draw(path: pathlib.Path, trace: Trace, title: str = "") -> None:
+def draw(path: pathlib.Path, trace: Trace) -> None:
     """Writes the figure; seconds count from the first step of any learner.
 
     Raises:
       OSError: the disk refused; no half-written figure is left.
     """
-    # Matplotlib takes a second to import, which only those who draw should pay.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    lanes: dict[str, list[Span]] = {learner_name(m): learner_lane(trace, m) for m in trace.steps}
-    lanes[SYNCER] = syncer_lane(trace)
-    start = min((steps[0].time for steps in trace.steps.values() if steps), default=0.0)
-    figure = Figure(figsize=(12, 1.6 + 0.55 * len(lanes)), dpi=130, layout="constrained")
-    axes = figure.add_subplot()
-    _draw_lanes(axes, lanes, start)
-    _draw_faults(axes, trace, list(lanes), start)
-    axes.set_yticks(range(len(lanes)), list(lanes))
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds")
-    axes.set_xlim(left=-1)
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.spines[["right", "top", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    figure.legend(loc="outside lower center", ncols=9, frameon=False, fontsize=8)
-    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        FigureCanvasAgg(figure).print_png(new)
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
+    lanes = {target: lane(trace, target) for target in trace.marks}
+    start = min((trace.marks[m][0].time for m in trace.learners if trace.marks[m]), default=0.0)
+    with figure_at(path, 12, 1.6 + 0.55 * len(lanes)) as figure:
+        axes = figure.add_subplot()
+        _draw_lanes(axes, lanes, start)
+        _draw_faults(axes, trace, list(lanes), start)
+        axes.set_yticks(range(len(lanes)), list(lanes))
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds")
+        axes.set_xlim(left=-1)
+        axes.spines[["right", "top", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        figure.legend(loc="outside lower center", ncols=9, frameon=False, fontsize=8)
 
 
 def _draw_lanes(axes: Axes, lanes: Mapping[str, list[Span]], start: float) -> None:
-    for place, lane in enumerate(lanes.values()):
-        for state, colour in _COLOURS.items():
-            bars = [(span.start - start, span.end - span.start) for span in lane if span.state == state]
-            axes.broken_barh(bars, (place - 0.3, 0.6), color=colour, lw=0)
-    shown = {span.state for lane in lanes.values() for span in lane}
     for state, colour in _COLOURS.items():
-        if state in shown:
-            axes.bar(0, 0, color=colour, label=state)
+        label = state
+        for place, spans in enumerate(lanes.values()):
+            bars = [(span.start - start, span.end - span.start) for span in spans if span.state == state]
+            if bars:
+                axes.broken_barh(bars, (place - 0.3, 0.6), color=colour, lw=0, label=label)
+                label = None  # one entry in the legend is enough
 
 
 def _draw_faults(axes: Axes, trace: Trace, names: list[str], start: float) -> None:

@@ -8,18 +8,18 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.studies.chaos.processes import KINDS, SYNCER
+from experiments.studies.chaos.processes import KINDS, SYNCER, learner_name
 
 _UNDO = {"resume": "hang", "heal": "partition"}
-_TOLD_LATE = 1.0  # seconds within which a process that was killed is found dead
+_FOUND_LATE = 1.0  # seconds within which a process that was killed is found dead
 
 
-class Step(NamedTuple):
-    """A step that a learner finished."""
+class Mark(NamedTuple):
+    """A sign of life: a step that a learner finished, or a round that the syncer merged."""
 
     time: float  # unix seconds
-    clock: int  # the learner's, after the step
-    tokens: int
+    clock: int = 0  # the learner's, after the step
+    tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Blow:
 class Trace:
     """Everything that the report is made from."""
 
-    steps: Mapping[int, Sequence[Step]]  # by learner, in the order of time, each once
+    marks: Mapping[str, Sequence[Mark]]  # by target, the syncer last; in the order of time, each once
     rounds: Sequence[Mapping[str, Any]]  # lines of rounds.jsonl
     lives: Sequence[Life]  # in the order of their starts
     blows: Sequence[Blow]
@@ -65,9 +65,18 @@ class Trace:
     missed: int  # faults whose target was not there
     storm: float | None  # when the plan of faults began
 
+    @property
+    def learners(self) -> list[str]:
+        """The targets that are learners, in the order of their numbers."""
+        return [target for target in self.marks if target != SYNCER]
+
     def of(self, target: str) -> list[Life]:
         """The target's processes, in their order."""
         return [life for life in self.lives if life.target == target]
+
+    def marks_in(self, life: Life) -> list[Mark]:
+        """The signs of life of one process."""
+        return [mark for mark in self.marks[life.target] if life.holds(mark.time)]
 
 
 def read_trace(workdir: pathlib.Path, faults: pathlib.Path, learners: int) -> Trace:
@@ -76,20 +85,22 @@ def read_trace(workdir: pathlib.Path, faults: pathlib.Path, learners: int) -> Tr
     Raises:
       OSError: there is no journal.
     """
-    told = lines_of(faults.read_text())
-    steps = {m: _steps(_lines(workdir / "learners" / str(m) / "steps.jsonl")) for m in range(learners)}
-    blows = _blows(told)
+    journal = lines_of(faults.read_text())
+    rounds = _lines(workdir / "rounds.jsonl")
+    steps = {
+        learner_name(m): _steps(_lines(workdir / "learners" / str(m) / "steps.jsonl"))
+        for m in range(learners)
+    }
+    blows = _blows(journal)
     return Trace(
-        steps=steps,
-        rounds=_lines(workdir / "rounds.jsonl"),
-        lives=_lives(told, blows),
+        marks={**steps, SYNCER: [Mark(line["time"]) for line in rounds]},
+        rounds=rounds,
+        lives=_lives(journal, blows),
         blows=blows,
-        durable=[
-            (line["time"], line["versions"]) for line in told if line["event"] == "end" and "versions" in line
-        ],
-        damage=[line["problem"] for line in told if "problem" in line],
-        missed=sum(line["event"] == "missed" for line in told),
-        storm=next((line["time"] for line in told if line["event"] == "storm"), None),
+        durable=[(line["time"], line["versions"]) for line in journal if "versions" in line],
+        damage=[line["problem"] for line in journal if "problem" in line],
+        missed=sum(line["event"] == "missed" for line in journal),
+        storm=next((line["time"] for line in journal if line["event"] == "storm"), None),
     )
 
 
@@ -102,44 +113,41 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
     return lines_of(path.read_text()) if path.exists() else []
 
 
-def _steps(told: Iterable[Mapping[str, Any]]) -> list[Step]:
-    """A syncer that dies before its learners hear what it has written is told again: such lines are twice."""
-    return sorted({Step(line["time"], line["step"], line["tokens"]) for line in told})
+def _steps(lines: Iterable[Mapping[str, Any]]) -> list[Mark]:
+    """Learners report again what a syncer had written but not confirmed as it died: such lines are twice."""
+    return sorted({Mark(line["time"], line["step"], line["tokens"]) for line in lines})
 
 
-def _blows(told: Iterable[Mapping[str, Any]]) -> list[Blow]:
+def _blows(journal: Iterable[Mapping[str, Any]]) -> list[Blow]:
     blows: list[Blow] = []
-    for line in told:
+    for line in journal:
         event, target, time = line["event"], line["target"], line["time"]
         if event in KINDS:
             blows.append(Blow(time, target, event))
         elif event in _UNDO:
-            for i, blow in enumerate(blows):
-                if (blow.target, blow.kind, blow.until) == (target, _UNDO[event], None):
-                    blows[i] = dataclasses.replace(blow, until=time)
+            blows = [
+                dataclasses.replace(blow, until=time)
+                if (blow.target, blow.kind, blow.until) == (target, _UNDO[event], None)
+                else blow
+                for blow in blows
+            ]
     return blows
 
 
-def _lives(told: Iterable[Mapping[str, Any]], blows: Sequence[Blow]) -> list[Life]:
-    lives: list[Life] = []
-    for line in told:
+def _lives(journal: Iterable[Mapping[str, Any]], blows: Sequence[Blow]) -> list[Life]:
+    lives: dict[tuple[str, int], list[Life]] = {}
+    for line in journal:
+        own = lives.setdefault((line["target"], line.get("pid")), [])
         if line["event"] == "start":
-            lives.append(Life(line["target"], line["pid"], line["time"]))
-        elif line["event"] == "end":
-            for i, life in enumerate(lives):
-                if (life.target, life.pid, life.ended) == (line["target"], line["pid"], None):
-                    ended = _death(line["target"], life.started, line["time"], blows)
-                    lives[i] = dataclasses.replace(life, ended=ended, code=line["code"])
-    return lives
+            own.append(Life(line["target"], line["pid"], line["time"]))
+        elif line["event"] == "end" and own and own[-1].ended is None:
+            ended = _death(own[-1], line["time"], blows)
+            own[-1] = dataclasses.replace(own[-1], ended=ended, code=line["code"])
+    return sorted((life for own in lives.values() for life in own), key=lambda life: life.started)
 
 
-def _death(target: str, started: float, found: float, blows: Sequence[Blow]) -> float:
+def _death(life: Life, found: float, blows: Sequence[Blow]) -> float:
     """When a process died that was found dead: by the kill just before, if there was one."""
-    since = max(started, found - _TOLD_LATE)
-    kills = [b.time for b in blows if (b.target, b.kind) == (target, "kill") and since <= b.time <= found]
-    return max(kills, default=found)
-
-
-def syncer_deaths(trace: Trace) -> list[float]:
-    """When a process of the syncer was killed."""
-    return [life.ended for life in trace.of(SYNCER) if life.killed and life.ended is not None]
+    since = max(life.started, found - _FOUND_LATE)
+    kills = [b.time for b in blows if (b.target, b.kind) == (life.target, "kill")]
+    return max((time for time in kills if since <= time <= found), default=found)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ddiloco.observe.figures import colours, dress, figure_at
 from experiments.studies.goodput.published import published
 from experiments.studies.goodput.simulator import Cell
 
@@ -21,39 +21,22 @@ def draw_all(stem: pathlib.Path, cells: Sequence[Cell]) -> list[pathlib.Path]:
     Raises:
       OSError: the disk refused; no half-written figure is left.
     """
-    drawings: dict[str, Callable[[Figure, Sequence[Cell]], None]] = {
-        "goodput": _draw_goodput,
-        "attribution": _draw_attribution,
-        "uptime": _draw_uptime,
-    }
     paths = []
-    for name, draw in drawings.items():
-        path = stem.with_name(f"{stem.name}_{name}.png")
-        _save(path, draw, cells)
-        paths.append(path)
+    for name, draw in (
+        ("goodput", _draw_goodput),
+        ("attribution", _draw_attribution),
+        ("uptime", _draw_uptime),
+    ):
+        paths.append(stem.with_name(f"{stem.name}_{name}.png"))
+        with figure_at(paths[-1], 9, 5.2) as figure:
+            draw(figure, cells)
     return paths
-
-
-def _save(path: pathlib.Path, draw: Callable[[Figure, Sequence[Cell]], None], cells: Sequence[Cell]) -> None:
-    # Matplotlib takes a second to import, which only those who draw should pay.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.2), dpi=130, layout="constrained")
-    draw(figure, cells)
-    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        FigureCanvasAgg(figure).print_png(new)
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def _draw_goodput(figure: Figure, cells: Sequence[Cell]) -> None:
     axes = figure.add_subplot()
     told = False
-    for (label, own), colour in zip(_by_system(cells).items(), _colours(cells), strict=True):
+    for label, own, colour in _systems(cells):
         chips = [cell.num_chips for cell in own]
         spread = [100 * (cell.ci95 or 0.0) for cell in own]
         goodput = [100 * cell.goodput for cell in own]
@@ -64,47 +47,47 @@ def _draw_goodput(figure: Figure, cells: Sequence[Cell]) -> None:
             told = True
     if told:
         axes.scatter([], [], color="0.3", marker="x", s=60, label="the paper")
-    _dress(axes, cells, "goodput (%)")
+    _label(axes, cells, "goodput (%)")
 
 
 def _draw_uptime(figure: Figure, cells: Sequence[Cell]) -> None:
     axes = figure.add_subplot()
-    for (label, own), colour in zip(_by_system(cells).items(), _colours(cells), strict=True):
+    for label, own, colour in _systems(cells):
         chips = [cell.num_chips for cell in own]
         axes.plot(chips, [100 * cell.uptime for cell in own], color=colour, marker="o", ms=4, label=label)
         quorum = [(c.num_chips, 100 * c.quorum_uptime) for c in own if c.quorum_uptime is not None]
         if quorum:
             axes.plot(*zip(*quorum, strict=True), color=colour, ls=":", label=f"{label}, a quorum")
-    _dress(axes, cells, "uptime (%)")
+    _label(axes, cells, "uptime (%)")
 
 
 def _draw_attribution(figure: Figure, cells: Sequence[Cell]) -> None:
     from matplotlib import colormaps
 
-    systems, counts = _by_system(cells), sorted({cell.num_chips for cell in cells})
+    systems, counts = _systems(cells), sorted({cell.num_chips for cell in cells})
     causes = [cause for cause in cells[0].lost if any(cell.lost[cause] >= 5e-4 for cell in cells)]
-    colours = dict(zip(causes, colormaps["tab10"].colors, strict=False))
+    of_cause = dict(zip(causes, colormaps["tab10"].colors, strict=False))
     panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
     for count, axes in zip(counts, panels, strict=True):
-        for place, own in enumerate(systems.values()):
+        for place, (_, own, _) in enumerate(systems):
             bottom = 0.0
             for cell in (cell for cell in own if cell.num_chips == count):
                 for cause in causes:
                     share = 100 * cell.lost[cause]
-                    axes.bar(place, share, bottom=bottom, color=colours[cause], width=0.8)
+                    axes.bar(place, share, bottom=bottom, color=of_cause[cause], width=0.8)
                     bottom += share
         axes.set_title(f"{count:,} chips", fontsize=9)
-        axes.set_xticks(range(len(systems)), list(systems), rotation=90, fontsize=8)
+        axes.set_xticks(range(len(systems)), [label for label, _, _ in systems], rotation=90, fontsize=8)
         axes.grid(axis="y", alpha=0.25)
     panels[0].set_ylim(0, 100)
     panels[0].set_ylabel("chip time lost (%)")
     for cause in causes:
-        panels[0].bar(0, 0, color=colours[cause], label=cause.replace("_", " "))
+        panels[0].bar(0, 0, color=of_cause[cause], label=cause.replace("_", " "))
     if causes:
         figure.legend(loc="outside upper center", ncols=len(causes), frameon=False, fontsize=9)
 
 
-def _dress(axes: Axes, cells: Sequence[Cell], name: str) -> None:
+def _label(axes: Axes, cells: Sequence[Cell], name: str) -> None:
     from matplotlib.ticker import EngFormatter, NullFormatter
 
     counts = sorted({cell.num_chips for cell in cells})
@@ -115,22 +98,13 @@ def _dress(axes: Axes, cells: Sequence[Cell], name: str) -> None:
     axes.set_xlabel("chips")
     axes.set_ylabel(name)
     axes.set_ylim(0, 103)
-    axes.grid(alpha=0.25)
-    axes.spines[["right", "top"]].set_visible(False)
+    dress(axes)
     axes.legend(frameon=False, fontsize=9)
 
 
-def _by_system(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    systems: dict[str, list[Cell]] = {}
+def _systems(cells: Sequence[Cell]) -> list[tuple[str, list[Cell], tuple[float, ...]]]:
+    """The label of each system, its cells by the number of chips, and its colour."""
+    systems: dict[str, list[Cell]] = {cell.label: [] for cell in cells}
     for cell in sorted(cells, key=lambda cell: cell.num_chips):
-        systems.setdefault(cell.label, []).append(cell)
-    order = list(dict.fromkeys(cell.label for cell in cells))
-    return {label: systems[label] for label in order}
-
-
-def _colours(cells: Sequence[Cell]) -> list[tuple[float, ...]]:
-    from matplotlib import colormaps
-
-    count = len(_by_system(cells))
-    table = colormaps["tab10"] if count <= 10 else colormaps["turbo"].resampled(count)
-    return [table(place)[:3] for place in range(count)]
+        systems[cell.label].append(cell)
+    return [(*entry, colour) for entry, colour in zip(systems.items(), colours(len(systems)), strict=True)]

@@ -6,17 +6,17 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddiloco.observe.figures import dress, figure_at
+from experiments.studies.scaling.report import title
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Found = Mapping[str, Any]  # of `experiments.scaling`
+Found = Mapping[str, Any]  # of `studies.scaling.study`
 
 
 def draw(path: pathlib.Path, found: Found) -> None:
     """Writes the figure, with the panels that there are figures for."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     panels: list[Callable[[Axes], None]] = [lambda axes: _draw_losses(axes, found["losses"], found["laws"])]
     if any(law.get("held_out") for law in found["laws"]):
         panels.append(lambda axes: _draw_errors(axes, found["laws"]))
@@ -27,13 +27,11 @@ def draw(path: pathlib.Path, found: Found) -> None:
         panels.append(lambda axes, entries=entries: _draw_best(axes, entries))
     lines = -(-len(panels) // 2)
     width = 13 if len(panels) > 1 else 7
-    figure = Figure(figsize=(width, 4.4 * lines), dpi=120, layout="constrained")
-    for place, panel in enumerate(panels):
-        axes = figure.add_subplot(lines, min(2, len(panels)), place + 1)
-        panel(axes)
-        axes.grid(alpha=0.25, which="both")
-        axes.spines[["right", "top"]].set_visible(False)
-    FigureCanvasAgg(figure).print_png(path)
+    with figure_at(path, width, 4.4 * lines, dpi=120) as figure:
+        for place, panel in enumerate(panels):
+            axes = figure.add_subplot(lines, min(2, len(panels)), place + 1)
+            panel(axes)
+            dress(axes)
 
 
 def _draw_losses(axes: Axes, losses: Sequence[Mapping[str, Any]], laws: Sequence[Mapping[str, Any]]) -> None:
@@ -50,9 +48,10 @@ def _draw_losses(axes: Axes, losses: Sequence[Mapping[str, Any]], laws: Sequence
             continue
         sizes, means = [r["params"] for r in own], [r["loss"] for r in own]
         colour = _colour(learners)
-        label = f"M={learners}" if learners else "data-parallel"
         spread = [r["spread"] or 0.0 for r in own]
-        axes.errorbar(sizes, means, yerr=spread, color=colour, fmt="o", ms=4, capsize=2, label=label)
+        axes.errorbar(
+            sizes, means, yerr=spread, color=colour, fmt="o", ms=4, capsize=2, label=title(learners)
+        )
         law = alone.get(learners)
         if law and not law["problem"]:
             scale, alpha = law["parameters"]["A"], law["parameters"]["alpha"]
@@ -79,8 +78,8 @@ def _draw_best(axes: Axes, entries: Sequence[Mapping[str, Any]]) -> None:
             own = [value for value in entry["values"] if value["learners"] == learners]
             sizes = [value["params"] for value in own]
             colour = _colour(learners)
-            label = "data-parallel" if entry["data_parallel"] else f"M={learners}"
-            axes.plot(sizes, [value["value"] for value in own], "o", ms=4, color=colour, label=label)
+            best = [value["value"] for value in own]
+            axes.plot(sizes, best, "o", ms=4, color=colour, label=title(learners))
             if not entry["problem"]:
                 named = entry["parameters"]
                 scale = named["A"] * max(1, learners) ** named.get("beta", 0.0)
@@ -102,6 +101,7 @@ def _scale(axes: Axes, sizes: Iterable[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
+    axes.grid(which="minor", alpha=0.25)
     axes.set_xlabel("parameters")
 
 

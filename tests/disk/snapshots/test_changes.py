@@ -79,7 +79,6 @@ REFUSED = [
     ("outer.split_large", False),
     ("outer.optimizer", "moving_average"),
     ("algorithm", "data_parallel"),
-    ("driver", "virtual"),
 ]
 
 
@@ -112,22 +111,9 @@ def test_the_last_step_must_not_lie_before_the_snapshot():
         check_resumable(settings(), settings(train__steps=23), step=24)
 
 
-def test_arrays_do_not_come_or_go():
-    real, none = settings(driver="virtual"), settings(driver="virtual", virtual__arrays=False)
-    check_resumable(none, none)
-    for then, now, says in (
-        (real, none, "holds arrays"),
-        (none, real, "has none"),
-    ):
-        with pytest.raises(ConfigError, match=rf"^config.virtual.arrays: .* {says}"):
-            check_resumable(then, now)
-
-
-def test_a_baseline_stays_in_its_driver_and_a_lone_learner_on_its_share():
+def test_a_baseline_may_have_other_learners_and_a_lone_learner_its_share_alone():
     then = settings(preset="tiny,data_parallel")
     check_resumable(then, settings(preset="tiny,data_parallel", sync__num_learners=3))
-    with pytest.raises(ConfigError, match=r"^config.driver"):
-        check_resumable(then, settings(preset="tiny,data_parallel", driver="virtual"))
     then = settings(preset="tiny,lone_learner")
     with pytest.raises(ConfigError, match=r"^config.sync.num_learners: .* share of the data"):
         check_resumable(then, settings(preset="tiny,lone_learner", sync__num_learners=3))

@@ -88,23 +88,3 @@ def test_a_file_that_is_not_there_or_is_no_tape_is_told_in_a_line(tmp_path):
     (tmp_path / "b.tape").write_bytes(b"something else, and long enough")
     with pytest.raises(TapeError, match=r"b\.tape: byte 0: is no tape"):
         read(tmp_path / "b.tape")
-
-
-@given(PAYLOADS, PAYLOADS)
-def test_a_file_goes_on_after_its_content_as_if_it_had_never_been_closed(folder, before, after):
-    path, whole = fresh(folder), fresh(folder)
-    written(path, before)
-    file = TapeFile(path, read(path))
-    for payload in after:
-        file.append(payload)
-    file.close()
-    assert path.read_bytes() == written(whole, before + after)
-
-
-def test_a_file_that_is_gone_cannot_go_on(folder):
-    path = fresh(folder)
-    written(path, [b"a"])
-    content = read(path)
-    path.unlink()
-    with pytest.raises(FileNotFoundError):
-        TapeFile(path, content)

@@ -1,6 +1,5 @@
 """Tapes as they are written: when what is on the disk, and what a disk that refuses does to the run."""
 
-import dataclasses
 import errno
 import os
 from unittest import mock
@@ -112,45 +111,6 @@ def test_a_folder_that_cannot_be_written_to_is_an_alarm_and_no_tape(tmp_path):
     tape.told(events.StepFinished(), 1.0)
     assert not tape.on
     assert len(alarms) == 1
-
-
-def test_a_tape_goes_on_where_it_was_cut_with_the_header_that_it_began_with(tmp_path):
-    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER)
-    tape.told(events.StepFinished(), 1.0)
-    tape.close()
-    later = dataclasses.replace(LEARNER, now=9.0, position={"read": 4})
-    tape = LearnerTape(3, 7, path, later, goes_on=True)
-    tape.told(events.StepFinished(), 2.0)
-    tape.close()
-    assert things(path) == [events.StepFinished()] * 2
-    assert read_tape(path).header == tape.header == LEARNER
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"config": "c1"}, "it was begun with other settings"),
-        ({"layout": "1b"}, "it was begun with other fragments"),
-        (
-            {"machine": dataclasses.replace(MACHINE, packages={"jax": "9"})},
-            "it was begun with jax unknown, here 9",
-        ),
-        ({}, "its end is torn off"),
-    ],
-)
-def test_a_tape_of_another_run_or_machine_does_not_go_on_and_the_run_does(change, told, tmp_path):
-    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER)
-    tape.told(events.StepFinished(), 1.0)
-    tape.close()
-    if not change:
-        path.write_bytes(path.read_bytes()[:-1])
-    before, alarms = path.read_bytes(), []
-    tape = LearnerTape(3, 7, path, dataclasses.replace(LEARNER, **change), alarms.append, goes_on=True)
-    tape.told(events.StepFinished(), 2.0)
-    assert not tape.on
-    assert path.read_bytes() == before
-    [alarm] = alarms
-    assert alarm.sentence.startswith(f"{path}: {told}: the tape ends here")
 
 
 def test_the_syncers_processes_are_counted_by_their_tapes(tmp_path):

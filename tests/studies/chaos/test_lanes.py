@@ -1,5 +1,6 @@
 """Lanes, gaps and recoveries of a run that was made up, whose answers are known."""
 
+import dataclasses
 import json
 
 import pytest
@@ -10,10 +11,9 @@ from experiments.studies.chaos.lanes import (
     aftermaths,
     clock_rate,
     gaps_of,
-    learner_lane,
+    lane,
     median_step,
     recoveries,
-    syncer_lane,
     timelines,
 )
 from experiments.studies.chaos.lanes_figure import draw
@@ -74,14 +74,14 @@ def made(tmp_path):
     return Made(tmp_path)
 
 
-def told(lane):
-    return [(span.state, span.start - T0, span.end - T0) for span in lane]
+def told(spans):
+    return [(span.state, span.start - T0, span.end - T0) for span in spans]
 
 
 def test_a_learner_that_nothing_befalls_starts_and_steps(made):
     trace = made.trace()
-    assert told(learner_lane(trace, 0)) == [("recovering", 0.0, 1.0), ("stepping", 1.0, 60.0)]
-    assert median_step(trace, 0) == 0.5
+    assert told(lane(trace, "learner 0")) == [("recovering", 0.0, 1.0), ("stepping", 1.0, 60.0)]
+    assert median_step(trace, "learner 0") == 0.5
     assert clock_rate(trace) == 1.0
     assert recoveries(trace) == aftermaths(trace) == []
     assert timelines(trace).goodput(T0 + 60) == timelines(trace).uptime(T0 + 60) == 1.0
@@ -93,7 +93,7 @@ def test_a_killed_learner_is_dead_then_recovers_then_steps(made):
     made.round(35.0, [1, int((T0 + 0.5) * 1e6), 0, 1, 1, 1])
     made.round(36.0, [0, int((T0 + 23.0) * 1e6), 0, 1, 1, 1])
     trace = made.trace()
-    assert told(learner_lane(trace, 0)) == [
+    assert told(lane(trace, "learner 0")) == [
         ("recovering", 0.0, 1.0),
         ("stepping", 1.0, 20.0),
         ("dead", 20.0, 22.0),
@@ -125,9 +125,9 @@ def test_a_death_is_at_its_kill_not_where_it_was_found(made):
 def test_a_long_pause_is_a_stall_and_a_short_one_is_not(made):
     made.no_step(0, 20.0, 23.0)
     made.no_step(0, 40.0, 42.0)
-    lane = told(learner_lane(made.trace(), 0))
-    assert ("stalled", 20.5, 23.0) in lane
-    assert [span[0] for span in lane].count("stalled") == 1
+    spans = told(lane(made.trace(), "learner 0"))
+    assert ("stalled", 20.5, 23.0) in spans
+    assert [span[0] for span in spans].count("stalled") == 1
 
 
 def test_a_hang_is_a_hang_and_no_stall(made):
@@ -136,18 +136,18 @@ def test_a_hang_is_a_hang_and_no_stall(made):
     made.no_step(0, 20.1, 25.1)
     trace = made.trace()
     assert trace.blows == [Blow(T0 + 20.1, "learner 0", "hang", T0 + 25.0)]
-    assert [span.state for span in learner_lane(trace, 0)] == ["recovering", "stepping", "hung", "stepping"]
-    assert Span("hung", T0 + 20.1, T0 + 25.0) in learner_lane(trace, 0)
-    assert max(gap.seconds for gap in gaps_of(trace, 0)) == pytest.approx(0.6)
+    assert [span.state for span in lane(trace, "learner 0")] == ["recovering", "stepping", "hung", "stepping"]
+    assert Span("hung", T0 + 20.1, T0 + 25.0) in lane(trace, "learner 0")
+    assert max(gap.seconds for gap in gaps_of(trace, "learner 0")) == pytest.approx(0.6)
 
 
 def test_a_hung_process_that_is_killed_hangs_until_its_death(made):
     made.fault(18.1, "hang", "learner 0", pid=1)
     made.restart("learner 0", 20.0, 22.0)
     made.no_step(0, 18.1, 30.0)
-    lane = told(learner_lane(made.trace(), 0))
-    assert ("hung", pytest.approx(18.1), 20.0) in lane
-    assert ("dead", 20.0, 22.0) in lane
+    spans = told(lane(made.trace(), "learner 0"))
+    assert ("hung", pytest.approx(18.1), 20.0) in spans
+    assert ("dead", 20.0, 22.0) in spans
 
 
 def test_the_longest_gap_of_a_survivor_is_that_around_the_fault(made):
@@ -156,7 +156,7 @@ def test_the_longest_gap_of_a_survivor_is_that_around_the_fault(made):
     made.no_step(1, 21.0, 24.0)  # while learner 0 is down
     made.no_step(1, 50.0, 56.0)  # long after it is back
     (after,) = aftermaths(made.trace())
-    assert (after.learner, after.blow.kind) == (1, "kill")
+    assert (after.learner, after.blow.kind) == ("learner 1", "kill")
     assert (after.gap_seconds, after.gap_steps) == (3.0, 6.0)
 
 
@@ -165,7 +165,9 @@ def test_who_is_down_itself_is_no_survivor(made):
         made.restart(f"learner {m}", 20.0 + m, 22.0 + m)
         made.no_step(m, 20.0 + m, 30.0)
     struck = {(a.blow.target, a.learner) for a in aftermaths(made.trace())}
-    assert struck == {("learner 0", 1)}, "learner 1 stood as learner 0 died, not the other way round"
+    assert struck == {("learner 0", "learner 1")}, (
+        "learner 1 stood as learner 0 died, not the other way round"
+    )
 
 
 def test_steps_whose_records_died_with_the_syncer_are_no_gap(made):
@@ -174,8 +176,8 @@ def test_steps_whose_records_died_with_the_syncer_are_no_gap(made):
     made.round(10.0)
     made.round(26.0)
     trace = made.trace()
-    assert max(gap.seconds for gap in gaps_of(trace, 0)) == pytest.approx(0.5)
-    assert told(syncer_lane(trace)) == [
+    assert max(gap.seconds for gap in gaps_of(trace, "learner 0")) == pytest.approx(0.5)
+    assert told(lane(trace, "syncer")) == [
         ("recovering", 0.0, 10.0),
         ("merging", 10.0, 20.0),
         ("dead", 20.0, 21.0),
@@ -189,9 +191,12 @@ def test_a_stall_across_the_syncers_death_is_still_a_gap(made):
     made.restart("syncer", 20.0, 21.0)
     made.no_step(0, 19.5, 27.0)
     trace = made.trace()
-    lost = [step._replace(clock=step.clock - 10) if step.time > T0 + 20 else step for step in trace.steps[0]]
-    stalled = type(trace)(**{**vars(trace), "steps": {0: lost, 1: trace.steps[1]}})
-    assert max(gap.seconds for gap in gaps_of(stalled, 0)) == pytest.approx(5.5)
+    lost = [
+        step._replace(clock=step.clock - 10) if step.time > T0 + 20 else step
+        for step in trace.marks["learner 0"]
+    ]
+    stalled = dataclasses.replace(trace, marks={**trace.marks, "learner 0": lost})
+    assert max(gap.seconds for gap in gaps_of(stalled, "learner 0")) == pytest.approx(5.5)
 
 
 def test_a_step_that_was_told_to_two_syncers_is_one_step(made, tmp_path):
@@ -199,7 +204,7 @@ def test_a_step_that_was_told_to_two_syncers_is_one_step(made, tmp_path):
     path = tmp_path / "learners" / "0" / "steps.jsonl"
     path.write_text(path.read_text() + path.read_text())
     again = read_trace(tmp_path, tmp_path / "faults.jsonl", 2)
-    assert len(again.steps[0]) == len(again.steps[1])
+    assert len(again.marks["learner 0"]) == len(again.marks["learner 1"])
 
 
 def test_a_torn_last_line_is_left_out():

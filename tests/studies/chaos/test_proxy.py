@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.launch.ports import reserved_port
-from experiments.studies.chaos.proxy import LinkShape, Pace, Proxy
+from experiments.studies.chaos.proxy import Proxy
+from tests.bad_network import BadNetwork, LinkShape, Pace
 from tests.remote.ends import until
 
 PATIENCE = 30.0
@@ -106,7 +107,7 @@ def test_bytes_come_through_in_both_directions(echo):
 def test_bytes_come_through_a_bad_line_unchanged(echo):
     data = random.Random(0).randbytes(500_000)
     shape = LinkShape(latency=0.001, jitter=0.002, loss=0.01, retransmission=0.002, bytes_per_second=1e8)
-    with Proxy(echo.address, shape) as proxy, connect(proxy) as end:
+    with BadNetwork(echo.address, shape) as proxy, connect(proxy) as end:
         threading.Thread(target=end.sendall, args=(data,), daemon=True).start()
         assert receive(end, len(data)) == data
 
@@ -135,7 +136,7 @@ def test_a_partition_passes_nothing_closes_nothing_and_heals(echo):
 def test_a_partitioned_link_holds_a_bounded_number_of_bytes():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         shape = LinkShape(buffer_bytes=1 << 17)
-        with Proxy(silent.getsockname(), shape) as proxy, connect(proxy) as end:
+        with BadNetwork(silent.getsockname(), shape) as proxy, connect(proxy) as end:
             until(lambda: proxy.connections == 1, "a connection")
             far, _ = silent.accept()
             proxy.partition()
@@ -182,7 +183,7 @@ def test_a_server_that_dies_takes_its_connections_along():
 
 
 def test_connections_are_broken_at_random_and_can_be_made_anew(echo):
-    with Proxy(echo.address, LinkShape(broken_every=0.001)) as proxy:
+    with BadNetwork(echo.address, LinkShape(broken_every=0.001)) as proxy:
         for made in range(1, 4):
             with connect(proxy) as end:
                 with pytest.raises(ConnectionError):

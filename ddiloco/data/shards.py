@@ -1,0 +1,267 @@
+"""Which documents a shard reads, also when the number of shards changes in the middle of an epoch.
+
+By itself, shard m of M reads documents m, m + M, ... of the data set, epoch after epoch, each in an order of
+its own. When M changes, what the old shards have not read of their epoch is divided evenly among the new
+ones. A new shard first reads its part, half-read documents from where they were left, and then by itself from
+the first epoch that no old shard had begun. So nothing of the current epoch is lost or read twice, and later
+epochs are whole. A shard that was an epoch behind the others does not make it up.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ddiloco.data.errors import DataError
+
+Position = Any
+"""JSON values: where a shard's rows are, `at`; once shards have changed, {left, epoch, at}."""
+
+
+class Span(NamedTuple):
+    """Documents `first` to `stop - 1` in the order in which a shard by itself reads all epochs."""
+
+    num_shards: int
+    shard: int
+    first: int
+    stop: int
+    offset: int = 0
+    """Tokens of the first document that have been read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """The documents that a shard reads, numbered 0, 1, ... without end: some spans, then epochs by itself."""
+
+    shard: int
+    num_shards: int
+    records: int
+    """Documents in the data set."""
+    spans: tuple[Span, ...] = ()
+    epoch: int = 0
+    """The first that the shard reads by itself."""
+
+    def at(self, number: int) -> Span:
+        """The document with this number, alone."""
+        if number >= self._in_spans:
+            own = self.epoch * self._epoch_size + number - self._in_spans
+            return Span(self.num_shards, self.shard, own, own + 1)
+        i = bisect.bisect_right(self._ends, number)
+        span = self.spans[i]
+        first = span.stop - (self._ends[i] - number)
+        offset = span.offset if first == span.first else 0
+        return span._replace(first=first, stop=first + 1, offset=offset)
+
+    def epoch_of(self, number: int) -> int:
+        """The epoch of the document with this number; spans are of the one before the shard's first."""
+        if number < self._in_spans:
+            return self.epoch - 1
+        return self.epoch + (number - self._in_spans) // self._epoch_size
+
+    def rest(self, begun: int) -> list[Span]:
+        """What the first `begun` documents leave of the epoch of the last of them."""
+        last = max(begun - 1, 0)
+        if last < self._in_spans:
+            return _cut(self.spans, begun, self._in_spans)
+        own = self.epoch * self._epoch_size + begun - self._in_spans
+        end = (self.epoch_of(last) + 1) * self._epoch_size
+        return [Span(self.num_shards, self.shard, own, end)] if own < end else []
+
+    def position(self, at: Any) -> Position:
+        """The position `at` of the shard's rows, together with this assignment."""
+        return {"left": [list(span) for span in self.spans], "epoch": self.epoch, "at": at}
+
+    def read(self, position: Position) -> tuple[Assignment, Any]:
+        """The assignment in a position of this shard, and the position of the shard's rows."""
+        if not isinstance(position, Mapping):
+            return dataclasses.replace(self, spans=(), epoch=0), position
+        spans = tuple(Span(*map(int, span)) for span in position["left"])
+        return dataclasses.replace(self, spans=spans, epoch=int(position["epoch"])), position["at"]
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(span.stop - span.first for span in self.spans))
+
+    @property
+    def _in_spans(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def _epoch_size(self) -> int:
+        return epoch_size(self.records, self.shard, self.num_shards)
+
+
+class Stream(Protocol):
+    """Endless rows."""
+
+    position: Position
+    """The next row, in JSON values; setting it goes there and forgets what was read ahead."""
+
+    def take(self, count: int) -> dict[str, Any]:
+        """The next `count` rows, each array (count, ...)."""
+
+
+class ShardStream:
+    """The endless rows of one shard; their position holds the shard's assignment too.
+
+    Args:
+      by_itself: (shard, number of shards) -> what gives the n-th document that this shard reads by itself.
+      rows: makes rows of documents, given what gives the n-th of them.
+      shard: this shard.
+      num_shards: how many there are.
+      records: documents in the data set.
+    """
+
+    def __init__(
+        self,
+        by_itself: Callable[[int, int], Callable[[int], Any]],
+        rows: Callable[[Callable[[int], Any]], Stream],
+        shard: int,
+        num_shards: int,
+        records: int,
+    ) -> None:
+        self._by_itself = functools.cache(by_itself)
+        self._initial = self._assignment = Assignment(shard, num_shards, records)
+        self._rows = rows(self._document)
+        self._start = self._rows.position
+
+    @property
+    def position(self) -> Position:
+        """The next row, in JSON values."""
+        at = self._rows.position
+        return at if self._assignment == self._initial else self._assignment.position(at)
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._assignment, at = self._initial.read(position)
+        self._rows.position = self._start if at is None else at
+
+    def take(self, count: int) -> dict[str, Any]:
+        """The next `count` rows."""
+        return self._rows.take(count)
+
+    def _document(self, number: int) -> Any:
+        span = self._assignment.at(number)
+        document = self._by_itself(span.shard, span.num_shards)(span.first)
+        return document[span.offset :] if span.offset else document
+
+
+def reshard(
+    states: Sequence[Mapping[str, Any]], num_shards: int, groups: Sequence[Sequence[int]] | None = None
+) -> list[dict[str, Any]]:
+    """The states with which batches of `num_shards` shards continue where other batches stopped.
+
+    With as many shards as before, each continues as it was. Of a shard that has no state, the whole newest
+    epoch counts as unread: what it had read of that is read again.
+
+    Args:
+      states: from `Batches.get_state`, of different shards of the same data.
+      num_shards: how many shards there are now.
+      groups: the shards of each of the new batches; None: one shard each.
+
+    Returns:
+      A state for each group, for `Batches.set_state` of batches of the same data. Its counts of batches and
+      tokens begin anew unless the same shards were read together before.
+
+    Raises:
+      DataError: the states are of different data or cannot be read.
+    """
+    if states and all("num_learners" in state for state in states):
+        return _of_loops(states, num_shards)
+    groups = [(m,) for m in range(num_shards)] if groups is None else groups
+    try:
+        stream = states[0]["stream"]
+        if any(state["stream"] != stream for state in states):
+            raise DataError("the saved positions are of different streams: settings of their data differ")
+        positions = {int(shard): at for state in states for shard, at in state["shards"].items()}
+        if len(positions) != sum(len(state["shards"]) for state in states):
+            raise DataError("the saved positions are of the same shard more than once")
+        positions = _reassigned(positions, stream["num_shards"], num_shards, stream["records"])
+        counts = {frozenset(map(int, state["shards"])): state for state in states}
+        if num_shards != stream["num_shards"]:
+            counts = {}
+        return [
+            {
+                "stream": {**stream, "num_shards": num_shards},
+                "shards": {str(shard): positions[shard] for shard in group},
+                **{name: counts.get(frozenset(group), {}).get(name, 0) for name in ("batches", "tokens")},
+            }
+            for group in groups
+        ]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"the saved positions cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _of_loops(states: Sequence[Mapping[str, Any]], num_learners: int) -> list[dict[str, Any] | None]:
+    """Each learner's own position; None where there is none. Only a loop itself knows its data."""
+    if any(state["num_learners"] != num_learners for state in states):
+        raise DataError(f"the batches of a loop of one's own cannot be shared among {num_learners} learners")
+    own = {state["learner"]: dict(state) for state in states}
+    return [own.get(m) for m in range(num_learners)]
+
+
+def epoch_size(records: int, shard: int, num_shards: int) -> int:
+    """Documents of one shard by itself in an epoch: `shard`, `shard + num_shards`, ..."""
+    return len(range(shard, records, num_shards))
+
+
+def _reassigned(
+    positions: Mapping[int, Position], before: int, now: int, records: int
+) -> dict[int, Position]:
+    """The positions of `now` shards, given those of some of `before` shards."""
+    half_read: list[Span] = []
+    unread: list[Span] = []
+    newest = 0
+    for shard, position in sorted(positions.items()):
+        assignment, at = Assignment(shard, before, records).read(position)
+        begun, unfinished = _begun(at)
+        for number, offset in unfinished:
+            span = assignment.at(number)
+            half_read.append(span._replace(offset=span.offset + offset))
+        unread += assignment.rest(begun)
+        newest = max(newest, assignment.epoch_of(max(begun - 1, 0)))
+    missing = [shard for shard in range(before) if shard not in positions]
+    if now == before:
+        fresh = {m: Assignment(m, now, records, epoch=newest).position(None) for m in missing}
+        return {**positions, **fresh}
+    for shard in missing:
+        size = epoch_size(records, shard, before)
+        unread.append(Span(before, shard, newest * size, (newest + 1) * size))
+    result = {}
+    for shard in range(now):
+        spans = (*_part(half_read, shard, now), *_part(unread, shard, now))
+        result[shard] = Assignment(shard, now, records, spans, newest + 1).position(None)
+    return result
+
+
+def _begun(at: Any) -> tuple[int, list[tuple[int, int]]]:
+    """How many documents are begun at a position of a shard's rows; number and offset of the unfinished."""
+    if at is None:
+        return 0, []
+    if isinstance(at, int):
+        return at, []
+    _, begun, *unfinished = at
+    return begun, [(number, offset) for number, offset in unfinished]
+
+
+def _part(spans: Sequence[Span], shard: int, num_shards: int) -> list[Span]:
+    """The shard's part of these documents; no two parts differ by more than one document."""
+    total = sum(span.stop - span.first for span in spans)
+    return _cut(spans, total * shard // num_shards, total * (shard + 1) // num_shards)
+
+
+def _cut(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
+    """The documents from `start` to `stop - 1`, counted over all these spans."""
+    found, before = [], 0
+    for span in spans:
+        count = span.stop - span.first
+        low, high = max(start - before, 0), min(stop - before, count)
+        if low < high:
+            offset = span.offset if low == 0 else 0
+            found.append(span._replace(first=span.first + low, stop=span.first + high, offset=offset))
+        before += count
+    return found

@@ -1,0 +1,140 @@
+"""A run's files: those that grow by whole records, and those that are replaced whole."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ddiloco.observe.alarms import Alarms
+
+MAX_PENDING = 1 << 24
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives the path to write to; at the end of the `with` block the file there takes the place of `path`.
+
+    A reader sees the old file or the new one, never a part.
+
+    Raises:
+      OSError: the disk refused; the old file still stands, and nothing else is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield new
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def read_lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line of a .jsonl with its value, which is {} where a crash has torn it; none of an absent file."""
+    try:
+        lines = path.read_text().splitlines(keepends=True)
+    except OSError:
+        return
+    for line in lines:
+        try:
+            yield line, dict(json.loads(line))
+        except (ValueError, TypeError):
+            yield line, {}
+
+
+class GrowingFile:
+    """Appends bytes; what could not be written stays pending and is tried again at the next flush.
+
+    Nothing is opened before the first flush. Every byte is written once and in order, however often
+    a write fails or stops half-way: buffered files of the standard library give no such promise.
+    """
+
+    def __init__(self, path: pathlib.Path, *, max_pending: int = MAX_PENDING) -> None:
+        """A torn last line that a killed process left in a .jsonl is cut off before anything is added."""
+        self._path = path
+        self._cut_first = path.suffix == ".jsonl"
+        self._max_pending = max_pending
+        self._pending = bytearray()
+        self._file: io.FileIO | None = None
+        self.lost = 0  # bytes given up because too many were pending
+
+    @property
+    def pending(self) -> int:
+        """Bytes not yet written."""
+        return len(self._pending)
+
+    def append(self, record: bytes) -> None:
+        """Adds one record to what is pending; gives the record up if `max_pending` bytes are waiting."""
+        if self.pending + len(record) > self._max_pending:
+            self.lost += len(record)
+        else:
+            self._pending += record
+
+    def flush(self) -> None:
+        """Writes what is pending.
+
+        Raises:
+          OSError: the disk refused; the rest stays pending.
+        """
+        while self._pending:
+            if self._file is None:
+                self._file = self._open()
+            del self._pending[: self._file.write(self._pending)]
+
+    def close(self) -> None:
+        """Flushes and closes; a later flush opens the file again."""
+        try:
+            self.flush()
+        finally:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _open(self) -> io.FileIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._cut_first and self._path.exists():
+            os.truncate(self._path, self._path.read_bytes().rfind(b"\n") + 1)
+        self._cut_first = False  # from now on a torn line is ours, and its rest is pending
+        return io.FileIO(self._path, "a")
+
+
+class GrowingFiles:
+    """Growing files under one folder; one that cannot be written troubles no other.
+
+    A full disk refuses all of them alike, so that there is one alarm for the folder, not one for each file.
+    """
+
+    def __init__(self, root: pathlib.Path, alarms: Alarms) -> None:
+        self._root, self._alarms = root, alarms
+        self._files: dict[str, GrowingFile] = {}
+
+    def append(self, name: str, record: bytes, at_once: bool = False) -> None:
+        """Adds a record to the file of that name, relative to the root; it is written now or when flushed."""
+        if name not in self._files:
+            self._files[name] = GrowingFile(self._root / name)
+        self._files[name].append(record)
+        if at_once:
+            self._try(GrowingFile.flush, name)
+
+    def flush(self) -> None:
+        """Writes what is pending; what the disk refuses is tried again at the next flush."""
+        for name in self._files:
+            self._try(GrowingFile.flush, name)
+
+    def close(self) -> None:
+        """Flushes and closes all files."""
+        for name in self._files:
+            self._try(GrowingFile.close, name)
+
+    def _try(self, action: Callable[[GrowingFile], None], name: str) -> None:
+        file = self._files[name]
+        with self._alarms.guard(str(self._root)):
+            action(file)
+        if file.lost:
+            waiting = f"records were given up, {file.pending} bytes are waiting"
+            self._alarms.raise_once(f"lost {self._root}", f"{self._root / name}: {waiting}")

@@ -1,0 +1,52 @@
+"""What a run leaves about its learners and rounds: a line a step, a line a merge, tracebacks of deaths.
+
+Tools rely on `learners/<id>/steps.jsonl`: {"time": seconds, "step": the learner's clock, "tokens": of
+that step}, at most a second behind. `rounds.jsonl` has a line a merge: {"time", "step", "fragment",
+"version", "learners" (in the merge), "tokens", ...}; `states.jsonl` one for each change of a learner's state;
+`recoveries.jsonl` one for each process of a learner that joined, and where its inner optimizer state came
+from. A run that is resumed in the same folder goes on below.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ddiloco.observe.files import GrowingFiles
+from ddiloco.observe.records import LearnerDied, Noted, StateChanged, StepDone
+from ddiloco.observe.scalars import as_json
+
+
+class LineFiles:
+    """Adds to the files; a killed syncer leaves as many lines of rounds and states as there were."""
+
+    def __init__(self, files: GrowingFiles) -> None:
+        """`files` are those of the workdir."""
+        self._files = files
+
+    def step(self, record: StepDone) -> None:
+        """Adds a line to the learner's `steps.jsonl`."""
+        line = {"step": int(record.step), "tokens": int(record.tokens)}
+        self._append(f"learners/{record.learner}/steps.jsonl", record.time, line)
+
+    def round(self, record: Noted) -> None:
+        """Adds a line to `rounds.jsonl`."""
+        self._append("rounds.jsonl", record.time, as_json(record.values), at_once=True)
+
+    def recovered(self, record: Noted) -> None:
+        """Adds a line to `recoveries.jsonl`."""
+        self._append("recoveries.jsonl", record.time, as_json(record.values))
+
+    def state(self, record: StateChanged) -> None:
+        """Adds a line to `states.jsonl`."""
+        line = {"learner": record.learner, "state": record.state.value, "chips": record.chips}
+        self._append("states.jsonl", record.time, line, at_once=True)
+
+    def died(self, record: LearnerDied) -> None:
+        """Adds the traceback to the learner's `traceback.txt`, after those of earlier deaths."""
+        text = f"died at {record.time}\n{record.traceback.rstrip()}\n\n"
+        self._files.append(f"learners/{record.learner}/traceback.txt", text.encode(errors="replace"))
+
+    def _append(self, name: str, time: float, values: dict[str, Any], at_once: bool = False) -> None:
+        line = json.dumps({"time": float(time), **values})
+        self._files.append(name, line.encode() + b"\n", at_once)

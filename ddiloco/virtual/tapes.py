@@ -1,0 +1,86 @@
+"""The tapes of a virtual fleet."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from collections.abc import Callable, Sequence
+
+from ddiloco.disk.tape.recorder import LearnerTape
+from ddiloco.observe import records
+from ddiloco.outer.global_model import GlobalModel, pieces_sha256
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.state import SyncerState
+from ddiloco.roles.learner_arrays import Equipment
+from ddiloco.roles.taping import Tapes
+from ddiloco.settings.experiment import Experiment
+from ddiloco.virtual.learner_process import VirtualLearner
+from ddiloco.virtual.ports import Observer
+
+
+class FleetTapes(Observer):
+    """Writes the tapes of a fleet as it is told what happens; their clock and wall clock are virtual time."""
+
+    def __init__(
+        self,
+        workdir: pathlib.Path | None,
+        experiment: Experiment,
+        model: GlobalModel,
+        equipment: Sequence[Equipment],
+        record: Callable[[records.Record], None],
+    ) -> None:
+        """`record` hears alarms. Without a workdir, or where the settings say so, nothing is written."""
+        self._tapes = Tapes(workdir, experiment, model.layout, record, clock=lambda: 0.0, wall=lambda: 0.0)
+        self._model, self._equipment = model, equipment
+        self._syncer = self._tapes.syncer(SyncerState.initial(model.layout.num_fragments), model)
+        self._learners: dict[int, tuple[int, LearnerTape]] = {}  # by number: newest process and its tape
+        self._pulled: dict[int, dict[int, int]] = collections.defaultdict(dict)  # by learner: fragment, step
+
+    def syncer_handled(
+        self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float
+    ) -> None:
+        """The syncer's core took an event and answered with these actions."""
+        self._syncer.told(event, out, now)
+        if isinstance(event, events.MergeFinished) and self._syncer.on:
+            version, pieces = self._model.fragment(event.round.fragment)
+            self._syncer.committed(event.round.fragment, version, pieces_sha256(pieces))
+
+    def learner_handled(
+        self,
+        learner: VirtualLearner,
+        event: events.LearnerEvent,
+        out: Sequence[actions.LearnerAction],
+        now: float,
+    ) -> None:
+        """The core of a learner took an event and answered with these actions."""
+        tape, pulled = self._tape(learner.number, learner.process), self._pulled[learner.number]
+        tape.told(event, now)
+        for action in out:
+            match action:
+                case actions.AdoptAll():
+                    tape.adopted(fresh=True, origin=None)
+                    pulled.clear()
+                case actions.ApplyUpdate(fragment=fragment) if fragment in pulled:
+                    tape.pulled(fragment, pulled.pop(fragment))
+
+    def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
+        """The syncer has this snapshot of a learner."""
+        if self._equipment[learner.number].transfer.error_feedback:
+            self._pulled[learner.number][contribution.fragment] = contribution.step
+
+    def end(self) -> None:
+        """The run is over."""
+        for _, tape in self._learners.values():
+            tape.close()
+        self._syncer.end([self._model.fragment(p)[0] for p in range(self._model.layout.num_fragments)])
+
+    def _tape(self, learner: int, process: int) -> LearnerTape:
+        newest, tape = self._learners.get(learner, (None, None))
+        if newest != process:
+            if tape is not None:
+                tape.close()
+                self._pulled[learner].clear()
+            tape = self._tapes.learner(learner, process, self._equipment[learner])
+            self._learners[learner] = process, tape
+        return tape

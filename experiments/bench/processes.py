@@ -1,0 +1,87 @@
+"""Two processes at the ends of a wire: one of them does as it is told, a learner's end is in the other."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import queue
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import Terms
+from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.transfer import Offer
+from ddiloco.settings.remote import RemoteConfig
+
+PATIENCE = 120.0
+CONFIG = RemoteConfig(gather=PATIENCE)
+
+
+@contextlib.contextmanager
+def another_process(work: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+    """Runs `work(pipe, *arguments)` in a fresh process until the block ends; this end of the pipe."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
+    process.start()
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.join()
+
+
+def heard(pipe: Connection) -> Any:
+    """What the other process says next.
+
+    Raises:
+      TimeoutError: it says nothing.
+    """
+    if not pipe.poll(PATIENCE):
+        raise TimeoutError(f"the other process said nothing in {PATIENCE:g} s")
+    return pipe.recv()
+
+
+class LearnerEnd:
+    """A learner's end of the wire, with a shelf of fragments and no training behind it."""
+
+    def __init__(self, address: str, learner: int, terms: Terms) -> None:
+        self.inbox, self.shelf = queue.SimpleQueue(), Shelf()
+        self.learner = learner
+        self._client = SyncerClient(address, learner, 1, terms, Security(), CONFIG)
+        self._client.attach(self)
+        self._client.start()
+
+    def send(self, event: Any) -> None:
+        """Tells the syncer."""
+        self._client.outbox.send(event)
+
+    def join(self) -> None:
+        """Joins, and waits for the welcome."""
+        self.send(events.LearnerJoined(self.learner, 1))
+        assert isinstance(self.inbox.get(timeout=PATIENCE).event, events.Welcomed)
+
+    def offer(self, fragment: int, version: int, step: int, arrays: tuple) -> None:
+        """Puts a fragment on the shelf: one step of ten tokens since this version."""
+        contribution = Contribution(self.learner, 1, fragment, version, step, 1, 10)
+        self.shelf.put(contribution, Offer(arrays))
+
+    def report(self, step: int, versions: list[int]) -> None:
+        """Reports a step, with the version of each fragment."""
+        counters = tuple(FragmentCounters(version, 1, 10) for version in versions)
+        self.send(events.StepReported(Report(self.learner, 1, step, counters)))
+
+    def update(self) -> events.UpdateArrived:
+        """The next update."""
+        while not isinstance(event := self.inbox.get(timeout=PATIENCE).event, events.UpdateArrived):
+            pass
+        return event
+
+    def close(self) -> None:
+        """Leaves."""
+        self._client.finish(1.0)

@@ -1,0 +1,142 @@
+"""A run of real processes under a plan of faults, and what it left."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ddiloco.disk.durable import DurableState, DurableStateError
+from ddiloco.launch.all_roles import run_all
+from ddiloco.run.recipes import assembly_of
+from ddiloco.settings.experiment import Experiment
+from experiments.front import cli
+from experiments.studies.chaos import aftermath
+from experiments.studies.chaos.killer import Journal, Killer
+from experiments.studies.chaos.processes import SYNCER, PlannedFault, learner_name
+from experiments.studies.chaos.proxy import Proxy
+from experiments.studies.chaos.traces import Trace, read_trace
+
+_LOOK = 0.2  # seconds between two looks at whether all learners step
+
+
+class Outcome(NamedTuple):
+    """What a run came to: its part of chaos.json, what it left, and its exit code."""
+
+    told: dict[str, Any]
+    trace: Trace
+    code: int
+
+
+def run(
+    experiment: Experiment,
+    workdir: pathlib.Path,
+    faults: pathlib.Path,
+    plan: Sequence[PlannedFault],
+    stop: threading.Event,
+    overrides: Sequence[str] = (),
+) -> Outcome:
+    """Runs the experiment's processes, of the command line's config and these overrides, under the plan.
+
+    Args:
+      experiment: what that config says.
+      workdir: folder of the run.
+      faults: file for the journal of what befell it.
+      plan: the faults, whose time counts from when all learners have stepped.
+      stop: once set, the run saves what it has and ends.
+      overrides: `--config.any.field=value`.
+    """
+    over, struck = threading.Event(), threading.Event()
+    watch = Watch(experiment, workdir, Journal(faults), over)
+
+    def strike() -> None:
+        try:
+            while not over.wait(_LOOK) and not watch.all_step():
+                pass
+            watch.journal.write("storm")
+            Killer(watch.pid, watch.cut, watch.journal).run(plan, over)
+        finally:
+            struck.set()
+
+    threading.Thread(target=strike, name="killer", daemon=True).start()
+    arguments = [*cli.config_arguments(), *overrides]
+    try:
+        told = {"observe": watch.observe, "route": watch.route}
+        code = run_all(experiment, arguments, workdir, stop, cli.tell, **told)
+    finally:
+        over.set()
+        struck.wait()
+        watch.close()
+    sync, summary = experiment.sync, workdir / "summary.json"
+    trace = read_trace(workdir, faults, sync.num_learners)
+    loss = json.loads(summary.read_text()).get("eval_loss") if summary.exists() else None
+    return Outcome(aftermath.report(trace, loss, sync.interval, sync.num_fragments), trace, code)
+
+
+def steps_of_tokens(experiment: Experiment, told: dict[str, Any]) -> int:
+    """T of a run without faults that trains on as many tokens, by how fast the clock went in this one."""
+    rows = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners))
+    return max(1, round(told["tokens"] * told["clock_rate"] / (rows * experiment.data.sequence_length)))
+
+
+class Watch:
+    """The processes of a run as the killer sees them, and their links; writes down their starts and ends."""
+
+    def __init__(
+        self, experiment: Experiment, workdir: pathlib.Path, journal: Journal, over: threading.Event
+    ) -> None:
+        """`over` is set once a learner has done its last step: what remains is the end, not a run."""
+        self.journal, self._over = journal, over
+        self._workdir = workdir
+        self._learners = range(experiment.sync.num_learners)
+        self._layout = assembly_of(experiment).layout
+        self._pids: dict[str, int] = {}
+        self._proxies: dict[str, Proxy] = {}
+
+    def observe(self, name: str, pid: int, code: int | None) -> None:
+        """What the supervisor tells; a syncer's durable versions are written down before its next start."""
+        target = SYNCER if name.endswith(SYNCER) else name
+        if code is None:
+            self.journal.write("start", target, pid=pid)
+            self._pids[target] = pid
+            return
+        self._pids.pop(target, None)
+        if code == 0:
+            self._over.set()
+        left = self._durable() if target == SYNCER else {}
+        self.journal.write("end", target, pid=pid, code=code, **left)
+
+    def route(self, learner: int, address: str) -> str:
+        """The address of the learner's proxy, which passes on to the syncer's."""
+        host, port = address.rsplit(":", 1)
+        proxy = self._proxies[learner_name(learner)] = Proxy((host, int(port))).start()
+        return "{}:{}".format(*proxy.address)
+
+    def pid(self, target: str) -> int | None:
+        """The target's process, if it runs."""
+        return self._pids.get(target)
+
+    def cut(self, target: str, apart: bool) -> None:
+        """Cuts a learner off, or heals that."""
+        proxy = self._proxies[target]
+        (proxy.partition if apart else proxy.heal)()
+
+    def all_step(self) -> bool:
+        """Whether every learner has stepped."""
+        paths = [self._workdir / "learners" / str(m) / "steps.jsonl" for m in self._learners]
+        return all(path.is_file() and path.stat().st_size for path in paths)
+
+    def close(self) -> None:
+        """Ends the proxies and the journal."""
+        for proxy in self._proxies.values():
+            proxy.close()
+        self.journal.close()
+
+    def _durable(self) -> dict[str, Any]:
+        durable = DurableState(self._workdir / "syncer", self._layout, lambda record: None, threading.Event())
+        try:
+            return {"versions": list(durable.load().state.versions)}
+        except DurableStateError as error:
+            return {"problem": str(error)}

@@ -1,0 +1,1 @@
+"""Questions put to a recorded run: what happened when, and what another policy would have come to."""

@@ -1,0 +1,262 @@
+"""What happened, as lines to read: all actors' entries by time, each with its vector clock."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, Pulled
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.clocks import VectorClock
+from ddiloco.replay import plan as plans
+from ddiloco.replay.order import perform
+from ddiloco.replay.plan import Actor, Key, Plan, VersionId, Work
+
+
+class Line(NamedTuple):
+    """One entry of a tape.
+
+    Attributes:
+      wall: unix seconds; in virtual time virtual seconds.
+      learner: whose it is; None: the syncer's.
+      text: what happened, and what followed.
+      clock: whose work the actor's parameters hold then; None where a process begins or is cut off, and where
+        a missing tape hides it.
+      round_step: the global step of the round that it belongs to, where it belongs to one.
+    """
+
+    wall: float
+    learner: int | None
+    text: str
+    clock: VectorClock | None
+    round_step: int | None
+
+
+class Clocks:
+    """The vector clock of each actor's parameters after each entry, by the way of the data."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._of: dict[Key, VectorClock] = {}
+        for p, version in enumerate(plan.syncer.tapes[0].header.state.versions):
+            self._of[VersionId(p, version)] = VectorClock({}, {p: version} if version else {})
+        self._at = {id(actor): self._begin(actor, 0) for actor in plan.actors}
+        self._after: dict[tuple[int, str, int], VectorClock] = {}
+        perform(plan, self._do)
+
+    def after_work(self, actor: Actor, work: Work) -> VectorClock:
+        """The clock after a work of an actor; it must have been possible."""
+        return self._after[id(actor), self._tape_of(actor, work), work.entry]
+
+    def after(self, actor: Actor, tape: int, count: int) -> Iterator[VectorClock | None]:
+        """The clocks after each of `count` entries of one of an actor's tapes; None once it is not known."""
+        path = str(actor.tapes[tape].path)
+        works = {w.entry for w in actor.works if self._tape_of(actor, w) == path}
+        clock: VectorClock | None = self._begin(actor, tape)
+        for entry in range(count):
+            if entry in works:
+                clock = self._after.get((id(actor), path, entry))
+            yield clock
+
+    def _begin(self, actor: Actor, tape: int) -> VectorClock:
+        header = actor.tapes[tape].header
+        clock, versions = VectorClock(), ()
+        if header.returned is not None:
+            clock = VectorClock({header.learner: (header.process, header.returned.clock)})
+            versions = [fragment.version for fragment in header.returned.fragments]
+        elif header.state is not None:
+            versions = header.state.versions
+        for p, version in enumerate(versions):
+            clock = clock.joined(self._of.get(VersionId(p, version), VectorClock()))
+        return clock
+
+    @staticmethod
+    def _tape_of(actor: Actor, work: Work) -> str:
+        if not isinstance(work, plans.Merge):
+            return str(actor.tapes[0].path)
+        return next(str(t.path) for t in actor.tapes if t.header.process == work.process)
+
+    def _do(self, actor: Actor, work: Work) -> None:
+        clock = self._at[id(actor)]
+        header = actor.tapes[0].header
+        match work:
+            case plans.Adopt():
+                clock = VectorClock()
+                for key in work.needs:
+                    clock = clock.joined(self._of.get(key, VectorClock()))
+            case plans.Step(clock=before, incarnation=incarnation):
+                clock = clock.stepped(header.learner, incarnation, before + 1)
+            case plans.Offer(id=key, contribution=c):
+                clock = clock.stepped(c.learner, c.incarnation, c.step)
+                self._of[key] = clock
+            case plans.Apply():
+                clock = clock.joined(self._of.get(work.needs[0], VectorClock()))
+            case plans.Give(origin=origin):
+                self._of[origin] = clock
+            case plans.Merge():
+                for key in work.needs:
+                    clock = clock.joined(self._of[key])
+                clock = clock.merged(work.round.fragment, work.version)
+                self._of[work.makes] = clock
+        self._at[id(actor)] = clock
+        self._after[id(actor), self._tape_of(actor, work), work.entry] = clock
+
+
+def timeline(plan: Plan) -> list[Line]:
+    """All entries of all tapes, by time."""
+    clocks = Clocks(plan)
+    lines = [line for actor in plan.actors for line in _lines(actor, clocks)]
+    return sorted(lines, key=lambda line: line.wall)
+
+
+def chosen(lines: Iterable[Line], learner: int | None, around: int | None, steps: int) -> list[Line]:
+    """The lines of one learner and of the syncer, from `steps` global steps before a round to as many after.
+
+    None: of all learners; of all rounds.
+    """
+    kept = [line for line in lines if learner is None or line.learner in (learner, None)]
+    if around is None:
+        return kept
+    near = [i for i, line in enumerate(kept) if _near(line, around, steps)]
+    return kept[near[0] : near[-1] + 1] if near else []
+
+
+def shown(line: Line, virtual: bool) -> str:
+    """A line as it is printed: time, actor, what happened, vector clock."""
+    if virtual:
+        when = f"{line.wall:12.3f}"
+    else:
+        when = datetime.datetime.fromtimestamp(line.wall).strftime("%H:%M:%S.%f")[:-3]
+    who = "syncer" if line.learner is None else f"learner {line.learner}"
+    return f"{when}  {who:10}  {line.text:72}  {clock_text(line.clock)}".rstrip()
+
+
+def clock_text(clock: VectorClock | None) -> str:
+    """Learners with their steps, then fragments with their versions: `[0:12 1:11 | 0:2 1:1]`; None: empty."""
+    if clock is None:
+        return ""
+    learners = " ".join(f"{m}:{step}" for m, (_, step) in sorted(clock.learners.items()))
+    versions = " ".join(f"{p}:{version}" for p, version in sorted(clock.versions.items()))
+    return f"[{learners or '-'} | {versions or '-'}]"
+
+
+def _near(line: Line, around: int, steps: int) -> bool:
+    return line.round_step is not None and abs(line.round_step - around) <= steps
+
+
+def _lines(actor: Actor, clocks: Clocks) -> Iterator[Line]:
+    for n, (tape, told) in enumerate(zip(actor.tapes, actor.told, strict=True)):
+        now = tape.header.now
+        learner = tape.header.learner
+        named = "process" if learner is None else "process, incarnation"
+        yield Line(tape.wall(now), learner, f"{named} {tape.header.process} begins", None, None)
+        for entry, clock in zip(told, clocks.after(actor, n, len(told)), strict=True):
+            now = now if entry.now is None else entry.now
+            text = _happened(entry.thing)
+            followed = _followed(entry.decided)
+            yield Line(
+                tape.wall(now), learner, text + followed, clock, _round_step(entry.thing, entry.decided)
+            )
+        if not tape.ended:
+            yield Line(tape.wall(now), learner, "its tape ends here: killed, or still running", None, None)
+
+
+def _happened(thing: Any) -> str:
+    match thing:
+        case events.Welcomed() as e:
+            return f"welcomed at step {e.step} with versions {_listed(e.versions)}"
+        case events.NotMember(incarnation=n):
+            return f"hears that incarnation {n} is no member"
+        case events.Rejected(reason=reason):
+            return f"rejected: {reason}"
+        case events.StepStarted(tokens=tokens):
+            return f"step started, {tokens} tokens"
+        case events.StepFinished():
+            return "step finished"
+        case events.ClockSet(step=step):
+            return f"hears that step {step} has come"
+        case events.UpdateArrived() as e:
+            return f"update: fragment {e.fragment} version {e.version}, merged at step {e.step}"
+        case events.Heartbeat() | events.Timeout():
+            return type(thing).__name__.lower()
+        case events.LearnerJoined() as e:
+            told = "asks to join" if e.versions is None else f"returns at step {e.step}"
+            return f"learner {e.learner} {told} as incarnation {e.incarnation}"
+        case events.LearnerReady() as e:
+            return f"learner {e.learner} is ready at step {e.step}"
+        case events.LearnerLost() as e:
+            return f"learner {e.learner} is lost: {e.reason}"
+        case events.StepReported(report=r):
+            return f"learner {r.learner} reports step {r.step}"
+        case events.FragmentArrived(round=r, contribution=c):
+            return f"fragment {r.fragment} of learner {c.learner} from step {c.step} ({c.steps} steps)"
+        case events.PullFailed(round=r) as e:
+            return f"fragment {r.fragment} of learner {e.learner} does not come: {e.reason}"
+        case events.MergeFinished(round=r):
+            return f"round {r.step} of fragment {r.fragment} is merged"
+    return _noted(thing)
+
+
+def _noted(thing: Any) -> str:
+    match thing:
+        case Adopted(origin=origin, fresh=fresh):
+            return "goes on with a fresh inner state" if fresh else f"goes on with {origin}"
+        case Gave(number=number):
+            return f"gives its inner state away, number {number}"
+        case Pulled() as e:
+            return f"of fragment {e.fragment} the syncer had the offer of step {e.step}"
+        case Committed() as e:
+            return f"committed: fragment {e.fragment} version {e.version}, {e.sha256.hex()[:12]}"
+        case End():
+            return "ends"
+    return str(thing)
+
+
+def _followed(decided: Sequence[Any]) -> str:
+    told = []
+    for action in decided:
+        match action:
+            case actions.MakeOffer(contribution=c):
+                told.append(f"copies fragment {c.fragment} at step {c.step}")
+            case actions.Publish(contribution=c):
+                told.append(f"publishes fragment {c.fragment}")
+            case actions.PullFragment(round=r, learner=m):
+                told.append(f"pulls fragment {r.fragment} from {m}")
+            case actions.Merge(round=r) as a:
+                told.append(
+                    f"merges fragment {r.fragment} of {_listed([c.learner for c in a.contributions])}"
+                )
+            case actions.Tell(receivers, events.UpdateArrived(p, version, _)):
+                told.append(f"sends fragment {p} version {version} to {len(receivers)}")
+            case actions.Tell(((m, _),), events.Welcomed()):
+                told.append(f"welcomes {m}")
+            case actions.Tell(_, events.ClockSet(step)):
+                told.append(f"tells laggards of step {step}")
+            case actions.Drop(reason=reason):
+                told.append(f"drops it: {reason}")
+            case actions.Record(name=name) if name != "round":
+                told.append(name.replace("_", " "))
+            case actions.Finish():
+                told.append("the run is over")
+    return f"; {', '.join(told)}" if told else ""
+
+
+def _round_step(thing: Any, decided: Sequence[Any]) -> int | None:
+    match thing:
+        case events.FragmentArrived(round=r) | events.PullFailed(round=r) | events.MergeFinished(round=r):
+            return r.step
+        case events.UpdateArrived(step=step):
+            return step
+        case events.StepReported(report=r):
+            return r.step
+    for action in decided:
+        match action:
+            case actions.Publish(contribution=c) | actions.MakeOffer(contribution=c):
+                return c.step
+            case actions.TellSyncer(events.StepReported(r)):
+                return r.step
+    return None
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) if len(numbers) <= 8 else f"{numbers[0]} ... {numbers[-1]}"

@@ -1,0 +1,309 @@
+"""The same learners under another policy: recorded steps, joins and losses meet another syncer's core.
+
+No array is touched. What a learner does of itself stays: when it steps and on how many tokens, when it
+joins and is lost, and where its clock is. What follows from the policy is anew: rounds, their quorums and
+grace windows, who is pulled and merged, and with it what each learner's counters stand for. Pulls, merges and
+updates take as long as they took in the run.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.replay.plan import Plan, Told
+from ddiloco.virtual.calendar import Calendar
+
+
+@dataclasses.dataclass(frozen=True)
+class Delays:
+    """Seconds that things took in the run: pulls and merges by the median, updates at their quickest tenth.
+
+    What lies between the merge's end and the step boundary at which a learner applies the update is for the
+    most part the wait for that boundary.
+    """
+
+    pull: float
+    merge: float
+    update: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the rounds of a run come to.
+
+    Attributes:
+      merged: rounds that were merged; `skipped` and `abandoned` were not.
+      skipped: as the syncer was too late.
+      abandoned: at the end, without their quorum.
+      contributions: in a merge, on average.
+      tokens: that were merged.
+      quorum_seconds: from the opening of a round to its quorum, on average.
+      grace_seconds: that windows were open, likewise.
+      sync_seconds: from the pull to the broadcast, likewise.
+      seconds: from the first event to the last merge.
+    """
+
+    merged: int
+    skipped: int
+    abandoned: int
+    contributions: float
+    tokens: int
+    quorum_seconds: float
+    grace_seconds: float
+    sync_seconds: float
+    seconds: float
+
+
+@dataclasses.dataclass
+class _Counted:
+    version: int
+    steps: int = 0
+    tokens: int = 0
+
+
+class _Shadow:
+    """A learner's process under the other policy: its steps as recorded, its counters as they then are."""
+
+    def __init__(self, versions: Sequence[int], step: int, returned: bool = False) -> None:
+        """`returned`: it holds work already, which its first report tells of."""
+        self.step = step
+        self._returned = returned
+        self.fragments = [_Counted(version) for version in versions]
+        self.waiting: dict[int, tuple[int, float]] = {}  # by fragment, the newest update and when it came
+        self.last: Report | None = None  # as recorded
+        self.boundary = -math.inf  # when the last step ended
+
+    def reported(self, recorded: Report, now: float) -> Report:
+        """The report that it now makes, in place of the recorded one: of a step since the last boundary."""
+        for p, (version, came) in list(self.waiting.items()):
+            if came <= self.boundary:
+                del self.waiting[p]
+                self.fragments[p] = _Counted(version)
+        if self._returned:
+            self.fragments = [_Counted(c.version, c.steps, c.tokens) for c in recorded.counters]
+            self._returned, self.last = False, recorded
+        steps, tokens = _work(self.last, recorded)
+        self.last, self.step, self.boundary = recorded, recorded.step, now
+        for counted in self.fragments:
+            counted.steps += steps
+            counted.tokens += tokens
+        counters = tuple(FragmentCounters(c.version, c.steps, c.tokens) for c in self.fragments)
+        return dataclasses.replace(recorded, counters=counters)
+
+    def versions(self) -> tuple[int, ...]:
+        """Those that it has applied."""
+        return tuple(c.version for c in self.fragments)
+
+
+def _work(last: Report | None, now: Report) -> tuple[int, int]:
+    """Steps and tokens between two reports of a process."""
+    if last is None or len(last.counters) != len(now.counters):
+        most = max(now.counters, key=lambda c: c.steps)
+        return most.steps, most.tokens
+    rows = []
+    for before, after in zip(last.counters, now.counters, strict=True):
+        same = before.version == after.version
+        rows.append((after.steps - same * before.steps, after.tokens - same * before.tokens))
+    return max(rows)
+
+
+class WhatIf:
+    """One run of the recorded arrivals through a core of another policy."""
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        told: Sequence[Told],
+        delays: Delays,
+        state: SyncerState | None = None,
+    ) -> None:
+        """`told`: what the syncer was told in the run, which began from `state`."""
+        self._core = SyncerCore(policy, total_steps, state)
+        self._delays = delays
+        self._calendar = Calendar()
+        self._shadows: dict[int, tuple[int, _Shadow]] = {}  # by learner, its newest incarnation
+        self._rounds: list[dict[str, Any]] = []
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._timeout_at: float | None = None
+        self._begun = told[0].now if told else 0.0
+        self._merged_at = self._begun
+        self._calendar.now = self._begun
+        for now, thing, _ in told:
+            if isinstance(
+                thing, events.LearnerJoined | events.LearnerReady | events.LearnerLost | events.StepReported
+            ):
+                self._calendar.at(now, self._recorded, thing)
+
+    def run(self) -> Outcome:
+        """Lets all arrive."""
+        while not self._core.finished and self._calendar.advance():
+            pass
+        return _outcome(self._rounds, self._counts, self._merged_at - self._begun)
+
+    def _recorded(self, event: events.SyncerEvent) -> None:
+        match event:
+            case events.LearnerJoined(learner=m, incarnation=incarnation):
+                known = self._shadows.get(m)
+                if event.versions is not None and known is not None:
+                    shadow = known[1]
+                    self._shadows[m] = incarnation, shadow
+                    event = dataclasses.replace(event, versions=shadow.versions())
+                elif event.versions is not None:  # from the snapshot that the run goes on from
+                    self._shadows[m] = incarnation, _Shadow(event.versions, event.step, returned=True)
+                else:
+                    event = events.LearnerJoined(m, incarnation)
+                    self._shadows[m] = incarnation, _Shadow(self._core.versions, self._core.step)
+            case events.LearnerReady(learner=m, incarnation=incarnation):
+                shadow = _Shadow(self._core.versions, event.step)
+                self._shadows[m] = incarnation, shadow
+                event = dataclasses.replace(event, versions=shadow.versions())
+            case events.StepReported(report=report):
+                known = self._shadows.get(report.learner)
+                if known is None or known[0] != report.incarnation:
+                    return
+                event = events.StepReported(known[1].reported(report, self._calendar.now))
+        self._take(event)
+
+    def _take(self, event: events.SyncerEvent) -> None:
+        now = self._calendar.now
+        for action in self._core.handle(event, now):
+            self._perform(action)
+        deadline = self._core.next_deadline()
+        if deadline is not None and (self._timeout_at is None or deadline < self._timeout_at):
+            self._timeout_at = max(deadline, now)
+            self._calendar.at(self._timeout_at, self._time_out, self._timeout_at)
+
+    def _time_out(self, at: float) -> None:
+        if at == self._timeout_at:
+            self._timeout_at = None
+            self._take(events.Timeout())
+
+    def _perform(self, action: actions.SyncerAction) -> None:
+        after = self._calendar.after
+        match action:
+            case actions.PullFragment():
+                after(self._delays.pull, self._pulled, action)
+            case actions.Merge():
+                after(self._delays.merge, self._take, events.MergeFinished(action.round))
+            case actions.Tell(receivers, events.UpdateArrived() as update):
+                after(self._delays.update, self._updated, receivers, update)
+            case actions.Record(name="round", values=values):
+                self._rounds.append(dict(values))
+                self._merged_at = self._calendar.now
+            case actions.Record(name=name):
+                self._counts[name] += 1
+
+    def _pulled(self, pull: actions.PullFragment) -> None:
+        known = self._shadows.get(pull.learner)
+        if known is None or known[0] != pull.incarnation:
+            reason = "lost"
+            self._take(events.PullFailed(pull.round, pull.learner, pull.incarnation, reason))
+            return
+        p, shadow = pull.round.fragment, known[1]
+        c = shadow.fragments[p]
+        given = Contribution(pull.learner, pull.incarnation, p, c.version, shadow.step, c.steps, c.tokens)
+        self._take(events.FragmentArrived(pull.round, given))
+
+    def _updated(self, receivers: Sequence[tuple[int, int]], update: events.UpdateArrived) -> None:
+        for learner, incarnation in receivers:
+            known = self._shadows.get(learner)
+            if known is not None and known[0] == incarnation:
+                known[1].waiting[update.fragment] = update.version, self._calendar.now
+
+
+def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
+    """What the rounds would have come to under a policy of the same fragments and learners."""
+    state = plan.syncer.tapes[0].header.state
+    return WhatIf(policy, total_steps, _all_told(plan), delays(plan), state).run()
+
+
+def recorded(plan: Plan) -> Outcome:
+    """What the rounds came to in the run."""
+    rounds: list[dict[str, Any]] = []
+    counts: collections.Counter[str] = collections.Counter()
+    told = _all_told(plan)
+    merged_at = begun = told[0].now if told else 0.0
+    for now, _, decided in told:
+        for action in decided:
+            if isinstance(action, actions.Record):
+                counts[action.name] += 1
+                if action.name == "round":
+                    rounds.append(dict(action.values))
+                    merged_at = now
+    return _outcome(rounds, counts, merged_at - begun)
+
+
+def delays(plan: Plan) -> Delays:
+    """How long pulls, merges and updates took in the run."""
+    asked: dict[tuple, float] = {}
+    begun: dict[Any, float] = {}
+    sent: dict[tuple[int, int, int], float] = {}
+    boundary: dict[int, float] = {}
+    pulls: list[float] = []
+    merges: list[float] = []
+    updates: list[float] = []
+    for now, thing, decided in _all_told(plan):
+        match thing:
+            case events.FragmentArrived(round=r, contribution=c):
+                if (r, c.learner) in asked:
+                    pulls.append(now - asked.pop((r, c.learner)))
+            case events.MergeFinished(round=r):
+                if r in begun:
+                    merges.append(now - begun.pop(r))
+            case events.StepReported(report=report):
+                for p, c in enumerate(report.counters):
+                    at = sent.pop((report.learner, p, c.version), None)
+                    if at is not None and report.learner in boundary:
+                        updates.append(max(0.0, boundary[report.learner] - at))
+                boundary[report.learner] = now
+        for action in decided:
+            match action:
+                case actions.PullFragment(round=r, learner=m):
+                    asked[r, m] = now
+                case actions.Merge(round=r):
+                    begun[r] = now
+                case actions.Tell(receivers, events.UpdateArrived(p, version, _)):
+                    for m, _ in receivers:
+                        sent.setdefault((m, p, version), now)
+    quickest = sorted(updates)[len(updates) // 10] if updates else 0.0
+    return Delays(
+        statistics.median(pulls) if pulls else 0.0, statistics.median(merges) if merges else 0.0, quickest
+    )
+
+
+def _all_told(plan: Plan) -> list[Told]:
+    """What all processes of the syncer were told, by the clock of the first; while none was, nothing was."""
+    tapes = plan.syncer.tapes
+    found = []
+    for tape, told in zip(tapes, plan.syncer.told, strict=True):
+        shift = tape.wall(0.0) - tapes[0].wall(0.0)
+        found += [entry._replace(now=entry.now + shift) for entry in told if entry.now is not None]
+    return sorted(found, key=lambda entry: entry.now)
+
+
+def _outcome(rounds: list[dict[str, Any]], counts: collections.Counter[str], seconds: float) -> Outcome:
+    def mean(name: str) -> float:
+        return statistics.fmean(r[name] for r in rounds) if rounds else 0.0
+
+    return Outcome(
+        merged=len(rounds),
+        skipped=counts["round_skipped"],
+        abandoned=counts["round_abandoned"],
+        contributions=mean("quorum"),
+        tokens=sum(r["tokens"] for r in rounds),
+        quorum_seconds=mean("quorum_seconds"),
+        grace_seconds=mean("grace_seconds"),
+        sync_seconds=mean("sync_seconds"),
+        seconds=seconds,
+    )

@@ -1,0 +1,131 @@
+"""A scaling study: laws of the loss and of the best hyperparameters, and what the runs do not determine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.studies.scaling import confidence, laws, measurements, optima
+from experiments.studies.scaling.measurements import Measurements, Place, ScalingError
+
+
+def study(
+    losses: Sequence[Mapping[str, Any]], everything: Sequence[Mapping[str, Any]], seed: int, draws: int
+) -> dict[str, Any]:
+    """Everything that scaling.json says, ready for JSON.
+
+    Args:
+      losses: rows of the sweep to which laws of the loss are fitted, at its best hyperparameters.
+      everything: rows to which laws of the best hyperparameters are fitted.
+      seed: of the bootstrap.
+      draws: its samples.
+
+    Raises:
+      ScalingError: a row lacks its parameters, tokens or learners, or no row has a loss.
+    """
+    best = measurements.best(measurements.read_rows(losses).losses)
+    swept = measurements.read_rows(everything)
+    return {
+        "without_loss": swept.without_loss,
+        "laws": fit_laws(best, seed, draws),
+        "losses": loss_rows(best),
+        "hyperparameters": fit_hyperparameters(swept.losses, seed, draws),
+    }
+
+
+def fit_laws(losses: Measurements, seed: int, draws: int) -> list[dict[str, Any]]:
+    """Every law of the losses, of the decoupled runs together and of each number of learners alone."""
+    decoupled = {place: values for place, values in losses.items() if place.learners}
+    along = measurements.with_most_tokens(decoupled)
+    cases = [(name, law, decoupled if "D" in law.distinct else along) for name, law in laws.LAWS.items()]
+    along = measurements.with_most_tokens(losses)
+    for learners in sorted({place.learners for place in along}):
+        alone = {place: values for place, values in along.items() if place.learners == learners}
+        cases.append((f"M={learners} alone" if learners else "data-parallel", laws.SINGLE, alone))
+    return [_fit_law(name, law, own, seed, draws) for name, law, own in cases]
+
+
+def loss_rows(losses: Measurements) -> list[dict[str, Any]]:
+    """The mean losses by place, and their distance above data-parallel's of the same N and D."""
+    baseline = {(p.params, p.tokens): float(np.mean(v)) for p, v in losses.items() if not p.learners}
+    rows = []
+    for place in sorted(losses, key=lambda place: (place.params, place.tokens, place.learners)):
+        values, reference = losses[place], baseline.get((place.params, place.tokens))
+        mean = float(np.mean(values))
+        rows.append(
+            {
+                "params": place.params,
+                "tokens": place.tokens,
+                "learners": place.learners,
+                "loss": mean,
+                "spread": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+                "gap": mean / reference - 1 if reference and place.learners else None,
+            }
+        )
+    return rows
+
+
+def fit_hyperparameters(losses: Measurements, seed: int, draws: int) -> list[dict[str, Any]]:
+    """The best values of each hyperparameter that was swept, and their laws; data-parallel has its own."""
+    found = []
+    for name in optima.NAMES:
+        best = optima.find(losses, name)
+        for baseline in (False, True):
+            values = {place: v for place, v in best.values.items() if baseline is (not place.learners)}
+            at_edge = sum(baseline is (not place.learners) for place in best.at_edge)
+            if values or at_edge:
+                entry = {"data_parallel": baseline, "at_edge": at_edge}
+                found.append({**entry, **_fit_best(losses, name, values, seed, draws)})
+    return found
+
+
+def _fit_law(name: str, law: laws.Law, losses: Measurements, seed: int, draws: int) -> dict[str, Any]:
+    entry = {"name": name, "formula": law.formula, "learners": sorted({place.learners for place in losses})}
+    try:
+        fitted = laws.fit(law, losses)
+    except ScalingError as error:
+        return {**entry, "problem": str(error)}
+    held = _or_none(lambda: confidence.hold_out_largest(law, losses))
+    return {
+        **entry,
+        "problem": None,
+        "parameters": fitted.parameters,
+        "theta": list(fitted.theta),
+        "residual": fitted.residual,
+        "intervals": _or_none(lambda: confidence.intervals(law, losses, np.random.default_rng(seed), draws)),
+        "held_out": held and {"params": held.params, "error": held.error},
+    }
+
+
+def _fit_best(
+    losses: Measurements, name: str, values: Mapping[Place, float], seed: int, draws: int
+) -> dict[str, Any]:
+    kept = sorted(values, key=lambda place: (place.params, place.learners))
+    entry = {"name": name, "title": optima.NAMES[name]}
+    entry["values"] = [
+        {"params": p.params, "tokens": p.tokens, "learners": p.learners, "value": values[p]} for p in kept
+    ]
+    try:
+        fitted = optima.fit_optima(values)
+    except ScalingError as error:
+        return {**entry, "problem": str(error)}
+    return {
+        **entry,
+        "problem": None,
+        "formula": fitted.law.formula,
+        "parameters": fitted.parameters,
+        "residual": fitted.residual,
+        "intervals": _or_none(
+            lambda: optima.intervals(losses, name, kept, np.random.default_rng(seed), draws)
+        ),
+    }
+
+
+def _or_none(figure: Callable[[], Any]) -> Any:
+    """What a figure is, or None where the runs do not determine it."""
+    try:
+        return figure()
+    except ScalingError:
+        return None

@@ -1,0 +1,57 @@
+"""What happened in a run, in order of time: clocks grow along each actor, and lines can be chosen."""
+
+import itertools
+
+import pytest
+
+from ddiloco.disk.tape.reading import read_run
+from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
+from ddiloco.replay import plan as plans
+from ddiloco.replay.order import perform
+from experiments.studies.replay.timeline import Clocks, chosen, clock_text, shown, timeline
+from tests.workbook import POLICY, fleet_tapes, lose
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """Of a run in which learner 1 dies and comes back."""
+    workdir = tmp_path_factory.mktemp("run")
+    fleet_tapes(workdir, steps=40, changes=lose(1, 12.0, 15.0))
+    return plans.make_plan(read_run(workdir), POLICY, 40)
+
+
+def test_clocks_only_grow_along_an_actor_and_any_prefix_of_the_plans_order_is_a_consistent_cut(plan):
+    clocks, done = Clocks(plan), []
+    perform(plan, lambda actor, work: done.append((actor, work)))
+    newest = {id(actor): VectorClock() for actor in plan.actors}
+    learners = dict.fromkeys(range(POLICY.num_learners), VectorClock())
+    for actor, work in done:
+        clock = clocks.after_work(actor, work)
+        assert newest[id(actor)] <= clock
+        newest[id(actor)] = clock
+        if actor is not plan.syncer:
+            learner = actor.tapes[0].header.learner
+            learners[learner] = learners[learner].joined(clock)
+        assert is_consistent_cut(newest[id(plan.syncer)], learners)
+
+
+def test_the_timeline_is_in_order_of_time_and_of_one_learner_where_asked(plan):
+    lines = timeline(plan)
+    assert all(a.wall <= b.wall for a, b in itertools.pairwise(lines))
+    assert len(lines) == sum(len(told) for actor in plan.actors for told in actor.told) + sum(
+        1 + (not tape.ended) for actor in plan.actors for tape in actor.tapes
+    )
+    own = chosen(lines, learner=2, around=None, steps=1)
+    assert {line.learner for line in own} == {2, None}
+    near = chosen(lines, learner=None, around=18, steps=0)
+    assert 0 < len(near) < len(lines)
+    merged = [line for line in near if "round 18 of fragment 0 is merged" in line.text]
+    assert len(merged) == 1
+    assert shown(merged[0], virtual=True).endswith(clock_text(merged[0].clock))
+    assert chosen(lines, None, 10_000, 1) == []
+
+
+def test_a_clock_is_shown_as_learners_and_their_steps_then_fragments_and_their_versions():
+    clock = VectorClock().stepped(1, 5, 12).stepped(0, 1, 3).merged(2, 7)
+    assert clock_text(clock) == "[0:3 1:12 | 2:7]"
+    assert (clock_text(VectorClock()), clock_text(None)) == ("[- | -]", "")

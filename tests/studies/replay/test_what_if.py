@@ -1,0 +1,64 @@
+"""The same steps under another policy: what the run would have come to, against runs that had that policy."""
+
+import dataclasses
+
+import pytest
+
+from ddiloco.disk.tape.reading import read_run
+from ddiloco.replay import plan as plans
+from experiments.studies.replay.what_if import delays, recorded, what_if
+from tests.workbook import POLICY, fleet_tapes, lose
+
+STEPS = 60
+
+
+def plan_of(workdir, policy, changes=()):
+    fleet_tapes(workdir, policy, STEPS, changes)
+    return plans.make_plan(read_run(workdir), policy, STEPS)
+
+
+@pytest.fixture(scope="module")
+def quorum_of_one(tmp_path_factory):
+    return plan_of(tmp_path_factory.mktemp("one"), POLICY)
+
+
+def test_delays_are_those_of_the_run(quorum_of_one):
+    found = delays(quorum_of_one)
+    assert found.pull == pytest.approx(0.1)
+    assert found.merge == pytest.approx(0.2)
+    assert 0.05 <= found.update < 0.5
+
+
+def test_what_was_recorded_is_summed_up(quorum_of_one):
+    outcome = recorded(quorum_of_one)
+    assert outcome.merged == len(quorum_of_one.syncer.works)
+    given = [len(work.given) for work in quorum_of_one.syncer.works]
+    assert outcome.contributions == pytest.approx(sum(given) / len(given))
+    tokens = sum(c.tokens for work in quorum_of_one.syncer.works for _, c in work.given)
+    assert outcome.tokens == tokens
+
+
+def test_under_the_policy_of_the_run_it_comes_to_nearly_the_same(quorum_of_one):
+    was, again = recorded(quorum_of_one), what_if(quorum_of_one, POLICY, STEPS)
+    assert again.merged == pytest.approx(was.merged, rel=0.15)
+    assert again.contributions == pytest.approx(was.contributions, rel=0.15)
+    assert again.tokens == pytest.approx(was.tokens, rel=0.15)
+
+
+def test_a_quorum_of_all_merges_all_and_waits_longer(quorum_of_one):
+    would = what_if(quorum_of_one, dataclasses.replace(POLICY, quorum=3), STEPS)
+    assert would.contributions == 3.0
+    assert would.quorum_seconds > 2 * recorded(quorum_of_one).quorum_seconds
+
+
+def test_without_a_grace_window_nobody_else_joins(quorum_of_one):
+    would = what_if(quorum_of_one, dataclasses.replace(POLICY, max_grace=0.0), STEPS)
+    assert would.grace_seconds == 0.0
+    assert would.contributions < recorded(quorum_of_one).contributions
+
+
+def test_learners_that_die_and_return_do_so_at_the_same_times(tmp_path):
+    plan = plan_of(tmp_path, POLICY, lose(1, 12.0, 15.0))
+    was, again = recorded(plan), what_if(plan, POLICY, STEPS)
+    assert again.merged == pytest.approx(was.merged, rel=0.15)
+    assert again.contributions == pytest.approx(was.contributions, rel=0.2)

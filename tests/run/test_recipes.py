@@ -8,6 +8,7 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.data.shards import reshard
+from ddiloco.run.dry_run import describe
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse, to_json
 from examples import plain_loop
@@ -94,6 +95,11 @@ def test_a_factory_that_cannot_be_had_is_told_in_a_line(factory, told):
 def test_a_factory_that_makes_something_else_is_told():
     with pytest.raises(ConfigError, match=r"gives dict, but must give a ddiloco\.Loop"):
         assembly_of(experiment(), lambda place, width: {}).check()
+
+
+def test_nothing_is_known_of_a_loop_before_it_is_made():
+    with pytest.raises(ConfigError, match=r"config\.model\.name: is loop"):
+        describe(experiment())
 
 
 def test_positions_of_loops_are_for_as_many_learners_as_before():

@@ -5,9 +5,9 @@
 and so with configs/moe.py, vit.py and multimodal.py. All train in virtual time on the same data order and as
 many tokens; a step of data-parallel takes the batches of all learners at once.
 
-The virtual seconds are those of configs/virtual.py: a second a step for every learner, 2% more or less from
-step to step, links that take no time, nobody fails. So they show who waits for whom, and not what a slow link
-costs: for that, add --config.virtual.latency and --config.virtual.bandwidth, which the decoupled family meets
+The virtual seconds are the defaults of `config.virtual`: a second a step for every learner, 2% more or less
+from step to step, links that take no time, nobody fails. So they show who waits for whom, not what slow links
+cost: for that, add --config.virtual.latency and --config.virtual.bandwidth, which the decoupled family meets
 and data-parallel does not (its own exchange is free); the bytes are told apart. Elastic data-parallel differs
 from data-parallel once chips fail: --config.virtual.lives=failures --config.virtual.num_chips=1200000.
 """

@@ -13,7 +13,8 @@ Steps are slowed down, so that on 2 cores there is time left for the processes t
 
 from ml_collections import ConfigDict
 
-from configs import dense
+from configs import dense, sections
+from experiments.studies.chaos.processes import ProcessChaos
 
 SECONDS = {"default": 570.0, "short": 100.0, "quick": 16.0}  # for which faults come
 CALM = {"default": 20.0, "short": 20.0, "quick": 14.0}  # after the last fault, for the dead to come back
@@ -46,15 +47,15 @@ def get_chaos(preset: str = "default") -> ConfigDict:
     if preset not in SECONDS:
         raise ValueError(f"no preset {preset!r}; there are {', '.join(SECONDS)}")
     quick, default = preset == "quick", preset == "default"
-    c = ConfigDict()
+    c = sections.section(ProcessChaos)
     c.seed = {"default": 0, "short": 2, "quick": 40}[preset]  # the short ones have every kind of fault
-    c.steady_seconds = 5.0 if quick else 10.0  # that all learners have stepped before the first fault
+    if quick:
+        c.steady_seconds = 5.0
     c.seconds = SECONDS[preset]
-    c.learner_every = {"default": 9.6, "short": 20.0, "quick": 12.0}[preset]  # seconds between its faults
-    c.syncer_every = {"default": 28.0, "short": 40.0, "quick": 14.0}[preset]  # the same of the syncer
-    c.spared_seconds = 4.0  # after a fault of the syncer, in which learners have none: they could not return
-    c.hang_share = 0.04 if default else 0.2  # share of the faults that stop a process for a while
-    c.partition_share = 0.04 if default else 0.2  # share that cut a learner off for a while
-    c.hang_seconds = 2.0 if quick else 5.0  # mean; drawn between a half and one and a half of it
-    c.partition_seconds = 2.0 if quick else 5.0  # the same
+    c.learner_every = {"default": 9.6, "short": 20.0, "quick": 12.0}[preset]
+    c.syncer_every = {"default": 28.0, "short": 40.0, "quick": 14.0}[preset]
+    if not default:
+        c.hang_share = c.partition_share = 0.2  # few faults, of every kind
+    if quick:
+        c.hang_seconds = c.partition_seconds = 2.0
     return c

@@ -34,7 +34,7 @@ def get_config(preset: str = "grace") -> ConfigDict:
     config.sync.quorum = config_dict.placeholder(int) if preset == "all" else 1  # None: all
     if preset == "first":
         config.sync.gamma = 0.0  # no grace window
-    config.outer = dense.outer("decoupled")  # the same for all three
+    config.outer.optimizer = "nesterov"  # the same for all three
     config.virtual.seconds = 600.0
     config.virtual.step_seconds = (1.0,) * 4 + (1.18,) * 4
     config.virtual.speed_variation = 0.1

@@ -41,7 +41,7 @@ def get_config(preset: str = "dense") -> ConfigDict:
         config.model.model_dim, config.model.num_heads, config.model.num_kv_heads = 64, 4, 2
         config.model.head_dim, config.model.mlp_dim = 16, 176
         config.train.batch_size = 8 if family == "multimodal" else 4  # rows
-        config.sample = ConfigDict({"images": 0} if family == "multimodal" else {"tokens": 0})
+        config.sample["images" if family == "multimodal" else "tokens"] = 0
     if family == "moe":
         config.model.num_experts, config.model.experts_per_token, config.model.expert_dim = 4, 2, 88
     config.train.steps = 240  # T

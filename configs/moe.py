@@ -30,8 +30,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
 def model(size: str) -> ConfigDict:
     """The decoder's shape: attention of the dense decoder, and experts."""
-    c = dense.model(_dense(size))
-    c.name = "moe"
+    c = dense.model(_dense(size), "moe")
     if size == "3.8b":
         c.num_layers, c.model_dim, c.num_heads, c.num_kv_heads, c.mlp_dim = 33, 2560, 10, 2, 10240
     #                                                experts chosen width shared

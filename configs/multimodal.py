@@ -12,9 +12,11 @@ ALGORITHM as in configs/dense.py
 Scored by exact match of greedy decoding on canvases of held-out digits (eval_accuracy), and nats a byte.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
-from configs import baselines, dense
+from configs import baselines, dense, sections
+from ddiloco.data.settings import CanvasConfig
+from ddiloco.tasks.captioning import CaptionsConfig
 
 SIZES = ("tiny", "small")
 
@@ -25,8 +27,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config = dense.get_config(f"{size},{algorithm}")
     config.model = model(size)
     config.data = data(size)
-    config.sample = ConfigDict()
-    config.sample.images = 6  # held-out canvases captioned at the end; 0: none
+    config.sample = sections.section(CaptionsConfig)
 
     config.train.steps = {"tiny": 1600, "small": 10_000}[size]
     config.train.batch_size = {"tiny": 16, "small": 64}[size]  # canvases of one learner and step
@@ -39,30 +40,19 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
 def model(size: str) -> ConfigDict:
     """The decoder's shape, and the images that it reads."""
-    c = dense.model(size)
-    c.name = "captioner"
+    c = dense.model(size, "captioner")
     if size == "tiny":
         c.num_layers, c.model_dim, c.num_heads, c.num_kv_heads, c.head_dim, c.mlp_dim = 4, 96, 4, 2, 24, 256
     c.image_height, c.image_width, c.patch_size = {"tiny": (12, 32, 4), "small": (32, 96, 8)}[size]
-    c.channels = 1
-    c.pixel_mean, c.pixel_std = (0.15,), (0.3,)  # of pixels in [0, 1]
+    c.pixel_mean, c.pixel_std = (0.15,), (0.3,)  # a canvas has more black than a digit
     return c
 
 
 def data(size: str) -> ConfigDict:
     """Which digits, and how many on a canvas."""
-    c = ConfigDict()
+    c = sections.section(CanvasConfig)
     c.name = {"tiny": "digits", "small": "mnist"}[size]  # or any TFDS name with labels 0 to 9
-    c.data_dir = config_dict.placeholder(str)  # None: $TFDS_DATA_DIR, ~/tensorflow_datasets
-    c.image_feature = "image"
-    c.label_feature = "label"
-    c.train_split = "train"
-    c.eval_split = "test"
-    c.fewest_digits, c.most_digits = 1, 3
-    c.shuffle = True  # a shard's digits, anew in each epoch
-    c.keep = True  # decoded images stay in memory
-    c.threads = 0  # that make the canvases of a batch; 0: only the one that asks
-    c.prefetch = 0  # batches that a thread prepares ahead; 0: none, no thread
+    c.keep = True  # the images of both fit into memory
     return c
 
 

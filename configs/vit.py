@@ -14,9 +14,10 @@ Any TFDS data set of labelled images: --config.data.name=mnist --config.model.im
 figures is an image.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
-from configs import baselines, dense
+from configs import baselines, dense, sections
+from ddiloco.data.settings import ClassificationConfig
 
 SIZES = ("tiny", "small", "base")
 
@@ -42,8 +43,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
 def model(size: str) -> ConfigDict:
     """The transformer's shape."""
-    c = ConfigDict()
-    c.name = "vit"
+    c = sections.model("vit")
     #                                          image patch channels classes
     c.image_size, c.patch_size, c.channels, c.num_classes = {
         "tiny": (8, 2, 1, 10),
@@ -63,31 +63,23 @@ def model(size: str) -> ConfigDict:
         "small": ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
         "base": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     }[size]
-    c.norm_epsilon = 1e-6
-    c.remat = False  # recompute layers in the backward pass, to save memory
-    c.compute_dtype = "float32" if size == "tiny" else "bfloat16"  # parameters are float32 always
-    c.attention = "xla"  # or cudnn, on GPUs
+    if size != "tiny":
+        c.compute_dtype = "bfloat16"  # slower than float32 on CPUs
     return c
 
 
 def data(size: str) -> ConfigDict:
     """Which images, and how they are augmented."""
-    c = ConfigDict()
+    c = sections.section(ClassificationConfig)
     c.name = {"tiny": "digits", "small": "cifar10", "base": "imagenet2012"}[size]  # or any TFDS name
-    c.data_dir = config_dict.placeholder(str)  # None: $TFDS_DATA_DIR, ~/tensorflow_datasets
-    c.image_feature = "image"
-    c.label_feature = "label"
-    c.train_split = "train"
     c.eval_split = "validation" if size == "base" else "test"
-    c.shuffle = True  # a shard's images, anew in each epoch
-    c.padding = {"tiny": 1, "small": 4, "base": 0}[size]  # pixels of a black border, before the crop
-    c.crop = "padded" if size == "small" else "resized"  # of the image's size; a random part; or none
-    c.smallest_area = 0.5 if size == "tiny" else 0.08  # share of such a part
-    c.flip = size != "tiny"  # every other image, left to right
-    c.central_share = 0.875 if size == "base" else 1.0  # of the shorter side, where an image is made square
-    c.keep = size == "tiny"  # decoded images stay in memory
-    c.threads = 0 if size == "tiny" else 16  # that make the images of a batch; 0: only the one that asks
-    c.prefetch = 0 if size == "tiny" else 2  # batches that a thread prepares ahead; 0: none, no thread
+    c.padding = {"tiny": 1, "small": 4, "base": 0}[size]
+    c.crop = "padded" if size == "small" else "resized"
+    c.smallest_area = 0.5 if size == "tiny" else 0.08  # less of a digit could be of another
+    c.flip = size != "tiny"  # a digit mirrored is none
+    c.central_share = 0.875 if size == "base" else 1.0
+    c.keep = size == "tiny"
+    c.threads, c.prefetch = (0, 0) if size == "tiny" else (16, 2)  # decoding takes longer than a step
     return c
 
 

@@ -1,23 +1,50 @@
 """Settings: frozen dataclasses, built and checked once from whatever mapping a config file made.
 
-Any dataclass works: bounds stand in each field's metadata (written by `setting`, or by hand where
-a package imports the standard library only), rules that join several fields in `__post_init__`.
+Any dataclass works: meaning, bounds and marks stand in each field's metadata (written by `setting`, or by
+hand where a package imports the standard library only), rules that join several fields in `__post_init__`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import operator
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 T = TypeVar("T")
 
 
 class ConfigError(ValueError):
     """A setting has a value that it may not have; the message is one line and names the field."""
+
+
+class Marks(TypedDict, total=False):
+    """When a setting may be another; one without a mark has that of the group around it (`section`).
+
+    Attributes:
+      may_change: "process": no number of a run follows from it, so that each process may have its own;
+        "resume": a run may resume with another; "never": it stays.
+      because: why it stays, for who changes it.
+      both_ends: learners and syncer must have the same to understand each other.
+    """
+
+    may_change: Literal["process", "resume", "never"]
+    because: str
+    both_ends: bool
+
+
+_UNMARKED = Marks(may_change="never", because="it is not known to be sound to change", both_ends=False)
+
+
+class Leaf(NamedTuple):
+    """One setting: its dotted path, its value, and what `setting` was told, with the marks of its groups."""
+
+    path: str
+    value: Any
+    metadata: Mapping[str, Any]
 
 
 def setting(
@@ -29,19 +56,31 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     choices: Sequence[Any] | None = None,
+    **marks: Unpack[Marks],
 ) -> Any:
     """A dataclass field with its meaning (and unit) and the values that it may take.
 
     Bounds on a tuple field hold for each of its items. `None` is exempt where the type allows it.
     """
     bounds = {"at_least": at_least, "at_most": at_most, "above": above, "below": below, "choices": choices}
-    metadata = {"meaning": meaning, **{name: bound for name, bound in bounds.items() if bound is not None}}
-    return dataclasses.field(default=default, metadata=metadata)
+    told = {name: bound for name, bound in bounds.items() if bound is not None}
+    return dataclasses.field(default=default, metadata={"meaning": meaning, **told, **marks})
 
 
-def section(cls: type[T]) -> T:
+def section(cls: type[T], **marks: Unpack[Marks]) -> T:
     """A dataclass field that is itself a group of settings, by default all at their defaults."""
-    return dataclasses.field(default_factory=cls)
+    return dataclasses.field(default_factory=cls, metadata=marks)
+
+
+def leaves(settings: Any, prefix: str = "", around: Mapping[str, Any] = _UNMARKED) -> Iterator[Leaf]:
+    """Every setting in a tree of them; `around` are the marks of the groups that it is in."""
+    for field in dataclasses.fields(settings):
+        value, path = getattr(settings, field.name), prefix + field.name
+        marks = {mark: field.metadata.get(mark, around[mark]) for mark in _UNMARKED}
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{path}.", marks)
+        else:
+            yield Leaf(path, _plain(value), {**field.metadata, **marks})
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "config") -> T:
@@ -113,19 +152,26 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
     return value
 
 
+_RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "at_least": (operator.ge, "at least"),
+    "at_most": (operator.le, "at most"),
+    "above": (operator.gt, "above"),
+    "below": (operator.lt, "below"),
+}
+
+
+def allowed(metadata: Mapping[str, Any]) -> str:
+    """The values that a setting may take, as "at least 1 and below 2"; empty: all of its type."""
+    if "choices" in metadata:
+        return f"one of {', '.join(map(str, metadata['choices']))}"
+    return " and ".join(f"{told} {metadata[rule]}" for rule, (_, told) in _RULES.items() if rule in metadata)
+
+
 def _check_bounds(value: Any, metadata: Mapping[str, Any], name: str) -> None:
-    choices = metadata.get("choices")
-    if choices is not None:
-        if value not in choices:
-            raise ConfigError(f"{name}: is {value!r}, but must be one of {', '.join(map(str, choices))}")
+    if "choices" in metadata:
+        if value not in metadata["choices"]:
+            raise ConfigError(f"{name}: is {value!r}, but must be {allowed(metadata)}")
         return
-    rules = {
-        "at_least": (lambda bound: value >= bound, "at least"),
-        "at_most": (lambda bound: value <= bound, "at most"),
-        "above": (lambda bound: value > bound, "above"),
-        "below": (lambda bound: value < bound, "below"),
-    }
-    asked = [(rule, metadata[rule]) for rule in rules if rule in metadata]
-    if not all(rules[rule][0](bound) for rule, bound in asked):  # `not all` so that NaN fails too
-        wanted = " and ".join(f"{rules[rule][1]} {bound}" for rule, bound in asked)
-        raise ConfigError(f"{name}: is {value}, but must be {wanted}")
+    # `not all` so that NaN fails too.
+    if not all(holds(value, metadata[rule]) for rule, (holds, _) in _RULES.items() if rule in metadata):
+        raise ConfigError(f"{name}: is {value}, but must be {allowed(metadata)}")

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -40,62 +39,35 @@ def main(_) -> int:
     if not _SWEEP.value or not _OUTPUT.value:
         raise cli.UsageError("sweep: give both --sweep and --output")
     sweep = grid.load(_SWEEP.value, _BASELINE.value)
-    planned = [plan(given, pathlib.Path(_OUTPUT.value)) for given in sweep.points]
+    planned = []
+    for given in sweep.points:
+        name = grid.point_name(given)
+        overrides = tuple((field, value) for field, value in given.items() if field != "config")
+        run = runs.Run(given.get("config", _CONFIG.value), overrides, pathlib.Path(_OUTPUT.value) / name)
+        planned.append(runs.Planned(name, run, runs.settings_of(run, f"the point {name}")))
     output = cli.made_folder("output", _OUTPUT.value)
 
     def gather() -> list[dict[str, Any]]:
-        rows = [
-            {**given, **figures(point.run.workdir)}
-            for given, point in zip(sweep.points, planned, strict=True)
-            if point.lacks() is None
-        ]
-        write(output, rows, sweep)
+        rows = []
+        for given, point in zip(sweep.points, planned, strict=True):
+            if point.lacks() is None:
+                summary = runs.read_summary(point.run.workdir)
+                rows.append({**given, **{name: summary.get(name) for name in sweep_report.COLUMNS}})
+        (output / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
+        (output / "sweep.md").write_text(sweep_report.report(rows, sweep) + "\n")
+        axes = series.axes_of(sweep.points)
+        sweep_figure.draw(output / "sweep.png", rows, axes, sweep.baseline)
         return rows
-
-    train(planned, _JOBS.value, gather)
-    print(sweep_report.report(gather(), sweep))
-    print(f"{output}/sweep.json  {output}/sweep.md  {output}/sweep.png")
-    return 0
-
-
-def plan(given: Mapping[str, Any], output: pathlib.Path) -> runs.Planned:
-    """The run of a point of the grid, in a folder of its own.
-
-    Raises:
-      UsageError: a setting is unknown or impossible.
-    """
-    name = grid.point_name(given)
-    overrides = tuple((name, value) for name, value in given.items() if name != "config")
-    run = runs.Run(given.get("config", _CONFIG.value), overrides, output / name)
-    return runs.Planned(name, run, runs.settings_of(run, f"the point {name}"))
-
-
-def train(planned: Sequence[runs.Planned], jobs: int, ended: Callable[[], object]) -> None:
-    """Runs the points that lack something, and calls `ended` after each; a failing one ends the sweep.
-
-    Raises:
-      UsageError: a run failed; its own message stands above.
-    """
 
     def note(point: runs.Planned, status: int) -> None:
         if status:
             raise cli.UsageError(f"sweep: the point {point.name} failed")
-        ended()
+        gather()
 
-    runs.run_lacking(planned, jobs, note)
-
-
-def figures(workdir: pathlib.Path) -> dict[str, Any]:
-    """The columns of a finished run; None where its summary has none."""
-    summary = runs.read_summary(workdir)
-    return {name: summary.get(name) for name in sweep_report.COLUMNS}
-
-
-def write(output: pathlib.Path, rows: Sequence[Mapping[str, Any]], sweep: grid.Sweep) -> None:
-    """Writes what is known so far: sweep.json, sweep.md and sweep.png."""
-    (output / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
-    (output / "sweep.md").write_text(sweep_report.report(rows, sweep) + "\n")
-    sweep_figure.draw(output / "sweep.png", rows, series.axes_of(sweep.points), sweep.baseline)
+    runs.run_lacking(planned, _JOBS.value, note)
+    print(sweep_report.report(gather(), sweep))
+    print(f"{output}/sweep.json  {output}/sweep.md  {output}/sweep.png")
+    return 0
 
 
 if __name__ == "__main__":

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
-
 from absl import flags
 
 from experiments.front import cli
@@ -16,27 +13,13 @@ _STEPS = flags.DEFINE_integer("steps", 1, "Global steps before --around and afte
 
 
 def main(_) -> int:
-    from ddiloco.disk.tape.file import TapeError
-    from ddiloco.disk.tape.reading import read_run
-    from ddiloco.replay import run as replay
     from experiments.studies.replay import timeline
+    from experiments.studies.replay.recorded import recorded
 
-    if not _WORKDIR.value:
-        raise cli.UsageError("workdir: is missing; give --workdir=DIR, the folder of a run")
-    workdir = pathlib.Path(_WORKDIR.value)
-    try:
-        experiment = replay.recorded_experiment(workdir)
-        tapes = read_run(workdir)
-        plan = replay.make_plan(experiment, tapes)
-    except TapeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    for warning in tapes.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    lines = timeline.chosen(timeline.timeline(plan), _LEARNER.value, _AROUND.value, _STEPS.value)
-    virtual = experiment.driver == "virtual"
-    for line in lines:
-        print(timeline.shown(line, virtual))
+    with recorded(_WORKDIR.value) as run:
+        lines = timeline.timeline(run.plan)
+    for line in timeline.chosen(lines, _LEARNER.value, _AROUND.value, _STEPS.value):
+        print(timeline.shown(line, run.experiment.driver == "virtual"))
     return 0
 
 

@@ -11,6 +11,7 @@ from experiments.front import cli, ending
 
 _CONFIG = cli.define_config("configs/dense.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
+_SETTINGS = flags.DEFINE_bool("settings", False, "Only list every setting: value, meaning and bounds.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; allocates no parameters.")
 
 
@@ -19,9 +20,13 @@ def main(_) -> int:
     from ddiloco.run.dry_run import describe
     from ddiloco.run.job import run_job
     from ddiloco.settings.experiment import parse
+    from ddiloco.settings.listing import listing
     from ddiloco.training import platform
 
     experiment = parse(_CONFIG.value)
+    if _SETTINGS.value:
+        print(listing(experiment))
+        return 0
     if _DRY_RUN.value:
         print(describe(experiment))
         return 0

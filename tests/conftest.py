@@ -1,8 +1,17 @@
-"""Tests see eight simulated CPU devices, compile quickly rather than well, and share compiled programs."""
+"""Tests see eight simulated CPU devices, compile quickly rather than well, and keep what they compile.
+
+Compiled programs and prepared data sets lie in build/tests, for all workers, for the processes that tests
+start, and for the next run. Removing the folder costs time, nothing else.
+"""
 
 import os
+import pathlib
+import time
 
 import hypothesis
+
+KEPT = pathlib.Path(__file__).parents[1] / "build" / "tests"
+OLD = 14 * 24 * 3600  # seconds after which a program that is kept is thrown away
 
 # How long an example takes says more of what else the machine does than of the code.
 hypothesis.settings.register_profile("unhurried", deadline=None)
@@ -13,38 +22,33 @@ FLAGS = (
     "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",  # they take two thirds of the time that is then left
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(KEPT / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["TFDS_DATA_DIR"] = str(KEPT / "tfds")
 
-import jax  # noqa: E402
 import pytest  # noqa: E402
-from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 from ddiloco.training import platform  # noqa: E402
 from tests import workbench  # noqa: E402
 
-platform.prepare(cache=False)  # while tests are collected, since it must be before the first array
+platform.prepare()  # while tests are collected, since it must be before the first array
+
+
+def pytest_sessionstart(session):
+    """Throws away what is old, before any worker begins."""
+    if not hasattr(session.config, "workerinput"):
+        for path in (KEPT / "jax").glob("*"):
+            if path.is_file() and path.stat().st_mtime < time.time() - OLD:
+                path.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")
-def data_dir(tmp_path_factory):
-    return workbench.data_folder(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_programs_are_kept(tmp_path_factory):
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    compilation_cache.reset_cache()
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+def data_dir():
+    return workbench.data_folder()
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """Settings: every wrong value ends in one line that names the field, and what is right makes a round trip."""
 
 import dataclasses
-import importlib.util
 import itertools
 import json
 import math
-import pathlib
 import typing
 
 import pytest
@@ -13,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from ddiloco.config import ConfigError, build, section, setting, to_dict
-from ddiloco.settings.experiment import Experiment, parse, to_json
-
-DENSE = pathlib.Path(__file__).parent.parent / "configs" / "dense.py"
-_spec = importlib.util.spec_from_file_location("dense_config", DENSE)
-dense = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(dense)
+from configs import dense, sections
+from ddiloco.config import ConfigError, build, leaves, section, setting, to_dict
+from ddiloco.models import MODELS
+from ddiloco.settings.experiment import all_settings, parse, to_json
 
 PRESETS = [f"{size},{algorithm}" for size, algorithm in itertools.product(dense.SIZES, dense.ALGORITHMS)]
 
@@ -141,35 +136,50 @@ def test_the_order_of_presets_is_free_and_each_has_a_default():
         dense.get_config("tiny,huge")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_config_shows_every_setting_and_no_other(preset):
-    config = dense.get_config(preset)
-    experiment = parse(config)
-
-    def compare(shown, settings, where):
-        names = {field.name for field in dataclasses.fields(settings)}
-        shown = {name for name in shown if not (where == "model" and name == "name")}
-        assert shown == names, f"{where}: hidden {names - shown}, unknown {shown - names}"
-
-    compare(config, experiment, "config")
-    for field in dataclasses.fields(Experiment):
-        if dataclasses.is_dataclass(group := getattr(experiment, field.name)):
-            compare(config[field.name], group, field.name)
+def test_the_tiny_preset_is_the_defaults_of_all_settings():
+    assert parse(dense.get_config("tiny")) == parse(sections.run("dense")) == parse({})
 
 
-def test_every_setting_says_what_it_means():
-    def check(cls):
-        hints = typing.get_type_hints(cls)
-        for field in dataclasses.fields(cls):
-            if dataclasses.is_dataclass(hints[field.name]):
-                check(hints[field.name])
-            elif field.name != "model":
-                assert len(field.metadata["meaning"]) > 3, field.name
+def test_a_section_has_every_setting_and_takes_what_the_type_takes():
+    boat = sections.section(Boat)
+    assert build(Boat, boat) == Boat()
+    boat.engine.gears, boat.draught = 3, 1
+    assert build(Boat, boat) == Boat(draught=1.0, engine=Engine(gears=3))
+    with pytest.raises(TypeError):
+        boat.engine.gears = "three"
 
-    check(Experiment)
-    experiment = parse(dense.get_config())
-    for settings in (experiment.model, experiment.data, experiment.sample):
-        check(type(settings))
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_setting_says_what_it_means(name):
+    for leaf in all_settings(parse({"model": {"name": name}})):
+        assert len(leaf.metadata["meaning"]) > 3, leaf.path
+
+
+@dataclasses.dataclass(frozen=True)
+class Harbour:
+    flagship: Boat = section(Boat, may_change="resume", both_ends=True)
+    depth: float = setting(3.0, "m", may_change="never", because="it is dug")
+    berths: int = setting(3, "boats")
+
+
+def test_a_setting_has_the_marks_of_the_nearest_group_that_has_them():
+    told = {leaf.path: leaf for leaf in leaves(Harbour())}
+    assert (told["flagship.engine.power"].value, told["flagship.berths"].value) == (1.5, [])
+    marks = {path: [leaf.metadata[m] for m in ("may_change", "both_ends")] for path, leaf in told.items()}
+    assert marks["flagship.seats"] == marks["flagship.engine.gears"] == ["resume", True]
+    assert marks["depth"] == marks["berths"] == ["never", False]
+    assert told["depth"].metadata["because"] == "it is dug"
+    assert told["berths"].metadata["because"] == "it is not known to be sound to change"
+
+
+def test_settings_say_who_must_share_them():
+    told = {leaf.path: leaf.metadata for leaf in all_settings(parse({}))}
+    both_ends = {path for path, metadata in told.items() if metadata["both_ends"]}
+    assert both_ends == {"train.steps", "outer.codec", *(path for path in told if path.startswith("sync."))}
+    for free in ("data.data_dir", "data.prefetch", "train.steps_in_flight", "remote.spares", "eval.every"):
+        assert told[free]["may_change"] == "process"
+    for decisive in ("inner.learning_rate", "mesh.fsdp", "data.sequence_length", "sync.gamma"):
+        assert told[decisive]["may_change"] == "resume"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ EMPTY_WORDS = {"utils", "util", "common", "helpers", "helper", "base", "manager"
 RANKS = (
     "ddiloco/config",
     "ddiloco/protocol",
+    "ddiloco/schema",
     "ddiloco/outer",
     "ddiloco/goodput",
     "ddiloco/models",

@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import dataclasses
-import pathlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from ddiloco.data.sources import open_text
+from ddiloco.data.sources import open_images, open_text
 from ddiloco.local import run as local
 from ddiloco.observe import records
 from ddiloco.observe.tally import Tally
@@ -45,11 +45,12 @@ POLICIES = {
 }
 
 
-def data_folder(base: pathlib.Path) -> str:
-    """The embedded data set, prepared under `base` unless it is there."""
-    folder = base / "tfds"
+def data_folder() -> str:
+    """Where the embedded data sets are prepared, once for all tests."""
+    folder = os.environ["TFDS_DATA_DIR"]
     open_text("stdlib_text", "train", folder)
-    return str(folder)
+    open_images("digits", "train", folder, channels=1)
+    return folder
 
 
 def experiment(data_dir: str, algorithm: str = "decoupled", **groups: Mapping[str, Any]) -> Experiment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from ddiloco.chaos.ledger import Claims, ProcessLedger, require
+from ddiloco.chaos.ledger import ProcessLedger, require
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, Report, RoundId
@@ -48,7 +48,7 @@ class Invariants:
         self._syncer: _Process | None = None
         self._ledgers: dict[object, ProcessLedger] = {}
         self._ledger_of: dict[Member, ProcessLedger] = {}
-        self._claims = Claims()
+        self._merged_up_to: dict[tuple[ProcessLedger, int], int] = {}  # by fragment, its last merged step
 
     # Learners.
 
@@ -100,9 +100,9 @@ class Invariants:
         for c in merge.contributions:
             ledger = self._ledger_of[c.learner, c.incarnation]
             first, last = ledger.span(c)
-            before = self._claims.up_to(ledger, c.fragment)
+            before = self._merged_up_to.get((ledger, c.fragment), 0)
             require(first >= before, f"no step is merged twice; those up to {before} were", c)
-            self._claims.claim(ledger, c.fragment, last)
+            self._merged_up_to[ledger, c.fragment] = last
         self.committed = self.committed.after(merge.round)
         self.merged.add(merge.round)
 
@@ -212,7 +212,7 @@ class Invariants:
             require(c in arrived, "what is merged arrived while its learner took part", c)
             ledger = self._ledger_of[c.learner, c.incarnation]
             first, _ = ledger.span(c)
-            before = self._claims.up_to(ledger, p)
+            before = self._merged_up_to.get((ledger, p), 0)
             require(first >= before, f"no step is merged twice; those up to {before} were", c)
         require(
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge

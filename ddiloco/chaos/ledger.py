@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
@@ -18,21 +17,6 @@ def require(holds: bool, claim: str, *found: object) -> None:
     """Raises a Violation unless the claim holds; `found` is what was found instead."""
     if not holds:
         raise Violation(f"{claim}: {', '.join(map(str, found))}" if found else claim)
-
-
-class Claims:
-    """Which steps have been merged: by process and fragment, all up to one step of the process's count."""
-
-    def __init__(self) -> None:
-        self._last: dict[Hashable, int] = {}
-
-    def up_to(self, process: Hashable, fragment: int) -> int:
-        """The last step of the process that was merged into the fragment; 0 before the first."""
-        return self._last.get((process, fragment), 0)
-
-    def claim(self, process: Hashable, fragment: int, last: int) -> None:
-        """Steps up to `last` are merged."""
-        self._last[process, fragment] = last
 
 
 class ProcessLedger:

@@ -14,20 +14,28 @@ class DataConfig:
     name: str = setting("stdlib_text", "TFDS data set: stdlib_text (built here) or any name such as c4/en")
     text_feature: str = setting("text", "feature of the data set that holds a document's text")
     train_split: str = setting("train", "TFDS split to train on; slices such as train[:10%] work")
-    eval_split: str = setting("validation", "TFDS split that held-out batches come from")
-    data_dir: str | None = setting(
-        None, "folder of prepared data sets; None: $TFDS_DATA_DIR or TFDS' default"
+    eval_split: str = setting(
+        "validation", "TFDS split that held-out batches come from", may_change="process"
     )
-    sequence_length: int = setting(128, "tokens in a row, L", at_least=1)
+    data_dir: str | None = setting(
+        None, "folder of prepared data sets; None: $TFDS_DATA_DIR or TFDS' default", may_change="process"
+    )
+    # A position in text is one in a document, whatever the rows.
+    sequence_length: int = setting(128, "tokens in a row, L", at_least=1, may_change="resume")
     tokenizer: str = setting("byte", "how text becomes tokens", choices=("byte", "sentencepiece"))
     tokenizer_model: str | None = setting(None, "SentencePiece model file; for tokenizer=sentencepiece only")
     shuffle: bool = setting(True, "whether a shard's documents are reshuffled each epoch")
     interleave: int = setting(
         8, "documents of a shard that are read side by side, row by row; 1: one after the other", at_least=1
     )
-    prefetch: int = setting(0, "batches that a thread prepares ahead; 0: none, no thread", at_least=0)
+    prefetch: int = setting(
+        0, "batches that a thread prepares ahead; 0: none, no thread", at_least=0, may_change="process"
+    )
     held_out_pool: int = setting(
-        4_194_304, "tokens of the eval split that held-out rows are picked from, evenly spaced", at_least=1
+        4_194_304,
+        "tokens of the eval split that held-out rows are picked from, evenly spaced",
+        at_least=1,
+        may_change="process",
     )
 
     def __post_init__(self) -> None:
@@ -47,14 +55,23 @@ class ImagesConfig:
     image_feature: str = setting("image", "feature of the data set that holds the image")
     label_feature: str = setting("label", "feature that holds its class")
     train_split: str = setting("train", "TFDS split to train on; slices such as train[:10%] work")
-    eval_split: str = setting("test", "TFDS split that held-out batches come from")
+    eval_split: str = setting("test", "TFDS split that held-out batches come from", may_change="process")
     data_dir: str | None = setting(
-        None, "folder of prepared data sets; None: $TFDS_DATA_DIR or TFDS' default"
+        None, "folder of prepared data sets; None: $TFDS_DATA_DIR or TFDS' default", may_change="process"
     )
     shuffle: bool = setting(True, "whether a shard's images are reshuffled each epoch")
-    keep: bool = setting(False, "whether an image, once decoded, stays in memory; for small data sets")
-    threads: int = setting(0, "that make the images of a batch; 0: only the one that asks", at_least=0)
-    prefetch: int = setting(0, "batches that a thread prepares ahead; 0: none, no thread", at_least=0)
+    keep: bool = setting(
+        False, "whether an image, once decoded, stays in memory; for small data sets", may_change="process"
+    )
+    threads: int = setting(
+        0,
+        "threads that make the images of a batch; 0: only the one that asks",
+        at_least=0,
+        may_change="process",
+    )
+    prefetch: int = setting(
+        0, "batches that a thread prepares ahead; 0: none, no thread", at_least=0, may_change="process"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

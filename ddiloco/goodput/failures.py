@@ -1,4 +1,4 @@
-"""The failure model: how often chips are interrupted, and what an interruption costs a job."""
+"""The failure model: how chips make a fleet, how often they are interrupted, and what that costs a job."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ class FailureModel:
         at_most=10.0,
     )
     chips_per_slice: int = setting(256, "chips that an interruption of one of them takes away", at_least=1)
-    detection_seconds: float = setting(10.0, "until a job knows why it stands still", at_least=0.0)
-    downscale_seconds: float = setting(3.4, "to go on without the slices that were lost", at_least=0.0)
-    upscale_seconds: float = setting(14.1, "to take returned slices in", at_least=0.0)
+    detection_seconds: float = setting(10.0, "seconds until a job knows why it stands still", at_least=0.0)
+    downscale_seconds: float = setting(3.4, "seconds to go on without the lost slices", at_least=0.0)
+    upscale_seconds: float = setting(14.1, "seconds to take returned slices in", at_least=0.0)
     upscale_wait_seconds: float = setting(
-        27.1, "from the first return that is not in yet until an upscale begins", at_least=0.0
+        27.1, "seconds from the first return that is not in yet until an upscale begins", at_least=0.0
     )
-    return_seconds: float = setting(600.0, "until a slice that was lost is back, on average", at_least=0.0)
+    return_seconds: float = setting(600.0, "seconds until a lost slice is back, on average", at_least=0.0)
     return_shape: float = setting(
         1.0, "of the Weibull distribution of returns; 1: exponential", at_least=0.1, at_most=10.0
     )
     restart_seconds: float = setting(
-        58.7, "to start a whole job again: one without elasticity, or one that had lost all", at_least=0.0
+        58.7,
+        "seconds to start a whole job again: an inelastic one, or one that had lost all",
+        at_least=0.0,
     )
     spare_share: float = setting(
         0.054, "share of its slices that a job without elasticity keeps as spares", at_least=0.0, below=1.0
     )
-    step_seconds: float = setting(5.0, "of one step; what is lost of it is done again", at_least=0.0)
+    step_seconds: float = setting(5.0, "seconds of one step; what is lost of it is done again", at_least=0.0)
     chip_speed_variation: float = setting(
         0.0,
         "standard deviation of a chip's step time, as a share of the step; a job goes at its slowest chip's",
@@ -79,6 +81,31 @@ class FailureModel:
     @functools.cached_property
     def _return_scale(self) -> float:
         return _scale(self.return_seconds, self.return_shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Slices of a fleet by job: job 0 has the first ones, and so on; spares come last."""
+
+    slices_by_job: tuple[int, ...]
+    spares: int  # slices on standby
+
+
+def divide(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> Division:
+    """Divides a fleet into jobs as even as can be; jobs without elasticity leave spares.
+
+    Raises:
+      ValueError: there are fewer slices than jobs.
+    """
+    slices = model.num_slices(num_chips)
+    if slices < num_jobs:
+        raise ValueError(
+            f"num_chips: {num_chips} chips are {slices} slices of {model.chips_per_slice}, but {num_jobs} "
+            f"{'learner needs' if num_jobs == 1 else 'learners need'} at least one each"
+        )
+    spares = 0 if elastic else min(round(model.spare_share * slices), slices - num_jobs)
+    each, more = divmod(slices - spares, num_jobs)
+    return Division(tuple(each + (job < more) for job in range(num_jobs)), spares)
 
 
 def _scale(mean: float, shape: float) -> float:

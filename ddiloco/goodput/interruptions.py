@@ -1,26 +1,55 @@
-"""Where the interruptions of many jobs come from: drawn as the jobs live, or a list of a fleet's.
+"""The interruptions of a fleet as a list, and how many jobs side by side meet theirs.
 
-A job is a *lane*: an index into arrays. `next` holds each lane's next interruption (seconds), infinite if
-none.
+A job is a *lane*: an index into arrays.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
-from ddiloco.goodput.division import Division, Interruption, first_slices
-from ddiloco.goodput.failures import FailureModel
+from ddiloco.goodput.failures import Division, FailureModel
 
 _BLOCK = 256  # draws of a lane at a time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interruption:
+    """A chip of a slice is interrupted, and the slice is gone until it is back."""
+
+    time: float  # seconds
+    slice: int  # of the whole fleet
+    back_at: float  # seconds
+
+
+def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: float) -> list[Interruption]:
+    """The interruptions of a fleet that is new at time 0, before `horizon` (seconds), sorted by time.
+
+    Each slice is struck at its chips' hazard while it is there. The same arguments give the same list, and a
+    longer horizon a longer list that begins with it.
+    """
+    rng = np.random.default_rng(seed)
+    count = model.num_slices(num_chips)
+    slices, now = np.arange(count), np.zeros(count)
+    found: list[Interruption] = []
+    while slices.size:
+        hazard = model.hazard(now) + rng.standard_exponential(count)[slices] / model.chips_per_slice
+        struck = np.asarray(model.time_of_hazard(hazard))
+        back = struck + model.return_time(rng.standard_exponential(count)[slices])
+        within = struck < horizon
+        slices, now = slices[within], back[within]
+        rows = zip(struck[within].tolist(), slices.tolist(), now.tolist(), strict=True)
+        found += [Interruption(*row) for row in rows]
+    return sorted(found, key=lambda one: (one.time, one.slice))
 
 
 class Source(Protocol):
     """What a lane's interruptions are asked of."""
 
-    next: np.ndarray  # float [lanes]
+    next: np.ndarray  # float [lanes]: seconds of each lane's next interruption, infinite if there is none
 
     def take(self, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Takes the next interruption of each lane; `resized` must follow.
@@ -59,33 +88,13 @@ class Draws:
         return values
 
 
-class DrawnInterruptions:
-    """Interruptions of the slices that are in a job, at the rate of the failure model."""
-
-    def __init__(self, model: FailureModel, slices: np.ndarray, draws: Draws) -> None:
-        """`slices`: int [lanes], in each job at time 0."""
-        self._model = model
-        self._draws = draws
-        self.next = np.full(len(slices), np.inf)
-        self.resized(np.arange(len(slices)), np.zeros(len(slices)), slices)
-
-    def take(self, lanes: np.ndarray) -> tuple[np.ndarray, None]:
-        """As of `Source`."""
-        return self.next[lanes] + self._model.return_time(self._draws.take(lanes)), None
-
-    def resized(self, lanes: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
-        """As of `Source`: in the time of the cumulative hazard interruptions have no memory."""
-        each = self._draws.take(lanes) / (slices * self._model.chips_per_slice)
-        self.next[lanes] = self._model.time_of_hazard(self._model.hazard(now) + each)
-
-
 class ListedInterruptions:
     """The interruptions of a whole fleet, each for the job that has the slice; a spare's are nobody's."""
 
     def __init__(self, fleet: Division, interruptions: Sequence[Interruption]) -> None:
         """`interruptions`, sorted by time."""
         by_job: list[list[tuple[float, float, float]]] = [[] for _ in fleet.slices_by_job]
-        firsts, back = first_slices(fleet), {}
+        firsts, back = np.cumsum([0, *fleet.slices_by_job]), {}  # of each job, then of the spares
         for one in interruptions:
             job = int(np.searchsorted(firsts, one.slice, side="right")) - 1
             if 0 <= job < len(by_job):
@@ -106,7 +115,7 @@ class ListedInterruptions:
         return self._listed[lanes, at, 1], self._listed[lanes, at, 2]
 
     def resized(self, lanes: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
-        """As of `Source`: a list knows of no sizes."""
+        """As of `Source`; the list is the same whatever the sizes."""
         while (past := self._listed[lanes, self._at[lanes], 0] < now).any():
             self._at[lanes] += past
         self.next[lanes] = self._listed[lanes, self._at[lanes], 0]

@@ -1,4 +1,4 @@
-"""One fleet's interruptions, and what jobs on it go through: the same list drives any division of the fleet.
+"""What the jobs of one fleet go through under a list of its interruptions.
 
 A data-parallel job of all slices and M learners of a share of them each meet the same interruptions, so that
 training runs can be compared under the same failures ("Failure simulation" of the paper).
@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.division import Interruption, divide
-from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.interruptions import Draws, ListedInterruptions
+from ddiloco.goodput.failures import FailureModel, divide
+from ddiloco.goodput.interruptions import Draws, Interruption, ListedInterruptions
 from ddiloco.goodput.jobs import Jobs
 
 
@@ -26,27 +25,6 @@ class JobChange:
     job: int
     state: State
     chips: int
-
-
-def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: float) -> list[Interruption]:
-    """The interruptions of a fleet that is new at time 0, before `horizon` (seconds), sorted by time.
-
-    Each slice is struck at its chips' hazard while it is there. The same arguments give the same list, and a
-    longer horizon a longer list that begins with it.
-    """
-    rng = np.random.default_rng(seed)
-    count = model.num_slices(num_chips)
-    slices, now = np.arange(count), np.zeros(count)
-    found: list[Interruption] = []
-    while slices.size:
-        hazard = model.hazard(now) + rng.standard_exponential(count)[slices] / model.chips_per_slice
-        struck = np.asarray(model.time_of_hazard(hazard))
-        back = struck + model.return_time(rng.standard_exponential(count)[slices])
-        within = struck < horizon
-        slices, now = slices[within], back[within]
-        rows = zip(struck[within].tolist(), slices.tolist(), now.tolist(), strict=True)
-        found += [Interruption(*row) for row in rows]
-    return sorted(found, key=lambda one: (one.time, one.slice))
 
 
 def job_chips(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> dict[int, int]:

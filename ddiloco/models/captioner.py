@@ -96,14 +96,7 @@ class Captioner(dense.Decoder):
         x_BxSxD = constrain(jnp.concatenate(parts, axis=1), ("batch", None, None))
         for layer in self.layers:
             x_BxSxD = constrain(run_layer(layer, x_BxSxD, angles, mask_1x1xSxS), ("batch", None, None))
-        x_BxLxD = self.final_norm(x_BxSxD[:, config.num_patches :])
-        if config.tie_embeddings:
-            logits_BxLxV = self.embed.attend(x_BxLxD)
-        else:
-            logits_BxLxV = self.head(x_BxLxD, output_dtype="float32")
-        if config.logit_softcap is not None:
-            logits_BxLxV = config.logit_softcap * jnp.tanh(logits_BxLxV / config.logit_softcap)
-        return constrain(logits_BxLxV, ("batch", None, "vocab"))
+        return self.logits(x_BxSxD[:, config.num_patches :], constrain)
 
 
 def flops_per_token(config: CaptionerConfig, seq_len: int) -> float:

@@ -27,9 +27,9 @@ class DenseConfig:
     num_layers: int = setting(4, "transformer layers", at_least=1)
     model_dim: int = setting(128, "width of the residual stream", at_least=1)
     num_heads: int = setting(4, "query heads", at_least=1)
-    num_kv_heads: int = setting(4, "key and value heads; a divisor of num_heads", at_least=1)
+    num_kv_heads: int = setting(2, "key and value heads; a divisor of num_heads", at_least=1)
     head_dim: int = setting(32, "width of one head; even, since rotary embeddings turn pairs", at_least=2)
-    mlp_dim: int = setting(512, "width of the gated MLP", at_least=1)
+    mlp_dim: int = setting(352, "width of the gated MLP", at_least=1)
     activation: str = setting("swiglu", "gate of the MLP", choices=("swiglu", "geglu"))
     qk_norm: bool = setting(True, "RMS-normalise queries and keys by head")
     tie_embeddings: bool = setting(False, "the output head is the transposed embedding")
@@ -37,8 +37,8 @@ class DenseConfig:
     logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
     remat: bool = setting(False, "recompute each layer in the backward pass, to save memory")
-    compute_dtype: str = setting("bfloat16", "type of activations", choices=("bfloat16", "float32"))
-    attention: str = setting("xla", "implementation of attention", choices=("xla", "cudnn"))
+    compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
+    attention: str = setting("xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"))
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -201,7 +201,7 @@ class Decoder(nnx.Module):
     def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
         self.config = config
         self.embed = Embedding(config, rngs)
-        self.layers = nnx.List([Layer(config, rngs) for _ in range(config.num_layers)])
+        self.layers = nnx.List([self.new_layer(number, rngs) for number in range(config.num_layers)])
         self.final_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
         if not config.tie_embeddings:
             shape, stddev = (config.model_dim, config.vocab_size), config.model_dim**-0.5
@@ -222,7 +222,16 @@ class Decoder(nnx.Module):
         x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
         for layer in self.layers:
             x_BxLxD = constrain(run_layer(layer, x_BxLxD, angles, mask_Bx1xLxL), ("batch", None, None))
-        x_BxLxD = self.final_norm(x_BxLxD)
+        return self.logits(x_BxLxD, constrain)
+
+    def new_layer(self, number: int, rngs: nnx.Rngs) -> Any:
+        """Layer `number`, counted from 0."""
+        del number
+        return Layer(self.config, rngs)
+
+    def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
+        """Logits (B, L, V) float32, from the output of the last layer."""
+        config, x_BxLxD = self.config, self.final_norm(x_BxLxD)
         if config.tie_embeddings:
             logits_BxLxV = self.embed.attend(x_BxLxD)
         else:

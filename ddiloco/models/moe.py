@@ -32,9 +32,9 @@ class MoEConfig(dense.DenseConfig):
 
     num_experts: int = setting(8, "experts in a layer", at_least=2)
     experts_per_token: int = setting(2, "experts that each token chooses", at_least=1)
-    expert_dim: int = setting(256, "width of one expert's gated MLP", at_least=1)
+    expert_dim: int = setting(176, "width of one expert's gated MLP", at_least=1)
     capacity_factor: float | None = setting(
-        None,
+        1.5,
         "places of each expert for a row's tokens over its fair share, the later tokens are dropped; "
         "None: no token is dropped",
         above=0.0,
@@ -269,20 +269,16 @@ class Layer(nnx.Module):
         return x_BxLxD + y_BxLxD, counts
 
 
-class Decoder(nnx.Module):
+class Decoder(dense.Decoder):
     """The whole model: token ids in, float32 logits of the next token, penalty and router counts out."""
 
-    def __init__(self, config: MoEConfig, rngs: nnx.Rngs) -> None:
-        self.config = config
-        self.embed = dense.Embedding(config, rngs)
-        self.layers = nnx.List([Layer(config, number, rngs) for number in range(config.num_layers)])
-        self.final_norm = dense.RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
-        if not config.tie_embeddings:
-            shape, stddev = (config.model_dim, config.vocab_size), config.model_dim**-0.5
-            axes = ("embed", "vocab")
-            self.head = dense.Projection(rngs, "rd,dv->rv", shape, axes, stddev, config.compute_dtype)
+    config: MoEConfig
 
-    def __call__(
+    def new_layer(self, number: int, rngs: nnx.Rngs) -> Any:
+        """Layer `number`, counted from 0."""
+        return Layer(self.config, number, rngs)
+
+    def __call__(  # type: ignore[override]
         self,
         inputs_BxL: jax.Array,
         positions_BxL: jax.Array,
@@ -302,18 +298,10 @@ class Decoder(nnx.Module):
             x_BxLxD, counted = run_layer(layer, x_BxLxD, angles, mask_Bx1xLxL, counted_BxL, constrain)
             x_BxLxD = constrain(x_BxLxD, ("batch", None, None))
             counts += [counted] if counted else []
-        x_BxLxD = self.final_norm(x_BxLxD)
-        if config.tie_embeddings:
-            logits_BxLxV = self.embed.attend(x_BxLxD)
-        else:
-            logits_BxLxV = self.head(x_BxLxD, output_dtype="float32")
-        if config.logit_softcap is not None:
-            logits_BxLxV = config.logit_softcap * jnp.tanh(logits_BxLxV / config.logit_softcap)
         sums = jax.tree.map(lambda *layers: jnp.stack(layers), *counts)
         penalty = config.balance_weight * jnp.sum(sums["balance"])
         penalty = penalty + config.router_z_weight * jnp.sum(sums["router_z"])
-        logits_BxLxV = constrain(logits_BxLxV, ("batch", None, "vocab"))
-        return Output(logits_BxLxV, penalty, {**sums, "penalty": penalty})
+        return Output(self.logits(x_BxLxD, constrain), penalty, {**sums, "penalty": penalty})
 
 
 def statistics(sums: Mapping[str, Any], tokens: Any) -> dict[str, Any]:

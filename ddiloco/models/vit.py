@@ -33,17 +33,17 @@ class ViTConfig:
     num_heads: int = setting(4, "attention heads; a divisor of model_dim", at_least=1)
     mlp_dim: int = setting(128, "width of the MLP", at_least=1)
     positions: str = setting(
-        "learned", "what is added to a patch for its place", choices=("learned", "sincos")
+        "sincos", "what is added to a patch for its place", choices=("learned", "sincos")
     )
     pooling: str = setting(
         "mean", "what the head reads: the mean of the patches, or a class token", choices=("mean", "token")
     )
-    pixel_mean: tuple[float, ...] = setting((0.5,), "of pixels in [0, 1], for all channels or by channel")
-    pixel_std: tuple[float, ...] = setting((0.5,), "the same, standard deviation", above=0.0)
+    pixel_mean: tuple[float, ...] = setting((0.3,), "of pixels in [0, 1], for all channels or by channel")
+    pixel_std: tuple[float, ...] = setting((0.38,), "the same, standard deviation", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the variance in LayerNorm", above=0.0)
     remat: bool = setting(False, "recompute each layer in the backward pass, to save memory")
-    compute_dtype: str = setting("bfloat16", "type of activations", choices=("bfloat16", "float32"))
-    attention: str = setting("xla", "implementation of attention", choices=("xla", "cudnn"))
+    compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
+    attention: str = setting("xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"))
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size:

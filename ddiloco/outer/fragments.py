@@ -1,7 +1,7 @@
 """Fragments: which rows of which tensors are synchronised together (paper, "Fragments").
 
-A fragment consists of pieces, each a whole tensor or a range of its rows. The layout depends only on names,
-shapes, P and the strategy, so that every role computes the same one.
+A fragment consists of pieces, each a whole tensor or a range of its rows. The layout depends on names,
+shapes, P and the strategy only, so that every role computes the same one.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FragmentLayout:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of names, shapes, pieces and strategy, by which both ends compare layouts."""
+        """SHA-256 (hex) of names, shapes, pieces and strategy: a learner's must equal the syncer's."""
         content = {
             "strategy": self.strategy,
             "shapes": self.shapes,

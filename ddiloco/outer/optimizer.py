@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ddiloco.config import setting
+from ddiloco.config import Marks, setting
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.fragments import STRATEGIES
 from ddiloco.outer.merging import MERGE_RULES
+
+_OF_FRAGMENTS = Marks(may_change="never", because="versions and outer states are of those fragments")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +28,19 @@ class OuterConfig:
     """How learners' fragments become the next global model."""
 
     fragmentation: str = setting(
-        "balanced", "how tensors are divided into fragments", choices=tuple(STRATEGIES)
+        "balanced", "how tensors are divided into fragments", choices=tuple(STRATEGIES), **_OF_FRAGMENTS
     )
     split_large: bool = setting(
-        True, "whether tensors larger than a fragment's share are cut along their rows"
+        True, "whether tensors larger than a fragment's share are cut along their rows", **_OF_FRAGMENTS
     )
     merge: str = setting(
         "rda", "merge rule; embeddings and head are always merged directly", choices=tuple(MERGE_RULES)
     )
     optimizer: str = setting(
-        "nesterov", "nesterov, direct, moving_average, persistence, or the name of an optax optimizer"
+        "nesterov",
+        "nesterov, direct, moving_average, persistence, or the name of an optax optimizer",
+        may_change="never",
+        because="the outer states in the snapshot are of that optimizer",
     )
     learning_rate: float = setting(
         0.7, "outer learning rate; `direct` has 1 and `persistence` sets its own", above=0.0
@@ -54,6 +59,7 @@ class OuterConfig:
         "f32",
         "what learners send: parameters in f32, or outer gradients in fewer bytes",
         choices=tuple(CODECS),
+        both_ends=True,
     )
     error_feedback: bool = setting(
         False, "whether a learner adds what its last merged encoding left out to its next one"

@@ -89,10 +89,10 @@ class Attendance:
                 return [_not_member(learner, incarnation)]
         elif old is not None and old.state is not State.GONE:
             out += self.lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
-        returns = event.versions is not None and self._can_be(event.step, event.versions, merged)
+        held = self._held(event, merged)
         m = self._members.admit(Member(learner, incarnation, heard_at=now))
-        if returns:
-            return [*out, *self._begin(m, event.step, event.versions, merged, now)]
+        if held is not None:
+            return [*out, *self._begin(m, *held, merged, now)]
         if event.versions is not None:
             out.append(actions.Drop(learner, "return with a step or versions that there never were"))
         welcome = events.Welcomed(incarnation, merged.step, merged.versions, merged.merged_steps)
@@ -218,9 +218,16 @@ class Attendance:
             return True
         return any(c.steps < 0 or c.tokens < 0 for c in counters)
 
-    def _can_be(self, step: int | None, versions: Sequence[int], merged: SyncerState) -> bool:
+    def _held(self, event: events.LearnerJoined, merged: SyncerState) -> tuple[int, tuple[int, ...]] | None:
+        """Step and versions that a learner returns with; None if it does not, or they cannot be."""
+        step, versions = event.step, event.versions
+        if step is None or versions is None or not self._can_be(step, versions, merged):
+            return None
+        return step, versions
+
+    def _can_be(self, step: int, versions: Sequence[int], merged: SyncerState) -> bool:
         """Whether a learner can have come to this step with these versions."""
-        if step is None or len(versions) != self.policy.num_fragments:
+        if len(versions) != self.policy.num_fragments:
             return False
         past_the_end = self.total_steps is not None and step > self.total_steps
         if step < 0 or past_the_end or self._leaps(step, merged):

@@ -174,9 +174,9 @@ class LearnerCore:
         return actions.TellSyncer(returns)
 
     def _renumbered(self, step: _StartedStep) -> _StartedStep:
-        own = {"incarnation": self.incarnation}
-        report = None if step.report is None else dataclasses.replace(step.report, **own)
-        return _StartedStep(report, tuple(dataclasses.replace(c, **own) for c in step.offers))
+        own, report = self.incarnation, step.report
+        offers = tuple(dataclasses.replace(c, incarnation=own) for c in step.offers)
+        return _StartedStep(None if report is None else dataclasses.replace(report, incarnation=own), offers)
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:
@@ -209,7 +209,7 @@ class LearnerCore:
             return [actions.Drop(self.learner, "clock past the last step")]
         self.clock = event.step
         offers, report = self._offers(), self._report()
-        make = list(map(actions.MakeOffer, offers))
+        make: list[actions.LearnerAction] = [*map(actions.MakeOffer, offers)]
         if self._started:  # what was copied is complete when the last started step is
             last = self._started.pop()
             self._started.append(_StartedStep(report, last.offers + offers))

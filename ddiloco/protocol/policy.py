@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 
-def _knob(default: Any, meaning: str, **bounds: float) -> Any:
-    return dataclasses.field(default=default, metadata={"meaning": meaning, **bounds})
+def _knob(default: Any, meaning: str, **metadata: float | str) -> Any:
+    return dataclasses.field(default=default, metadata={"meaning": meaning, **metadata})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,13 @@ class SyncPolicy:
     """
 
     num_learners: int = _knob(4, "M: learners that the run starts with", at_least=1)
-    num_fragments: int = _knob(24, "P: parts in which the parameters are synchronised", at_least=1)
+    num_fragments: int = _knob(
+        12,
+        "P: parts in which the parameters are synchronised",
+        at_least=1,
+        may_change="never",
+        because="versions and outer states are of those fragments",
+    )
     interval: int = _knob(24, "H: inner steps between two rounds of one fragment", at_least=1)
     overlap: int = _knob(2, "tau: inner steps that a round may overlap; rounds in flight at most", at_least=0)
     quorum: int | None = _knob(1, "K: learners that a merge needs at least; None: all live ones", at_least=1)

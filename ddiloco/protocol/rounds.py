@@ -34,6 +34,10 @@ class Round:
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
     passed_over: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
+    def overdue(self, now: float) -> bool:
+        """Whether the deadline has come."""
+        return self.deadline is not None and now >= self.deadline
+
     def pass_over(self, learner: int, incarnation: int, reports: int) -> None:
         """Asks the learner no more until it has sent another report than its first `reports`."""
         self.pulled.pop(learner, None)

@@ -110,7 +110,7 @@ class SnapshotCore:
 
     def expired(self, now: float) -> bool:
         """Whether the snapshot that is under way has taken too long."""
-        return self.under_way and now >= self._deadline
+        return self._deadline is not None and now >= self._deadline
 
     def next_deadline(self) -> float | None:
         """When the snapshot is to be given up, in the seconds of `now`; None if none is under way."""

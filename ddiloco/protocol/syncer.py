@@ -124,7 +124,7 @@ class SyncerCore:
             out += self._abandon_and_finish()
         return out
 
-    def _progress(self) -> tuple:
+    def _progress(self) -> tuple[RoundId | None, bool, list[tuple[RoundId, Phase]]]:
         """Changes whenever a round opens, moves or ends."""
         return (self._next, self.finished, [(r.id, r.phase) for r in self._rounds])
 
@@ -133,9 +133,9 @@ class SyncerCore:
         for r in self._rounds:
             if r.phase is Phase.GATHERING and self._has_quorum(r):
                 out += self._start_grace(r, now)
-            if r.phase is Phase.GRACE and (now >= r.deadline or not self._behind(r.id.step)):
+            if r.phase is Phase.GRACE and (r.overdue(now) or not self._behind(r.id.step)):
                 out += self._pull(r, now)
-            if r.phase is Phase.PULLING and now >= r.deadline:
+            if r.phase is Phase.PULLING and r.overdue(now):
                 out += self._give_up_pulls(r)
             if r.phase is Phase.PULLING and not r.pulled:
                 out += self._merge(r)
@@ -215,7 +215,9 @@ class SyncerCore:
 
         Updates took the place of their last work; they would wait while the slowest trains on alone.
         """
-        if self.policy.quorum is None or not any(map(self._attendance.done, self._attendance.live())):
+        if self.policy.quorum is None or self.total_steps is None:
+            return []
+        if not any(map(self._attendance.done, self._attendance.live())):
             return []
         if not self._rounds or any(r.phase is not Phase.GATHERING or self._may_gain(r) for r in self._rounds):
             return []

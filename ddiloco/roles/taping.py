@@ -23,14 +23,9 @@ from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import GlobalModel, pieces_sha256
 from ddiloco.protocol.state import SyncerState
 from ddiloco.roles.learner_arrays import Batches, Equipment
-from ddiloco.settings.experiment import Experiment, to_json
+from ddiloco.settings.experiment import Experiment, all_settings
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "optax", "grain", "ddiloco")
-_DECISIVE = ("algorithm", "seed", "model", "data", "train", "inner", "sync", "outer", "mesh")
-_FREE = {  # of these, what may differ from process to process
-    "data": {"data_dir", "prefetch"},
-    "train": {"steps_in_flight", "min_step_seconds", "tokens"},
-}
 
 
 class Tapes:
@@ -106,15 +101,9 @@ class Tapes:
 
 def fingerprint(experiment: Experiment) -> str:
     """SHA-256 (hex) of the settings that parameters and decisions follow from, as JSON."""
-    settings = to_json(experiment)
-    decisive = {name: _decisive(settings[name], _FREE.get(name, set())) for name in _DECISIVE}
+    found = all_settings(experiment)
+    decisive = {leaf.path: leaf.value for leaf in found if leaf.metadata["may_change"] != "process"}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-
-
-def _decisive(settings: Any, free: set[str]) -> Any:
-    if not free:
-        return settings
-    return {name: value for name, value in (settings or {}).items() if name not in free}
 
 
 def machine_of(mesh: Mesh | None) -> Machine:

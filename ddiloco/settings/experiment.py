@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ddiloco.config import ConfigError, build, section, setting, to_dict
+from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
 from ddiloco.models import MODELS, model_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
@@ -29,19 +29,27 @@ BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
 class TrainConfig:
     """How long and on how much a learner trains."""
 
-    steps: int = setting(480, "T: global steps; a learner is done when its clock is there", at_least=1)
+    steps: int = setting(
+        480, "T: global steps; a learner is done when its clock is there", at_least=1, both_ends=True
+    )
     tokens: int | None = setting(
-        None, "token budget of all learners, from which `steps` then follows; None: by steps", at_least=1
+        None,
+        "token budget of all learners, from which `steps` then follows; None: by steps",
+        at_least=1,
+        may_change="process",
     )
     batch_size: int = setting(8, "rows that one learner draws for one step", at_least=1)
     batch_sizes: tuple[int, ...] = setting(
         (), "the same by learner, where they differ; (): all alike", at_least=1
     )
-    steps_in_flight: int = setting(2, "steps handed to the devices before the oldest is complete", at_least=1)
+    steps_in_flight: int = setting(
+        2, "steps handed to the devices before the oldest is complete", at_least=1, may_change="process"
+    )
     min_step_seconds: tuple[float, ...] = setting(
         (),
         "by learner, seconds that a step takes at least, to play slower hardware; (): as fast as it goes",
         at_least=0.0,
+        may_change="process",
     )
 
 
@@ -50,7 +58,7 @@ class EvalConfig:
     """How the global model is scored on held-out rows."""
 
     every: int = setting(48, "global steps between two evaluations; 0: only at the end", at_least=0)
-    num_batches: int = setting(16, "held-out batches of one evaluation", at_least=1)
+    num_batches: int = setting(8, "held-out batches of one evaluation", at_least=1)
     batch_size: int = setting(16, "rows in a held-out batch", at_least=1)
 
 
@@ -68,28 +76,61 @@ class Experiment:
     `model` holds the settings of a model, or a LoopConfig, which has neither data nor task.
     """
 
-    model: Any
-    algorithm: str = setting("decoupled", "how learners cooperate", choices=DECOUPLED_FAMILY + BASELINES)
-    driver: str = setting("local", "what runs the roles", choices=("local", "remote", "virtual"))
-    seed: int = setting(0, "of the initial parameters, the data order and the sample", at_least=0)
-    data: Any = setting(None, "which data are read, and how they become rows")
-    train: TrainConfig = section(TrainConfig)
-    inner: InnerConfig = section(InnerConfig)
-    sync: SyncPolicy = section(SyncPolicy)
-    outer: OuterConfig = section(OuterConfig)
-    mesh: MeshConfig = section(MeshConfig)
-    remote: RemoteConfig = section(RemoteConfig)
-    virtual: VirtualConfig = section(VirtualConfig)
-    eval: EvalConfig = section(EvalConfig)
-    sample: Any = setting(None, "what is shown at the end; None where the task shows nothing")
-    log: LogConfig = section(LogConfig)
-    tape: TapeConfig = section(TapeConfig)
-    snapshot: SnapshotConfig = section(SnapshotConfig)
-    resume: bool = setting(False, "go on from the newest complete snapshot in the workdir")
+    model: Any = setting(
+        dataclasses.MISSING,
+        "the shape of what is trained",
+        may_change="never",
+        because="the arrays in the snapshot are of that model",
+    )
+    algorithm: str = setting(
+        "decoupled",
+        "how learners cooperate",
+        choices=DECOUPLED_FAMILY + BASELINES,
+        may_change="never",
+        because="the snapshot is of that algorithm",
+    )
+    driver: str = setting(
+        "local",
+        "what runs the roles: threads, processes, or a simulated clock",
+        choices=("local", "remote", "virtual"),
+        may_change="process",
+    )
+    seed: int = setting(
+        0,
+        "of the initial parameters, the data order and the sample",
+        at_least=0,
+        may_change="never",
+        because="it orders the data, and positions in them are of that order",
+    )
+    data: Any = setting(
+        None,
+        "which data are read, and how they become rows",
+        may_change="never",
+        because="positions in the data are of those data",
+    )
+    train: TrainConfig = section(TrainConfig, may_change="resume")
+    # The arrays of the inner optimizer's state are the same under all of its settings.
+    inner: InnerConfig = section(InnerConfig, may_change="resume")
+    sync: SyncPolicy = section(SyncPolicy, may_change="resume", both_ends=True)
+    outer: OuterConfig = section(OuterConfig, may_change="resume")
+    mesh: MeshConfig = section(MeshConfig, may_change="resume")
+    remote: RemoteConfig = section(RemoteConfig, may_change="process")
+    virtual: VirtualConfig = section(VirtualConfig, may_change="process")
+    eval: EvalConfig = section(EvalConfig, may_change="process")
+    sample: Any = setting(
+        None, "what is shown at the end; None where the task shows nothing", may_change="process"
+    )
+    log: LogConfig = section(LogConfig, may_change="process")
+    tape: TapeConfig = section(TapeConfig, may_change="process")
+    snapshot: SnapshotConfig = section(SnapshotConfig, may_change="process")
+    resume: bool = setting(
+        False, "go on from the newest complete snapshot in the workdir", may_change="process"
+    )
     sdc_check_every: int = setting(
         0,
         "steps between two that a learner takes twice, to see that its devices do not err; 0: none",
         at_least=0,
+        may_change="process",
     )
 
     def __post_init__(self) -> None:
@@ -188,6 +229,9 @@ def parse(config: Mapping[str, Any]) -> Experiment:
     name = model.pop("name", "dense")
     if name == loop.NAME:
         values["model"] = build(LoopConfig, model, "config.model")
+        given = [group for group in ("data", "sample") if values.get(group) is not None]
+        if given:
+            raise ConfigError(f"config.{given[0]}: is there, but a loop of one's own has no such settings")
         return build(Experiment, values)
     if name not in MODELS:
         known = ", ".join((*MODELS, loop.NAME))
@@ -227,11 +271,20 @@ def with_steps_of_tokens(experiment: Experiment) -> Experiment:
 def to_json(experiment: Experiment) -> dict[str, Any]:
     """The settings as JSON values; `parse` of the result gives the same experiment."""
     settings = to_dict(experiment)
+    return {**settings, "model": {"name": _model_name(experiment), **settings["model"]}}
+
+
+def all_settings(experiment: Experiment) -> list[Leaf]:
+    """Every setting with its value, its meaning, and when it may be another, in the order of `to_json`."""
+    found = list(leaves(experiment))
+    told = {**found[0].metadata, "meaning": "which model", "choices": (*MODELS, loop.NAME)}
+    return [Leaf("model.name", _model_name(experiment), told), *found]
+
+
+def _model_name(experiment: Experiment) -> str:
     if isinstance(experiment.model, LoopConfig):
-        name = loop.NAME
-    else:
-        name = next(name for name, model in MODELS.items() if model is model_of(experiment.model))
-    return {**settings, "model": {"name": name, **settings["model"]}}
+        return loop.NAME
+    return next(name for name, model in MODELS.items() if model is model_of(experiment.model))
 
 
 def _group(cls: type, values: Mapping[str, Any], name: str) -> Any:

@@ -16,7 +16,9 @@ BY_LEARNER = ("step_seconds", "latency", "bandwidth", "jitter", "loss")
 class VirtualConfig:
     """What the virtual driver plays. Tuples have an entry for each learner, or one for all."""
 
-    step_seconds: tuple[float, ...] = setting((1.0,), "of a step on all of a learner's chips", above=0.0)
+    step_seconds: tuple[float, ...] = setting(
+        (1.0,), "seconds of a step on all chips of a learner", above=0.0
+    )
     speed_variation: float = setting(
         0.0,
         "standard deviation between learners of the time of a step, as a share of it; drawn once",
@@ -35,13 +37,13 @@ class VirtualConfig:
     seconds: float | None = setting(
         None, "time budget, from which train.steps then follows; None: by tokens or steps", above=0.0
     )
-    merge_seconds: float = setting(0.0, "that a merge takes", at_least=0.0)
-    notice_seconds: float = setting(10.0, "until the syncer hears of a dead learner", at_least=0.0)
+    merge_seconds: float = setting(0.0, "seconds that a merge takes", at_least=0.0)
+    notice_seconds: float = setting(10.0, "seconds until the syncer hears of a dead learner", at_least=0.0)
     recovery_seconds: float = setting(
-        30.0, "from the start of a learner that comes or returns until it asks to join", at_least=0.0
+        30.0, "seconds from the start of a learner that comes or returns until it asks to join", at_least=0.0
     )
     resize_seconds: float = setting(
-        30.0, "that elastic data-parallel stands still when chips come or go", at_least=0.0
+        30.0, "seconds that elastic data-parallel stands still when chips come or go", at_least=0.0
     )
     arrays: bool = setting(True, "whether to train; False: only the protocol, its times and its goodput")
     num_chips: int = setting(8, "of the whole fleet, divided evenly among the learners", at_least=1)

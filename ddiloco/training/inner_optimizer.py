@@ -18,8 +18,8 @@ from ddiloco.config import setting
 class InnerConfig:
     """Settings of the inner optimizer and of the loss that it minimises."""
 
-    learning_rate: float = setting(1e-3, "peak learning rate", at_least=0.0)
-    warmup_steps: int = setting(100, "steps of linear warm-up", at_least=0)
+    learning_rate: float = setting(3e-3, "peak learning rate", at_least=0.0)
+    warmup_steps: int = setting(40, "steps of linear warm-up", at_least=0)
     final_fraction: float = setting(0.1, "share of the peak left at the end", at_least=0.0, at_most=1.0)
     weight_decay: float = setting(0.1, "decoupled decay, times the learning rate", at_least=0.0)
     decay_embeddings: bool = setting(False, "decay the input embedding too")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.lives import JobChange, draw_interruptions, job_changes, job_chips
+from ddiloco.goodput.interruptions import draw_interruptions
+from ddiloco.goodput.lives import JobChange, job_changes, job_chips
 from ddiloco.goodput.spare_capacity import draw_extra
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
-from ddiloco.virtual.durations import Steady, Varying, spread
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
@@ -144,13 +144,18 @@ def make_fleet(
         places,
         learner_arrays,
         syncer_arrays,
-        merge_time=Steady(v.merge_seconds),
+        merge_time=lambda: v.merge_seconds,
         notice_seconds=v.notice_seconds,
         recovery_seconds=v.recovery_seconds,
         observer=observer,
     )
     fleet.live(lives(experiment))
     return fleet
+
+
+def spread(rng: random.Random, deviation: float) -> float:
+    """A normal factor about 1, at least a tenth; 1, with nothing drawn, where the deviation is 0."""
+    return max(0.1, rng.gauss(1.0, deviation)) if deviation else 1.0
 
 
 def _is_elastic(experiment: Experiment) -> bool:
@@ -161,7 +166,7 @@ def _step_time(experiment: Experiment, learner: int) -> Callable[[], float]:
     v = experiment.virtual
     rng = random.Random(f"{experiment.seed} speed {learner}")
     mean = v.of("step_seconds", learner) * spread(rng, v.speed_variation)
-    return Varying(mean, v.step_variation, rng)
+    return lambda: mean * spread(rng, v.step_variation)
 
 
 def _changes_of_jobs(changes: list[JobChange], chips: Mapping[int, int]) -> list[Change]:

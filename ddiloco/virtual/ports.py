@@ -84,34 +84,19 @@ class Observer:
         """A merge is committed."""
 
 
-class CountingLearner:
+class CountingLearner(LearnerArrays):
     """A learner without arrays: every step has as many tokens."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    def adopt(self, fragments: Sequence[Payload]) -> None:
-        """Has nothing to load."""
-
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
-        """Counts its tokens."""
+        """The tokens, and no metrics."""
         return self._tokens, {}
 
-    def offer(self, fragment: int) -> Payload:
-        """Has nothing to copy."""
 
-    def pulled(self, fragment: int, payload: Payload) -> None:
-        """Has nothing to remember."""
-
-    def apply(self, fragment: int, mixing: float, payload: Payload) -> None:
-        """Has nothing to change."""
-
-    def lose(self) -> None:
-        """Has nothing to lose."""
-
-
-class CountingSyncer:
-    """A syncer without arrays."""
+class CountingSyncer(SyncerArrays):
+    """A syncer without arrays, to which every fragment is sound."""
 
     def __init__(
         self, sizes: Sequence[int] | None = None, encoded_sizes: Sequence[int] | None = None
@@ -133,12 +118,6 @@ class CountingSyncer:
         """Bytes of a learner's fragment on the wire, to the syncer."""
         return self._encoded_sizes[fragment] if self._encoded_sizes else 0
 
-    def fragment(self, fragment: int) -> Payload:
-        """There is none."""
-
-    def problem(self, fragment: int, payload: Payload) -> str | None:
-        """Finds nothing wrong."""
-
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
-        """Has nothing to merge."""
+        """Merges nothing, and has no metrics."""
         return {}

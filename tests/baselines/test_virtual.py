@@ -7,7 +7,7 @@ import pytest
 from ddiloco.baselines import virtual as virtual_baseline
 from ddiloco.baselines.wall import run_baseline
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.division import Interruption
+from ddiloco.goodput.interruptions import Interruption
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.virtual import from_settings as virtual_fleet

@@ -1,16 +1,9 @@
-"""One prepared copy of each embedded data set for all tests of the data package."""
+"""The embedded data sets, and settings of them."""
 
 import pytest
 
 from ddiloco.data.settings import DataConfig
-from ddiloco.data.sources import open_images, open_text
-
-
-@pytest.fixture(scope="session")
-def data_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tfds")
-    open_text("stdlib_text", "train", folder)
-    return str(folder)
+from ddiloco.data.sources import open_text
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +18,5 @@ def config(data_dir):
 
 
 @pytest.fixture(scope="session")
-def digits_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("images")
-    open_images("digits", "train", folder, channels=1)
-    return str(folder)
+def digits_dir(data_dir):
+    return data_dir

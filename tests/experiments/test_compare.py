@@ -119,8 +119,8 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(programs, config, tmp_pa
 WRONG = {
     "nothing named": ([], "compare: give --config=FILE.py"),
     "no comparison": (
-        ["--config=configs/remote.py"],
-        "config: configs/remote.py: has no get_comparison()",
+        ["--config=configs/goodput.py"],
+        "config: configs/goodput.py: has no get_comparison()",
     ),
     "missing file": (["--config=configs/nothing.py"], "config: configs/nothing.py: no such file"),
     "unknown argument": (["--config=SMALL:nine"], "config: SMALL:nine: no comparison 'nine'"),

@@ -12,6 +12,8 @@ import numpy as np
 from ddiloco.disk import array_file
 from ddiloco.observe import records
 from ddiloco.outer.codecs import ArrayFormat
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.remote.learner.donor import InnerFormat, read_donation
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.positions import LONGEST, Positions
@@ -19,11 +21,14 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.event_messages import (
-    check_down_header,
     contribution_of,
+    from_syncer,
     learner_event,
     syncer_event,
+    up_header,
+    update_of,
 )
+from ddiloco.remote.wire.event_messages import from_learner as learner_message
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.record_messages import learner_record, record_message
 
@@ -68,9 +73,9 @@ def pulled(data):
 
 def update(data):
     messages = cut(data)
-    check_down_header(header := parse(pb.DownHeader, next(messages)), 2)
-    delivery = Collector(2).take(header, receive(FORMATS, header.size, messages))
-    assert delivery is None or delivery.event.fragment == header.fragment
+    announced = update_of(header := parse(pb.DownHeader, next(messages)), 2)
+    delivery = Collector(2).take(header, announced, receive(FORMATS, header.size, messages))
+    assert delivery is None or delivery.event == announced
 
 
 def donation(data):
@@ -143,10 +148,8 @@ def array_body(header, payload=b""):
 
 SEEDS = {  # sound bytes, from which others are made
     "from_learner": [
-        pb.FromLearner(
-            report=pb.Report(incarnation=5, step=3, versions=[1] * 3, steps=[2] * 3, tokens=[9] * 3)
-        ),
-        pb.FromLearner(join=pb.Join(incarnation=5, step=3, versions=[1, 2, 3])),
+        learner_message(events.StepReported(Report(3, 5, 3, (FragmentCounters(1, 2, 9),) * 3))),
+        learner_message(events.LearnerJoined(3, 5, 3, (1, 2, 3))),
         pb.FromLearner(
             records=pb.Records(
                 first=0,
@@ -156,15 +159,17 @@ SEEDS = {  # sound bytes, from which others are made
         ),
     ],
     "to_learner": [
-        pb.ToLearner(clock_set=pb.ClockSet(step=5)),
+        from_syncer(events.ClockSet(5)),
         pb.ToLearner(pull=pb.Pull(pull=1, fragment=2)),
     ],
     "record": [
         pb.Record(noted=pb.Noted(name="recovered", json='{"bytes": 1}', time=1.0)),
         pb.Record(alarm=pb.Alarm(sentence="x", time=1.0)),
     ],
-    "pulled": [headed(pb.UpHeader(pull=1, fragment=1, steps=4, tokens=9, size=BYTES), bytes(BYTES))],
-    "update": [headed(pb.DownHeader(fragment=1, version=3, size=BYTES, welcome=2), bytes(BYTES))],
+    "pulled": [headed(up_header(1, Contribution(3, 5, 1, 0, 4, 4, 9), BYTES), bytes(BYTES))],
+    "update": [
+        headed(pb.DownHeader(update={"fragment": 1, "version": 3}, size=BYTES, welcome=2), bytes(BYTES))
+    ],
     "donation": [headed(pb.DonationHeader(format=INNER.fingerprint, versions=[1, 2], size=16), bytes(16))],
     "donation_request": [pb.DonationRequest(versions=[1, 2, 3])],
     "peers": [pb.Peers(addresses=["127.0.0.1:7070"])],

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, build
-from ddiloco.goodput.division import Interruption
-from ddiloco.goodput.failures import YEAR, FailureModel
-from ddiloco.goodput.interruptions import Draws, ListedInterruptions
-from ddiloco.goodput.lives import divide, draw_interruptions, job_chips
+from ddiloco.goodput.failures import YEAR, FailureModel, divide
+from ddiloco.goodput.interruptions import Draws, Interruption, ListedInterruptions, draw_interruptions
+from ddiloco.goodput.lives import job_chips
 
 FLEET = FailureModel(chips_per_slice=4, mtbi_years=1e-3, return_seconds=300.0)
 

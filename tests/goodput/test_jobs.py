@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import State, Timelines
-from ddiloco.goodput.division import Interruption, divide
-from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.interruptions import Draws, ListedInterruptions
+from ddiloco.goodput.failures import FailureModel, divide
+from ddiloco.goodput.interruptions import Draws, Interruption, ListedInterruptions, draw_interruptions
 from ddiloco.goodput.jobs import Jobs
-from ddiloco.goodput.lives import draw_interruptions, job_changes, job_chips
+from ddiloco.goodput.lives import job_changes, job_chips
 from experiments.studies.goodput.simulator import _Lanes, _Ledger
 from experiments.studies.goodput.systems import System
 

@@ -1,4 +1,4 @@
-"""The programs, with one prepared data set and one folder of compiled programs for all tests."""
+"""The programs, with the data and the compiled programs of all tests."""
 
 import pytest
 
@@ -7,6 +7,7 @@ from tests.integration.programs import Programs
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory):
-    base = tmp_path_factory.getbasetemp()
-    return Programs(workbench.data_folder(base), base / "programs_jax")
+def programs():
+    made = Programs(workbench.data_folder())
+    yield made
+    made.kill_all()

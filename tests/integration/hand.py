@@ -47,7 +47,7 @@ class Job:
         self.workdir, self.address = workdir, f"{host}:{port}"
         given = [*SMALLEST, *settings, f"--config.data.data_dir={programs.data_dir}"]
         self.settings = list({setting.partition("=")[0]: setting for setting in given}.values())
-        self._environment = programs.environment
+        self._programs = programs
         self._processes = []
         token = workdir.with_name(f"{workdir.name}_token")  # a run that begins empties its workdir
         token.write_text(TOKEN)
@@ -64,14 +64,18 @@ class Job:
 
     def _start(self, module, arguments, affliction, before=()):
         named = [AFFLICTED, affliction, module] if affliction else [module]
-        process = subprocess.Popen(
-            [*before, sys.executable, "-m", *named, *self._shared, *arguments],
-            cwd=ROOT,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        named = [*named, *self._shared, *arguments]
+        if before:
+            process = subprocess.Popen(
+                [*before, sys.executable, "-m", *named],
+                cwd=ROOT,
+                env=self._programs.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        else:
+            process = self._programs.start_module(*named)
         self._processes.append(process)
         return process
 

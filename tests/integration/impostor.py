@@ -11,10 +11,11 @@ import time
 import grpc
 import numpy as np
 
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.event_messages import up_header
+from ddiloco.remote.wire.event_messages import from_learner, up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
@@ -33,10 +34,12 @@ EVIL = {  # what it sends in a fragment's place: (messages of a sound answer to 
     "too long": lambda header, arrays: [*sound(header, arrays)[:1], bytes(header.size + 1)],
     "an empty chunk": lambda header, arrays: [header.SerializeToString(), b""],
     "another fragment": lambda header, arrays: sound(
-        changed(header, fragment=(header.fragment + 1) % 3), arrays
+        changed(header, fragment=(header.contribution.fragment + 1) % 3), arrays
     ),
     "a number beyond all": lambda header, arrays: sound(changed(header, tokens=1 << 60), arrays),
-    "an old version": lambda header, arrays: sound(changed(header, version=header.version - 1), arrays),
+    "an old version": lambda header, arrays: sound(
+        changed(header, version=header.contribution.version - 1), arrays
+    ),
     "no work": lambda header, arrays: sound(changed(header, steps=0), arrays),
     "garbage": lambda header, arrays: [b"\xff\xff\xff"],
     "without end": lambda header, arrays: itertools.chain(sound(header, arrays)[:1], iter(lambda: b"x", b"")),
@@ -56,7 +59,7 @@ def changed(header, **fields):
     other = pb.UpHeader()
     other.CopyFrom(header)
     for name, value in fields.items():
-        setattr(other, name, value)
+        setattr(other if name == "size" else other.contribution, name, value)
     return other
 
 
@@ -94,7 +97,7 @@ class Impostor:
         self._metadata = (*METADATA, (wire.SESSION_KEY, accepted.session))
         for target in (self._hear, self._take_updates):
             threading.Thread(target=target, daemon=True).start()
-        self.say(join=pb.Join(incarnation=self._incarnation))
+        self.tell(events.LearnerJoined(self.learner, self._incarnation))
 
     @property
     def done(self):
@@ -103,6 +106,9 @@ class Impostor:
 
     def say(self, **kind):
         self._said.put(pb.FromLearner(**kind).SerializeToString())
+
+    def tell(self, event):
+        self._said.put(from_learner(event).SerializeToString())
 
     def leave(self):
         self._said.put(None)
@@ -114,22 +120,20 @@ class Impostor:
         with contextlib.suppress(grpc.RpcError, ValueError):
             for data in stream:
                 header = pb.DownHeader.FromString(data)
-                p = header.fragment
+                p = header.update.fragment
                 self._pieces[p] = receive(self._terms.down[p], header.size, stream)
-                self._versions[p], self._steps[p] = header.version, max(header.step, header.merged_step)
+                self._versions[p], self._steps[p] = (
+                    header.update.version,
+                    max(header.step, header.update.step),
+                )
                 if len(self._versions) == self._terms.num_fragments:
                     self._report()
 
     def _report(self):
         count = self._terms.num_fragments
-        versions = [self._versions[p] for p in range(count)]
+        counters = tuple(FragmentCounters(self._versions[p], 8, 8) for p in range(count))
         step = max(self._steps.values()) + 8
-        work = [8] * count
-        self.say(
-            report=pb.Report(
-                incarnation=self._incarnation, step=step, versions=versions, steps=work, tokens=work
-            )
-        )
+        self.tell(events.StepReported(Report(self.learner, self._incarnation, step, counters)))
 
     def _hear(self):
         with contextlib.suppress(grpc.RpcError, ValueError):
@@ -171,8 +175,8 @@ def misspoken(address, terms, learner):
     record = pb.Record(state_changed=pb.StateChanged(state="asleep"))
     said = {
         "malformed message": b"\xff\xff\xff",
-        "number too large": pb.FromLearner(join=pb.Join(incarnation=1 << 60)).SerializeToString(),
-        "another number of fragments": pb.FromLearner(ready=pb.Ready(versions=[1])).SerializeToString(),
+        "number too large": from_learner(events.LearnerJoined(0, 1 << 60)).SerializeToString(),
+        "another number of fragments": from_learner(events.LearnerReady(0, 1, 1, (1,))).SerializeToString(),
         "malformed record": pb.FromLearner(records=pb.Records(records=[record])).SerializeToString(),
         "beyond the bound": bytes(2 * wire.MAX_MESSAGE_BYTES),
     }

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+from tests.warm import Program
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 LIMIT = 120.0
 SMALLEST = (
@@ -34,19 +36,24 @@ SMALLEST = (
 class Programs:
     """Runs `python -m experiments.NAME` at the repository's root, on one simulated device."""
 
-    def __init__(self, data_dir: str, cache: pathlib.Path):
+    def __init__(self, data_dir: str):
         flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
         self.data_dir = data_dir
-        self.environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": " ".join(flags),
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "TFDS_DATA_DIR": data_dir,
-        }
+        self.environment = {**os.environ, "XLA_FLAGS": " ".join(flags)}
+        self._started: list[Program] = []
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen:
-        """Starts a program."""
+    def start(self, name: str, *arguments: str) -> Program:
+        """Starts a program, without its imports."""
+        return self.start_module(f"experiments.{name}", *arguments)
+
+    def start_module(self, module: str, *arguments: str, **environment: str) -> Program:
+        """The same of any module, with more in its environment."""
+        told = {**self.environment, **environment}
+        self._started.append(Program(module, arguments, environment=told, cwd=ROOT))
+        return self._started[-1]
+
+    def start_cold(self, name: str, *arguments: str) -> subprocess.Popen:
+        """Starts a program as its users do, from nothing."""
         return subprocess.Popen(
             [sys.executable, "-m", f"experiments.{name}", *arguments],
             cwd=ROOT,
@@ -55,6 +62,11 @@ class Programs:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def kill_all(self) -> None:
+        """Kills what a test that failed has left."""
+        for program in self._started:
+            program.kill()
 
     def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess:
         """Runs a program to its end."""
@@ -68,7 +80,7 @@ class Programs:
         """The arguments that train the smallest model."""
         return [*SMALLEST, f"--config.data.data_dir={self.data_dir}", f"--workdir={workdir}"]
 
-    def finish(self, process: subprocess.Popen) -> subprocess.CompletedProcess:
+    def finish(self, process: Program | subprocess.Popen) -> subprocess.CompletedProcess:
         """Waits for a program; one that does not end is killed, and fails the test."""
         try:
             out, err = process.communicate(timeout=LIMIT)
@@ -77,7 +89,7 @@ class Programs:
             raise
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def interrupt(self, process: subprocess.Popen, sign: pathlib.Path, number: signal.Signals):
+    def interrupt(self, process: Program, sign: pathlib.Path, number: signal.Signals):
         """Sends the signal once the file `sign` has something in it, and waits for the end."""
         deadline = time.monotonic() + LIMIT
         while not (sign.is_file() and sign.stat().st_size):

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from ddiloco.data.sources import open_images
-
 SMALLEST = (
     "--config.model.num_layers=1",
     "--config.train.batch_size=4",
@@ -20,13 +18,6 @@ SMALLEST = (
 )
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("digits")
-    open_images("digits", "train", folder, channels=1)
-    return f"--config.data.data_dir={folder}"
-
-
 @pytest.mark.parametrize(
     ("config", "driver", "options"),
     [
@@ -34,11 +25,9 @@ def prepared(tmp_path_factory):
         ("multimodal", "virtual", ("--config.model.mlp_dim=16", "--config.sample.images=2")),
     ],
 )
-def test_images_are_trained_on_and_their_checkpoint_scored_again(
-    programs, prepared, tmp_path, config, driver, options
-):
+def test_images_are_trained_on_and_their_checkpoint_scored_again(programs, tmp_path, config, driver, options):
     asked = (f"--config=configs/{config}.py", f"--config.driver={driver}", f"--workdir={tmp_path}")
-    done = programs.run("train", *asked, *SMALLEST, prepared, *options)
+    done = programs.run("train", *asked, *SMALLEST, *options)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["finished"]

@@ -51,7 +51,7 @@ def shortened(command: str, runs: pathlib.Path) -> str:
         return f"{command} {SHORT} {BUDGET} --workdir={runs}/chaos"
     if command.startswith("scripts/test.sh"):
         return f"{command} tests/protocol/test_estimates.py"
-    if "--dry_run" in command or re.search(r"experiments\.(evaluate|replay|tape)", command):
+    if re.search(r"--dry_run|--settings|experiments\.(evaluate|replay|tape)", command):
         return command
     if "configs/vit.py" in command or "configs/multimodal.py" in command:  # whose samples have no length
         return f"{command} {SHORT.replace('--config.sample.tokens=4', '')} --workdir={runs}/images"

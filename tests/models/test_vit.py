@@ -116,6 +116,7 @@ def test_parameters_and_operations_are_those_of_the_published_base_model():
         model_dim=768,
         num_heads=12,
         mlp_dim=3072,
+        positions="learned",
         pooling="token",
     )
     # Published with a place of the class token and biases of the keys, neither of which changes anything.

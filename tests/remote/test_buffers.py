@@ -12,6 +12,7 @@ from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Collector, Downlink, NewestFragments
+from ddiloco.remote.wire.event_messages import from_syncer, update_of
 from ddiloco.remote.wire.payload import receive
 from tests.remote.ends import FORMATS, error_of, report, until, update, welcome
 
@@ -24,7 +25,8 @@ class Taker:
 
     def next(self):
         header = pb.DownHeader.FromString(next(self._messages))
-        return header, receive(FORMATS[header.fragment], header.size, self._messages)
+        update = update_of(header, 2)
+        return header, update, receive(FORMATS[update.fragment], header.size, self._messages)
 
 
 def test_what_waits_for_a_slow_learner_is_each_fragment_once_in_its_newest_version():
@@ -34,8 +36,8 @@ def test_what_waits_for_a_slow_learner_is_each_fragment_once_in_its_newest_versi
             down.put(update(p, version, step=version))
     taker = Taker(down)
     taken = [taker.next() for _ in range(2)]
-    assert [(h.fragment, h.version, h.merged_step) for h, _ in taken] == [(0, 99, 99), (1, 99, 99)]
-    assert (taken[0][1][1] == 99).all()
+    assert [taken_update for _, taken_update, _ in taken] == [events.UpdateArrived(p, 99, 99) for p in (0, 1)]
+    assert (taken[0][2][1] == 99).all()
     down.close()
     with pytest.raises(StopIteration):
         taker.next()
@@ -45,10 +47,10 @@ def test_an_update_that_was_sent_is_not_sent_again_over_the_same_connection():
     down = Downlink(NewestFragments())
     taker = Taker(down)
     down.put(update(0, 1))
-    assert taker.next()[0].version == 1
+    assert taker.next()[1].version == 1
     down.put(update(0, 1))  # the syncer's core has not seen it arrive yet
     down.put(update(1, 1))
-    assert taker.next()[0].fragment == 1
+    assert taker.next()[1].fragment == 1
 
 
 def test_versions_are_shared_by_all_links_so_that_slow_learners_hold_no_old_ones():
@@ -58,7 +60,7 @@ def test_versions_are_shared_by_all_links_so_that_slow_learners_hold_no_old_ones
     slow.put(first)
     fast.put(second)
     assert newest.get(0).pieces is second.fragments[0]
-    assert Taker(slow).next()[0].version == 2
+    assert Taker(slow).next()[1].version == 2
 
 
 def test_a_welcome_comes_before_updates_and_is_not_begun_again_when_it_is_asked_for_again():
@@ -94,7 +96,7 @@ def test_of_the_reports_that_wait_only_the_newest_is_sent_and_the_rest_are_count
     for step in range(1, 1001):
         outbox.send(report(0, 1, step))
     ready, last = drain(outbox, 2)
-    assert (ready.WhichOneof("kind"), last.report.step) == ("ready", 1000)
+    assert (ready.event.WhichOneof("kind"), last.event.step_reported.report.step) == ("learner_ready", 1000)
     assert outbox.coalesced == 999
 
 
@@ -152,19 +154,19 @@ def test_an_older_connection_takes_nothing_once_there_is_a_newer_one():
     new = outbox.messages(outbox.connected())
     outbox.send(events.LearnerLost(0, 1, "bye"))
     assert list(old) == []
-    assert pb.FromLearner.FromString(next(new)).lost.reason == "bye"
+    assert pb.FromLearner.FromString(next(new)).event.learner_lost.reason == "bye"
 
 
 def test_a_learner_that_does_not_read_costs_a_bounded_number_of_messages():
     session = Session("name", 0, 1, NewestFragments(), 1.0, iter(range(10)))
     for n in range(3 * MOST_WAITING):
-        session.say(pb.ToLearner(not_member=pb.NotMember(incarnation=n)))
+        session.say(from_syncer(events.NotMember(n)))
     for step in range(100):
-        session.say(pb.ToLearner(clock_set=pb.ClockSet(step=step)), replaces=True)
+        session.say(from_syncer(events.ClockSet(step)), replaces=True)
     session.close("over")
     messages = [pb.ToLearner.FromString(m) for m in session.messages()]
     assert len(messages) == MOST_WAITING
-    assert messages[-1].clock_set.step == 99
+    assert messages[-1].event.clock_set.step == 99
     assert session.lost_messages == 2 * MOST_WAITING + 1
 
 

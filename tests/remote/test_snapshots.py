@@ -12,7 +12,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.snapshot_messages import snapshot_message, told_of_snapshot
 from ddiloco.roles.delivery import SnapshotBegun
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
@@ -59,7 +59,7 @@ def test_what_a_learner_tells_about_snapshots_comes_as_it_went(message):
 )
 def test_what_cannot_be_is_malformed(message):
     with pytest.raises(WireError):
-        told_of_snapshot(message, 1, 2)
+        told_of_snapshot(parse(pb.FromLearner, message.SerializeToString()), 1, 2)
 
 
 def test_a_path_out_of_the_parts_folder_is_malformed():

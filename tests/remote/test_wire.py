@@ -19,6 +19,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import payload_bytes
 from ddiloco.remote.wire.security import Security, check_reach, load_security
 from ddiloco.roles.delivery import Leave, Told
+from ddiloco.schema import events_pb2
 from ddiloco.settings.remote import RemoteConfig
 from tests.remote.ends import (
     CONFIG,
@@ -241,7 +242,7 @@ def test_another_version_of_the_wire_is_refused(ends):
     with pytest.raises(grpc.RpcError) as raised:
         next(control(syncer, said(hello=hello)))
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert raised.value.details() == "the syncer speaks version 3 of the wire, the learner 4"
+    assert raised.value.details() == "the syncer speaks version 4 of the wire, the learner 5"
 
 
 def control(syncer, *messages):
@@ -256,8 +257,14 @@ def control(syncer, *messages):
         ([said(goodbye=pb.Goodbye())], "unexpected message"),
         ([], "unexpected message"),
         (["hello", b"\x01"], "malformed message"),
-        (["hello", said(join=pb.Join(incarnation=1 << 60))], "number too large"),
-        (["hello", said(ready=pb.Ready(versions=[1]))], "another number of fragments"),
+        (
+            ["hello", said(event=events_pb2.Event(learner_joined={"incarnation": 1 << 60}))],
+            "number too large",
+        ),
+        (
+            ["hello", said(event=events_pb2.Event(learner_ready={"versions": [1]}))],
+            "another number of fragments",
+        ),
     ],
     ids=["garbage", "no hello", "nothing", "later garbage", "number", "fragments"],
 )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.disk.tape.entries import End
-from ddiloco.disk.tape.file import TapeError
+from ddiloco.disk.tape.file import MAGIC, TapeError
 from ddiloco.disk.tape.reading import learner_tape, read_run, syncer_tape
 from ddiloco.protocol import events
 from ddiloco.protocol.state import SyncerState
@@ -207,7 +207,7 @@ def test_tapes_in_a_folder_are_read_by_actor_and_a_torn_one_is_cut_with_a_warnin
 
 def _whole(path: pathlib.Path) -> int:
     """Bytes up to the end of the last whole record."""
-    data, at = path.read_bytes(), len(b"ddiloco tape 1\n")
+    data, at = path.read_bytes(), len(MAGIC)
     while at + 12 <= len(data) and at + 12 + struct.unpack_from("<I", data, at)[0] <= len(data):
         at += 12 + struct.unpack_from("<I", data, at)[0]
     return at

@@ -95,13 +95,6 @@ def test_a_run_that_goes_on_is_done_again_from_its_snapshot(workshop, returned, 
     assert replayed(workshop, previous, before).sha256 == replay.recorded_sha256(previous)
 
 
-def test_the_snapshot_with_which_tapes_begin_stays(workshop, returned):
-    workdir, e, snapshot = returned
-    kept = sorted(int(p.name) for p in (workdir / "snapshots").iterdir() if p.name.isdigit())
-    assert kept[0] == snapshot.number
-    assert kept[-1] > e.snapshot.keep  # others went
-
-
 def test_without_its_snapshot_a_run_that_went_on_cannot_be_done_again_and_a_line_says_so(
     workshop, returned, tmp_path
 ):

@@ -65,6 +65,7 @@ def test_a_loop_without_evaluation_scores_nothing():
             {"driver": "virtual", "virtual": {"arrays": False}},
             "config.virtual.arrays: is False, but must be True for a loop",
         ),
+        ({"data": {"name": "mine"}}, "config.data: is there, but a loop of one's own has no such settings"),
         ({"model": {"name": "loop"}}, "config.model.factory: is '', but must be module:function"),
         ({"model": {**MODEL, "settings": 3}}, "config.model.settings: is 3, but is a group of settings"),
     ],

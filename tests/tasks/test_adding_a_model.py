@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from ddiloco import models
-from ddiloco.data.sources import open_text
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse
 from experiments.front import cli
@@ -30,11 +29,10 @@ def toy(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
-def test_two_files_are_a_model_that_trains(algorithm, toy, tmp_path):
-    open_text("stdlib_text", "train", tmp_path / "tfds")
+def test_two_files_are_a_model_that_trains(algorithm, toy, data_dir, tmp_path):
     config = cli.load_config(f"{toy}:{algorithm}")
     config.driver = "virtual"
-    config.data.update(data_dir=str(tmp_path / "tfds"), sequence_length=16, train_split="train[:60]")
+    config.data.update(data_dir=data_dir, sequence_length=16, train_split="train[:60]")
     config.train.update(steps=8, batch_size=2)
     config.inner.update(warmup_steps=0)
     config.sync.update(interval=4)

@@ -1,5 +1,7 @@
 """Fleets as experiments ask for them: drawn lives, token budgets, runs without arrays, what cannot be."""
 
+import random
+
 import pytest
 
 from ddiloco.config import ConfigError
@@ -293,3 +295,13 @@ def test_a_fleet_of_any_life_meets_its_token_budget(learners, values, made, work
     run = workshop.timed(e)
     assert run.outcome.finished
     assert sum(run.tokens.values()) == pytest.approx(budget, rel=0.03)
+
+
+def test_without_deviation_nothing_is_drawn_and_no_factor_comes_near_zero():
+    rng = random.Random(0)
+    before = rng.getstate()
+    assert virtual_fleet.spread(rng, 0.0) == 1.0
+    assert rng.getstate() == before
+    factors = [virtual_fleet.spread(rng, 1.0) for _ in range(2000)]
+    assert min(factors) == 0.1
+    assert sum(factors) / len(factors) == pytest.approx(1.08, abs=0.06)

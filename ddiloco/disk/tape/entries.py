@@ -9,19 +9,20 @@ from google.protobuf.message import DecodeError
 
 from ddiloco.disk.tape import tape_pb2 as pb
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import FragmentCounters, Report
+from ddiloco.schema import codec
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class InnerOrigin:
-    """Where an inner optimizer state is from: a learner's process, and the how-manieth that it gave away.
+    """Where an inner optimizer state is from: a learner's process, and the number of its gift, from 1.
 
     Process 0: it is in the learner's part of the snapshot of that number, from which the run goes on.
     """
 
     learner: int
     process: int
-    number: int  # from 1
+    number: int
 
     @property
     def in_snapshot(self) -> bool:
@@ -73,8 +74,8 @@ class End:
     versions: tuple[int, ...] = ()
 
 
-Event = events.LearnerEvent | events.SyncerEvent
-Thing = Event | Adopted | Gave | Pulled | Committed | End
+Note = Adopted | Gave | Pulled | Committed | End
+Thing = codec.Event | Note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,77 +152,14 @@ class Encoder:
 
     def __call__(self, thing: Thing, now: float | None = None) -> pb.Entry:
         """The message. Raises ValueError where a number has more than 64 bits."""
-        return pb.Entry(now=now or 0.0, **self._kind(thing))
-
-    def _kind(self, thing: Thing) -> dict:
         match thing:
-            case events.StepStarted(tokens=tokens):
-                return {"step_started": tokens}
-            case events.StepFinished():
-                return {"step_finished": True}
-            case events.StepReported(report=report):
-                return {"report": self._reports.encode(report)}
-            case events.UpdateArrived(fragment=fragment, version=version, step=step):
-                return {"update": pb.Update(fragment=fragment, version=version, step=step)}
-            case events.ClockSet(step=step):
-                return {"clock_set": step}
-            case events.Heartbeat():
-                return {"heartbeat": True}
-            case events.Welcomed() as e:
-                welcomed = pb.Welcomed(
-                    incarnation=e.incarnation, step=e.step, versions=e.versions, merged_steps=e.merged_steps
-                )
-                return {"welcomed": welcomed}
-            case events.NotMember(incarnation=incarnation):
-                return {"not_member": incarnation}
-            case events.Rejected(incarnation=incarnation, reason=reason):
-                return {"rejected": pb.Rejected(incarnation=incarnation, reason=reason)}
-        return self._of_syncer(thing) or self._of_arrays(thing)
-
-    def _of_syncer(self, thing: Thing) -> dict | None:
-        match thing:
-            case events.LearnerJoined() as e:
-                m = pb.Joined(learner=e.learner, incarnation=e.incarnation, versions=e.versions or ())
-                if e.versions is not None:
-                    m.step = e.step
-                return {"joined": m}
-            case events.LearnerReady() as e:
-                m = pb.Ready(learner=e.learner, incarnation=e.incarnation, step=e.step, versions=e.versions)
-                return {"ready": m}
-            case events.LearnerLost() as e:
-                return {"lost": pb.Lost(learner=e.learner, incarnation=e.incarnation, reason=e.reason)}
-            case events.FragmentArrived(round=r, contribution=c):
-                fragment = pb.Fragment(
-                    round_step=r.step, round_fragment=r.fragment, learner=c.learner, step=c.step,
-                    incarnation=c.incarnation, fragment=c.fragment, version=c.version, steps=c.steps,
-                    tokens=c.tokens,
-                )  # fmt: skip
-                return {"fragment": fragment}
-            case events.PullFailed(round=r) as e:
-                failed = pb.PullFailed(
-                    round_step=r.step, round_fragment=r.fragment, learner=e.learner,
-                    incarnation=e.incarnation, reason=e.reason,
-                )  # fmt: skip
-                return {"pull_failed": failed}
-            case events.MergeFinished(round=r):
-                return {"merged": pb.Merged(round_step=r.step, round_fragment=r.fragment)}
-            case events.Timeout():
-                return {"timeout": True}
-        return None
-
-    def _of_arrays(self, thing: Thing) -> dict:
-        match thing:
-            case Adopted(origin=origin, fresh=fresh):
-                return {"adopted": pb.Adopted(fresh=fresh, origin=_told(origin))}
-            case Gave(number=number):
-                return {"gave": number}
-            case Pulled(fragment=fragment, step=step):
-                return {"pulled": pb.Pulled(fragment=fragment, step=step)}
-            case Committed(fragment=fragment, version=version, sha256=sha256):
-                return {"committed": pb.Committed(fragment=fragment, version=version, sha256=sha256)}
-            case End(versions=versions):
-                return {"end": pb.End(versions=versions)}
-        raise ValueError(f"a tape has no place for {thing!r}")
+            case events.StepReported(report):
+                kind = {"report": self._reports.encode(report)}
+            case Adopted() | Gave() | Pulled() | Committed() | End():
+                kind = {type(thing).__name__.lower(): dataclasses.asdict(thing)}
+            case _:
+                kind = {"event": codec.message_of(thing)}
+        return pb.Entry(now=now or 0.0, **kind)
 
 
 class Decoder:
@@ -246,17 +184,12 @@ class Decoder:
         if kind is None:
             raise ValueError("an empty entry")
         value = getattr(m, kind)
-        if kind in _ARRAYS:
-            return Entry(None, _ARRAYS[kind](value))
-        if kind == "report":
-            return Entry(m.now, events.StepReported(self._reports.decode(value)))
-        return Entry(m.now, _EVENTS[kind](value))
-
-
-def _told(origin: InnerOrigin | None) -> pb.Origin | None:
-    if origin is None:
-        return None
-    return pb.Origin(learner=origin.learner, process=origin.process, number=origin.number)
+        match kind:
+            case "event":
+                return Entry(m.now, codec.event_of(value))
+            case "report":
+                return Entry(m.now, events.StepReported(self._reports.decode(value)))
+        return Entry(None, _NOTES[kind](value))
 
 
 def _adopted(m: pb.Adopted) -> Adopted:
@@ -265,41 +198,9 @@ def _adopted(m: pb.Adopted) -> Adopted:
     return Adopted(origin, m.fresh)
 
 
-def _joined(m: pb.Joined) -> events.LearnerJoined:
-    if not m.HasField("step"):
-        return events.LearnerJoined(m.learner, m.incarnation)
-    return events.LearnerJoined(m.learner, m.incarnation, m.step, tuple(m.versions))
-
-
-def _fragment(m: pb.Fragment) -> events.FragmentArrived:
-    c = Contribution(m.learner, m.incarnation, m.fragment, m.version, m.step, m.steps, m.tokens)
-    return events.FragmentArrived(RoundId(m.round_step, m.round_fragment), c)
-
-
-def _failed(m: pb.PullFailed) -> events.PullFailed:
-    return events.PullFailed(RoundId(m.round_step, m.round_fragment), m.learner, m.incarnation, m.reason)
-
-
-_EVENTS = {
-    "welcomed": lambda m: events.Welcomed(m.incarnation, m.step, tuple(m.versions), tuple(m.merged_steps)),
-    "not_member": events.NotMember,
-    "rejected": lambda m: events.Rejected(m.incarnation, m.reason),
-    "step_started": events.StepStarted,
-    "step_finished": lambda m: events.StepFinished(),
-    "clock_set": events.ClockSet,
-    "update": lambda m: events.UpdateArrived(m.fragment, m.version, m.step),
-    "heartbeat": lambda m: events.Heartbeat(),
-    "joined": _joined,
-    "ready": lambda m: events.LearnerReady(m.learner, m.incarnation, m.step, tuple(m.versions)),
-    "lost": lambda m: events.LearnerLost(m.learner, m.incarnation, m.reason),
-    "fragment": _fragment,
-    "pull_failed": _failed,
-    "merged": lambda m: events.MergeFinished(RoundId(m.round_step, m.round_fragment)),
-    "timeout": lambda m: events.Timeout(),
-}
-_ARRAYS = {
+_NOTES = {
     "adopted": _adopted,
-    "gave": Gave,
+    "gave": lambda m: Gave(m.number),
     "pulled": lambda m: Pulled(m.fragment, m.step),
     "committed": lambda m: Committed(m.fragment, m.version, m.sha256),
     "end": lambda m: End(tuple(m.versions)),

@@ -14,7 +14,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-MAGIC = b"ddiloco tape 1\n"
+MAGIC = b"ddiloco tape 2\n"
 _HEAD = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
 _START = zlib.crc32(MAGIC)

@@ -66,7 +66,7 @@ class Header:
     Attributes:
       role: "learner" or "syncer".
       learner: its number; None for the syncer.
-      process: a learner's first incarnation; the syncer's how-manieth process of the run, from 1.
+      process: a learner's first incarnation; the number of the syncer's process in the run, from 1.
       driver: that of the run.
       config: fingerprint of the settings that numbers and decisions follow from, hex.
       layout: fingerprint of the fragments, hex.

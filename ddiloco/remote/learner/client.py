@@ -10,35 +10,27 @@ from typing import Protocol
 
 import grpc
 
-from ddiloco.protocol.messages import Contribution
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.event_messages import (
-    check_down_header,
-    checked_number,
     syncer_event,
     up_header,
+    update_of,
 )
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.delivery import Delivery, Leave, SnapshotBegun, Told
+from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
-from ddiloco.roles.transfer import Offer, host_arrays
+from ddiloco.roles.transfer import host_arrays
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 TOLD_AFTER = 7  # tries, a quarter of a minute: a learner may be started before its syncer
-
-
-class Shelf(Protocol):
-    """Where published offers are."""
-
-    def pull(self, fragment: int) -> tuple[Contribution, Offer] | None:
-        """The newest published offer of the fragment, if there is one."""
 
 
 class Learner(Protocol):
@@ -190,21 +182,17 @@ class SyncerClient:
             control = channels[0].stream_stream(wire.CONTROL)(
                 self._say(hello, number), metadata=self._security.metadata
             )
-            timer = threading.Timer(self._config.handshake, control.cancel)
-            timer.daemon = True
-            timer.start()
             with self._lock:
                 self._control = control
             try:
-                first = parse(pb.ToLearner, next(control, b""))
-                timer.cancel()
+                with wire.ended_after(self._config.handshake, control.cancel):
+                    first = parse(pb.ToLearner, next(control, b""))
                 if first.WhichOneof("kind") != "accepted":
                     raise WireError("unexpected message", "a connection begins by being accepted")
                 self._connection = _Connection(self, channels, control, first.accepted)
                 self._connection.serve()
             finally:
                 self._connection = None
-                timer.cancel()
                 control.cancel()
 
     def _say(self, hello: pb.Hello, number: int) -> Iterator[bytes]:
@@ -271,7 +259,7 @@ class _Connection:
                 client._leave()
             case "snapshot_begun":
                 if client._worker is not None:
-                    number = checked_number(message.snapshot_begun.snapshot)
+                    number = message.snapshot_begun.snapshot
                     client._worker.inbox.put(SnapshotBegun(number, ()))
             case _:
                 event = syncer_event(message)
@@ -284,9 +272,9 @@ class _Connection:
             stream = channel.unary_stream(wire.UPDATES)(b"", metadata=self._metadata)
             while (data := next(stream, None)) is not None:
                 header = parse(pb.DownHeader, data)
-                check_down_header(header, terms.num_fragments)
-                pieces = receive(terms.down[header.fragment], header.size, stream)
-                told = self._collector.take(header, pieces)
+                update = update_of(header, terms.num_fragments)
+                pieces = receive(terms.down[update.fragment], header.size, stream)
+                told = self._collector.take(header, update, pieces)
                 if told is not None and self._client._worker is not None:
                     self._client._worker.inbox.put(told)
         except (WireError, grpc.RpcError) as error:

@@ -22,7 +22,6 @@ from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.event_messages import LARGEST
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security, check_reach
 from ddiloco.roles.delivery import Delivery, InnerState, InnerStateWanted
@@ -52,16 +51,8 @@ class Donor:
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Delivery] | None = None
         self._format: InnerFormat | None = None
-        self.given = 0  # donations sent to their end
-        self._server = grpc.server(
-            concurrent.futures.ThreadPoolExecutor(2 * AT_ONCE, thread_name_prefix="donor"),
-            options=wire.options(keepalive),
-            maximum_concurrent_rpcs=2 * AT_ONCE,
-        )
-        self._busy = threading.BoundedSemaphore(AT_ONCE)
         handlers = {"Donate": grpc.unary_stream_rpc_method_handler(self._donate)}
-        service = wire.DONATE.split("/")[1]
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self._server = wire.listener(wire.DONATE, handlers, keepalive, AT_ONCE)
 
     def start(self, host: str) -> int:
         """Listens on a free port of this host; the port.
@@ -96,12 +87,7 @@ class Donor:
             inbox, inner = self._inbox, self._format
         if inbox is None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not step yet")
-        if not self._busy.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the learner is giving to another")
-        timer = threading.Timer(self._longest, context.cancel)
-        timer.daemon = True
-        timer.start()
-        try:
+        with wire.ended_after(self._longest, context.cancel):
             state = self._at_boundary(inbox, tuple(wanted.versions), context)
             arrays = host_arrays(state.arrays)
             header = pb.DonationHeader(
@@ -112,10 +98,6 @@ class Donor:
                 header.learner, header.process, header.number = origin.learner, origin.process, origin.number
             yield header.SerializeToString()
             yield from chunks(arrays)
-            self.given += 1
-        finally:
-            timer.cancel()
-            self._busy.release()
 
     def _at_boundary(
         self, inbox: queue.SimpleQueue[Delivery], versions: tuple[int, ...], context: grpc.ServicerContext
@@ -165,7 +147,7 @@ def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: I
         raise WireError("another inner optimizer", "its state has other shapes")
     had = tuple(header.versions)
     short = len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True))
-    if short or max(header.step, *had, header.learner, header.process, header.number) > LARGEST:
+    if short:
         raise WireError("donation of another time", "its versions are not those asked for")
     arrays = receive(inner.arrays, header.size, messages)
     if not all(np.isfinite(a).all() for a in arrays if np.issubdtype(a.dtype, np.floating)):

@@ -13,7 +13,7 @@ from typing import Any
 from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.event_messages import LearnerToSyncer, from_learner
+from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.record_messages import LearnerRecord, record_message
 
 MOST_EVENTS = 64
@@ -51,22 +51,21 @@ class Outbox:
         self._raw: queue.SimpleQueue[LearnerRecord | pb.FromLearner | threading.Event] = queue.SimpleQueue()
         threading.Thread(target=self._pack, name=f"records-{learner}", daemon=True).start()
 
-    def send(self, event: LearnerToSyncer) -> None:
+    def send(self, event: events.FromLearner) -> None:
         """Puts an event in."""
-        self.say(from_learner(event), presence=not isinstance(event, events.LearnerLost))
+        self.say(from_learner(event), presence=isinstance(event, events.LearnerJoined | events.StepReported))
 
     def say(self, message: pb.FromLearner, presence: bool = False) -> None:
         """Puts a message in; `presence`: one that shows the syncer where the learner stands."""
-        kind = message.WhichOneof("kind")
         with self._change:
-            if kind == "report":
-                others = [m for m in self._events if m.WhichOneof("kind") != "report"]
+            if _is_report(message):
+                others = [m for m in self._events if not _is_report(m)]
                 self.coalesced += len(self._events) - len(others)
                 self._events = collections.deque(others)
             if len(self._events) >= MOST_EVENTS:
                 self._events.popleft()
             self._events.append(message)
-            if presence and kind != "ready":
+            if presence:
                 self._presence = message
             self._change.notify_all()
 
@@ -194,3 +193,7 @@ class Outbox:
                     self._records.append(alarm)
             if (self._first + len(self._records) - self._sent) % BATCH == 1:  # the first of those that wait
                 self._change.notify_all()
+
+
+def _is_report(message: pb.FromLearner) -> bool:
+    return message.event.HasField("step_reported")

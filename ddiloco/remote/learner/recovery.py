@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -29,14 +29,6 @@ from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.remote import RemoteConfig
 
 _ASK_SECONDS = 5.0  # for the syncer to name the peers
-
-
-class Found(NamedTuple):
-    """An inner state and where it came from."""
-
-    state: InnerState | None
-    source: str  # "peer", "checkpoint", "snapshot" or "fresh"
-    seconds: float
 
 
 class ProcessRecovery:
@@ -60,13 +52,13 @@ class ProcessRecovery:
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
         """What a learner welcomed with these versions goes on with; None: a fresh one."""
         begun = time.monotonic()
-        state, source = self._from_peers(versions, begun + self._config.donation_timeout), "peer"
-        if state is None:
-            state, source = self._from_disk(), "checkpoint"
-        if state is None:
-            state, source = self.donated, "snapshot"
-        if state is None:
-            source = "fresh"
+        sources = {
+            "peer": lambda: self._from_peers(versions, begun + self._config.donation_timeout),
+            "checkpoint": self._from_disk,
+            "snapshot": lambda: self.donated,
+        }
+        found = ((name, state) for name, look in sources.items() if (state := look()) is not None)
+        source, state = next(found, ("fresh", None))
         values = {
             "inner_state": source,
             "donor_step": None if state is None else state.step,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import pathlib
 import threading
 import time
 
+from ddiloco.observe.files import replacing
 from ddiloco.remote.wire.agreement import WireError
 
 LONGEST = 64 << 10  # characters of one position
@@ -59,9 +60,6 @@ class Positions:
         self._written = time.monotonic()
         if self._path is None:
             return
-        new = self._path.with_name(".positions.new")
-        try:
+        # Where the disk refuses it is tried again with the next; the durable state's alarm tells of that.
+        with contextlib.suppress(OSError), replacing(self._path) as new:
             new.write_text(json.dumps(self._by_learner))
-            os.replace(new, self._path)
-        except OSError:
-            pass  # tried again with the next; the durable state's alarm tells of the disk

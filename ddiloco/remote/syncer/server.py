@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 import secrets
 import threading
@@ -73,19 +72,13 @@ class SyncerServer:
         self._pull_numbers = itertools.count(1)
         self._changed = threading.Condition(self._lock)  # of the two above
         calls = (terms.num_learners + 4) * (2 + 2 * MOST_CONNECTIONS)
-        self._server = grpc.server(
-            concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
-            options=wire.options(config.keepalive),
-            maximum_concurrent_rpcs=calls,
-        )
         handlers = {
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Updates": grpc.unary_stream_rpc_method_handler(self._updates),
             "Pulled": grpc.stream_unary_rpc_method_handler(self._pulled),
             "Peers": grpc.unary_unary_rpc_method_handler(self._peers),
         }
-        service = wire.CONTROL.split("/")[1]
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self._server = wire.listener(wire.CONTROL, handlers, config.keepalive, calls)
 
     def start(self, address: str) -> int:
         """Listens on HOST:PORT; the port, which is a free one if 0 was asked for.
@@ -151,16 +144,9 @@ class SyncerServer:
 
     def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         self._admit(context)
-        begun = threading.Event()
-        timer = threading.Timer(self._handshake, lambda: begun.is_set() or context.cancel())
-        timer.daemon = True
-        timer.start()
-        try:
+        with wire.ended_after(self._handshake, context.cancel):
             first = next(requests, b"")
-            begun.set()
-            session = self._welcome_session(first, context)
-        finally:
-            timer.cancel()
+        session = self._welcome_session(first, context)
         if not context.add_callback(lambda: self._end(session, "connection lost")):
             self._end(session, "connection lost")
         reader = threading.Thread(

@@ -90,10 +90,9 @@ class Session:
 
     def say(self, message: pb.ToLearner, replaces: bool = False) -> None:
         """Puts a message into the control stream; with `replaces` in place of those of its kind."""
-        kind = message.WhichOneof("kind")
         with self._change:
             if replaces:
-                others = [m for m in self._waiting if m.WhichOneof("kind") != kind]
+                others = [m for m in self._waiting if _kind(m) != _kind(message)]
                 self._waiting = collections.deque(others)
             if len(self._waiting) >= MOST_WAITING:
                 self._waiting.popleft()
@@ -131,3 +130,7 @@ class Session:
         for _, answer in pulls.values():
             answer.set_exception(ConnectionError(reason))
         return True
+
+
+def _kind(message: pb.ToLearner) -> str | None:
+    return message.event.WhichOneof("kind") or message.WhichOneof("kind")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 3  # of wire.proto; both ends must have the same
+VERSION = 4  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # what is longer is refused before it is held in memory
+LARGEST = 1 << 53  # of any whole number on the wire; counters that a float64 cannot hold are nonsense
 MAX_TEXT = 32 << 10  # characters of a traceback; of a reason 500
 
 CONTROL = "/ddiloco.wire.Syncer/Control"
@@ -35,15 +40,58 @@ class WireError(Exception):
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """The protobuf message in `data`.
+    """The protobuf message in `data`; of the records in it only how many there are is looked at.
 
     Raises:
-      WireError: there is none.
+      WireError: there is none, or one of its numbers cannot be.
     """
     try:
-        return kind.FromString(data)
+        message = kind.FromString(data)
     except (DecodeError, RecursionError) as error:
         raise WireError("malformed message", type(error).__name__) from None
+    _check_numbers(message)
+    return message
+
+
+def _check_numbers(message: Message) -> None:
+    for field, value in message.ListFields():
+        if field.name in ("records", "metrics"):
+            continue
+        values = value if field.is_repeated else [value]
+        if field.type == field.TYPE_MESSAGE:
+            for part in values:
+                _check_numbers(part)
+        elif field.type in (field.TYPE_UINT32, field.TYPE_UINT64, field.TYPE_INT64):
+            if max(values) > LARGEST:
+                raise WireError("number too large", f"{field.name} is {max(values)}")
+            if min(values) < 0:
+                raise WireError("number below 0", f"{field.name} is {min(values)}")
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float, end: Callable[[], object]) -> Iterator[None]:
+    """Calls `end` if the `with` block takes longer."""
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def listener(
+    path: str, handlers: Mapping[str, grpc.RpcMethodHandler], keepalive: float, calls: int
+) -> grpc.Server:
+    """A server of the service that `path` begins with; of calls, so many at once, the rest are refused."""
+    server = grpc.server(
+        concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
+        options=options(keepalive),
+        maximum_concurrent_rpcs=calls,
+    )
+    handler = grpc.method_handlers_generic_handler(path.split("/")[1], handlers)
+    server.add_generic_rpc_handlers((handler,))
+    return server
 
 
 def options(keepalive: float) -> list[tuple[str, int]]:

@@ -124,9 +124,7 @@ class Downlink:
         snapshot = self._snapshot
         later = snapshot is not None and newest.version > snapshot.versions[fragment]
         header = pb.DownHeader(
-            fragment=fragment,
-            version=newest.version,
-            merged_step=newest.merged_step,
+            update={"fragment": fragment, "version": newest.version, "step": newest.merged_step},
             size=payload_bytes(newest.pieces),
             welcome=welcome,
             step=self._step,
@@ -145,18 +143,17 @@ class Collector:
         self._collected: dict[int, Version] = {}
         self._num_fragments = num_fragments
 
-    def take(self, header: pb.DownHeader, pieces: Pieces) -> Told | None:
+    def take(self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces) -> Told | None:
         """The event that this fragment completes, if any; an unfinished older welcome is let go."""
         if not header.welcome:
-            event = events.UpdateArrived(header.fragment, header.version, header.merged_step)
-            return Told(event, (pieces,), header.epoch)
+            return Told(update, (pieces,), header.epoch)
         with self._lock:
             if header.welcome < self._welcome:
                 return None
             if header.welcome > self._welcome:
                 self._welcome, self._collected = header.welcome, {}
             self._step = header.step
-            self._collected[header.fragment] = Version(header.version, header.merged_step, pieces)
+            self._collected[update.fragment] = Version(update.version, update.step, pieces)
             if len(self._collected) < self._num_fragments:
                 return None
             fragments = [self._collected[p] for p in range(self._num_fragments)]

@@ -1,90 +1,61 @@
-"""Events of the protocol as messages of the wire, and back; what comes off the wire is checked for shape."""
+"""Events of the protocol as messages of the wire, and back; `agreement.parse` has looked at the numbers.
+
+A message has the fields of its event, by the same names. Whose it is the connection says.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
+from ddiloco.schema import codec
 
-LARGEST = 1 << 53  # of any number on the wire; counters that a float64 cannot hold are nonsense
 LONGEST_REASON = 500
 
-LearnerToSyncer = events.LearnerJoined | events.LearnerReady | events.LearnerLost | events.StepReported
+R = TypeVar("R")
+
 SyncerNotice = events.ClockSet | events.NotMember | events.Rejected
 
 
-def from_learner(event: LearnerToSyncer) -> pb.FromLearner:
+def from_learner(event: events.FromLearner) -> pb.FromLearner:
     """The message of an event that a learner tells its syncer; whose it is, the connection says."""
-    match event:
-        case events.LearnerJoined():
-            join = pb.Join(incarnation=event.incarnation, step=event.step, versions=event.versions or ())
-            return pb.FromLearner(join=join)
-        case events.LearnerReady():
-            ready = pb.Ready(incarnation=event.incarnation, step=event.step, versions=event.versions)
-            return pb.FromLearner(ready=ready)
-        case events.StepReported(report=r):
-            report = pb.Report(
-                incarnation=r.incarnation,
-                step=r.step,
-                versions=[c.version for c in r.counters],
-                steps=[c.steps for c in r.counters],
-                tokens=[c.tokens for c in r.counters],
-            )
-            return pb.FromLearner(report=report)
-        case events.LearnerLost():
-            return pb.FromLearner(
-                lost=pb.Lost(incarnation=event.incarnation, reason=event.reason[:LONGEST_REASON])
-            )
+    return pb.FromLearner(event=codec.message_of(_short(event)))
 
 
-def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> LearnerToSyncer:
-    """The event that a learner tells.
+def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> events.FromLearner:
+    """The event that a learner tells; it is the learner's, whatever it says.
 
     Raises:
-      WireError: the message is no event, or has numbers that cannot be.
+      WireError: the message is no event, or of another number of fragments.
     """
-    match message.WhichOneof("kind"):
-        case "join":
-            m = message.join
-            if not m.HasField("step"):
-                return events.LearnerJoined(learner, checked_number(m.incarnation))
-            versions = checked_numbers(m.versions, num_fragments)
-            return events.LearnerJoined(
-                learner, checked_number(m.incarnation), checked_number(m.step), versions
-            )
-        case "ready":
-            m = message.ready
-            versions = checked_numbers(m.versions, num_fragments)
-            return events.LearnerReady(
-                learner, checked_number(m.incarnation), checked_number(m.step), versions
-            )
-        case "report":
-            m = message.report
-            columns = (checked_numbers(column, num_fragments) for column in (m.versions, m.steps, m.tokens))
-            counters = tuple(FragmentCounters(*row) for row in zip(*columns, strict=True))
-            return events.StepReported(
-                Report(learner, checked_number(m.incarnation), checked_number(m.step), counters)
-            )
-        case "lost":
-            m = message.lost
-            return events.LearnerLost(learner, checked_number(m.incarnation), m.reason[:LONGEST_REASON])
-        case kind:
-            raise WireError("unexpected message", f"{kind or 'an empty one'} where an event must be")
+    m = message.event
+    match m.WhichOneof("kind"):
+        case "learner_joined":
+            rows = m.learner_joined.versions if m.learner_joined.HasField("step") else None
+        case "learner_ready":
+            rows = m.learner_ready.versions
+        case "step_reported":
+            rows = m.step_reported.report.counters
+        case "learner_lost":
+            rows = None
+        case _:
+            raise _unexpected(message)
+    if rows is not None:
+        by_fragment(rows, num_fragments)
+    event = _short(codec.event_of(m))
+    if isinstance(event, events.StepReported):
+        return events.StepReported(dataclasses.replace(event.report, learner=learner))
+    return dataclasses.replace(event, learner=learner)
 
 
 def from_syncer(event: SyncerNotice) -> pb.ToLearner:
     """The message of an event without arrays that the syncer tells a learner."""
-    match event:
-        case events.ClockSet():
-            return pb.ToLearner(clock_set=pb.ClockSet(step=event.step))
-        case events.NotMember():
-            return pb.ToLearner(not_member=pb.NotMember(incarnation=event.incarnation))
-        case events.Rejected():
-            rejected = pb.Rejected(incarnation=event.incarnation, reason=event.reason[:LONGEST_REASON])
-            return pb.ToLearner(rejected=rejected)
+    return pb.ToLearner(event=codec.message_of(_short(event)))
 
 
 def syncer_event(message: pb.ToLearner) -> SyncerNotice:
@@ -93,68 +64,54 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
     Raises:
       WireError: the message is no such event, or has numbers that cannot be.
     """
-    match message.WhichOneof("kind"):
-        case "clock_set":
-            return events.ClockSet(checked_number(message.clock_set.step))
-        case "not_member":
-            return events.NotMember(checked_number(message.not_member.incarnation))
-        case "rejected":
-            m = message.rejected
-            return events.Rejected(checked_number(m.incarnation), m.reason[:LONGEST_REASON])
-        case kind:
-            raise WireError("unexpected message", f"{kind or 'an empty one'} where an event must be")
+    if message.event.WhichOneof("kind") not in ("clock_set", "not_member", "rejected"):
+        raise _unexpected(message)
+    return _short(codec.event_of(message.event))
 
 
 def up_header(pull: int, contribution: Contribution, size: int) -> pb.UpHeader:
     """What stands before the chunks of a contribution of `size` bytes."""
-    c = contribution
-    return pb.UpHeader(
-        pull=pull,
-        fragment=c.fragment,
-        incarnation=c.incarnation,
-        version=c.version,
-        step=c.step,
-        steps=c.steps,
-        tokens=c.tokens,
-        size=size,
-    )
+    return pb.UpHeader(pull=pull, contribution=dataclasses.asdict(contribution), size=size)
 
 
 def contribution_of(header: pb.UpHeader, learner: int, fragment: int) -> Contribution:
-    """The contribution that a header announces, which must be of this fragment.
+    """The contribution that a header announces, which must be of this fragment; it is the learner's.
 
     Raises:
       WireError: it is of another, or has numbers that cannot be.
     """
-    if header.fragment != fragment:
-        raise WireError("another fragment", f"{header.fragment} came where {fragment} was asked for")
-    h = header
-    numbers = map(checked_number, (h.incarnation, h.version, h.step, h.steps, h.tokens))
-    incarnation, version, step, steps, tokens = numbers
-    return Contribution(learner, incarnation, fragment, version, step, steps, tokens)
+    contribution: Contribution = codec.read(header.contribution)
+    if contribution.fragment != fragment:
+        raise WireError("another fragment", f"{contribution.fragment} came where {fragment} was asked for")
+    return dataclasses.replace(contribution, learner=learner)
 
 
-def check_down_header(header: pb.DownHeader, num_fragments: int) -> None:
-    """Sees that the header of an update can be one of this model.
+def update_of(header: pb.DownHeader, num_fragments: int) -> events.UpdateArrived:
+    """The update that a header announces.
 
     Raises:
-      WireError: it cannot.
+      WireError: it cannot be one of this model.
     """
-    if header.fragment >= num_fragments:
-        raise WireError("another fragment", f"{header.fragment} of {num_fragments}")
-    for value in (header.version, header.merged_step, header.step, header.welcome, header.epoch):
-        checked_number(value)
+    update: events.UpdateArrived = codec.read(header.update)
+    if update.fragment >= num_fragments:
+        raise WireError("another fragment", f"{update.fragment} of {num_fragments}")
+    return update
 
 
-def checked_number(value: int) -> int:
-    """The number; raises WireError if it is beyond LARGEST."""
-    if value > LARGEST:
-        raise WireError("number too large", f"{value}")
-    return value
+def by_fragment(rows: Sequence[R], num_fragments: int) -> Sequence[R]:
+    """The rows, one a fragment; raises WireError if there are more or fewer."""
+    if len(rows) != num_fragments:
+        raise WireError("another number of fragments", f"{len(rows)} where there are {num_fragments}")
+    return rows
 
 
-def checked_numbers(values: Sequence[int], count: int) -> tuple[int, ...]:
-    """The numbers, one a fragment; raises WireError if there are not `count`, or one cannot be."""
-    if len(values) != count:
-        raise WireError("another number of fragments", f"{len(values)} where there are {count}")
-    return tuple(map(checked_number, values))
+def _short(event: Any) -> Any:
+    """The event with no more of its reason, where it has one, than travels."""
+    if isinstance(event, events.LearnerLost | events.Rejected):
+        return dataclasses.replace(event, reason=event.reason[:LONGEST_REASON])
+    return event
+
+
+def _unexpected(message: pb.FromLearner | pb.ToLearner) -> WireError:
+    kind = message.event.WhichOneof("kind") or message.WhichOneof("kind") or "an empty one"
+    return WireError("unexpected message", f"{kind} where an event must be")

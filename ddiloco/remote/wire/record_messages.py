@@ -9,8 +9,8 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.observe.scalars import as_json, numbers
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import MAX_TEXT, WireError
-from ddiloco.remote.wire.event_messages import LARGEST, LONGEST_REASON
+from ddiloco.remote.wire.agreement import LARGEST, MAX_TEXT, WireError
+from ddiloco.remote.wire.event_messages import LONGEST_REASON
 
 LONGEST_NOTE = 8 << 10  # bytes of JSON
 MOST_METRICS = 1024  # some models have one for each layer
@@ -29,20 +29,18 @@ def record_message(record: LearnerRecord) -> pb.Record:
       TypeError: records of this kind do not travel.
     """
     match record:
-        case records.StepDone():
-            metrics = numbers(record.metrics)
-            done = pb.StepDone(step=record.step, time=record.time, tokens=record.tokens, metrics=metrics)
-            return pb.Record(step_done=done)
-        case records.StateChanged():
-            return pb.Record(state_changed=pb.StateChanged(state=record.state.value, time=record.time))
-        case records.Noted():
-            text = json.dumps(as_json(record.values))
-            return pb.Record(noted=pb.Noted(name=record.name, json=text, time=record.time))
-        case records.LearnerDied():
-            told = record.traceback[-MAX_TEXT // 4 :]  # a character has four bytes at most
-            return pb.Record(learner_died=pb.LearnerDied(time=record.time, traceback=told))
-        case records.Alarm():
-            return pb.Record(alarm=pb.Alarm(sentence=record.sentence[:MAX_TEXT], time=record.time))
+        case records.StepDone(_, step, time, tokens, metrics):
+            values = {"step": step, "time": time, "tokens": tokens, "metrics": numbers(metrics)}
+            return pb.Record(step_done=values)
+        case records.StateChanged(_, state, time):
+            return pb.Record(state_changed={"state": state.value, "time": time})
+        case records.Noted(name, values, time):
+            return pb.Record(noted={"name": name, "json": json.dumps(as_json(values)), "time": time})
+        case records.LearnerDied(_, time, traceback):
+            told = traceback[-MAX_TEXT // 4 :]  # a character has four bytes at most
+            return pb.Record(learner_died={"time": time, "traceback": told})
+        case records.Alarm(sentence, time):
+            return pb.Record(alarm={"sentence": sentence[:MAX_TEXT], "time": time})
     raise TypeError(f"a {type(record).__name__} does not travel")
 
 

@@ -8,7 +8,7 @@ from ddiloco.disk.snapshots.store import PartFiles
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import CHUNK_BYTES, WireError
-from ddiloco.remote.wire.event_messages import LONGEST_REASON, checked_number, checked_numbers
+from ddiloco.remote.wire.event_messages import LONGEST_REASON, by_fragment
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 
 
@@ -45,20 +45,18 @@ def told_of_snapshot(message: pb.FromLearner, learner: int, num_fragments: int) 
     match message.WhichOneof("kind"):
         case "state_recorded":
             m = message.state_recorded
-            number, incarnation = checked_number(m.snapshot), checked_number(m.incarnation)
             if not m.recorded:
-                return StateRecorded(learner, incarnation, number, None)
-            versions = dict(enumerate(checked_numbers(m.versions, num_fragments)))
-            own = {learner: (incarnation, checked_number(m.step))}
-            clock = VectorClock(own, {p: version for p, version in versions.items() if version})
-            return StateRecorded(learner, incarnation, number, clock)
+                return StateRecorded(learner, m.incarnation, m.snapshot, None)
+            versions = enumerate(by_fragment(m.versions, num_fragments))
+            own = {learner: (m.incarnation, m.step)}
+            clock = VectorClock(own, {p: version for p, version in versions if version})
+            return StateRecorded(learner, m.incarnation, m.snapshot, clock)
         case "part_written":
             m = message.part_written
-            number = checked_number(m.snapshot)
             if not m.files:
-                return PartWritten(learner, number, None, m.problem[:LONGEST_REASON] or "no reason given")
+                return PartWritten(learner, m.snapshot, None, m.problem[:LONGEST_REASON] or "no reason given")
             try:
-                return PartWritten(learner, number, PartFiles.from_json(json.loads(m.files)))
+                return PartWritten(learner, m.snapshot, PartFiles.from_json(json.loads(m.files)))
             except (ValueError, RecursionError):
                 raise WireError("malformed part") from None
         case kind:

@@ -7,11 +7,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from ddiloco.config import to_dict
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.outer.encoding import wire_format
 from ddiloco.outer.fragments import FragmentLayout
-from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.experiment import Experiment, all_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Terms:
 def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
     """The terms of an experiment whose number of steps is known."""
     codec, fragments = experiment.outer.codec, range(layout.num_fragments)
-    rules = [to_dict(experiment.sync), experiment.train.steps, codec]
+    rules = {leaf.path: leaf.value for leaf in all_settings(experiment) if leaf.metadata["both_ends"]}
     return Terms(
         fingerprint=layout.fingerprint,
         rules=hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest(),

@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.chaos.ledger import Claims
-
 _RETURNS = 100_000  # a process's incarnations are its start in microseconds and the next few numbers
 
 
@@ -106,8 +104,8 @@ def check_work(rounds: Sequence[Mapping[str, Any]]) -> Work:
     was replaced is as bad: its steps may stand in a version already. Rounds that died unrecorded with the
     syncer are not seen here.
     """
-    books, claims = Work(), Claims()
-    processes = _processes(rounds)
+    books, processes = Work(), _processes(rounds)
+    merged_up_to: dict[tuple[Any, int], int] = {}  # by process and fragment, its last merged step
     for line in rounds:
         entries = [Contributed(*entry) for entry in line["contributions"]]
         where = f"fragment {line['fragment']}, version {line['version']}"
@@ -115,14 +113,14 @@ def check_work(rounds: Sequence[Mapping[str, Any]]) -> Work:
             books.contributions += 1
             books.merged_tokens += c.tokens
             process = processes[c.learner, c.incarnation]
-            before = claims.up_to(process, line["fragment"])
+            before = merged_up_to.get((process, line["fragment"]), 0)
             overlap = min(c.steps, max(0, before - (c.step - c.steps)))
             if c.version != line["version"] - 1:
                 overlap = c.steps
             if overlap:
                 books.twice_tokens += round(c.tokens * overlap / c.steps)
                 books.problems.append(f"{where}: {overlap} of {c.steps} steps of learner {c.learner} again")
-            claims.claim(process, line["fragment"], max(before, c.step))
+            merged_up_to[process, line["fragment"]] = max(before, c.step)
         if len({c.learner for c in entries}) < len(entries):
             books.problems.append(f"{where}: a learner gave twice to one merge")
     return books

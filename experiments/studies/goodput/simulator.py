@@ -18,9 +18,8 @@ from scipy.special import stdtrit
 from ddiloco.config import section, setting
 from ddiloco.goodput.accounting import COUNTED, State, shares
 from ddiloco.goodput.coverage import covered
-from ddiloco.goodput.division import Division, divide
-from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.interruptions import DrawnInterruptions, Draws
+from ddiloco.goodput.failures import Division, FailureModel, divide
+from ddiloco.goodput.interruptions import Draws
 from ddiloco.goodput.jobs import Jobs
 from experiments.studies.goodput.systems import System, system_of
 
@@ -91,7 +90,7 @@ def simulate(simulation: Simulation, progress: Callable[[float], None] = lambda 
     lanes = _Lanes.of(kinds, fleets, simulation.seeds)
     draws = Draws(lanes.entropy)
     ledger = _Ledger(lanes, horizon, depths=(1, simulation.quorum or 1))
-    source = DrawnInterruptions(model, lanes.slices, draws)
+    source = _DrawnInterruptions(model, lanes.slices, draws)
     jobs = Jobs(model, lanes.slices, lanes.elastic, source, draws, ledger, horizon)
     busiest = lanes.slices.max() * model.chips_per_slice * model.hazard(horizon)
     stretches = max(1, math.ceil(busiest / _STRETCH))
@@ -130,6 +129,26 @@ def _cell(
         quorum_uptime=min(1.0, float(stepping[1])) if asked else None,
         analytic=system.analytic_goodput(simulation.failures, chips),
     )
+
+
+class _DrawnInterruptions:
+    """Interruptions of the slices that are in a job, at the rate of the failure model."""
+
+    def __init__(self, model: FailureModel, slices: np.ndarray, draws: Draws) -> None:
+        """`slices`: int [lanes], in each job at time 0."""
+        self._model = model
+        self._draws = draws
+        self.next = np.full(len(slices), np.inf)
+        self.resized(np.arange(len(slices)), np.zeros(len(slices)), slices)
+
+    def take(self, lanes: np.ndarray) -> tuple[np.ndarray, None]:
+        """As of `interruptions.Source`."""
+        return self.next[lanes] + self._model.return_time(self._draws.take(lanes)), None
+
+    def resized(self, lanes: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
+        """As of `interruptions.Source`: in the time of the cumulative hazard interruptions have no memory."""
+        each = self._draws.take(lanes) / (slices * self._model.chips_per_slice)
+        self.next[lanes] = self._model.time_of_hazard(self._model.hazard(now) + each)
 
 
 @dataclasses.dataclass(frozen=True)

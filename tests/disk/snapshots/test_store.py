@@ -15,6 +15,7 @@ from ddiloco.disk.snapshots import parts
 from ddiloco.disk.snapshots.cut import clocks_to_json
 from ddiloco.disk.snapshots.parts import read_part, write_part
 from ddiloco.disk.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.protocol.clocks import VectorClock
 from tests.disk.snapshots.conftest import ARRAYS, HEADER, STATE, written
 
@@ -187,6 +188,13 @@ def test_so_many_stay_and_what_is_incomplete_or_damaged_goes(tmp_path):
     store.discard(6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000005"]
     assert store.next_number() == 6
+
+
+def test_the_snapshot_with_which_tapes_begin_stays_beside_the_newest(tmp_path):
+    store = SnapshotStore(tmp_path, keep=1, keep_also=SnapshotName(1, "ab" * 32))
+    for number in (1, 2, 3):
+        store.complete(number, HEADER, written(tmp_path, number, ["syncer"]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000003"]
 
 
 def test_a_crash_at_any_moment_of_writing_leaves_the_last_complete_one(copied, monkeypatch):

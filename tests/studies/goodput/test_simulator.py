@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import Timelines
 from ddiloco.goodput.failures import YEAR, FailureModel
-from ddiloco.goodput.lives import draw_interruptions, job_changes, job_chips
+from ddiloco.goodput.interruptions import draw_interruptions
+from ddiloco.goodput.lives import job_changes, job_chips
 from experiments.studies.goodput.analytic import elastic_goodput, inelastic_goodput
 from experiments.studies.goodput.simulator import DAY, Simulation, simulate
 

@@ -1,0 +1,1 @@
+"""The events of the protocol as bytes: one schema, for the wire and for tapes."""

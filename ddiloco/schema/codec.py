@@ -1,0 +1,48 @@
+"""Events as messages of events.proto, and back: names and fields are the same, so one rule does for all."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ddiloco.protocol import events, messages
+from ddiloco.schema import events_pb2 as pb
+
+Event = events.LearnerEvent | events.SyncerEvent
+
+_PARTS = (messages.RoundId, messages.FragmentCounters, messages.Report, messages.Contribution)
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*typing.get_args(Event), *_PARTS)}
+_FIELDS = {_KINDS[field.message_type.name]: field.name for field in pb.Event.DESCRIPTOR.fields}
+
+
+def message_of(event: Event) -> pb.Event:
+    """The message of an event. Raises ValueError where a number has more than 64 bits."""
+    return pb.Event(**{_FIELDS[type(event)]: dataclasses.asdict(event)})
+
+
+def event_of(message: pb.Event) -> Event:
+    """The event that a message holds. Raises ValueError: it holds none."""
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise ValueError("an empty event")
+    return read(getattr(message, kind))
+
+
+def read(message: Message) -> Any:
+    """The event that a message of the schema stands for, or the part of one."""
+    kind = _KINDS[message.DESCRIPTOR.name]
+    if kind is events.LearnerJoined and not message.HasField("step"):
+        return events.LearnerJoined(message.learner, message.incarnation)
+    return kind(*(_value(getattr(message, field.name)) for field in dataclasses.fields(kind)))
+
+
+def _value(value: Any) -> Any:
+    match value:
+        case int() | str():
+            return value
+        case Message():
+            return read(value)
+    return tuple(map(_value, value))

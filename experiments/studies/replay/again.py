@@ -1,0 +1,71 @@
+"""A recorded run done again, and compared with what it left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from ddiloco.disk import checkpoints
+from ddiloco.disk.tape.reading import RunTapes
+from ddiloco.protocol.messages import RoundId
+from ddiloco.replay import run as replay
+from ddiloco.run.recipes import assembly_of
+from ddiloco.training import platform
+from experiments.front import cli
+from experiments.studies.replay.recorded import Recorded
+
+
+def parse_round(text: str, fragments: int) -> RoundId:
+    """The round that STEP or STEP:FRAGMENT names; the first stands for the last fragment of that step.
+
+    Raises:
+      UsageError: the text is neither.
+    """
+    step, colon, fragment = text.partition(":")
+    if not step.isdigit() or (colon and not fragment.isdigit()):
+        raise cli.UsageError(f"until: is {text!r}, but must be STEP or STEP:FRAGMENT")
+    return RoundId(int(step), int(fragment) if colon else fragments)
+
+
+def again(recorded: Recorded, until: RoundId | None) -> int:
+    """Does the run again, up to a round if one is given, and says how it compares; the exit code."""
+    _see_as_many_devices(recorded.tapes)
+    experiment, workdir = recorded.experiment, recorded.workdir
+    snapshot = replay.first_snapshot(recorded.plan, workdir)
+    platform.prepare()
+    begun = said = time.monotonic()
+
+    def progress(merge) -> None:
+        nonlocal said
+        if time.monotonic() > said + 5.0:
+            said = time.monotonic()
+            print(f"step {merge.round.step}/{experiment.train.steps}", flush=True)
+
+    try:
+        done = replay.replay(assembly_of(experiment), recorded.plan, until, progress, snapshot)
+    except replay.ReplayMismatch as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    compared = f"{done.merges} versions merged anew, {done.compared} of them compared and equal"
+    print(f"{compared}; {done.steps} inner steps; {time.monotonic() - begun:.0f} s")
+    print(f"step {done.step}: params_sha256 {done.sha256}")
+    if until is not None:
+        checkpoints.save(workdir / "replay", done.step, experiment, done.params, None)
+        print(workdir / "replay" / str(done.step))
+        return 0
+    left = replay.recorded_sha256(workdir)
+    if left not in (None, done.sha256):
+        print(f"error: the run's params_sha256 is {left}, another", file=sys.stderr)
+        return 1
+    print("the same as the run's" if left else "the run has left no summary to compare it with")
+    return 0
+
+
+def _see_as_many_devices(tapes: RunTapes) -> None:
+    """Simulates as many CPU devices as the learners saw, unless $XLA_FLAGS says how many."""
+    machines = [tape.header.machine for lives in tapes.learners.values() for tape in lives]
+    seen = max((m.visible for m in machines if m.platform == "cpu"), default=1)
+    given = os.environ.get("XLA_FLAGS", "")
+    if seen > 1 and "device_count" not in given:
+        os.environ["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={seen}".strip()

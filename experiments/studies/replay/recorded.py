@@ -1,0 +1,47 @@
+"""A recorded run, as the commands read it that look at tapes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from ddiloco.disk.tape.file import TapeError
+from ddiloco.disk.tape.reading import RunTapes, read_run
+from ddiloco.replay.plan import Plan
+from ddiloco.replay.run import make_plan, recorded_experiment
+from ddiloco.settings.experiment import Experiment
+from experiments.front import cli
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A run with its settings, its tapes, and what its actors did."""
+
+    workdir: pathlib.Path
+    experiment: Experiment
+    tapes: RunTapes
+    plan: Plan
+
+
+@contextlib.contextmanager
+def recorded(workdir: str | None) -> Iterator[Recorded]:
+    """The run in the folder that --workdir names; warns of what its tapes lack.
+
+    Tapes that cannot be read or followed, here or in the `with` block, end the program with exit code 1.
+
+    Raises:
+      UsageError: no folder is named.
+    """
+    if not workdir:
+        raise cli.UsageError("workdir: is missing; give --workdir=DIR, the folder of a run")
+    folder = pathlib.Path(workdir)
+    try:
+        experiment, tapes = recorded_experiment(folder), read_run(folder)
+        for warning in tapes.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        yield Recorded(folder, experiment, tapes, make_plan(experiment, tapes))
+    except TapeError as error:
+        sys.exit(f"error: {error}")

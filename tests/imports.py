@@ -1,0 +1,28 @@
+"""All imports of the programs, for a process that forks them; defines no flag and makes no array."""
+
+import contextlib
+import gc
+import importlib
+
+NAMES = (
+    "experiments.front.cli",
+    "ddiloco.data.digits",
+    "ddiloco.data.stdlib_text",
+    "ddiloco.launch.starter",
+    "ddiloco.remote.learner.process",
+    "ddiloco.remote.syncer.process",
+    "ddiloco.replay.run",
+    "ddiloco.run.dry_run",
+    "ddiloco.run.job",
+    "matplotlib.backends.backend_agg",
+    "ml_collections.config_flags",
+    "pandas",
+    "tensorboardX",
+    "tensorflow_datasets.core.data_sources.array_record",
+)
+
+for name in NAMES:
+    with contextlib.suppress(ImportError):  # whoever needs it says so
+        importlib.import_module(name)
+gc.collect()
+gc.freeze()  # else the first collection of each forked process would copy these pages

@@ -1,0 +1,1 @@
+"""Mistakes planted in the code, one at a time, to see that the tests find them."""

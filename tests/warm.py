@@ -1,0 +1,98 @@
+"""Programs that start without their imports: forked from a process that has made them all.
+
+Imports are most of the processor time of a short program. The process begins with the first program, and ends
+with the one that tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pathlib
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["tests.imports"])
+
+
+class Program:
+    """A running `python -m MODULE`, with what tests need of `subprocess.Popen`; its output goes to files."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: pathlib.Path,
+    ) -> None:
+        self.args = [module, *arguments]
+        self._files = [tempfile.NamedTemporaryFile(prefix="ddiloco-test-") for _ in range(2)]  # noqa: SIM115
+        told = (module, list(arguments), dict(environment), str(cwd), [file.name for file in self._files])
+        self._process = _forks.Process(target=_be, args=told)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, or minus the number of the signal that killed it; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended; raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it said on its standard output and error; raises subprocess.TimeoutExpired."""
+        self.wait(timeout)
+        out, err = (pathlib.Path(file.name).read_text() for file in self._files)
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _be(module: str, arguments: list[str], environment: dict[str, str], cwd: str, output: list[str]) -> None:
+    """In the forked process: is the program, to its end."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    for fd, path in enumerate(output, start=1):
+        with open(path, "w") as file:
+            os.dup2(file.fileno(), fd)
+    sys.argv[1:] = arguments
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = _code(end.code)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    ctypes.pythonapi.Py_Exit(code)  # as Python itself ends, so that what hangs there is seen
+
+
+def _code(given: object) -> int:
+    if given is None or isinstance(given, int):
+        return given or 0
+    print(given, file=sys.stderr)
+    return 1

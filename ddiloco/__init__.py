@@ -1,1 +1,24 @@
-"""Decoupled DiLoCo: many independent learners and one syncer pre-train one model."""
+"""Decoupled DiLoCo: many independent learners and one syncer pre-train one model.
+
+`ddiloco.train` trains a `ddiloco.Loop` of your own (docs/your_own_loop.md); importing the package imports
+neither JAX nor anything of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddiloco.from_python import RunError, Trained, train
+    from ddiloco.training.loop import Loop, Place
+
+__all__ = ["Loop", "Place", "RunError", "Trained", "train"]
+
+_FROM = {"Loop": "ddiloco.training.loop", "Place": "ddiloco.training.loop"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_FROM.get(name, "ddiloco.from_python")), name)

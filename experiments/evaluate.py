@@ -18,7 +18,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Also write the result to this JSO
 
 def main(_) -> int:
     from ddiloco.disk.checkpoints import CheckpointError, restore
-    from ddiloco.roles.assembly import Assembly
+    from ddiloco.run.recipes import assembly_of
     from ddiloco.training import platform
     from ddiloco.training.mesh import MeshConfig, carve
 
@@ -29,7 +29,7 @@ def main(_) -> int:
         checkpoint = restore(pathlib.Path(_CHECKPOINT.value))
     except CheckpointError as error:
         raise cli.UsageError(str(error)) from error
-    score = Assembly(checkpoint.experiment).scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
+    score = assembly_of(checkpoint.experiment).scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
     found = score(checkpoint.params)
     then = f"at the end of training {checkpoint.eval_loss:.6f}"
     print(f"step {checkpoint.step}: {found.loss:.6f} nats/token ({then})")

@@ -26,7 +26,8 @@ def main(_) -> int:
     security = roles.security()
     from ddiloco.remote.learner.process import LearnerProcess
     from ddiloco.remote.wire.security import check_address
-    from ddiloco.settings.experiment import parse
+    from ddiloco.run.recipes import assembly_of
+    from ddiloco.settings.experiment import parse, with_steps_of_tokens
     from ddiloco.training import platform
 
     experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
@@ -35,7 +36,7 @@ def main(_) -> int:
         raise cli.UsageError("learner_id: give --learner_id=N, or --spare in its place")
     platform.prepare()
     stop, received = ending.stop_on_signals()
-    process = LearnerProcess(experiment, security)
+    process = LearnerProcess(assembly_of(with_steps_of_tokens(experiment)), security)
     if _SPARE.value:
         roles.name_process("spare")
         process.compile()

@@ -7,7 +7,7 @@ import signal
 
 from absl import flags
 
-from experiments.front import cli, ending, roles
+from experiments.front import cli, ending
 
 _CONFIG = cli.define_config("configs/dense.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
@@ -16,6 +16,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 
 def main(_) -> int:
+    from ddiloco.launch.all_roles import run_all
     from ddiloco.run.dry_run import describe
     from ddiloco.run.job import run_job
     from ddiloco.settings.experiment import parse
@@ -34,7 +35,7 @@ def main(_) -> int:
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
     stop, received = ending.stop_on_signals()
     if experiment.driver == "remote":
-        code = roles.run_all(experiment, cli.config_arguments(), workdir, stop)
+        code = run_all(experiment, cli.config_arguments(), workdir, stop, cli.tell)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
     result = run_job(experiment, workdir, stop, ending.is_live())
     return ending.tell(result, workdir, received)

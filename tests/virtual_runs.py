@@ -19,6 +19,7 @@ from ddiloco.outer.outer_step import OuterStep
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run import job
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment
 from ddiloco.virtual.from_settings import chips_by_learner
 from ddiloco.virtual.run import run_virtual
@@ -36,10 +37,10 @@ class Workshop:
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
 
-    def assembly(self, experiment: Experiment) -> Assembly:
+    def assembly(self, experiment: Experiment, make_loop: None = None) -> Assembly:
         """An assembly of the experiment."""
         e = experiment
-        made = Assembly(e)
+        made = assembly_of(e)
         steps = (e.model, e.inner, e.train.steps, e.data.sequence_length)
         self._share(made, "_program", steps)
         self._share(made, "_transfer", (e.model, e.sync.num_fragments, e.outer))
@@ -83,7 +84,7 @@ class Workshop:
 
     def job(self, experiment: Experiment, workdir: pathlib.Path) -> job.Result:
         """Runs the experiment as a whole job, that leaves its files in `workdir`."""
-        with self.open(), mock.patch.object(job, "Assembly", self.assembly):
+        with self.open(), mock.patch.object(job, "assembly_of", self.assembly):
             return job.run_job(experiment, workdir, threading.Event(), live=False)
 
     def _share(self, assembly: Assembly, name: str, settings: Hashable) -> None:

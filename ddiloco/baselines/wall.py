@@ -22,8 +22,6 @@ from ddiloco.observe import records
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.outcome import Outcome
-from ddiloco.training.evaluation import Score
-from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import TrainState
 
 
@@ -33,18 +31,17 @@ class JobArrays:
     def __init__(self, assembly: Assembly) -> None:
         e = assembly.experiment
         [(mesh, shards)] = assembly.jobs()
-        rows = sum(e.batch_size(shard) for shard in shards)
         self.tokens = 0  # trained on so far
         self._shards, self._num_shards = shards, e.sync.num_learners
-        self._batches = assembly.batches(shards, rows)
-        self._program: TrainProgram = assembly.program(mesh, rows)
-        self.score: Callable[[Mapping[str, Any]], Score] = assembly.scorer(mesh)
+        self._batches = assembly.batches(shards)
+        self._program = assembly.program(mesh, shards)
+        self.score = assembly.scorer(mesh)
         self._state: TrainState = self._program.state_from(assembly.initial_parameters())
 
     def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way."""
         batch = next(self._batches)
-        tokens = int(batch["weights"].sum())
+        tokens = self._program.tokens(batch)
         self.tokens += tokens
         self._state, metrics = self._program.step(self._state, batch, clock)
         return tokens, metrics

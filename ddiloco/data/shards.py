@@ -170,6 +170,8 @@ def reshard(
     Raises:
       DataError: the states are of different data or cannot be read.
     """
+    if states and all("num_learners" in state for state in states):
+        return _of_loops(states, num_shards)
     groups = [(m,) for m in range(num_shards)] if groups is None else groups
     try:
         stream = states[0]["stream"]
@@ -192,6 +194,14 @@ def reshard(
         ]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"the saved positions cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _of_loops(states: Sequence[Mapping[str, Any]], num_learners: int) -> list[dict[str, Any] | None]:
+    """Each learner's own position; None where there is none. Only a loop itself knows its data."""
+    if any(state["num_learners"] != num_learners for state in states):
+        raise DataError(f"the batches of a loop of one's own cannot be shared among {num_learners} learners")
+    own = {state["learner"]: dict(state) for state in states}
+    return [own.get(m) for m in range(num_learners)]
 
 
 def epoch_size(records: int, shard: int, num_shards: int) -> int:

@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.settings.experiment import Experiment, parse, to_json
+from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.parameters import abstract_parameters
 
 _ITEMS = ("params", "metadata")
@@ -83,7 +84,8 @@ def restore(directory: pathlib.Path) -> Checkpoint:
 def _read(manager: ocp.CheckpointManager, step: int) -> Checkpoint:
     metadata = manager.restore(step, args=ocp.args.Composite(metadata=ocp.args.JsonRestore())).metadata
     experiment = parse(metadata["experiment"])
-    wanted = abstract_parameters(experiment.model)
+    loop = isinstance(experiment.model, LoopConfig)
+    wanted = None if loop else abstract_parameters(experiment.model)
     params: dict[str, Any] = manager.restore(
         step, args=ocp.args.Composite(params=ocp.args.StandardRestore(wanted))
     ).params

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,8 +225,7 @@ class _Replay:
 
     def _begin(self, actor: Actor) -> TrainingArrays:
         header = actor.tapes[0].header
-        e = self._assembly.experiment
-        batches = self._assembly.batches((header.learner,), e.batch_size(header.learner))
+        batches = self._assembly.batches((header.learner,))
         if header.position is not None:
             batches.set_state(dict(header.position))
         own = self._equipment[header.learner]
@@ -280,12 +279,12 @@ def _equipment(assembly: Assembly, plan: Plan) -> dict[int, Equipment]:
         equipment = assembly.equipment()
         return {m: equipment[m] for m in learners}
     made: dict[int, Equipment] = {}
-    by_rows: dict[int, Equipment] = {}
+    by_kind: dict[Hashable, Equipment] = {}
     for m in learners:
-        rows = assembly.experiment.batch_size(m)
-        if rows not in by_rows:
-            by_rows[rows] = assembly.own_equipment(m)
-        made[m] = assembly.reassigned(by_rows[rows], m)
+        kind = assembly.recipe.kind((m,))
+        if kind not in by_kind:
+            by_kind[kind] = assembly.own_equipment(m)
+        made[m] = assembly.reassigned(by_kind[kind], m)
     return made
 
 

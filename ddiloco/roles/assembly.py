@@ -1,81 +1,91 @@
-"""The parts of a run, made from its settings: layout, programs, data, evaluation."""
+"""The parts of a run, from its settings and its recipe: layout, meshes, and what each learner works with."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from ddiloco.config import ConfigError
 from ddiloco.outer.fragments import FragmentLayout, fragment
-from ddiloco.roles.learner_arrays import Equipment
+from ddiloco.roles.learner_arrays import Batches, Equipment, Program
 from ddiloco.roles.transfer import FragmentTransfer
-from ddiloco.settings.experiment import BASELINES, Experiment, task_of
-from ddiloco.tasks.task import Task
-from ddiloco.training.evaluation import Score, evaluate, make_eval_step
-from ddiloco.training.mesh import MeshConfig, carve, parameter_shardings, rows_divisor
-from ddiloco.training.parameters import abstract_parameters, init_parameters
-from ddiloco.training.program import TrainProgram
+from ddiloco.settings.experiment import BASELINES, Experiment
+from ddiloco.training.evaluation import Score
+from ddiloco.training.mesh import MeshConfig, carve
+
+Scorer = Callable[[Mapping[str, Any]], Score | None]
 
 
-def make_layout(experiment: Experiment) -> FragmentLayout:
-    """How the model's parameters are cut into fragments; allocates nothing.
+class Recipe(Protocol):
+    """What a run trains: a built-in model, or a loop of one's own. All that a driver knows of either.
 
-    Raises:
-      ConfigError: the model has fewer pieces than there are to be fragments.
+    Learners of one kind share their program where they share their mesh.
     """
-    shapes = {name: leaf.shape for name, leaf in abstract_parameters(experiment.model).items()}
-    try:
-        return fragment(
-            shapes,
-            experiment.sync.num_fragments,
-            experiment.outer.fragmentation,
-            split_large=experiment.outer.split_large,
-        )
-    except ValueError as error:
-        raise ConfigError(f"config.sync.num_fragments: {error}") from None
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every parameter, by name."""
 
-def check_rows(experiment: Experiment, mesh: Mesh, rows: int) -> None:
-    """Checks that a job's rows of one step divide among its devices and micro-batches, and the held-out rows.
+    def initial_parameters(self) -> dict[str, np.ndarray]:
+        """The parameters at step 0, float32 on the host: the same in every process."""
 
-    Raises:
-      ConfigError: they do not.
-    """
-    ways, parts = rows_divisor(mesh), experiment.inner.accumulation
-    for name, count in (("train.batch_size", rows), ("eval.batch_size", experiment.eval.batch_size)):
-        if count % ways:
-            raise ConfigError(
-                f"config.{name}: gives {count} rows, but must give a multiple of {ways}, "
-                "the devices that share them"
-            )
-    if rows % parts:
-        raise ConfigError(
-            f"config.inner.accumulation: is {parts}, but a step has {rows} rows, which is no multiple of it"
-        )
+    def kind(self, shards: Sequence[int]) -> Hashable:
+        """What those who step on these shards must have in common with others to share a program."""
+
+    def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
+        """Finds what cannot work for who steps on these shards.
+
+        Raises:
+          ConfigError, DataError: it cannot.
+        """
+
+    def check_scoring(self) -> None:
+        """Finds what cannot work where the global model is scored; raises as `check` does."""
+
+    def shardings(self, mesh: Mesh, kind: Hashable) -> Mapping[str, Sharding]:
+        """Where each parameter lies on the mesh."""
+
+    def program(self, mesh: Mesh, kind: Hashable) -> Program:
+        """The compiled step."""
+
+    def batches(self, shards: Sequence[int]) -> Batches:
+        """The training batches of these shards, from their beginning."""
+
+    def scorer(self, mesh: Mesh) -> Scorer:
+        """A function from parameters, on host or devices, to their score; None where nothing scores."""
+
+    def sample(self, params: Mapping[str, Any]) -> str | None:
+        """What is shown at the end; None: nothing."""
 
 
 class Assembly:
     """Makes the parts of a run and shares what learners on the same mesh can share."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-        self.task: Task = task_of(experiment)
+    def __init__(self, experiment: Experiment, recipe: Recipe) -> None:
+        self.experiment, self.recipe = experiment, recipe
+        self.initial_parameters = recipe.initial_parameters
+        self.batches, self.scorer = recipe.batches, recipe.scorer
 
     @functools.cached_property
     def layout(self) -> FragmentLayout:
-        """How the parameters are cut into fragments."""
-        return make_layout(self.experiment)
+        """How the parameters are cut into fragments; allocates nothing.
 
-    def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters at step 0, on the host: a function of the model and the seed."""
-        params = init_parameters(self.experiment.model, self.experiment.seed)
-        return {name: np.asarray(value) for name, value in params.items()}
+        Raises:
+          ConfigError: there are fewer pieces than there are to be fragments.
+        """
+        sync, outer = self.experiment.sync, self.experiment.outer
+        try:
+            return fragment(
+                self.recipe.shapes, sync.num_fragments, outer.fragmentation, split_large=outer.split_large
+            )
+        except ValueError as error:
+            raise ConfigError(f"config.sync.num_fragments: {error}") from None
 
     def learner_meshes(self) -> list[Mesh]:
         """One mesh for each learner."""
@@ -86,8 +96,8 @@ class Assembly:
         learners = range(self.experiment.sync.num_learners)
         if self.experiment.algorithm not in BASELINES:
             return [(mesh, (m,)) for m, mesh in enumerate(self.learner_meshes())]
-        mesh = carve(jax.devices(), 1, self.experiment.mesh)[0]
-        return [(mesh, (0,) if self.experiment.algorithm == "lone_learner" else tuple(learners))]
+        shards = (0,) if self.experiment.algorithm == "lone_learner" else tuple(learners)
+        return [(self.own_mesh(), shards)]
 
     def check(self) -> None:
         """Finds what cannot work, before anything is compiled.
@@ -99,22 +109,18 @@ class Assembly:
         if self.experiment.algorithm not in BASELINES:
             _ = self.layout
         for mesh, shards in self.jobs():
-            rows = sum(self.experiment.batch_size(shard) for shard in shards)
-            check_rows(self.experiment, mesh, rows)
-            self.batches(shards, rows)
-        _ = self.held_out
+            self.recipe.check(mesh, shards)
+        self.recipe.check_scoring()
 
     def check_learner(self, learner: int) -> None:
         """Finds what cannot work in a process that is this one learner; raises as `check` does."""
         _ = self.layout
-        rows = self.experiment.batch_size(learner)
-        check_rows(self.experiment, self.own_mesh(), rows)
-        self.batches((learner,), rows)
+        self.recipe.check(self.own_mesh(), (learner,))
 
     def check_syncer(self) -> None:
         """Finds what cannot work in a process that is the syncer; raises as `check` does."""
         _ = self.layout
-        _ = self.held_out
+        self.recipe.check_scoring()
 
     def own_mesh(self) -> Mesh:
         """The mesh of the one learner of this process: all devices that the process sees."""
@@ -132,86 +138,60 @@ class Assembly:
 
     def equipment(self) -> list[Equipment]:
         """What each learner works with, compiled; different meshes compile at the same time."""
-        e = self.experiment
-        meshes = self.learner_meshes()
-        keys = [(mesh, e.batch_size(m)) for m, mesh in enumerate(meshes)]
+        keys = [(mesh, self.recipe.kind((m,))) for m, mesh in enumerate(self.learner_meshes())]
+        lying = [_lying(self.recipe.shardings(*key)) for key in keys]
         with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
             programs = dict(
                 zip(dict.fromkeys(keys), pool.map(self._program, dict.fromkeys(keys)), strict=True)
             )
             transfers = dict(
-                zip(dict.fromkeys(meshes), pool.map(self._transfer, dict.fromkeys(meshes)), strict=True)
+                zip(dict.fromkeys(lying), pool.map(self._transfer, dict.fromkeys(lying)), strict=True)
             )
-        return [self._equipment(m, programs[key], transfers[key[0]], key[1]) for m, key in enumerate(keys)]
+        parts = zip(keys, lying, strict=True)
+        return [self._equipment(m, programs[key], transfers[laid]) for m, (key, laid) in enumerate(parts)]
 
     def own_equipment(self, learner: int) -> Equipment:
         """What the one learner of this process works with, compiled."""
-        mesh, rows = self.own_mesh(), self.experiment.batch_size(learner)
+        key = self.own_mesh(), self.recipe.kind((learner,))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading what is in the cache holds no lock
-            program = pool.submit(self._program, (mesh, rows))
-            transfer = self._transfer(mesh)
-        return self._equipment(learner, program.result(), transfer, rows)
+            program = pool.submit(self._program, key)
+            transfer = self._transfer(_lying(self.recipe.shardings(*key)))
+        return self._equipment(learner, program.result(), transfer)
 
     def reassigned(self, equipment: Equipment, learner: int) -> Equipment:
-        """The same programs for another learner, which draws as many rows."""
-        return self._equipment(
-            learner, equipment.program, equipment.transfer, self.experiment.batch_size(learner)
-        )
+        """The same programs for another learner of the same kind."""
+        return self._equipment(learner, equipment.program, equipment.transfer)
 
-    def batches(self, shards: Sequence[int], batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-        """The training batches of these shards, out of one shard for each learner."""
-        return self.task.batches(shards, self.experiment.sync.num_learners, batch_size)
+    def program(self, mesh: Mesh, shards: Sequence[int]) -> Program:
+        """The compiled step of who trains on these shards."""
+        return self._program((mesh, self.recipe.kind(shards)))
 
-    def program(self, mesh: Mesh, rows: int) -> TrainProgram:
-        """The compiled step for this mesh and number of rows."""
-        return self._program((mesh, rows))
-
-    @functools.cached_property
-    def held_out(self) -> list[dict[str, np.ndarray]]:
-        """The held-out batches, the same for every run on this data."""
-        e = self.experiment
-        return self.task.held_out(e.eval.batch_size, e.eval.num_batches)
-
-    def scorer(self, mesh: Mesh) -> Callable[[Mapping[str, Any]], Score]:
-        """A function from parameters (host or device arrays) to their held-out score."""
-        e, batches = self.experiment, self.held_out
-        step = make_eval_step(e.model, mesh, self.task.loss)
-        shardings = parameter_shardings(e.model, mesh)
-
-        def score(params: Mapping[str, Any]) -> Score:
-            placed = {name: jax.device_put(value, shardings[name]) for name, value in params.items()}
-            return evaluate(e.model, step, placed, batches, mesh)
-
-        return score
-
-    def _equipment(
-        self, learner: int, program: TrainProgram, transfer: FragmentTransfer, rows: int
-    ) -> Equipment:
+    def _equipment(self, learner: int, program: Program, transfer: FragmentTransfer) -> Equipment:
         e = self.experiment
         return Equipment(
             program=program,
             transfer=transfer,
-            batches=self.batches((learner,), rows),
+            batches=self.batches((learner,)),
             steps_in_flight=e.train.steps_in_flight,
             min_step_seconds=e.min_step_seconds(learner),
             sdc_check_every=e.sdc_check_every,
         )
 
-    def _program(self, key: tuple[Mesh, int]) -> TrainProgram:
-        e = self.experiment
-        mesh, rows = key
-        task = self.task
-        return TrainProgram(e.model, e.inner, e.train.steps, mesh, rows, task.row, task.loss)
+    def _program(self, key: tuple[Mesh, Hashable]) -> Program:
+        return self.recipe.program(*key)
 
-    def _transfer(self, mesh: Mesh) -> FragmentTransfer:
-        e = self.experiment
-        shardings = parameter_shardings(e.model, mesh)
-        transfer = FragmentTransfer(self.layout, shardings, e.outer.codec, e.outer.error_feedback)
+    def _transfer(self, lying: tuple[tuple[str, Sharding], ...]) -> FragmentTransfer:
+        outer, shardings = self.experiment.outer, dict(lying)
+        transfer = FragmentTransfer(self.layout, shardings, outer.codec, outer.error_feedback)
         # Zeros, since the initial parameters would compile their generators anew for every mesh.
         transfer.compile(
             {
-                name: jax.device_put(np.zeros(leaf.shape, leaf.dtype), shardings[name])
-                for name, leaf in abstract_parameters(e.model).items()
+                name: jax.device_put(np.zeros(shape, np.float32), shardings[name])
+                for name, shape in self.layout.shapes
             }
         )
         return transfer
+
+
+def _lying(shardings: Mapping[str, Sharding]) -> tuple[tuple[str, Sharding], ...]:
+    return tuple(shardings.items())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddiloco.observe import records
-from ddiloco.training.evaluation import Score
+from ddiloco.roles.assembly import Scorer
 
 Params = Mapping[str, Any]
 
@@ -22,7 +22,7 @@ class Evaluations:
 
     def __init__(
         self,
-        score: Callable[[Params], Score],
+        score: Scorer,
         every: int,
         record: Callable[[Any], None],
         clock: Callable[[], float] = time.time,
@@ -42,9 +42,14 @@ class Evaluations:
         self._next = self._after(step)
         return True
 
-    def evaluate(self, step: int, tokens: int, params: Params) -> float:
-        """Scores parameters and records the result; gives the loss. `tokens`: that they were trained on."""
+    def evaluate(self, step: int, tokens: int, params: Params) -> float | None:
+        """Scores parameters and records the result; gives the loss. `tokens`: that they were trained on.
+
+        None, and no record, where nothing scores: for a loop of one's own without `evaluate`.
+        """
         score = self._score(params)
+        if score is None:
+            return None
         self._record(records.Evaluated(step, tokens, self._clock(), score.loss, score.statistics))
         return score.loss
 
@@ -57,7 +62,7 @@ class Evaluator:
 
     def __init__(
         self,
-        score: Callable[[Params], Score],
+        score: Scorer,
         every: int,
         tokens_so_far: Callable[[], int],
         record: Callable[[Any], None],
@@ -89,7 +94,7 @@ class Evaluator:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def evaluate(self, step: int, params: Params) -> float:
+    def evaluate(self, step: int, params: Params) -> float | None:
         """Evaluates in the caller's thread and records the result; gives the loss."""
         return self._evaluations.evaluate(step, self._tokens_so_far(), params)
 

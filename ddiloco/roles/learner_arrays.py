@@ -9,15 +9,15 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, Sharding
 
 from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.transfer import FragmentTransfer, Offer
 from ddiloco.training.corruption import differing_devices
-from ddiloco.training.program import TrainProgram
 from ddiloco.training.step import Metrics, TrainState
 
-Batch = dict[str, np.ndarray]
+Batch = Any  # what the program's step takes
 
 
 class Batches(Protocol):
@@ -33,11 +33,42 @@ class Batches(Protocol):
         """Goes on where `state` was taken; raises DataError if that was of another stream."""
 
 
+class Program(Protocol):
+    """One learner's inner step on its own devices, and its state made, copied and taken over.
+
+    Attributes:
+      mesh: the devices.
+      shardings: where each parameter lies, by name.
+      inner_leaves: shape and dtype of each array of the state that is no parameter.
+    """
+
+    mesh: Mesh
+    shardings: Mapping[str, Sharding]
+    inner_leaves: list[jax.ShapeDtypeStruct]
+
+    def tokens(self, batch: Batch) -> int:
+        """What the batch counts when the learner's work is weighed."""
+
+    def step(self, state: TrainState, batch: Batch, clock: int) -> tuple[TrainState, Metrics]:
+        """Hands one step to the devices, after `clock` others; `state` may be donated."""
+
+    def state_from(
+        self, params: Mapping[str, np.ndarray], inner: Sequence[np.ndarray] | None = None
+    ) -> TrainState:
+        """A state with a copy of these host parameters and of this inner state; None: a fresh one."""
+
+    def copy(self, state: TrainState) -> TrainState:
+        """A copy of the state as the last step leaves it."""
+
+    def inner_state(self, state: TrainState) -> list[jax.Array]:
+        """A copy of the arrays of `inner_leaves`, on its way to the host."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Equipment:
     """What a learner works with; programs may be shared by learners on the same mesh."""
 
-    program: TrainProgram
+    program: Program
     transfer: FragmentTransfer
     batches: Batches
     steps_in_flight: int
@@ -94,7 +125,7 @@ class TrainingArrays:
             differing = differing_devices((self._state, metrics), program.step(before, batch, clock))
             if differing:
                 self._erred(clock + 1, differing)
-        return int(batch["weights"].sum()), metrics
+        return program.tokens(batch), metrics
 
     def offer(self, fragment: int) -> Offer:
         """The fragment as it stands, encoded on the devices, with its copy to the host under way."""
@@ -139,7 +170,7 @@ class TrainingArrays:
 
         Returns:
           Arrays on their way to the host, which later steps leave as they are: `params/<name>`, `inner/<i>`
-          in the order of `TrainProgram.inner_leaves`, `anchor/<p>/<i>`, `residual/<p>/<i>` and `left/<p>/<i>`
+          in the order of `Program.inner_leaves`, `anchor/<p>/<i>`, `residual/<p>/<i>` and `left/<p>/<i>`
           where the codec keeps them; none of these before the first welcome. And JSON values: `position` of
           the batches, and `steps` of this process.
         """

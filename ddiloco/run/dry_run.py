@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from ddiloco.config import ConfigError
 from ddiloco.models import model_of
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
-from ddiloco.roles.assembly import check_rows, make_layout
 from ddiloco.roles.transfer import placement
+from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.mesh import carve, parameter_shardings
 from ddiloco.training.parameters import num_parameters
 from ddiloco.training.step import abstract_batch, abstract_state, make_train_step
@@ -59,11 +61,14 @@ def describe(experiment: Experiment) -> str:
     Raises:
       ConfigError: mesh and rows do not fit the devices here, or the fragments do not fit the model.
     """
-    layout = make_layout(experiment)
+    if isinstance(experiment.model, LoopConfig):
+        raise ConfigError("config.model.name: is loop, of which nothing is known before it is made")
+    layout = assembly_of(experiment).layout
     meshes = carve(jax.devices(), experiment.sync.num_learners, experiment.mesh)
+    recipe = ModelRecipe(experiment)
     task, rows = task_of(experiment), experiment.batch_size(0)
     for learner, mesh in enumerate(meshes):
-        check_rows(experiment, mesh, experiment.batch_size(learner))
+        recipe.check_rows(mesh, experiment.batch_size(learner))
     state = abstract_state(experiment.model, experiment.inner, meshes[0])
     step = make_train_step(experiment.model, experiment.inner, experiment.train.steps, meshes[0], task.loss)
     clock = jax.ShapeDtypeStruct((), jnp.int32)

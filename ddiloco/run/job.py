@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import shutil
 import sys
@@ -22,11 +23,12 @@ from ddiloco.local.run import run_local
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.global_model import parameters_sha256
-from ddiloco.roles.assembly import Assembly, make_layout
+from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run.budget import with_steps
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, to_json
-from ddiloco.training.parameters import num_parameters
+from ddiloco.training.loop import MakeLoop
 from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, lives
 from ddiloco.virtual.lives import write_trace
 from ddiloco.virtual.run import run_virtual
@@ -50,6 +52,7 @@ def run_job(
     live: bool,
     runner: Runner | None = None,
     resume: bool = False,
+    make_loop: MakeLoop | None = None,
 ) -> Result:
     """Runs an experiment; setting `stop` ends it early, with everything saved.
 
@@ -61,6 +64,7 @@ def run_job(
       runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
       resume: whether this process goes on where one that has died left the run in the workdir. Else, with
         `experiment.resume`, the run resumes from its newest snapshot; without, what is there is set aside.
+      make_loop: what makes the loop, where one's own is trained; None: what the settings name.
 
     Raises:
       ConfigError, DataError: found before anything was trained.
@@ -71,10 +75,10 @@ def run_job(
         check_fleet(experiment)
     experiment = with_steps(
         experiment,
-        lambda: make_layout(experiment).bytes,
-        lambda: encoded_bytes(make_layout(experiment), experiment.outer.codec),
+        lambda: assembly_of(experiment).layout.bytes,
+        lambda: encoded_bytes(assembly_of(experiment).layout, experiment.outer.codec),
     )
-    assembly = None if virtual and not experiment.virtual.arrays else Assembly(experiment)
+    assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
     if experiment.driver == "remote":
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
@@ -113,7 +117,7 @@ def run_job(
             extra["params_sha256"] = parameters_sha256(outcome.params)
             folder = workdir / "checkpoints"
             checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
-            sample = assembly.task.sample(outcome.params)
+            sample = assembly.recipe.sample(outcome.params)
     finally:
         summary = monitor.stop(extra)
     if sample is not None:
@@ -139,7 +143,7 @@ def _run(
         return run_virtual(assembly, record, stop, workdir)
     if baseline:
         return run_job_without_arrays(experiment, record, stop)
-    layout = make_layout(experiment)
+    layout = assembly_of(experiment).layout
     encoded = encoded_bytes(layout, experiment.outer.codec)
     return run_without_arrays(experiment, layout.bytes, record, stop, encoded)
 
@@ -185,7 +189,7 @@ def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
     return RunInfo(
         algorithm=experiment.algorithm,
         num_learners=len(chips),
-        num_params=num_parameters(experiment.model),
+        num_params=sum(map(math.prod, (assembly or assembly_of(experiment)).recipe.shapes.values())),
         num_fragments=0 if experiment.algorithm in BASELINES else experiment.sync.num_fragments,
         total_steps=experiment.train.steps,
         seed=experiment.seed,

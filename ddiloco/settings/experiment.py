@@ -10,6 +10,8 @@ from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, t
 from ddiloco.models import MODELS, model_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.settings import loop
+from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import TASKS
@@ -83,7 +85,10 @@ class SnapshotConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All settings of one run; what `data` and `sample` hold depends on the task of the model."""
+    """All settings of one run; what `data` and `sample` hold depends on the task of the model.
+
+    `model` holds the settings of a model, or a LoopConfig, which has neither data nor task.
+    """
 
     model: Any = setting(
         dataclasses.MISSING,
@@ -185,7 +190,20 @@ class Experiment:
             self.virtual.check(learners)
         except ValueError as error:
             raise ValueError(f"virtual.{error}") from None
+        self._check_loop()
         self._check_preset()
+
+    def _check_loop(self) -> None:
+        """What a loop of one's own cannot have: its rows and their tokens are known to itself alone."""
+        if not isinstance(self.model, LoopConfig):
+            return
+        if self.algorithm in BASELINES:
+            wanted = ", ".join(DECOUPLED_FAMILY)
+            raise ValueError(f"algorithm: is {self.algorithm}, but a loop needs one of {wanted}")
+        if self.train.tokens is not None:
+            raise ValueError(f"train.tokens: is {self.train.tokens}, but must be None for a loop")
+        if self.driver == "virtual" and not self.virtual.arrays:
+            raise ValueError("virtual.arrays: is False, but must be True for a loop")
 
     def _check_preset(self) -> None:
         """The presets promise something by their names; a config that breaks it must not bear the name."""
@@ -223,8 +241,15 @@ def parse(config: Mapping[str, Any]) -> Experiment:
     values = dict(config.items())
     model = dict(values.pop("model", {}).items())
     name = model.pop("name", "dense")
+    if name == loop.NAME:
+        values["model"] = build(LoopConfig, model, "config.model")
+        given = [group for group in ("data", "sample") if values.get(group) is not None]
+        if given:
+            raise ConfigError(f"config.{given[0]}: is there, but a loop of one's own has no such settings")
+        return build(Experiment, values)
     if name not in MODELS:
-        raise ConfigError(f"config.model.name: is {name!r}, but must be one of {', '.join(MODELS)}")
+        known = ", ".join((*MODELS, loop.NAME))
+        raise ConfigError(f"config.model.name: is {name!r}, but must be one of {known}")
     values["model"] = build(MODELS[name].config, model, "config.model")
     task = MODELS[name].task
     values["data"] = _group(TASKS[task].data_settings, values, "data")
@@ -266,11 +291,13 @@ def to_json(experiment: Experiment) -> dict[str, Any]:
 def all_settings(experiment: Experiment) -> list[Leaf]:
     """Every setting with its value, its meaning, and when it may be another, in the order of `to_json`."""
     found = list(leaves(experiment))
-    told = {**found[0].metadata, "meaning": "which model", "choices": tuple(MODELS)}
+    told = {**found[0].metadata, "meaning": "which model", "choices": (*MODELS, loop.NAME)}
     return [Leaf("model.name", _model_name(experiment), told), *found]
 
 
 def _model_name(experiment: Experiment) -> str:
+    if isinstance(experiment.model, LoopConfig):
+        return loop.NAME
     return next(name for name, model in MODELS.items() if model is model_of(experiment.model))
 
 

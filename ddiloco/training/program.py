@@ -40,18 +40,23 @@ class TrainProgram:
     ) -> None:
         """Compiles for batches of `rows` rows, each of the shapes and dtypes of `row`."""
         self.mesh = mesh
-        self.shardings = state_shardings(model_config, inner, mesh)
+        self._laid = state_shardings(model_config, inner, mesh)
+        self.shardings = self._laid.params
         state = abstract_state(model_config, inner, mesh)
         step = make_train_step(model_config, inner, total_steps, mesh, loss)
         self._step = compile_train_step(step, state, abstract_batch(mesh, rows, row))
         optimizer = make_inner_optimizer(inner, total_steps)
-        init = jax.jit(optimizer.init, out_shardings=self.shardings.opt_state)
+        init = jax.jit(optimizer.init, out_shardings=self._laid.opt_state)
         self._init_optimizer = init.lower(state.params).compile()
         copy = functools.partial(jax.tree.map, jnp.copy)
-        self._copy = jax.jit(copy, out_shardings=self.shardings.params).lower(state.params).compile()
-        copy_inner = jax.jit(copy, out_shardings=self.shardings.opt_state)
+        self._copy = jax.jit(copy, out_shardings=self.shardings).lower(state.params).compile()
+        copy_inner = jax.jit(copy, out_shardings=self._laid.opt_state)
         self._copy_inner = copy_inner.lower(state.opt_state).compile()
         self.inner_leaves: list[jax.ShapeDtypeStruct] = jax.tree.leaves(state.opt_state)
+
+    def tokens(self, batch: Mapping[str, np.ndarray]) -> int:
+        """The targets of the batch that count."""
+        return int(batch["weights"].sum())
 
     def step(
         self, state: TrainState, batch: Mapping[str, np.ndarray], clock: int
@@ -69,14 +74,12 @@ class TrainProgram:
 
         `inner` has an array for each of `inner_leaves`, as `inner_state` gave them.
         """
-        placed = {
-            name: jax.device_put(params[name], self.shardings.params[name]) for name in self.shardings.params
-        }
+        placed = {name: jax.device_put(params[name], self.shardings[name]) for name in self.shardings}
         # On CPU devices `placed` may be the host's own memory, which a donating step would write into.
         own = self._copy(placed)
         if inner is None:
             return TrainState(own, self._init_optimizer(own))
-        shardings, structure = jax.tree.flatten(self.shardings.opt_state)
+        shardings, structure = jax.tree.flatten(self._laid.opt_state)
         leaves = [jax.device_put(leaf, sharding) for leaf, sharding in zip(inner, shardings, strict=True)]
         return TrainState(own, self._copy_inner(jax.tree.unflatten(structure, leaves)))
 

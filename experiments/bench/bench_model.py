@@ -21,6 +21,7 @@ from ddiloco.roles.exchange import Leave, Told
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.recording import LearnerRecording
+from ddiloco.run import recipes
 from ddiloco.settings.experiment import parse
 from experiments.front import cli
 
@@ -38,7 +39,7 @@ def assembly_of(steps: int, quick: bool) -> Assembly:
         config.sync.update(num_fragments=24, interval=24)
     config.train.update(steps=steps, batch_size=4)
     config.eval.update(every=0, num_batches=1)
-    return Assembly(parse(config))
+    return recipes.assembly_of(parse(config))
 
 
 def initial_fragments(assembly: Assembly) -> list[Any]:

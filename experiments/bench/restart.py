@@ -34,13 +34,13 @@ SMALL = ("--config.model.num_layers=1", "--config.model.model_dim=32", "--config
 BARE = """
 import sys, jax
 from ddiloco.training import platform
-from ddiloco.roles.assembly import Assembly
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from ddiloco.remote.learner import process as learner_role
 from experiments.front import cli
 platform.prepare()
 overrides = [a.removeprefix("--config.").split("=", 1) for a in sys.argv[1:]]
-assembly = Assembly(parse(cli.resolve("configs/dense.py:tiny", overrides)))
+assembly = assembly_of(parse(cli.resolve("configs/dense.py:tiny", overrides)))
 assembly.check_learner(0)
 assembly.own_equipment(0)
 """

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddiloco.observe.figures import dress, figure_at
 from ddiloco.observe.records import Evaluated
-from ddiloco.roles.assembly import Assembly
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment
 from ddiloco.training.evaluation import Score
 from ddiloco.virtual.run import VirtualRun
@@ -49,7 +49,7 @@ def scored_run(experiment: Experiment, stop: threading.Event) -> list[dict[str, 
             points.append(_point(entry.step, GLOBAL, entry))
             print(f"step {entry.step}: held-out loss {entry.loss:.4f}", flush=True)
 
-    ScoredRun(Assembly(experiment), record, stop).run()
+    ScoredRun(assembly_of(experiment), record, stop).run()
     return points
 
 

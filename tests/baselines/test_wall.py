@@ -9,22 +9,20 @@ from ddiloco.baselines.wall import run_baseline
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.observe import records
-from ddiloco.roles.assembly import Assembly
 from ddiloco.run.job import run_job, set_aside
+from ddiloco.run.recipes import assembly_of
 from tests.workbench import assert_equal, devices, experiment
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "shards", "rows"), [("data_parallel", (0, 1), 4), ("lone_learner", (0,), 2)]
-)
-def test_a_baseline_is_the_plain_loop_over_its_shards(algorithm, shards, rows, data_dir, one_device):
-    assembly = Assembly(experiment(data_dir, algorithm, train={"steps": 6}, eval={"every": 4}))
+@pytest.mark.parametrize(("algorithm", "shards"), [("data_parallel", (0, 1)), ("lone_learner", (0,))])
+def test_a_baseline_is_the_plain_loop_over_its_shards(algorithm, shards, data_dir, one_device):
+    assembly = assembly_of(experiment(data_dir, algorithm, train={"steps": 6}, eval={"every": 4}))
     taken = []
     outcome = run_baseline(assembly, taken.append, threading.Event())
 
     [mesh] = {mesh for mesh, _ in assembly.jobs()}
-    program = assembly.program(mesh, rows)
-    state, batches = program.state_from(assembly.initial_parameters()), assembly.batches(shards, rows)
+    program = assembly.program(mesh, shards)
+    state, batches = program.state_from(assembly.initial_parameters()), assembly.batches(shards)
     tokens = []
     for step in range(6):
         batch = next(batches)
@@ -44,14 +42,14 @@ def test_a_baseline_is_the_plain_loop_over_its_shards(algorithm, shards, rows, d
 
 
 def test_data_parallel_sees_every_row_that_the_learners_would(data_dir):
-    assembly = Assembly(experiment(data_dir, "data_parallel"))
-    together = next(assembly.batches((0, 1), 4))
-    each = [next(assembly.batches((m,), 2)) for m in (0, 1)]
+    assembly = assembly_of(experiment(data_dir, "data_parallel"))
+    together = next(assembly.batches((0, 1)))
+    each = [next(assembly.batches((m,))) for m in (0, 1)]
     assert_equal(together, {name: np.concatenate([batch[name] for batch in each]) for name in together})
 
 
 def test_a_stop_ends_a_baseline_at_a_step_boundary(data_dir, one_device):
-    assembly = Assembly(experiment(data_dir, "lone_learner", train={"steps": 1_000_000}))
+    assembly = assembly_of(experiment(data_dir, "lone_learner", train={"steps": 1_000_000}))
     stop, taken = threading.Event(), []
 
     def record(one):
@@ -87,12 +85,12 @@ def test_a_stop_ends_a_baseline_at_a_step_boundary(data_dir, one_device):
 )
 def test_what_does_not_fit_is_told_before_anything_is_compiled(changes, told, data_dir):
     with pytest.raises(ConfigError) as raised:
-        Assembly(experiment(data_dir, **changes)).check()
+        assembly_of(experiment(data_dir, **changes)).check()
     assert str(raised.value).startswith(told)
 
 
 def test_a_data_parallel_job_divides_its_rows_among_all_devices(data_dir):
-    assembly = Assembly(experiment(data_dir, "data_parallel", train={"batch_size": 2}))
+    assembly = assembly_of(experiment(data_dir, "data_parallel", train={"batch_size": 2}))
     with pytest.raises(ConfigError, match="gives 4 rows, but must give a multiple of 8"):
         assembly.check()
     with devices(4):

@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from ddiloco.models import model_of
-from ddiloco.roles.assembly import make_layout
 from ddiloco.run.dry_run import bandwidth, describe
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from ddiloco.training.parameters import num_parameters
 from experiments.front import cli
@@ -50,7 +50,7 @@ def test_a_dry_run_tells_the_activated_parameters():
 
 def test_a_decoupled_run_moves_every_fragment_once_an_interval():
     experiment = parse(cli.load_config("configs/dense.py:tiny"))
-    layout = make_layout(experiment)
+    layout = assembly_of(experiment).layout
     moved = bandwidth(experiment, layout)
     assert moved.mean == sum(layout.bytes) / 24
     assert moved.peak == max(layout.bytes)
@@ -62,7 +62,7 @@ def test_a_codec_makes_what_goes_up_smaller_and_needs_an_anchor_on_the_devices()
     config.mesh.update(data=-1, fsdp=1)
     plain = parse(config)
     config.outer.codec = "int4"
-    layout = make_layout(plain)
+    layout = assembly_of(plain).layout
     assert bandwidth(plain, layout, "bf16").mean == bandwidth(plain, layout).mean / 2
     share = bandwidth(plain, layout, "int4").peak / bandwidth(plain, layout).peak
     assert share == pytest.approx((4 + 32 / 128) / 32, rel=1e-3)

@@ -19,7 +19,7 @@ from ddiloco.remote.wire.event_messages import from_learner, up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
-from ddiloco.roles.assembly import make_layout
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from experiments.front import cli
 from tests.integration.hand import TOKEN
@@ -67,7 +67,7 @@ def terms(settings):
     """The Terms of a run with these settings, `--config.path=value` each."""
     overrides = [setting.removeprefix("--config.").split("=", 1) for setting in settings]
     experiment = parse(cli.resolve("configs/dense.py", overrides))
-    return terms_of(experiment, make_layout(experiment))
+    return terms_of(experiment, assembly_of(experiment).layout)
 
 
 class Impostor:

@@ -14,7 +14,7 @@ from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol import events
 from ddiloco.protocol.schedule import Schedule
-from ddiloco.roles.assembly import Assembly
+from ddiloco.run.recipes import assembly_of
 from tests.workbench import assert_equal, devices, experiment, run_local
 
 PACED = {"min_step_seconds": (0.02, 0.02)}  # so that no learner is done before the other begins
@@ -35,7 +35,7 @@ def plain(data_dir):
     @functools.cache
     def run(algorithm):
         with devices(1):
-            return run_local(Assembly(experiment(data_dir, algorithm, train=PACED)))
+            return run_local(assembly_of(experiment(data_dir, algorithm, train=PACED)))
 
     return run
 
@@ -80,7 +80,7 @@ def test_tokens_reported_are_those_of_the_batches_drawn(algorithm, plain):
 
 
 def test_held_out_loss_falls_and_belongs_to_the_final_parameters(data_dir, one_device):
-    assembly = Assembly(
+    assembly = assembly_of(
         experiment(data_dir, train={"steps": 40}, inner={"learning_rate": 0.01}, eval={"every": 10})
     )
     run = run_local(assembly)
@@ -95,7 +95,7 @@ def test_held_out_loss_falls_and_belongs_to_the_final_parameters(data_dir, one_d
 
 def test_a_slow_learner_delays_no_other(data_dir, one_device):
     train = {"min_step_seconds": (0.0, 0.0, 1000.0)}
-    run = run_local(Assembly(experiment(data_dir, train=train, sync={"num_learners": 3})))
+    run = run_local(assembly_of(experiment(data_dir, train=train, sync={"num_learners": 3})))
     assert len(steps_of(run, 2)) == 1
     assert max(record.step for m in (0, 1) for record in steps_of(run, m)) == 12
     assert run.outcome.finished
@@ -111,7 +111,7 @@ def test_a_learner_that_raises_is_told_with_its_traceback_and_the_rest_finish(da
     def around(learner, batches):
         return raises_at(3, batches, ValueError("bad disk")) if learner == 1 else batches
 
-    run = run_local(Assembly(experiment(data_dir, sync={"num_learners": 3})), around=around)
+    run = run_local(assembly_of(experiment(data_dir, sync={"num_learners": 3})), around=around)
     [death] = run.of(records.LearnerDied)
     assert death.learner == 1
     assert "raises_at" in death.traceback
@@ -127,14 +127,14 @@ def test_where_all_are_waited_for_a_dead_learner_is_waited_for_no_more(algorithm
     def around(learner, batches):
         return raises_at(3, batches, ValueError("bad disk")) if learner == 1 else batches
 
-    run = run_local(Assembly(experiment(data_dir, algorithm)), around=around)
+    run = run_local(assembly_of(experiment(data_dir, algorithm)), around=around)
     assert run.outcome.finished
     assert run.noted("round")[-1]["learners"] == [0]
     assert len(steps_of(run, 0)) == 12
 
 
 def test_a_learner_taken_for_lost_by_mistake_comes_back_with_what_it_holds(data_dir, one_device):
-    assembly = Assembly(experiment(data_dir, train={"steps": 24, "min_step_seconds": (0.01, 0.01)}))
+    assembly = assembly_of(experiment(data_dir, train={"steps": 24, "min_step_seconds": (0.01, 0.01)}))
 
     def lose(learner, batches):
         for step, batch in enumerate(batches):
@@ -160,7 +160,8 @@ def test_a_learner_taken_for_lost_by_mistake_comes_back_with_what_it_holds(data_
 
 def test_when_every_learner_raises_the_run_has_failed(data_dir, one_device):
     run = run_local(
-        Assembly(experiment(data_dir)), around=lambda m, batches: raises_at(2, batches, OSError(f"disk {m}"))
+        assembly_of(experiment(data_dir)),
+        around=lambda m, batches: raises_at(2, batches, OSError(f"disk {m}")),
     )
     assert run.outcome.failure == "every learner failed, the first with OSError: disk 0"
     assert not run.outcome.finished
@@ -177,7 +178,7 @@ def test_a_stop_in_mid_run_ends_it_with_a_sound_outcome(data_dir, one_device):
                 stop.set()
             yield batch
 
-    assembly = Assembly(experiment(data_dir, train={"steps": 1_000_000}))
+    assembly = assembly_of(experiment(data_dir, train={"steps": 1_000_000}))
     run = run_local(assembly, around=around, stop=stop)
     assert (run.outcome.finished, run.outcome.failure) == (False, None)
     assert 9 <= max(len(steps_of(run, m)) for m in range(2)) < 1_000_000
@@ -199,7 +200,7 @@ def test_a_learner_that_hangs_stops_neither_the_others_nor_the_end(
 
     try:
         run = run_local(
-            Assembly(experiment(data_dir, algorithm, sync={"num_learners": 3, "silence_timeout": 1.0})),
+            assembly_of(experiment(data_dir, algorithm, sync={"num_learners": 3, "silence_timeout": 1.0})),
             around=lambda learner, batches: hang(batches) if learner == 2 else batches,
         )
     finally:
@@ -216,7 +217,7 @@ def test_a_learner_that_hangs_stops_neither_the_others_nor_the_end(
 
 
 def test_learners_may_draw_different_numbers_of_rows(data_dir, one_device):
-    run = run_local(Assembly(experiment(data_dir, "diloco", train={"batch_sizes": (1, 4)})))
+    run = run_local(assembly_of(experiment(data_dir, "diloco", train={"batch_sizes": (1, 4)})))
     shares = [values["tokens"] for values in run.noted("round")]
     assert sum(shares) == sum(run.drawn.values())
     few, many = run.drawn[0], run.drawn[1]
@@ -228,7 +229,7 @@ def test_learners_may_draw_different_numbers_of_rows(data_dir, one_device):
 def test_four_learners_divide_the_devices_or_share_them(count, each, data_dir):
     with devices(count):
         sync = {"num_learners": 4}
-        assembly = Assembly(experiment(data_dir, "diloco", sync=sync, train={"steps": 8}))
+        assembly = assembly_of(experiment(data_dir, "diloco", sync=sync, train={"steps": 8}))
         assembly.check()
         assert [mesh.size for mesh in assembly.learner_meshes()] == [each] * 4
         run = run_local(assembly)
@@ -238,7 +239,7 @@ def test_four_learners_divide_the_devices_or_share_them(count, each, data_dir):
 
 
 def test_an_idle_device_evaluates_where_there_is_one(data_dir):
-    assembly = Assembly(experiment(data_dir, sync={"num_learners": 3}))
+    assembly = assembly_of(experiment(data_dir, sync={"num_learners": 3}))
     with pytest.warns(UserWarning, match="2 of 8 devices stay idle"):
         mesh = assembly.evaluation_mesh()
     assert mesh.devices.item() in jax.devices()[6:]
@@ -246,20 +247,20 @@ def test_an_idle_device_evaluates_where_there_is_one(data_dir):
 
 def test_where_all_are_waited_for_a_run_repeats_bit_for_bit(data_dir, one_device):
     sync, outer = {"interval": 2}, {"optimizer": "direct"}
-    assembly = Assembly(experiment(data_dir, "diloco", sync=sync, outer=outer, train={"steps": 6}))
+    assembly = assembly_of(experiment(data_dir, "diloco", sync=sync, outer=outer, train={"steps": 6}))
     hashes = {parameters_sha256(run_local(assembly).outcome.params) for _ in range(2)}
     assert len(hashes) == 1
 
 
 def test_initial_parameters_are_a_function_of_the_seed(data_dir):
-    first, again = (Assembly(experiment(data_dir, seed=3)).initial_parameters() for _ in range(2))
-    other = Assembly(experiment(data_dir, seed=4)).initial_parameters()
+    first, again = (assembly_of(experiment(data_dir, seed=3)).initial_parameters() for _ in range(2))
+    other = assembly_of(experiment(data_dir, seed=4)).initial_parameters()
     assert_equal(first, again)
     assert (first["embed/embedding"] != other["embed/embedding"]).any()
 
 
 def test_a_failing_evaluation_stops_no_training_and_is_told_at_the_end(data_dir, one_device):
-    assembly = Assembly(experiment(data_dir, eval={"every": 4}, train=PACED))
+    assembly = assembly_of(experiment(data_dir, eval={"every": 4}, train=PACED))
     score, scorer = [], assembly.scorer
 
     def failing(mesh):
@@ -282,7 +283,7 @@ def test_a_failing_evaluation_stops_no_training_and_is_told_at_the_end(data_dir,
 
 
 def test_fifteen_runs_in_a_row_all_end(data_dir, one_device):
-    assembly = Assembly(experiment(data_dir, train={"steps": 8}))
+    assembly = assembly_of(experiment(data_dir, train={"steps": 8}))
     for name in ("_program", "_transfer", "scorer"):
         setattr(assembly, name, functools.cache(getattr(assembly, name)))
     runs = [run_local(assembly, limit=60.0) for _ in range(15)]

@@ -20,9 +20,9 @@ from ddiloco.observe import records
 from ddiloco.protocol.learner import FragmentWork
 from ddiloco.roles import learner_worker as learner_module
 from ddiloco.roles import resuming
-from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
+from ddiloco.run.recipes import assembly_of
 from tests.workbench import assert_equal, devices, experiment
 
 LIMIT = 120.0
@@ -77,7 +77,7 @@ def run(e, workdir, snapshot=None, until=None, around=lambda learner, batches: b
             stop.set()
 
     with devices(count):
-        assembly = Assembly(e)
+        assembly = assembly_of(e)
         equip = assembly.equipment
 
         def equipment():
@@ -214,7 +214,7 @@ def test_a_resumed_learner_draws_the_rows_that_follow_those_of_the_snapshot(resu
     _, snapshot, drawn, _ = resumed
     e = settings(data_dir)
     for m in (0, 1):
-        fresh = Assembly(e).batches((m,), e.batch_size(m))
+        fresh = assembly_of(e).batches((m,))
         for _ in range(part_of(snapshot, m).state["steps"]):
             next(fresh)
         assert drawn[m]
@@ -366,7 +366,7 @@ def test_a_learner_reads_its_own_part_alone(codec, interrupted, data_dir, tmp_pa
     rows = [[version, 1, 0, 0, False] for version in taken.header["versions"]]
     store = rewritten(taken, tmp_path / "snapshots", fragments=rows)
     e = settings(data_dir, outer={"codec": codec})
-    assembly = Assembly(e)
+    assembly = assembly_of(e)
     equipment = assembly.equipment()[0]
     position, params = taken.state("learner_000")["position"], part_of(taken, 0).arrays
     for name in ("learner_001", "syncer"):
@@ -400,7 +400,7 @@ def test_an_update_that_was_on_its_way_is_applied_before_the_learner_resumes(
     rows = [[version - 1, 1, 5, 50, True] if p == 1 else row for p, row in enumerate(old)]
     store = rewritten(taken, tmp_path / "snapshots", fragments=rows, clock=2)
     e = settings(data_dir, outer={"codec": "int8", "error_feedback": True})
-    assembly = Assembly(e)
+    assembly = assembly_of(e)
     origin = resuming.Origin(store.open(1), e, assembly.layout)
     equipment = assembly.equipment()[0]
     back = origin.learner(0, origin.positions(2)[0], equipment.transfer)

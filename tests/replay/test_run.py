@@ -16,8 +16,8 @@ from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.replay import plan as plans
 from ddiloco.replay import run as replay
-from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.exchange import Shelf
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import to_json
 from ddiloco.virtual.lives import Change, write_trace
 from tests import workbench
@@ -97,7 +97,7 @@ def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, co
 def test_a_run_of_threads_comes_to_its_parameters_again(algorithm, data_dir, tmp_path, one_device):
     train = {"min_step_seconds": (0.01, 0.013)}
     e = workbench.experiment(data_dir, algorithm, train=train, outer=CODEC, data={"prefetch": 2})
-    assembly = Assembly(e)
+    assembly = assembly_of(e)
     outcome = local.run_local(assembly, lambda record: None, threading.Event(), tmp_path)
     plan = replay.make_plan(e, read_run(tmp_path))
     done = replay.replay(assembly, plan)
@@ -157,7 +157,7 @@ def test_the_first_version_that_differs_is_told_with_its_round_its_learners_and_
 
 def test_other_data_are_told(workshop, recorded):
     workdir, e = recorded()
-    batches = workshop.assembly(e).batches((0,), e.batch_size(0))
+    batches = workshop.assembly(e).batches((0,))
     next(batches)
     elsewhere = batches.get_state()
 
@@ -205,7 +205,7 @@ def test_what_a_syncer_can_pull_is_on_the_tape_before_it_can(data_dir, tmp_path,
         put(shelf, contribution, snapshot)
 
     with mock.patch.object(Shelf, "put", looked):
-        outcome = local.run_local(Assembly(e), lambda record: None, threading.Event(), tmp_path)
+        outcome = local.run_local(assembly_of(e), lambda record: None, threading.Event(), tmp_path)
     assert outcome.finished
     assert missing == []
     assert seen

@@ -5,7 +5,7 @@ import pytest
 
 from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes
-from ddiloco.roles.assembly import Assembly, make_layout
+from ddiloco.run.recipes import assembly_of
 from tests import workbench
 from tests.virtual_runs import Workshop, virtual
 
@@ -38,7 +38,7 @@ def moved(run):
 @pytest.mark.parametrize("name", ["int4", "int4 with error feedback"])
 def test_what_learners_send_shrinks_as_the_codec_says_and_what_they_get_does_not(name, runs):
     plain, run = runs["f32"], runs[name]
-    sizes = encoded_bytes(make_layout(run.experiment), run.experiment.outer.codec)
+    sizes = encoded_bytes(assembly_of(run.experiment).layout, run.experiment.outer.codec)
     pulls = [record.sent for record in run.of(records.Transferred) if record.sent]
     assert sum(pulls) == sum(sizes[v["fragment"]] * v["quorum"] for v in run.noted("round"))
     assert len(pulls) == len([record for record in plain.of(records.Transferred) if record.sent])
@@ -48,7 +48,7 @@ def test_what_learners_send_shrinks_as_the_codec_says_and_what_they_get_does_not
 
 def test_an_upload_takes_the_time_of_its_encoded_bytes(runs):
     for name, run in runs.items():
-        sizes = encoded_bytes(make_layout(run.experiment), run.experiment.outer.codec)
+        sizes = encoded_bytes(assembly_of(run.experiment).layout, run.experiment.outer.codec)
         for values in run.noted("round"):
             assert values["sync_seconds"] == pytest.approx(sizes[values["fragment"]] / 40_000.0), name
 
@@ -67,9 +67,9 @@ def test_the_threads_of_the_local_driver_send_encoded_fragments_too(data_dir):
     outer = {"codec": "int8", "error_feedback": True}
     e = workbench.experiment(data_dir, train=STEPS, outer=outer)
     with workbench.devices(1):
-        run = workbench.run_local(Assembly(e))
+        run = workbench.run_local(assembly_of(e))
     assert run.outcome.finished, run.outcome.failure
-    sizes = encoded_bytes(make_layout(e), "int8")
+    sizes = encoded_bytes(assembly_of(e).layout, "int8")
     sent = [record.sent for record in run.of(records.Transferred) if record.sent]
     merged = sum(values["quorum"] for values in run.noted("round"))
     assert set(sent) <= set(sizes)

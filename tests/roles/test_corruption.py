@@ -10,8 +10,8 @@ import pytest
 from ddiloco.local.run import LocalRun
 from ddiloco.observe import records
 from ddiloco.outer.fragments import take
-from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import TrainingArrays
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import ConfigError
 from tests import workbench
 from tests.training.test_corruption import flipped
@@ -40,7 +40,7 @@ class Erring:
 
 @pytest.fixture(scope="module")
 def assembly(data_dir):
-    return Assembly(workbench.experiment(data_dir, sdc_check_every=3))
+    return assembly_of(workbench.experiment(data_dir, sdc_check_every=3))
 
 
 def stepped(assembly, equipment, told):

@@ -9,10 +9,10 @@ import pytest
 
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.exchange import InnerState, InnerStateWanted, Leave, Told
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
+from ddiloco.run.recipes import assembly_of
 from tests import workbench
 
 PATIENCE = 60.0
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 @pytest.fixture(scope="module")
 def assembly(data_dir):
-    return Assembly(workbench.experiment(data_dir, train={"steps": 10_000}))
+    return assembly_of(workbench.experiment(data_dir, train={"steps": 10_000}))
 
 
 @pytest.fixture(scope="module")

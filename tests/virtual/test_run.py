@@ -11,9 +11,9 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.schedule import Schedule
-from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
+from ddiloco.run.recipes import ModelRecipe
 from ddiloco.virtual.lives import Change, write_trace
 from tests.virtual_runs import shared_workshop, virtual
 from tests.workbench import assert_equal, experiment, run_local
@@ -304,14 +304,14 @@ def test_a_fleet_that_never_comes_to_the_end_has_failed_and_says_when(again, tmp
 def test_a_learner_that_dies_and_returns_draws_no_batch_again(again, tmp_path):
     write_trace(tmp_path / "lives.csv", [Change(3.5, 1, "fail"), Change(5.25, 1, "recover")])
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
-    drawn, make = [], Assembly.batches
+    drawn, make = [], ModelRecipe.batches
 
-    def noted(assembly, shards, rows):
-        for batch in make(assembly, shards, rows):
+    def noted(recipe, shards):
+        for batch in make(recipe, shards):
             drawn.append((tuple(shards), *(array.tobytes() for array in batch.values())))
             yield batch
 
-    with mock.patch.object(Assembly, "batches", noted):
+    with mock.patch.object(ModelRecipe, "batches", noted):
         done = again(virtual={**trace, "notice_seconds": 1.0, "recovery_seconds": 1.0})
     assert [r.time for r in done.steps(1)][:5] == [1.0, 2.0, 3.0, 7.25, 8.25]
     assert done.merges("step", "learners")[-1] == (12, (0, 1))

@@ -25,7 +25,6 @@ from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.resuming import Origin, ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.taping import Tapes
-from ddiloco.settings.experiment import Experiment, with_steps_of_tokens
 
 _TOLD_SECONDS = 30.0  # for the last records to be heard, when the syncer is there
 _PART_SECONDS = 20.0  # for a part of a snapshot to be written
@@ -35,14 +34,10 @@ _ABANDONED_SECONDS = 2.0  # the same after the word to stop, when it may not be
 class LearnerProcess:
     """This process as a learner. Which one may be said late: until then it is a spare, with all compiled."""
 
-    def __init__(self, experiment: Experiment, security: Security) -> None:
-        """`experiment` is the syncer's, in all that both decide by; `security` what the syncer asks for.
-
-        Raises:
-          ConfigError, DataError: what is asked for cannot be.
-        """
-        self._experiment, self._security = with_steps_of_tokens(experiment), security
-        self._assembly = Assembly(self._experiment)
+    def __init__(self, assembly: Assembly, security: Security) -> None:
+        """Its experiment is the syncer's, in all that both decide by; `security` what the syncer asks for."""
+        self._assembly, self._security = assembly, security
+        self._experiment = assembly.experiment
         self._equipment: Equipment | None = None
 
     def compile(self) -> None:
@@ -103,7 +98,8 @@ class LearnerProcess:
         return failure
 
     def _equipped(self, learner: int) -> Equipment:
-        if self._equipment is None:
+        kind = self._assembly.recipe.kind
+        if self._equipment is None or kind((learner,)) != kind((0,)):
             return self._assembly.own_equipment(learner)
         return self._assembly.reassigned(self._equipment, learner)
 

@@ -21,7 +21,7 @@ from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
-from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.assembly import Assembly, Scorer
 from ddiloco.roles.evaluator import Evaluator
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.outcome import Outcome
@@ -100,7 +100,7 @@ class SyncerRun:
         )
         self._server.know(core.state().incarnations)
         self._server.start(address)  # learners compile while this process does
-        self._scorer: Callable[[Mapping[str, Any]], Score] | None = None
+        self._scorer: Scorer | None = None
         self._evaluator = Evaluator(self._score, e.eval.every, self._tokens_so_far, record)
         if not resumed:  # else learners wait: the first merge and evaluation compile for themselves
             self._model.compile()
@@ -125,7 +125,7 @@ class SyncerRun:
         while not (self._syncer.ended.is_set() or self._stop.is_set()):
             self._syncer.ended.wait(0.2)
 
-    def _score(self, params: Mapping[str, Any]) -> Score:
+    def _score(self, params: Mapping[str, Any]) -> Score | None:
         """Of held-out data; for one thread at a time."""
         if self._scorer is None:
             self._scorer = self._assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])

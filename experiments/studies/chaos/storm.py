@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.disk.durable import DurableState, DurableStateError
-from ddiloco.roles.assembly import make_layout
+from ddiloco.launch.all_roles import run_all
+from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment
-from experiments.front import cli, roles
+from experiments.front import cli
 from experiments.studies.chaos import aftermath
 from experiments.studies.chaos.killer import Journal, Killer
 from experiments.studies.chaos.processes import SYNCER, PlannedFault, learner_name
@@ -62,7 +63,8 @@ def run(
     threading.Thread(target=strike, name="killer", daemon=True).start()
     arguments = [*cli.config_arguments(), *overrides]
     try:
-        code = roles.run_all(experiment, arguments, workdir, stop, observe=watch.observe, route=watch.route)
+        told = {"observe": watch.observe, "route": watch.route}
+        code = run_all(experiment, arguments, workdir, stop, cli.tell, **told)
     finally:
         over.set()
         struck.wait()
@@ -89,7 +91,7 @@ class Watch:
         self.journal, self._over = journal, over
         self._workdir = workdir
         self._learners = range(experiment.sync.num_learners)
-        self._layout = make_layout(experiment)
+        self._layout = assembly_of(experiment).layout
         self._pids: dict[str, int] = {}
         self._proxies: dict[str, Proxy] = {}
 

@@ -10,7 +10,7 @@ from ddiloco.disk import checkpoints
 from ddiloco.disk.tape.reading import RunTapes
 from ddiloco.protocol.messages import RoundId
 from ddiloco.replay import run as replay
-from ddiloco.roles.assembly import Assembly
+from ddiloco.run.recipes import assembly_of
 from ddiloco.training import platform
 from experiments.front import cli
 from experiments.studies.replay.recorded import Recorded
@@ -43,7 +43,7 @@ def again(recorded: Recorded, until: RoundId | None) -> int:
             print(f"step {merge.round.step}/{experiment.train.steps}", flush=True)
 
     try:
-        done = replay.replay(Assembly(experiment), recorded.plan, until, progress, snapshot)
+        done = replay.replay(assembly_of(experiment), recorded.plan, until, progress, snapshot)
     except replay.ReplayMismatch as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -145,12 +145,12 @@ def _near(line: Line, around: int, steps: int) -> bool:
 
 
 def _lines(actor: Actor, clocks: Clocks) -> Iterator[Line]:
-    for n, (tape, told) in enumerate(zip(actor.tapes, actor.told, strict=True)):
+    for n, (tape, handled) in enumerate(zip(actor.tapes, actor.handled, strict=True)):
         now = tape.header.now
         learner = tape.header.learner
         named = "process" if learner is None else "process, incarnation"
         yield Line(tape.wall(now), learner, f"{named} {tape.header.process} begins", None, None)
-        for entry, clock in zip(told, clocks.after(actor, n, len(told)), strict=True):
+        for entry, clock in zip(handled, clocks.after(actor, n, len(handled)), strict=True):
             now = now if entry.now is None else entry.now
             text = _happened(entry.thing)
             followed = _followed(entry.decided)

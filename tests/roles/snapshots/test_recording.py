@@ -11,11 +11,11 @@ from ddiloco.outer.fragments import take
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.exchange import Leave, SnapshotBegun, Told
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.roles.snapshots.recording import LearnerRecording
+from ddiloco.run.recipes import assembly_of
 from tests.workbench import devices, experiment
 
 PATIENCE = 60.0
@@ -25,7 +25,7 @@ STEPS = 3  # after which it waits for what arrives
 @pytest.fixture(scope="module")
 def made(data_dir):
     with devices(1):
-        assembly = Assembly(experiment(data_dir))
+        assembly = assembly_of(experiment(data_dir))
         return assembly, assembly.own_equipment(0)
 
 

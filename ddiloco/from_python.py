@@ -1,0 +1,103 @@
+"""A run from Python, as in a notebook: a loop of your own, trained by M learners and a syncer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import sys
+import tempfile
+import threading
+from typing import Any, NamedTuple
+
+from ddiloco.disk import checkpoints
+from ddiloco.launch.all_roles import run_all
+from ddiloco.run.job import run_job
+from ddiloco.run.recipes import LoopRecipe, load_factory
+from ddiloco.settings import loop
+from ddiloco.settings.experiment import Experiment, parse, to_json
+from ddiloco.training import platform
+from ddiloco.training.loop import MakeLoop
+
+
+class Trained(NamedTuple):
+    """What a run ends with.
+
+    Attributes:
+      params: the global model, in the tree that the loop's `params` gives.
+      summary: what `summary.json` holds.
+    """
+
+    params: Any
+    summary: dict[str, Any]
+
+
+class RunError(Exception):
+    """The run failed; the message says why."""
+
+
+def train(
+    make_loop: MakeLoop | str,
+    workdir: str | pathlib.Path,
+    *,
+    learners: int = 4,
+    steps: int = 480,
+    driver: str = "local",
+    settings: dict[str, Any] | None = None,
+    stop: threading.Event | None = None,
+    **config: Any,
+) -> Trained:
+    """Trains a loop of your own, and returns when all is over.
+
+    Args:
+      make_loop: `(place, **settings) -> Loop`, or its name, `module:function` or `file.py:function`.
+      workdir: the folder in which everything that the run makes goes.
+      learners: M.
+      steps: T, the global steps.
+      driver: "local": threads; "remote": processes of this machine; "virtual": a simulated clock.
+      settings: what `make_loop` is given by name; JSON values.
+      stop: ends the run early when it is set.
+      config: other settings of a run, a dict for each group: `sync={"num_fragments": 2}`, `seed=1`.
+
+    Raises:
+      ConfigError, DataError: found before anything was trained; the message says what was expected.
+      RunError: the run failed.
+    """
+    name = make_loop if isinstance(make_loop, str) else _name(make_loop)
+    make = load_factory(name) if isinstance(make_loop, str) else make_loop
+    values = {**config, "driver": driver, "model": {"name": loop.NAME, "factory": name, "settings": settings}}
+    values["sync"] = {**values.get("sync", {}), "num_learners": learners}
+    values["train"] = {**values.get("train", {}), "steps": steps}
+    experiment = parse(values)
+    workdir, stop = pathlib.Path(workdir), stop or threading.Event()
+    platform.prepare(cache=False)
+    if driver == "remote":
+        load_factory(name)  # as its processes will
+        _run_processes(experiment, workdir, stop)
+    else:
+        failure = run_job(experiment, workdir, stop, live=False, make_loop=make).failure
+        if failure is not None:
+            raise RunError(failure)
+    params = checkpoints.restore(workdir / "checkpoints").params
+    summary = json.loads((workdir / "summary.json").read_text())
+    return Trained(LoopRecipe(experiment, make).tree(params), summary)
+
+
+def _run_processes(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event) -> None:
+    config = importlib.util.find_spec("experiments.front.saved").origin
+    with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder:
+        file = pathlib.Path(folder) / "config.json"
+        file.write_text(json.dumps(to_json(experiment)))
+        lines: list[str] = []
+        code = run_all(experiment, [f"--config={config}:{file}"], workdir, stop, lines.append)
+    if code:
+        raise RunError(f"the processes ended with exit code {code}: {'; '.join(lines) or 'see above'}")
+
+
+def _name(make_loop: MakeLoop) -> str:
+    """By which another process can import the function; one made in a notebook or a function has none."""
+    module = make_loop.__module__
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if module == "__main__" and file is not None:
+        module = str(pathlib.Path(file).resolve())
+    return f"{module}:{make_loop.__qualname__}"

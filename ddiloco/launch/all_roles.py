@@ -1,0 +1,76 @@
+"""All roles of a run as processes of this machine: the syncer, its learners and the spares."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+
+from ddiloco.launch import processes, supervisor
+from ddiloco.launch.ports import reserved_port
+from ddiloco.settings.experiment import Experiment
+
+
+def run_all(
+    experiment: Experiment,
+    config: Sequence[str],
+    workdir: pathlib.Path,
+    stop: threading.Event,
+    tell: Callable[[str], None],
+    *,
+    observe: supervisor.Observe = lambda name, pid, code: None,
+    route: Callable[[int, str], str] = lambda learner, address: address,
+) -> int:
+    """Runs them on the loopback, with a token of their own; the exit code.
+
+    Args:
+      experiment: its settings.
+      config: the same as arguments of a program, `--config=FILE` first.
+      workdir: where everything that the run makes goes.
+      stop: ends it early.
+      tell: takes a line on what happens to the processes.
+      observe: the supervisor's.
+      route: the HOST:PORT under which a learner reaches the syncer's.
+    """
+    learners = experiment.sync.num_learners
+    processes.warm_up()
+    with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder, reserved_port() as port:
+        address = f"127.0.0.1:{port}"
+        token = pathlib.Path(folder) / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(16))
+        shared = [*config, f"--token_file={token}", f"--workdir={workdir}"]
+        syncer = supervisor.Role(
+            "the syncer",
+            "experiments.syncer",
+            [*shared, f"--listen={address}"],
+            supervisor.syncer_environment(os.environ),
+            again=["--resume"],
+            alone=["--finish"],
+        )
+        roles = [
+            supervisor.Role(
+                f"learner {m}",
+                "experiments.learner",
+                [*shared, f"--syncer={route(m, address)}", f"--learner_id={m}"],
+                supervisor.learner_environment(m, learners, os.environ),
+                assignment=f"{m} {route(m, address)}",
+            )
+            for m in range(learners)
+        ]
+        spares = [
+            supervisor.Role(
+                f"spare {n}",
+                "experiments.learner",
+                [*shared, "--spare"],
+                supervisor.learner_environment(0, learners, os.environ),
+            )
+            for n in range(experiment.remote.spares)
+        ]
+        watched = supervisor.Supervisor(
+            syncer, roles, experiment.remote, tell, observe=observe, spares=spares
+        )
+        return watched.run(stop)

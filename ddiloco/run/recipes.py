@@ -1,0 +1,254 @@
+"""What a run trains, from its settings: a built-in model on its task's data, or a loop of one's own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import pathlib
+import sys
+import threading
+import types
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, Sharding
+
+from ddiloco.config import ConfigError
+from ddiloco.roles.assembly import Assembly, Scorer
+from ddiloco.roles.learner_arrays import Batches
+from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.settings.loop import LoopConfig
+from ddiloco.training.evaluation import Score, evaluate, make_eval_step
+from ddiloco.training.loop import Loop, MakeLoop, Place
+from ddiloco.training.loop_program import LoopBatches, LoopProgram
+from ddiloco.training.mesh import MeshConfig, carve, parameter_shardings, rows_divisor
+from ddiloco.training.parameters import abstract_parameters, init_parameters
+from ddiloco.training.program import TrainProgram
+
+
+def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
+    """The parts of a run. `make_loop`: what makes its loop; None: what the settings name.
+
+    Raises:
+      ConfigError: there is no such factory.
+    """
+    if isinstance(experiment.model, LoopConfig):
+        make = make_loop or load_factory(experiment.model.factory)
+        return Assembly(experiment, LoopRecipe(experiment, make))
+    return Assembly(experiment, ModelRecipe(experiment))
+
+
+class ModelRecipe:
+    """A built-in model with its task and the inner optimizer: the `Recipe` of configs such as dense.py."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment, self._task = experiment, task_of(experiment)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every parameter, by name; allocates nothing."""
+        return {name: leaf.shape for name, leaf in abstract_parameters(self._experiment.model).items()}
+
+    def initial_parameters(self) -> dict[str, np.ndarray]:
+        """The parameters at step 0, on the host: a function of the model and the seed."""
+        params = init_parameters(self._experiment.model, self._experiment.seed)
+        return {name: np.asarray(value) for name, value in params.items()}
+
+    def kind(self, shards: Sequence[int]) -> int:
+        """The rows of one step."""
+        return sum(self._experiment.batch_size(shard) for shard in shards)
+
+    def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
+        """Checks the rows, and that there are data of these shards."""
+        self.check_rows(mesh, self.kind(shards))
+        self.batches(shards)
+
+    def check_rows(self, mesh: Mesh, rows: int) -> None:
+        """Checks that a step's rows divide among devices and micro-batches, and the held-out rows.
+
+        Raises:
+          ConfigError: they do not.
+        """
+        e = self._experiment
+        ways, parts = rows_divisor(mesh), e.inner.accumulation
+        for name, count in (("train.batch_size", rows), ("eval.batch_size", e.eval.batch_size)):
+            if count % ways:
+                raise ConfigError(
+                    f"config.{name}: gives {count} rows, but must give a multiple of {ways}, "
+                    "the devices that share them"
+                )
+        if rows % parts:
+            told = f"is {parts}, but a step has {rows} rows, which is no multiple of it"
+            raise ConfigError(f"config.inner.accumulation: {told}")
+
+    def check_scoring(self) -> None:
+        """Opens the held-out data."""
+        _ = self._held_out
+
+    def shardings(self, mesh: Mesh, kind: Hashable) -> Mapping[str, Sharding]:
+        """By the names of the parameters' axes."""
+        del kind
+        return parameter_shardings(self._experiment.model, mesh)
+
+    def program(self, mesh: Mesh, kind: int) -> TrainProgram:
+        """The inner step of so many rows, compiled."""
+        e, task = self._experiment, self._task
+        return TrainProgram(e.model, e.inner, e.train.steps, mesh, kind, task.row, task.loss)
+
+    def batches(self, shards: Sequence[int]) -> Batches:
+        """The training batches of these shards, out of one shard for each learner."""
+        return self._task.batches(shards, self._experiment.sync.num_learners, self.kind(shards))
+
+    def scorer(self, mesh: Mesh) -> Scorer:
+        """Over the held-out batches."""
+        e, batches = self._experiment, self._held_out
+        step = make_eval_step(e.model, mesh, self._task.loss)
+        shardings = parameter_shardings(e.model, mesh)
+
+        def score(params: Mapping[str, Any]) -> Score:
+            placed = {name: jax.device_put(value, shardings[name]) for name, value in params.items()}
+            return evaluate(e.model, step, placed, batches, mesh)
+
+        return score
+
+    def sample(self, params: Mapping[str, Any]) -> str | None:
+        """What the model makes of something unseen."""
+        return self._task.sample(params)
+
+    @functools.cached_property
+    def _held_out(self) -> list[dict[str, np.ndarray]]:
+        """The held-out batches, the same for every run on this data."""
+        e = self._experiment
+        return self._task.held_out(e.eval.batch_size, e.eval.num_batches)
+
+
+class LoopRecipe:
+    """A loop of one's own: each learner has one, and what scores the global model another."""
+
+    def __init__(self, experiment: Experiment, make_loop: MakeLoop) -> None:
+        self._experiment, self._make_loop = experiment, make_loop
+        self._programs: dict[tuple[Mesh, Hashable], LoopProgram] = {}
+        self._making = threading.Lock()
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every parameter, by name."""
+        return self._global.shapes
+
+    def initial_parameters(self) -> dict[str, np.ndarray]:
+        """Those of `init`."""
+        return self._global.initial_parameters()
+
+    def kind(self, shards: Sequence[int]) -> int:
+        """The learner's number: every learner has a loop of its own."""
+        return shards[0]
+
+    def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
+        """Makes and compiles the learner's loop."""
+        self.program(mesh, self.kind(shards))
+
+    def check_scoring(self) -> None:
+        """The loop that scores has been made for the shapes."""
+
+    def shardings(self, mesh: Mesh, kind: int) -> Mapping[str, Sharding]:
+        """As `init` lays the parameters."""
+        return self.program(mesh, kind).shardings
+
+    def program(self, mesh: Mesh, kind: int) -> LoopProgram:
+        """The learner's loop, compiled.
+
+        Raises:
+          ConfigError: it is not what a Loop must be, or its parameters are others than the syncer's.
+        """
+        with self._making:
+            if (mesh, kind) not in self._programs:
+                program = self._made(kind, mesh)
+                _check_shapes(program.shapes, self.shapes, kind)
+                program.compile()
+                self._programs[mesh, kind] = program
+            return self._programs[mesh, kind]
+
+    def batches(self, shards: Sequence[int]) -> LoopBatches:
+        """The batches of the learner's loop."""
+        place = self._place(shards[0], self._one_device)
+        return LoopBatches(self._loop(place), place)
+
+    def scorer(self, mesh: Mesh) -> Scorer:
+        """The loop's own `evaluate`."""
+        del mesh
+        program = self._global
+
+        def score(params: Mapping[str, Any]) -> Score | None:
+            found = program.loop.evaluate
+            return None if found is None else Score(float(found(program.tree(params))))
+
+        return score
+
+    def sample(self, params: Mapping[str, Any]) -> None:
+        """A loop shows nothing."""
+        del params
+
+    def tree(self, params: Mapping[str, Any]) -> Any:
+        """Parameters by name in the tree that the loop's `params` gives."""
+        return self._global.tree(params)
+
+    @functools.cached_property
+    def _global(self) -> LoopProgram:
+        return self._made(0, self._one_device)
+
+    @property
+    def _one_device(self) -> Mesh:
+        return carve(jax.devices()[-1:], 1, MeshConfig())[0]
+
+    def _place(self, learner: int, mesh: Mesh) -> Place:
+        return Place(learner, self._experiment.sync.num_learners, self._experiment.seed, mesh)
+
+    def _made(self, learner: int, mesh: Mesh) -> LoopProgram:
+        place = self._place(learner, mesh)
+        return LoopProgram(self._loop(place), place)
+
+    def _loop(self, place: Place) -> Loop:
+        loop = self._make_loop(place, **self._experiment.model.settings)
+        if not isinstance(loop, Loop):
+            told = f"gives {type(loop).__name__}, but must give a ddiloco.Loop"
+            raise ConfigError(f"config.model.factory: {self._experiment.model.factory} {told}")
+        return loop
+
+
+def load_factory(name: str) -> MakeLoop:
+    """The function that `module:function` or `file.py:function` names.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    where, _, function = name.rpartition(":")
+    try:
+        if where == "__main__":
+            raise ImportError("it is made in this process alone; put it into a file")
+        module = _load_file(pathlib.Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        make = functools.reduce(getattr, function.split("."), module)
+    except (ImportError, OSError, AttributeError) as error:
+        told = f"{name} cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"config.model.factory: {told}") from error
+    if not callable(make):
+        raise ConfigError(f"config.model.factory: {name} is no function, but must make a ddiloco.Loop")
+    return make
+
+
+def _load_file(path: pathlib.Path) -> types.ModuleType:
+    """A Python file as a module."""
+    spec = importlib.util.spec_from_file_location(f"loop_of_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_shapes(own: Mapping[str, Any], wanted: Mapping[str, Any], learner: int) -> None:
+    for name in sorted({*own, *wanted}):
+        if own.get(name) != wanted.get(name):
+            told = f"learner {learner} has {name} of shape {own.get(name)}, the syncer of {wanted.get(name)}"
+            raise ConfigError(f"loop.params: {told}; every loop of a run must have the same parameters")

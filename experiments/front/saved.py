@@ -1,0 +1,14 @@
+"""A config out of JSON, such as a run's config.json: `--config=experiments/front/saved.py:config.json`."""
+
+import json
+import pathlib
+
+from ml_collections import ConfigDict
+
+
+def get_config(file: str) -> ConfigDict:
+    """The settings in the file."""
+    try:
+        return ConfigDict(json.loads(pathlib.Path(file).read_text()))
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from None

@@ -1,0 +1,83 @@
+"""The examples of docs/your_own_loop.md, in threads and in virtual time."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+from flax import nnx
+
+import ddiloco
+from ddiloco.run.recipes import assembly_of, load_factory
+from ddiloco.settings.experiment import parse
+from experiments.examples import nnx_loop, plain_loop
+
+SYNC = {"num_fragments": 2, "interval": 4}
+
+
+@pytest.fixture(autouse=True)
+def alone(one_device):
+    """On one device."""
+
+
+def trained(make_loop, workdir, **settings):
+    changes = {"learners": 2, "steps": 24, "sync": SYNC, "eval": {"every": 0}, **settings}
+    return ddiloco.train(make_loop, workdir, **changes)
+
+
+@pytest.mark.parametrize("example", [plain_loop, nnx_loop])
+def test_an_example_learns_in_threads(example, tmp_path):
+    done = trained(example.make_loop, tmp_path, steps=48, train={"min_step_seconds": (0.02, 0.02)})
+    first, *_, last = (score["loss"] for score in done.summary["eval_history"])
+    assert last < first / 2
+    assert done.summary["finished"]
+    assert min(done.summary["outer_steps"].values()) > 2
+    assert min(done.summary["inner_steps"].values()) > 4
+
+
+@pytest.mark.parametrize("example", [plain_loop, nnx_loop])
+def test_an_example_comes_to_the_same_parameters_again_in_virtual_time(example, tmp_path):
+    first, again, other = (
+        trained(example.make_loop, tmp_path / str(n), driver="virtual", seed=seed)
+        for n, seed in enumerate((1, 1, 2))
+    )
+    assert first.summary["params_sha256"] == again.summary["params_sha256"]
+    assert first.summary["params_sha256"] != other.summary["params_sha256"]
+    assert first.summary["rounds"] == 12
+
+
+def test_parameters_come_back_in_the_tree_of_the_loop(tmp_path):
+    plain = trained(plain_loop.make_loop, tmp_path / "plain", driver="virtual", settings={"width": 5})
+    assert jax.tree.map(jax.numpy.shape, plain.params) == {
+        "hidden": {"w": (1, 5), "b": (5,)},
+        "out": {"w": (5, 1), "b": (1,)},
+    }
+    params = trained(nnx_loop.make_loop, tmp_path / "nnx", driver="virtual").params
+    model = nnx_loop.Net(32, nnx.Rngs(0))
+    nnx.update(model, params)
+    x = nnx_loop.points(nnx_loop.np.random.default_rng(0), 4)["x"]
+    assert model(x).shape == (4, 2)
+
+
+def test_a_run_goes_on_from_its_snapshot(tmp_path):
+    settings = {"driver": "local", "snapshot": {"every": 8}, "sync": {**SYNC, "quorum": None}}
+    trained(plain_loop.make_loop, tmp_path, **settings)
+    done = trained(plain_loop.make_loop, tmp_path, **settings, steps=40, resume=True)
+    assert done.summary["finished"]
+    steps = [json.loads(line) for line in (tmp_path / "learners/0/steps.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps][-1] == 40
+    assert len(steps) <= 40
+
+
+def test_importing_the_package_imports_neither_jax_nor_a_driver():
+    program = "import sys, ddiloco; print([m for m in sys.modules if m == 'jax' or m.startswith('ddiloco.')])"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_the_factory_of_a_config_is_one_of_a_file_too():
+    model = {"name": "loop", "factory": f"{plain_loop.__file__}:make_loop", "settings": {"width": 3}}
+    experiment = parse({"model": model, "sync": SYNC})
+    assert assembly_of(experiment).recipe.shapes["hidden/w"] == (1, 3)
+    assert load_factory("experiments.examples.plain_loop:make_loop") is plain_loop.make_loop

@@ -1,0 +1,73 @@
+"""A loop of one's own as processes: a killed learner comes back with a peer's state and its own batches."""
+
+import json
+import os
+import signal
+import time
+
+from tests.integration.programs import LIMIT
+from tests.integration.test_remote import lines, processes_of, steps_of
+from tests.remote.ends import until
+
+SETTINGS = (
+    "--config=configs/loop.py",
+    "--config.driver=remote",
+    "--config.sync.num_learners=2",
+    "--config.train.steps=1000000",
+    "--config.train.min_step_seconds=(0.02, 0.02)",
+    "--config.eval.every=0",
+)
+
+
+def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batches_were(programs, tmp_path):
+    process = programs.start("train", *SETTINGS, f"--workdir={tmp_path}")
+
+    def wait_for(condition, told):
+        def look():
+            assert process.poll() is None, process.communicate()
+            return condition()
+
+        until(look, told, LIMIT)
+
+    try:
+        wait_for(lambda: all(len(steps_of(tmp_path, m)) > 20 for m in (0, 1)), "twenty steps of both")
+        before = processes_of(process)
+        os.kill(before["0"], signal.SIGKILL)
+        killed_at = time.time()
+        wait_for(lambda: steps_of(tmp_path, 0)[-1]["time"] > killed_at + 0.5, "a step of another process")
+        back = time.time()
+        rounds = tmp_path / "rounds.jsonl"
+        wait_for(
+            lambda: any(r["time"] > back and 0 in r["learners"] for r in lines(rounds)), "a merge with 0"
+        )
+        assert processes_of(process)["0"] != before["0"]
+        process.send_signal(signal.SIGTERM)
+        done = programs.finish(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert done.returncode == 143
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["inner_states"] == {"fresh": 2, "peer": 1}
+    assert summary["eval_loss"] < 0.3
+    positions = json.loads((tmp_path / "syncer" / "positions.json").read_text())
+    drawn = {learner: json.loads(position)["batches"] for learner, position in positions.items()}
+    taken = {str(m): len(steps_of(tmp_path, m)) for m in (0, 1)}
+    assert all(0 <= drawn[m] - taken[m] <= 3 for m in ("0", "1"))  # but for steps under way
+
+
+def test_a_factory_that_is_not_there_is_told_in_a_line(programs, tmp_path):
+    for factory, told in (
+        ("nowhere:make_loop", "nowhere:make_loop cannot be imported: ModuleNotFoundError: No module named"),
+        (
+            "experiments.examples.plain_loop",
+            "is 'experiments.examples.plain_loop', but must be module:function or file.py:function",
+        ),
+    ):
+        done = programs.run(
+            "train", "--config=configs/loop.py", f"--config.model.factory={factory}", f"--workdir={tmp_path}"
+        )
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert told in done.stderr

@@ -1,0 +1,113 @@
+"""Where a run's parts come from: what a loop of one's own may be asked for, and what not."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ddiloco.config import ConfigError
+from ddiloco.data.errors import DataError
+from ddiloco.data.shards import reshard
+from ddiloco.run.dry_run import describe
+from ddiloco.run.recipes import assembly_of, load_factory
+from ddiloco.settings.experiment import parse, to_json
+from experiments.examples import plain_loop
+
+pytestmark = pytest.mark.usefixtures("one_device")
+MODEL = {"name": "loop", "factory": "experiments.examples.plain_loop:make_loop", "settings": {"width": 4}}
+
+
+def experiment(**changes):
+    return parse({"model": MODEL, "sync": {"num_learners": 2, "num_fragments": 2}, **changes})
+
+
+def test_the_settings_of_a_loop_come_back_from_json():
+    e = experiment(seed=3)
+    assert parse(to_json(e)) == e
+    assert e.model.settings == {"width": 4}
+
+
+def test_every_learner_has_a_loop_of_its_own_and_all_begin_with_the_same_parameters():
+    assembly = assembly_of(experiment())
+    one, other = assembly.equipment()
+    assert one.program is not other.program
+    first, second = next(one.batches)["x"], next(other.batches)["x"]
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(next(assembly.batches((1,)))["x"], second)  # from their beginning
+    initial, own = assembly.initial_parameters(), one.program.initial_parameters()
+    assert all(np.array_equal(initial[name], own[name]) for name in initial)
+
+
+def test_learners_whose_parameters_differ_from_the_syncers_are_told():
+    def make_loop(place, width):
+        return plain_loop.make_loop(place, width + place.learner)
+
+    with pytest.raises(ConfigError) as raised:
+        assembly_of(experiment(), make_loop).check()
+    told = "loop.params: learner 1 has hidden/b of shape (5,), the syncer of (4,)"
+    assert str(raised.value).startswith(told)
+
+
+def test_a_loop_without_evaluation_scores_nothing():
+    def make_loop(place, width):
+        return dataclasses.replace(plain_loop.make_loop(place, width), evaluate=None)
+
+    assembly = assembly_of(experiment(), make_loop)
+    assert assembly.scorer(assembly.own_mesh())(assembly.initial_parameters()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"algorithm": "data_parallel"}, "config.algorithm: is data_parallel, but a loop needs one of"),
+        ({"train": {"tokens": 100}}, "config.train.tokens: is 100, but must be None for a loop"),
+        (
+            {"driver": "virtual", "virtual": {"arrays": False}},
+            "config.virtual.arrays: is False, but must be True for a loop",
+        ),
+        ({"data": {"name": "mine"}}, "config.data: is there, but a loop of one's own has no such settings"),
+        ({"model": {"name": "loop"}}, "config.model.factory: is '', but must be module:function"),
+        ({"model": {**MODEL, "settings": 3}}, "config.model.settings: is 3, but is a group of settings"),
+    ],
+)
+def test_settings_that_a_loop_cannot_have_are_refused(changes, told):
+    with pytest.raises(ConfigError) as raised:
+        experiment(**changes)
+    assert str(raised.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [
+        ("nowhere:make", "nowhere:make cannot be imported: ModuleNotFoundError"),
+        ("nowhere.py:make", "nowhere.py:make cannot be imported: FileNotFoundError"),
+        (
+            "experiments.examples.plain_loop:make",
+            "experiments.examples.plain_loop:make cannot be imported: AttributeError",
+        ),
+        ("__main__:make", "__main__:make cannot be imported: ImportError: it is made in this process alone"),
+        ("experiments.examples.plain_loop:__doc__", "experiments.examples.plain_loop:__doc__ is no function"),
+    ],
+)
+def test_a_factory_that_cannot_be_had_is_told_in_a_line(factory, told):
+    with pytest.raises(ConfigError) as raised:
+        load_factory(factory)
+    assert str(raised.value).startswith(f"config.model.factory: {told}")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_factory_that_makes_something_else_is_told():
+    with pytest.raises(ConfigError, match=r"gives dict, but must give a ddiloco\.Loop"):
+        assembly_of(experiment(), lambda place, width: {}).check()
+
+
+def test_nothing_is_known_of_a_loop_before_it_is_made():
+    with pytest.raises(ConfigError, match=r"config\.model\.name: is loop"):
+        describe(experiment())
+
+
+def test_positions_of_loops_are_for_as_many_learners_as_before():
+    states = [{"learner": m, "num_learners": 3, "batches": 5 + m} for m in (2, 0)]
+    assert reshard(states, 3) == [states[1], None, states[0]]
+    with pytest.raises(DataError, match="cannot be shared among 2 learners"):
+        reshard(states, 2)

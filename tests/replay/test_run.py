@@ -17,7 +17,7 @@ from ddiloco.protocol.messages import RoundId
 from ddiloco.replay import plan as plans
 from ddiloco.replay import run as replay
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.exchange import Shelf
 from ddiloco.settings.experiment import to_json
 from ddiloco.virtual.lives import Change, write_trace
 from tests import workbench

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ddiloco.disk.snapshots.array_names import named
 from ddiloco.disk.snapshots.cut import clocks_to_json
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
 from ddiloco.disk.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
@@ -121,8 +122,9 @@ class SnapshotTaker:
         except OSError as error:
             self._given_up(number, state.step, f"{self.folder}: {error.strerror or error}", alarm=True)
             return []
-        arrays = {f"fragment/{p}/{i}": x for p, f in enumerate(fragments) for i, x in enumerate(f.pieces)}
-        arrays |= {f"outer/{p}/{i}": x for p, f in enumerate(fragments) for i, x in enumerate(f.optimizer)}
+        arrays: dict[str, np.ndarray] = {}
+        for p, fragment in enumerate(fragments):
+            arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
         self._taking = _Taking(number, now, time.time(), state, core.vector_clock, arrays, asked)
         marks = self._core.begin(number, asked, now)
         self._write_when_recorded()
@@ -141,14 +143,14 @@ class SnapshotTaker:
             if incarnation < taking.asked[learner]:
                 return
             if left and learner not in taking.parts:
-                # The run is being stopped, most likely, and this would be the snapshot that it goes on from.
+                # The run is being stopped, most likely, and this would be the snapshot to resume from.
                 self._give_up(f"learner {learner} left before its part was written")
             else:
                 self.lost(learner)
         elif self._core.told(learner) and len(taking.in_flight) < _MOST_IN_FLIGHT:
             number = len(taking.in_flight)
             if isinstance(event, events.FragmentArrived):
-                taking.arrays |= {f"payload/{number}/{i}": x for i, x in enumerate(arrays)}
+                taking.arrays |= named(f"payload/{number}", arrays)
             told = dataclasses.asdict(event)
             taking.in_flight.append({"learner": learner, "message": type(event).__name__, **told})
 

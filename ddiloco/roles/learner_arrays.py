@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,9 @@ from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.transfer import FragmentTransfer, Offer
 from ddiloco.training.corruption import differing_devices
-from ddiloco.training.step import Metrics, TrainState
+
+if TYPE_CHECKING:
+    from ddiloco.training.step import Metrics, TrainState
 
 Batch = Any  # what the program's step takes
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
-from ddiloco.models import MODELS, model_of
+from ddiloco.models import MODELS, model_of, name_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings import loop
@@ -15,9 +15,11 @@ from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import TASKS
-from ddiloco.tasks.task import Task
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
+
+if TYPE_CHECKING:
+    from ddiloco.tasks.task import Task
 
 DECOUPLED_FAMILY = ("decoupled", "streaming", "diloco")
 BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
@@ -298,7 +300,7 @@ def all_settings(experiment: Experiment) -> list[Leaf]:
 def _model_name(experiment: Experiment) -> str:
     if isinstance(experiment.model, LoopConfig):
         return loop.NAME
-    return next(name for name, model in MODELS.items() if model is model_of(experiment.model))
+    return name_of(experiment.model)
 
 
 def _group(cls: type, values: Mapping[str, Any], name: str) -> Any:

@@ -14,8 +14,8 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.roles.exchange import Shelf
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.transfer import FragmentTransfer
-from ddiloco.training.mesh import parameter_shardings
 from ddiloco.training.parameters import abstract_parameters
+from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import TINY, mesh_of
 from tests.workbench import assert_equal
 

@@ -25,6 +25,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     size, algorithm = size_and_algorithm(preset, SIZES)
     config = sections.run("dense")
     config.model = model(size)
+    config.sync.num_fragments = 12  # small models have few tensors
     if size != "tiny":  # which has the defaults
         small = size == "small"
         config.data.sequence_length = 512 if small else 2048

@@ -1,4 +1,4 @@
-"""A training loop of your own (docs/your_own_loop.md), by default that of examples/plain_loop.py.
+"""A training loop of your own (docs/your_own_loop.md), by default that of experiments/examples/plain_loop.py.
 
   python -m experiments.train --config=configs/loop.py[:ALGORITHM] --config.model.factory=module:function
 
@@ -17,7 +17,7 @@ def get_config(algorithm: str = "decoupled") -> ConfigDict:
     del config.data, config.inner, config.sample  # a loop has its own
     config.model = ConfigDict()
     config.model.name = "loop"
-    config.model.factory = "examples.plain_loop:make_loop"  # or file.py:function
+    config.model.factory = "experiments.examples.plain_loop:make_loop"  # or file.py:function
     config.model.settings = ConfigDict()  # what the function is given by name, beside its place
     config.train.steps = 240
     if algorithm != "diloco":

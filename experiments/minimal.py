@@ -12,8 +12,7 @@ import collections
 
 import numpy as np
 
-from ddiloco.outer.merging import direct
-from ddiloco.outer.weights import contribution_weight
+from ddiloco.outer.merging import contribution_weight, direct
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy

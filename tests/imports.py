@@ -8,7 +8,7 @@ NAMES = (
     "experiments.front.cli",
     "ddiloco.data.digits",
     "ddiloco.data.stdlib_text",
-    "ddiloco.launch.starter",
+    "ddiloco.launch.supervisor",
     "ddiloco.remote.learner.process",
     "ddiloco.remote.syncer.process",
     "ddiloco.replay.run",

@@ -41,6 +41,7 @@ RANKS = (
     "ddiloco/run",
     "ddiloco/launch",
     "ddiloco",
+    "experiments/examples",
     "experiments/front",
     "experiments/studies/scaling",
     "experiments/studies/goodput",

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from ddiloco.data.shards import reshard
+from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.disk.snapshots.one_job import JOB_PART, JobSnapshots
 from ddiloco.disk.snapshots.store import Part, Snapshot
 from ddiloco.goodput.accounting import State
@@ -48,8 +49,7 @@ class JobArrays:
     def state(self) -> Part:
         """A copy of all that the next steps follow from, after the last step handed out, for `restore`."""
         copy = self._program.copy(self._state)
-        arrays = {f"params/{name}": array for name, array in copy.params.items()}
-        arrays |= {f"inner/{i}": leaf for i, leaf in enumerate(jax.tree.leaves(copy.opt_state))}
+        arrays = named("params", copy.params) | named("inner", jax.tree.leaves(copy.opt_state))
         for array in arrays.values():
             array.copy_to_host_async()
         return Part(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
@@ -60,8 +60,7 @@ class JobArrays:
         Raises:
           DataError: the position is of another stream.
         """
-        params = {name: part.arrays[f"params/{name}"] for name in self._program.shardings}
-        inner = [part.arrays[f"inner/{i}"] for i in range(len(self._program.inner_leaves))]
+        params, inner = of_kind("params", part.arrays), numbered("inner", part.arrays)
         [position] = reshard([part.state["position"]], self._num_shards, [self._shards])
         self._batches.set_state(position)
         self._state = self._program.state_from(params, inner)

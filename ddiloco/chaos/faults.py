@@ -27,7 +27,7 @@ def leave(fleet: Fleet, learner: int, rng: random.Random) -> None:
 
 
 def hang(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """A process neither steps nor answers for a while, and nobody is told."""
+    """A process neither steps nor answers for a while, and the syncer does not hear of it."""
     if (process := fleet.processes.get(learner)) is not None:
         process.hang(rng.uniform(1.0, LONGEST))
 

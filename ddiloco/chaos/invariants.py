@@ -107,7 +107,7 @@ class Invariants:
         self.merged.add(merge.round)
 
     def _book(self, event: events.SyncerEvent) -> None:
-        """Who stands where by what the syncer was told, before it answers."""
+        """Who stands where by the syncer's event, before it answers."""
         process = self._syncer
         match event:
             case events.LearnerJoined(learner=learner, incarnation=incarnation):

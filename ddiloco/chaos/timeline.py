@@ -1,4 +1,4 @@
-"""The last events of a schedule, kept cheaply and told readably."""
+"""The last events of a schedule, cheap to keep and easy to read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Timeline:
         self._entries: collections.deque[tuple[float, Any, Any, list[Any]]] = collections.deque(maxlen=kept)
 
     def add(self, now: float, who: str | VirtualLearner, event: Any, out: list[Any]) -> None:
-        """`who` was told of the event, and its core answered `out`."""
+        """`who` took the event, and its core answered `out`."""
         self._entries.append((now, who, event, out))
 
     def lines(self) -> list[str]:
         """An event a line, and below it, indented, each action."""
-        told: list[str] = []
+        lines: list[str] = []
         for now, who, event, out in self._entries:
             name = f"learner {who.number}" if isinstance(who, VirtualLearner) else who
-            told.append(f"{now:10.3f}  {name}: {_say(event)}")
-            told += [f"{'':14}-> {_say(action)}" for action in out]
-        return told
+            lines.append(f"{now:10.3f}  {name}: {_say(event)}")
+            lines += [f"{'':14}-> {_say(action)}" for action in out]
+        return lines
 
 
 def _say(of: Any) -> str:

@@ -152,7 +152,7 @@ class ShardStream:
 
 def reshard(
     states: Sequence[Mapping[str, Any]], num_shards: int, groups: Sequence[Sequence[int]] | None = None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any] | None]:
     """The states with which batches of `num_shards` shards continue where other batches stopped.
 
     With as many shards as before, each continues as it was. Of a shard that has no state, the whole newest
@@ -165,7 +165,8 @@ def reshard(
 
     Returns:
       A state for each group, for `Batches.set_state` of batches of the same data. Its counts of batches and
-      tokens begin anew unless the same shards were read together before.
+      tokens begin anew unless the same shards were read together before. None: of this learner's own loop
+      nothing is known.
 
     Raises:
       DataError: the states are of different data or cannot be read.

@@ -63,13 +63,12 @@ class DurableState:
         Raises:
           OSError: the disk refuses.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for p in range(self._layout.num_fragments):
-            self._save(p, model.state(p), 0)
-        array_file.replace(self.folder / _INCARNATIONS, [b"[]"])
+        fragments = [model.state(p) for p in range(self._layout.num_fragments)]
+        versions = tuple(fragment.version for fragment in fragments)
+        self.replace(Start(SyncerState(versions, (0,) * len(versions), ()), fragments))
 
     def replace(self, start: Start) -> None:
-        """Writes what a run goes on from that begins elsewhere than at step 0.
+        """Writes all that a run begins with.
 
         Raises:
           OSError: the disk refuses.
@@ -77,8 +76,7 @@ class DurableState:
         self.folder.mkdir(parents=True, exist_ok=True)
         for p, fragment in enumerate(start.fragments):
             self._save(p, fragment, start.state.merged_steps[p])
-        told = json.dumps(list(start.state.incarnations)).encode()
-        array_file.replace(self.folder / _INCARNATIONS, [told])
+        self._save_incarnations(start.state.incarnations)
 
     def commit(self, merged: RoundId, model: GlobalModel) -> bool:
         """Makes a merged fragment durable; on a disk that refuses, waits and tries again, with an alarm.
@@ -100,8 +98,7 @@ class DurableState:
     def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
         """Makes the newest incarnation of each learner durable; an alarm if the disk refuses."""
         try:
-            told = json.dumps(list(incarnations)).encode()
-            array_file.replace(self.folder / _INCARNATIONS, [told])
+            self._save_incarnations(incarnations)
         except OSError as error:
             told = f"{self.folder}: {error.strerror or error}: who joined is not durable"
             self._record(records.Alarm(told, time.time()))
@@ -129,6 +126,9 @@ class DurableState:
             "pieces": len(state.pieces),
         }
         array_file.save(self.folder / self._name(p), _MAGIC, header, [*state.pieces, *state.optimizer])
+
+    def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
+        array_file.replace(self.folder / _INCARNATIONS, [json.dumps(list(incarnations)).encode()])
 
     def _load(self, p: int) -> tuple[FragmentState, int]:
         path = self.folder / self._name(p)

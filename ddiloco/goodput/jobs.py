@@ -23,7 +23,7 @@ from ddiloco.goodput.interruptions import Draws, Source
 
 
 class Ledger(Protocol):
-    """Who is told what jobs did."""
+    """Takes down what jobs did."""
 
     def add(
         self,

@@ -91,11 +91,11 @@ class _Story:
         speed: np.ndarray | float,
     ) -> None:
         for lane, start, end, count in zip(lanes, starts, ends, slices, strict=True):
-            told = self._by_job.setdefault(int(lane), [])
+            story = self._by_job.setdefault(int(lane), [])
             change = JobChange(float(start), int(lane), state, int(count) * self._chips_per_slice)
-            news = not told or (told[-1].state, told[-1].chips) != (state, change.chips)
+            news = not story or (story[-1].state, story[-1].chips) != (state, change.chips)
             if end > start and news:
-                told.append(change)
+                story.append(change)
 
     def changes(self, horizon: float) -> list[JobChange]:
-        return [change for told in self._by_job.values() for change in told if change.time < horizon]
+        return [change for story in self._by_job.values() for change in story if change.time < horizon]

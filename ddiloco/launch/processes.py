@@ -15,6 +15,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection, forkserver
@@ -67,17 +68,29 @@ def start(
       stdin: the reading end of a pipe, as its standard input, or None for an empty one.
       quiet: whether its standard output goes nowhere, or where that of the fork server goes.
     """
-    warm_up()
     process = _context.Process(
         target=_run, args=(module, list(arguments), dict(environment), stdin, quiet), name=module
     )
     # A child imports the caller's __main__, whose flags would clash with its own: it is shown an empty one.
     program, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     try:
-        process.start()
+        _start(process)
     finally:
         sys.modules["__main__"] = program
     return process
+
+
+def _start(process: BaseProcess) -> None:
+    """A server that dies this moment may seem to be there still; a later try starts another."""
+    for pause in (0.05, 0.2, 1.0, None):
+        warm_up()
+        try:
+            process.start()
+            return
+        except (EOFError, ConnectionError):
+            if pause is None:
+                raise
+            time.sleep(pause)
 
 
 def _run(

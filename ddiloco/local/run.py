@@ -18,12 +18,12 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.delivery import Delivery, Leave, Pieces
 from ddiloco.roles.evaluator import Evaluations, Evaluator
+from ddiloco.roles.exchange import Delivery, Leave, Pieces
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.returning import DonatedInner, Origin
+from ddiloco.roles.resuming import DonatedInner, Origin
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
@@ -63,11 +63,11 @@ class LocalRun:
         workdir: pathlib.Path | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        """`workdir`: where tapes and snapshots go; None: none are kept. `snapshot`: what to go on from.
+        """`workdir`: where tapes and snapshots go; None: none are kept. `snapshot`: what to resume from.
 
         Raises:
           DataError: the snapshot is of other data.
-          SnapshotError: it has been damaged since it was opened.
+          SnapshotError: it is damaged.
         """
         e = assembly.experiment
         self._assembly, self._record, self._stop = assembly, record, stop
@@ -91,7 +91,7 @@ class LocalRun:
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
         self._taker = self._snapshots(workdir, core.step)
         self._learners = self._make_learners(equipment)
-        self._tokens_before = 0  # of learners that have not come back
+        self._tokens_before = 0  # of learners that are no more
         if origin is None:
             self._evaluator.evaluate(0, initial)  # also compiles it, before the learners want the cores
         else:
@@ -147,7 +147,7 @@ class LocalRun:
     def _add_learner(
         self, learner: int, incarnation: int, equipment: Equipment, position: dict[str, Any] | None = None
     ) -> LearnerWorker:
-        """`position`: where its batches go on, if the run goes on from a snapshot."""
+        """`position`: where its batches go on, if the run resumes."""
         e, origin = self._assembly.experiment, self._origin
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
 
@@ -159,17 +159,16 @@ class LocalRun:
         taker = self._taker
         if position is not None:
             equipment.batches.set_state(position)
-        returning = None if origin is None else origin.learner(learner, position, equipment.transfer)
-        returned = None if returning is None else returning.returned
+        resumed = None if origin is None else origin.learner(learner, position, equipment.transfer)
         worker = LearnerWorker(
             core,
             equipment,
             send,
             self._record,
             recovery=None if origin is None or learner in origin.learners else DonatedInner(origin),
-            tape=self._tapes.learner(learner, incarnation, equipment, returned),
+            tape=self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with),
             recording=None if taker is None else LearnerRecording(learner, taker.writer, self._syncer.send),
-            returning=returning,
+            resumed=resumed,
         )
         link = LocalLink(worker)
         return worker

@@ -1,4 +1,4 @@
-"""The files of a run cut back to the snapshot that it goes on from, so that nothing counts twice."""
+"""The files of a run cut back to the snapshot that it resumes from, so that nothing counts twice."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
+from ddiloco.outer.merging import contribution_weight
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep
-from ddiloco.outer.weights import contribution_weight
 
 
 class FragmentState(NamedTuple):

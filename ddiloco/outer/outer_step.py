@@ -13,9 +13,8 @@ import optax
 
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
 from ddiloco.outer.host_memory import aligned
-from ddiloco.outer.merging import MERGE_RULES
+from ddiloco.outer.merging import MERGE_RULES, normalised
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
-from ddiloco.outer.weights import normalised
 
 Pieces = Sequence[np.ndarray | jax.Array]
 

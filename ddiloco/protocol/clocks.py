@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from ddiloco.protocol.messages import Contribution, Report
-
 
 @dataclasses.dataclass(frozen=True)
 class VectorClock:
     """What a state follows from; what is in neither mapping has no part in it.
 
-    One state comes before another if the other holds all that it does, and more. A report and a contribution
-    name their sender's own part; the rest is in the versions that it had applied.
+    One state comes before another if the other holds all that it does, and more (`<=`, but not both ways).
 
     Attributes:
       learners: by learner (incarnation, global step), which only grows: who is welcomed anew, perhaps at an
@@ -23,17 +20,6 @@ class VectorClock:
 
     learners: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     versions: Mapping[int, int] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of_report(cls, report: Report) -> VectorClock:
-        """What a report says of its learner."""
-        versions = {p: c.version for p, c in enumerate(report.counters) if c.version}
-        return cls({report.learner: (report.incarnation, report.step)}, versions)
-
-    @classmethod
-    def of_contribution(cls, c: Contribution) -> VectorClock:
-        """What a contribution says of its learner."""
-        return cls({c.learner: (c.incarnation, c.step)}, {c.fragment: c.version} if c.version else {})
 
     def joined(self, other: VectorClock) -> VectorClock:
         """The clock of a state that holds both: by entry, the later one."""
@@ -59,14 +45,6 @@ class VectorClock:
         return all(at <= other._at(m) for m, at in self.learners.items()) and all(
             version <= other.version(p) for p, version in self.versions.items()
         )
-
-    def happens_before(self, other: VectorClock) -> bool:
-        """Whether the other follows from this one: it holds all of it, and more."""
-        return self <= other and not other <= self
-
-    def concurrent(self, other: VectorClock) -> bool:
-        """Whether neither follows from the other: each holds something that the other does not."""
-        return not self <= other and not other <= self
 
     def _at(self, learner: int) -> tuple[int, int]:
         return self.learners.get(learner, (-1, -1))

@@ -23,7 +23,7 @@ class SyncPolicy:
 
     num_learners: int = _knob(4, "M: learners that the run starts with", at_least=1)
     num_fragments: int = _knob(
-        12,
+        24,
         "P: parts in which the parameters are synchronised",
         at_least=1,
         may_change="never",

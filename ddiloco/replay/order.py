@@ -70,14 +70,13 @@ def perform_all(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: Fals
     """
     stuck = perform(plan, do, over)
     if stuck:
-        folder = plan.syncer.tapes[0].path.parent
         made = {work.makes for actor in plan.actors for work in actor.works} | plan.given
-        missing = [
-            line
+        missing = (
+            f"{actor.name} needs {key}, which is on no tape"
             for actor in plan.actors
             for work in actor.works
             for key in work.needs
             if key not in made
-            for line in [f"{actor.name} needs {key}, which is on no tape"]
-        ]
-        raise TapeError(f"{folder}: {(missing or stuck)[0]}; a tape is missing or was cut")
+        )
+        folder = plan.syncer.tapes[0].path.parent
+        raise TapeError(f"{folder}: {next(missing, stuck[0])}; a tape is missing or was cut")

@@ -1,4 +1,4 @@
-"""What the arrays of a run went through, in each actor's order, as its core decides on what it was told."""
+"""What the arrays of a run went through, in each actor's order, as its core decides on the tape's events."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ class Merge(Work):
         return VersionId(self.round.fragment, self.version)
 
 
-class Told(NamedTuple):
-    """An event, with what its core decided on it; of what is no event, `decided` is empty."""
+class Handled(NamedTuple):
+    """An entry of a tape, with what the core decided on it; `decided` is empty where it is no event."""
 
     now: float | None
     thing: Any
@@ -165,7 +165,7 @@ class Actor:
     name: str
     tapes: list[Tape]
     works: list[Work]
-    told: list[list[Told]]  # by tape
+    handled: list[list[Handled]]  # by tape
 
 
 @dataclasses.dataclass
@@ -193,7 +193,7 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> P
     """Runs every core over its tape.
 
     Raises:
-      TapeError: a tape tells what its core cannot have been told, or tapes contradict each other.
+      TapeError: a tape has what its core cannot have been given, or tapes contradict each other.
     """
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
     syncer = _Syncer(tapes, policy, total_steps, _adoptions(learners))
@@ -212,13 +212,13 @@ def without_needless(plan: Plan) -> Plan:
 
 
 def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
-    """What one process of a learner did. Raises TapeError: its core cannot have been told this."""
+    """What one process of a learner did. Raises TapeError: its core cannot have been given this."""
     h = tape.header
     core = LearnerCore(h.learner, h.process, policy, total_steps)
     works: list[Work] = []
-    if h.returned is not None:
+    if h.resumed is not None:
         works = [Return(BEFORE), *_offered(core, tape)]
-    told: list[Told] = []
+    handled: list[Handled] = []
     welcome: actions.AdoptAll | None = None  # of which it is not yet known what inner state came with it
     since = h.process
     for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
@@ -242,7 +242,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                 pass
             case _:
                 if welcome is not None:
-                    raise TapeError(f"{tape.path}: entry {i}: it is not told with what inner state")
+                    raise TapeError(f"{tape.path}: entry {i}: it is not said with what inner state")
                 decided = _handled(core, tape, i, now, thing)
                 if isinstance(thing, events.StepStarted):
                     works.append(Step(i, clock, thing.tokens, core.incarnation))
@@ -255,15 +255,15 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                             works.append(Offer(i, offer, c))
                         case actions.ApplyUpdate():
                             works.append(Apply(i, action.fragment, action.version, action.mixing))
-        told.append(Told(now, thing, decided))
-    return Actor(f"learner {h.learner}", [tape], works, [told])
+        handled.append(Handled(now, thing, decided))
+    return Actor(f"learner {h.learner}", [tape], works, [handled])
 
 
 def _offered(core: LearnerCore, tape: Tape) -> list[Work]:
-    """What a learner that comes back from a snapshot offers anew."""
+    """What a learner that resumes from a snapshot offers anew."""
     h = tape.header
     try:
-        decided = core.resume(h.returned.clock, h.returned.fragments)
+        decided = core.resume(h.resumed.clock, h.resumed.fragments)
     except LocalProtocolError as error:
         raise TapeError(f"{tape.path}: {error}") from None
     taken = [a.contribution for a in decided if isinstance(a, actions.MakeOffer)]
@@ -303,22 +303,22 @@ class _Syncer:
     def actor(self) -> Actor:
         """The actor of all of them."""
         works: list[Work] = []
-        told: list[list[Told]] = []
+        handled: list[list[Handled]] = []
         first = self._tapes[0]
         if any(first.header.state.versions) and first.header.resumed_from is None:
             raise TapeError(f"{first.path}: does not begin with the run: the tape before it is missing")
         for n, tape in enumerate(self._tapes):
             following = self._tapes[n + 1] if n + 1 < len(self._tapes) else None
-            made, heard = self._process(tape, following)
+            made, own = self._process(tape, following)
             works += made
-            told.append(heard)
-        return Actor("the syncer", self._tapes, works, told)
+            handled.append(own)
+        return Actor("the syncer", self._tapes, works, handled)
 
-    def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Work], list[Told]]:
+    def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Work], list[Handled]]:
         core = SyncerCore(self._policy, self._total, tape.header.state)
         begun: dict[int, Merge] = {}  # by fragment, merges not known to have finished
         works: list[Work] = []
-        told: list[Told] = []
+        handled: list[Handled] = []
         last: tuple[int, ...] | None = None
         for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
             decided: Sequence[Any] = ()
@@ -336,8 +336,8 @@ class _Syncer:
                     for action in decided:
                         if isinstance(action, actions.Merge):
                             begun[action.round.fragment] = self._merge(tape, i, action)
-            told.append(Told(now, thing, decided))
-        return [*works, *self._unheard_of(tape, core, begun, last, following)], told
+            handled.append(Handled(now, thing, decided))
+        return [*works, *self._unheard_of(tape, core, begun, last, following)], handled
 
     def _unheard_of(
         self,
@@ -360,8 +360,8 @@ class _Syncer:
             merge = begun.get(p)
             if merge is None or merge.version != version:
                 raise TapeError(f"{tape.path}: ends at version {had} of fragment {p}, but {version} followed")
-            told = bytes.fromhex(sha256[p]) if sha256 else None
-            found.append(dataclasses.replace(merge, entry=len(tape.entries) - 1, sha256=told))
+            digest = bytes.fromhex(sha256[p]) if sha256 else None
+            found.append(dataclasses.replace(merge, entry=len(tape.entries) - 1, sha256=digest))
         return found
 
     def _merge(self, tape: Tape, entry: int, action: actions.Merge) -> Merge:
@@ -377,5 +377,5 @@ class _Syncer:
             taken = offers.get(key)
             if taken is not None and dataclasses.replace(taken, incarnation=c.incarnation) == c:
                 return key
-        told = OfferId(c.learner, 0, 0, c.fragment, c.step)
-        raise TapeError(f"{tape.path}: {told} was merged, but is on no tape of that learner")
+        offer = OfferId(c.learner, 0, 0, c.fragment, c.step)
+        raise TapeError(f"{tape.path}: {offer} was merged, but is on no tape of that learner")

@@ -22,7 +22,7 @@ from ddiloco.replay.order import Uses, perform_all
 from ddiloco.replay.plan import Actor, Key, Plan, VersionId, Work
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.returning import Origin
+from ddiloco.roles.resuming import Origin
 from ddiloco.roles.taping import fingerprint, machine_of
 from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.experiment import BASELINES, Experiment, parse
@@ -93,7 +93,7 @@ def make_plan(experiment: Experiment, tapes: RunTapes) -> Plan:
 
 
 def first_snapshot(plan: Plan, workdir: pathlib.Path) -> Snapshot | None:
-    """What the run in a folder goes on from; None if it is whole.
+    """What the run in a folder resumed from; None if it is whole.
 
     A run that was set aside is in the folder `previous` of one that has its snapshots.
 
@@ -115,7 +115,7 @@ def first_snapshot(plan: Plan, workdir: pathlib.Path) -> Snapshot | None:
         if snapshot.name == wanted:
             return snapshot
         problem = "the one of that number is another"
-    raise TapeError(f"{workdir}: goes on from {wanted}, without which it cannot be done again: {problem}")
+    raise TapeError(f"{workdir}: resumed from {wanted}, without which it cannot be done again: {problem}")
 
 
 def replay(
@@ -127,7 +127,7 @@ def replay(
 ) -> Replayed:
     """Does all of a plan, or until the last round not after `until` is merged.
 
-    `snapshot`: what the run goes on from, as `first_snapshot` found it.
+    `snapshot`: what the run resumed from, as `first_snapshot` found it.
 
     Raises:
       TapeError: what an actor needs is on no tape, or the layouts differ.
@@ -161,9 +161,9 @@ class _Replay:
         self._last_merge = _last_merge(plan, until)
         self._merges = self._compared = self._steps = self._step = 0
         for tape in (tape for actor in plan.actors for tape in actor.tapes):
-            returned = tape.header.returned
-            if returned is not None and (snapshot is None or returned.snapshot != snapshot.name):
-                raise TapeError(f"{tape.path}: comes back from {returned.snapshot}, but the run does not")
+            resumed = tape.header.resumed
+            if resumed is not None and (snapshot is None or resumed.snapshot != snapshot.name):
+                raise TapeError(f"{tape.path}: resumed from {resumed.snapshot}, but the run did not")
             if tape.header.layout != assembly.layout.fingerprint:
                 raise TapeError(f"{tape.path}: is of another layout of fragments")
 
@@ -200,8 +200,8 @@ class _Replay:
             case plans.Return():
                 header = actor.tapes[0].header
                 transfer = self._equipment[header.learner].transfer
-                returning = self._origin.learner(header.learner, header.position, transfer)
-                returning.load(arrays, self._assembly.experiment.sync.mixing)
+                resumed = self._origin.learner(header.learner, header.position, transfer)
+                resumed.load(arrays, self._assembly.experiment.sync.mixing)
             case plans.Adopt():
                 fragments = [self._things[key] for key in work.needs[: len(work.versions)]]
                 inner = None if work.inner is None else self._things[work.inner]

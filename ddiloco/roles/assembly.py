@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -16,10 +16,12 @@ from ddiloco.outer.fragments import FragmentLayout, fragment
 from ddiloco.roles.learner_arrays import Batches, Equipment, Program
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.settings.experiment import BASELINES, Experiment
-from ddiloco.training.evaluation import Score
 from ddiloco.training.mesh import MeshConfig, carve
 
-Scorer = Callable[[Mapping[str, Any]], Score | None]
+if TYPE_CHECKING:
+    from ddiloco.training.evaluation import Score
+
+Scorer = Callable[[Mapping[str, Any]], "Score | None"]
 
 
 class Recipe(Protocol):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
-from ddiloco.roles.delivery import Pieces
+from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
+from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.transfer import FragmentTransfer, Offer
 from ddiloco.training.corruption import differing_devices
-from ddiloco.training.step import Metrics, TrainState
+
+if TYPE_CHECKING:
+    from ddiloco.training.step import Metrics, TrainState
 
 Batch = Any  # what the program's step takes
 
@@ -177,10 +179,10 @@ class TrainingArrays:
         arrays: dict[str, jax.Array] = {}
         if self._state is not None:
             copy = self._equipment.program.copy(self._state)
-            arrays |= {f"params/{name}": array for name, array in copy.params.items()}
-            arrays |= {f"inner/{i}": leaf for i, leaf in enumerate(jax.tree.leaves(copy.opt_state))}
+            arrays |= named("params", copy.params) | named("inner", jax.tree.leaves(copy.opt_state))
         for kind, held in self._held.items():
-            arrays |= {f"{kind}/{p}/{i}": x for p, pieces in held.items() for i, x in enumerate(pieces)}
+            for p, pieces in held.items():
+                arrays |= named(f"{kind}/{p}", pieces)
         for array in arrays.values():
             array.copy_to_host_async()
         return arrays, {"position": self.position(), "steps": self._steps}
@@ -190,19 +192,17 @@ class TrainingArrays:
 
         Raises:
           DataError: the position is of another stream.
-          KeyError: arrays are missing.
+          KeyError, ValueError: arrays are missing.
         """
         program, transfer = self._equipment.program, self._equipment.transfer
         self._equipment.batches.set_state(values["position"])
         self._steps = values["steps"]
-        params = {name: arrays[f"params/{name}"] for name in program.shardings}
-        inner = [arrays[f"inner/{i}"] for i in range(len(program.inner_leaves))]
-        self._state = program.state_from(params, inner)
+        self._state = program.state_from(of_kind("params", arrays), numbered("inner", arrays))
         for kind, held in self._held.items():
             held.clear()
-            found = (key.split("/") for key in arrays if key.startswith(f"{kind}/"))
-            for p, count in collections.Counter(int(key[1]) for key in found).items():
-                held[p] = transfer.place(p, [arrays[f"{kind}/{p}/{i}"] for i in range(count)])
+            found = of_kind(kind, arrays)
+            for p in sorted({int(name.partition("/")[0]) for name in found}):
+                held[p] = transfer.place(p, numbered(str(p), found))
 
     @property
     def _held(self) -> dict[str, dict[int, tuple[jax.Array, ...]]]:

@@ -17,10 +17,18 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.roles.delivery import Delivery, InnerState, InnerStateWanted, Leave, Pieces, SnapshotBegun, Told
+from ddiloco.roles.exchange import (
+    Delivery,
+    InnerState,
+    InnerStateWanted,
+    Leave,
+    Pieces,
+    Shelf,
+    SnapshotBegun,
+    Told,
+)
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.returning import ReturningLearner
-from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.resuming import ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.transfer import Offer
 
@@ -64,19 +72,19 @@ class LearnerWorker:
         recovery: Recovery | None = None,
         tape: LearnerTape | None = None,
         recording: LearnerRecording | None = None,
-        returning: ReturningLearner | None = None,
+        resumed: ResumedLearner | None = None,
     ) -> None:
         """`recovery` is None where no process of the learner follows another; `tape`, where none is kept.
 
-        `recording` is None where the learner is in no snapshots. `returning`: what a snapshot has of it, with
-        which it comes back; it counts its tokens on.
+        `recording` is None where the learner is in no snapshots. `resumed`: what a snapshot has of it, if the
+        run resumes from one; it counts its tokens on.
         """
         self.core = core
         self.shelf = Shelf()
         self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self.tokens = 0  # trained on so far; written by this thread alone
         self.failure: str | None = None
-        self.joining = threading.Event()  # the syncer was asked, or told with what the learner comes back
+        self.joining = threading.Event()  # the syncer was asked, or told with what the learner resumes
         self._equipment = equipment
         self._to_syncer = to_syncer
         self._record = record
@@ -86,9 +94,9 @@ class LearnerWorker:
         self._recovery = recovery
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
         self._recording = recording
-        self._returning = returning
-        if returning is not None:
-            self.tokens = returning.tokens
+        self._resumed = resumed
+        if resumed is not None:
+            self.tokens = resumed.tokens
         self._wanted: list[InnerStateWanted] = []
         self._leaving = False
         self._timeline = State.STARTING
@@ -123,13 +131,13 @@ class LearnerWorker:
 
     def _join(self) -> None:
         """Asks to take part; with what a snapshot has of the learner, where it does."""
-        returning, self._returning = self._returning, None
-        if returning is None:
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
             self._to_syncer(events.LearnerJoined(self.core.learner, self.core.incarnation))
             self.joining.set()
             return
-        returning.load(self._arrays, self.core.policy.mixing)
-        for action in self.core.resume(returning.returned.clock, returning.returned.fragments):
+        resumed.load(self._arrays, self.core.policy.mixing)
+        for action in self.core.resume(resumed.begins_with.clock, resumed.begins_with.fragments):
             self._perform(action)
         self.joining.set()
 

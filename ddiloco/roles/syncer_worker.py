@@ -19,8 +19,7 @@ from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContri
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.arrivals import Arrivals
-from ddiloco.roles.delivery import Delivery, Pieces, SnapshotBegun, Told, fragments_with
+from ddiloco.roles.exchange import Arrivals, Delivery, Pieces, SnapshotBegun, Told, fragments_with
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
 
@@ -185,7 +184,9 @@ class SyncerWorker:
             case Merged():
                 self._carry_out(self._hear_of_merge(message), message.metrics)
                 self._on_commit(self.core.step, list(self._committed))
-                self._gather_if_wanted()
+                going_on = self._snapshots is not None and not self.core.finished
+                if going_on and self._snapshots.wanted(self.core.step):
+                    self._merger.submit(self._gather)
             case Failed(error):
                 raise error
             case Gathered(fragments):
@@ -217,11 +218,6 @@ class SyncerWorker:
         if merged.sha256 is not None:
             self._tape.committed(p, self.core.versions[p], merged.sha256)
         return decided
-
-    def _gather_if_wanted(self) -> None:
-        going_on = self._snapshots is not None and not self.core.finished
-        if going_on and self._snapshots.wanted(self.core.step):
-            self._merger.submit(self._gather)
 
     def _begin_snapshot(self, fragments: list[FragmentState]) -> None:
         newest = dict(self.core.state().incarnations)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ddiloco.disk.tape.header import Header, Machine, Returned, SnapshotName
+from ddiloco.disk.tape.header import Header, Machine, ResumedWith, SnapshotName
 from ddiloco.disk.tape.reading import FOLDER, learner_tape, next_syncer, syncer_tape
 from ddiloco.disk.tape.recorder import LearnerTape, SyncerTape
 from ddiloco.observe import records
@@ -46,7 +46,7 @@ class Tapes:
         self._clock, self._wall = clock, wall
 
     def learner(
-        self, learner: int, process: int, equipment: Equipment, returned: Returned | None = None
+        self, learner: int, process: int, equipment: Equipment, resumed: ResumedWith | None = None
     ) -> LearnerTape:
         """The tape of a learner's process, before its first batch.
 
@@ -54,13 +54,13 @@ class Tapes:
           learner: its number.
           process: its first incarnation.
           equipment: its own.
-          returned: with what it comes back from a snapshot, if it does.
+          resumed: with what it resumes from a snapshot, if it does.
         """
         if self.folder is None:
             return LearnerTape(learner, process)
         machine = machine_of(equipment.program.mesh)
         position = _position(equipment.batches)
-        header = self._header("learner", learner, process, machine, position=position, returned=returned)
+        header = self._header("learner", learner, process, machine, position=position, resumed=resumed)
         path = learner_tape(self.folder, learner, process)
         return LearnerTape(learner, process, path, header, self._record)
 
@@ -72,7 +72,7 @@ class Tapes:
         Args:
           state: what its core begins from.
           model: has the fragments that it begins from.
-          resumed_from: the snapshot that the run goes on from, if it does.
+          resumed_from: the snapshot that the run resumes from, if it does.
         """
         if self.folder is None:
             return SyncerTape()

@@ -18,8 +18,9 @@ from ddiloco.roles.transfer import placement
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
-from ddiloco.training.mesh import carve, parameter_shardings
+from ddiloco.training.mesh import carve
 from ddiloco.training.parameters import num_parameters
+from ddiloco.training.sharding import parameter_shardings
 from ddiloco.training.step import abstract_batch, abstract_state, make_train_step
 
 _STEP_SECONDS = (0.5, 1.0, 2.0, 4.0)

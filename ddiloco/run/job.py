@@ -63,12 +63,12 @@ def run_job(
       live: draw a progress line.
       runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
       resume: whether this process goes on where one that has died left the run in the workdir. Else, with
-        `experiment.resume`, the run goes on from its newest snapshot; without, what is there is set aside.
+        `experiment.resume`, the run resumes from its newest snapshot; without, what is there is set aside.
       make_loop: what makes the loop, where one's own is trained; None: what the settings name.
 
     Raises:
       ConfigError, DataError: found before anything was trained.
-      SnapshotError: the snapshot that the run goes on from has just been damaged.
+      SnapshotError: the snapshot that the run resumes from has just been damaged.
     """
     virtual = experiment.driver == "virtual"
     if virtual:

@@ -24,9 +24,10 @@ from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.evaluation import Score, evaluate, make_eval_step
 from ddiloco.training.loop import Loop, MakeLoop, Place
 from ddiloco.training.loop_program import LoopBatches, LoopProgram
-from ddiloco.training.mesh import MeshConfig, carve, parameter_shardings, rows_divisor
+from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.parameters import abstract_parameters, init_parameters
 from ddiloco.training.program import TrainProgram
+from ddiloco.training.sharding import parameter_shardings, rows_divisor
 
 
 def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
-from ddiloco.models import MODELS, model_of
+from ddiloco.models import MODELS, model_of, name_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings import loop
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
-from ddiloco.settings.snapshots import SnapshotConfig
-from ddiloco.settings.tape import TapeConfig
 from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import TASKS
-from ddiloco.tasks.task import Task
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
+
+if TYPE_CHECKING:
+    from ddiloco.tasks.task import Task
 
 DECOUPLED_FAMILY = ("decoupled", "streaming", "diloco")
 BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
@@ -67,6 +67,22 @@ class LogConfig:
     """How much is written down while training."""
 
     every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TapeConfig:
+    """Whether a run can be replayed."""
+
+    enabled: bool = setting(True, "whether learners and syncer write down what they are told, for replay")
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotConfig:
+    """How often a snapshot of the whole run is taken, how many are kept, and when one is given up."""
+
+    every: int = setting(0, "global steps between two; 0: none", at_least=0)
+    keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
+    timeout: float = setting(120.0, "seconds until one that is not complete is given up", above=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +300,7 @@ def all_settings(experiment: Experiment) -> list[Leaf]:
 def _model_name(experiment: Experiment) -> str:
     if isinstance(experiment.model, LoopConfig):
         return loop.NAME
-    return next(name for name, model in MODELS.items() if model is model_of(experiment.model))
+    return name_of(experiment.model)
 
 
 def _group(cls: type, values: Mapping[str, Any], name: str) -> Any:

@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
-from ddiloco.training.mesh import batch_sharding, constrainer, parameter_shardings, replicated
 from ddiloco.training.parameters import Parameters
+from ddiloco.training.sharding import batch_sharding, constrainer, parameter_shardings, replicated
 from ddiloco.training.step import shard_batch
 
 EvalStep = Callable[[Parameters, Batch], LossSums]

@@ -67,7 +67,7 @@ class LoopProgram:
         if not isinstance(metrics, Mapping) or any(np.ndim(value) for value in metrics.values()):
             raise ConfigError('loop.step: its metrics must be a dict of scalars by name, as {"loss": loss}')
         leaves, structure = jax.tree.flatten(stepped)
-        if structure != self._structure:
+        if structure != self._structure:  # type: ignore[operator]  # JAX's stub lacks it
             raise ConfigError("loop.step: gives a state of another structure than init")
         for before, after in zip(self._all, leaves, strict=True):
             if isinstance(before, jax.ShapeDtypeStruct) and _told(before) != _told(after):
@@ -146,6 +146,8 @@ class LoopBatches:
 
     def __init__(self, loop: Loop, place: Place) -> None:
         self._loop = loop
+        self._iterator: Any  # of batches; it may know its own place
+        self._keeps_state: bool
         self._whose = {"learner": place.learner, "num_learners": place.num_learners}
         self._begin()
 

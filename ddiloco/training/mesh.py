@@ -1,4 +1,4 @@
-"""Meshes: devices divided among the learners, and the sharding of logical axes over a mesh."""
+"""Meshes: the devices divided among the learners, and each one's by axis."""
 
 from __future__ import annotations
 
@@ -6,28 +6,14 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError, setting
-from ddiloco.models.parameter import Axes, Constrain, unconstrained
-from ddiloco.training.parameters import abstract_parameters, logical_axes
 
 MESH_AXES = ("data", "fsdp", "tensor", "expert")
-
-RULES: dict[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp", "expert"),
-    "embed": ("fsdp",),
-    "vocab": ("tensor",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "mlp": ("tensor",),
-    "expert": ("expert",),
-    "head_dim": (),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,53 +77,3 @@ def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) 
                 stacklevel=2,
             )
     return [Mesh(np.asarray(group).reshape(shape), MESH_AXES) for group in groups]
-
-
-def partition(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
-    """The sharding of an array by its logical axes, from the left; each mesh axis is used at most once.
-
-    An axis that has no name, or whose size does not divide evenly, is not sharded.
-    """
-    parts: list[tuple[str, ...] | None] = []
-    free = {name for name in MESH_AXES if mesh.shape[name] > 1}
-    for axis, size in zip(axes, shape, strict=True):
-        targets = tuple(name for name in RULES[axis] if name in free) if axis is not None else ()
-        ways = math.prod(mesh.shape[name] for name in targets)
-        fits = bool(targets) and size % ways == 0
-        parts.append(targets if fits else None)
-        free.difference_update(targets if fits else ())
-    return NamedSharding(mesh, PartitionSpec(*parts))
-
-
-def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedSharding]:
-    """The sharding of each parameter of the model, by name."""
-    shapes = abstract_parameters(model_config)
-    return {
-        name: partition(mesh, axes, shapes[name].shape) for name, axes in logical_axes(model_config).items()
-    }
-
-
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The sharding of the arrays (B, ...) of a batch: rows over data, fsdp and expert."""
-    return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
-
-
-def rows_divisor(mesh: Mesh) -> int:
-    """The number that the rows of a batch must be a multiple of."""
-    return math.prod(mesh.shape[name] for name in RULES["batch"])
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """The sharding of what every device of the mesh has whole."""
-    return NamedSharding(mesh, PartitionSpec())
-
-
-def constrainer(mesh: Mesh) -> Constrain:
-    """Constrains an activation to the sharding of its logical axes on this mesh."""
-    if mesh.size == 1:
-        return unconstrained
-
-    def constrain(x: jax.Array, axes: Axes) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, partition(mesh, axes, x.shape))
-
-    return constrain

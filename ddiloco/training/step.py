@@ -16,8 +16,14 @@ from jax.sharding import Mesh
 from ddiloco.models.parameter import Constrain
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
-from ddiloco.training.mesh import batch_sharding, constrainer, parameter_shardings, replicated, rows_divisor
 from ddiloco.training.parameters import Parameters, abstract_parameters, init_parameters
+from ddiloco.training.sharding import (
+    batch_sharding,
+    constrainer,
+    parameter_shardings,
+    replicated,
+    rows_divisor,
+)
 
 Metrics = dict[str, jax.Array]
 

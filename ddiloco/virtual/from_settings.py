@@ -199,5 +199,5 @@ def _changes_of_extra(experiment: Experiment) -> list[Change]:
         found += [Change(time, base + j, "leave") for j in reversed(range(count, present))]
         present = count
     absent = set(range(base, experiment.sync.num_learners)) - {c.learner for c in found}
-    # One that never comes still has to be told not to be there from the start.
+    # One that never comes needs a change too, or it would be there from the start.
     return found + [Change(horizon(experiment), learner, "join") for learner in sorted(absent)]

@@ -47,7 +47,7 @@ class _Step:
 class VirtualLearner:
     """One process of a learner, from its start to its death.
 
-    The arrays take a step when it starts; that it ends is told after its time. What arrives meanwhile
+    The arrays take a step when it starts; its end is reported after its time. What arrives meanwhile
     finds the state that the step leaves, just as on devices that work through a queue.
     """
 
@@ -137,7 +137,7 @@ class VirtualLearner:
         self._continue()
 
     def hang(self, seconds: float) -> None:
-        """Neither steps nor answers for so long, whatever else befalls it, and nobody is told."""
+        """Neither steps nor answers for so long, whatever else befalls it; the syncer does not hear of it."""
         if not self.alive:
             return
         self._put_off_step()

@@ -53,10 +53,10 @@ def read_trace(path: pathlib.Path | str, num_learners: int) -> list[Change]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     rows = _json_rows(path, text) if path.suffix == ".json" else _csv_rows(path, text)
-    told = [(place, _change(place, row, num_learners)) for place, row in rows]
-    told.sort(key=lambda one: one[1].time)
-    check_lives(told, num_learners)
-    return [change for _, change in told]
+    changes = [(place, _change(place, row, num_learners)) for place, row in rows]
+    changes.sort(key=lambda pair: pair[1].time)
+    check_lives(changes, num_learners)
+    return [change for _, change in changes]
 
 
 def write_trace(path: pathlib.Path | str, changes: Iterable[Change]) -> None:
@@ -67,17 +67,17 @@ def write_trace(path: pathlib.Path | str, changes: Iterable[Change]) -> None:
         writer.writerows((repr(c.time), c.learner, c.event, repr(c.share)) for c in changes)
 
 
-def check_lives(told: Sequence[tuple[str, Change]], num_learners: int) -> None:
+def check_lives(changes: Sequence[tuple[str, Change]], num_learners: int) -> None:
     """Sees that nobody comes who is there, dies who is dead, or steps who is gone.
 
-    `told`: where each change is told, and the change, in the order of their times.
+    `changes`: where each stands in the trace, and the change, in the order of their times.
 
     Raises:
       ConfigError: somebody does; the message names the place.
     """
-    first = {change.learner: change.event for _, change in reversed(told)}
+    first = {change.learner: change.event for _, change in reversed(changes)}
     there = {m: first.get(m) != "join" for m in range(num_learners)}
-    for place, change in told:
+    for place, change in changes:
         comes = change.event in ("join", "recover")
         if comes is there[change.learner]:
             state = "there" if comes else "not there"

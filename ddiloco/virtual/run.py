@@ -15,8 +15,8 @@ from ddiloco.outer.global_model import GlobalModel, InvalidContribution
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.delivery import Pieces
 from ddiloco.roles.evaluator import Evaluations
+from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.transfer import Offer, host_arrays
@@ -79,40 +79,32 @@ class RecordingObserver(Observer):
         self._merged = merged
 
     def syncer_handled(self, event: events.SyncerEvent, out: list[Any], now: float) -> None:
-        """An event of the syncer."""
         self._tapes.syncer_handled(event, out, now)
 
     def learner_handled(
         self, learner: VirtualLearner, event: events.LearnerEvent, out: list[Any], now: float
     ) -> None:
-        """An event of a learner."""
         self._tapes.learner_handled(learner, event, out, now)
 
     def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
-        """An offer that the syncer takes."""
         self._tapes.pulled(learner, contribution, now)
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
-        """A step."""
         self.tokens += tokens
         self._record(records.StepDone(learner, clock, now, tokens, metrics))
 
     def entered(self, learner: int, state: State, chips: int, now: float) -> None:
-        """A state."""
         self._record(records.StateChanged(learner, state, now, chips))
 
     def noted(self, name: str, values: Mapping[str, Any], now: float) -> None:
-        """A record of the protocol."""
         self._record(records.Noted(name, values, now))
         if name == "round":
             self._merged(values["step"])
 
     def dropped(self, drop: actions.Drop, now: float) -> None:
-        """Something that was not used."""
         self._record(records.Noted("drop", {"learner": drop.learner, "reason": drop.reason}, now))
 
     def transferred(self, learner: int, sent: int, received: int) -> None:
-        """Bytes of fragments."""
         self._record(records.Transferred(learner, sent, received))
 
 

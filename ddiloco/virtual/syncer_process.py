@@ -9,8 +9,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.arrivals import Arrivals
-from ddiloco.roles.delivery import fragments_with
+from ddiloco.roles.exchange import Arrivals, fragments_with
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
 

@@ -17,7 +17,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.delivery import Leave, Told
+from ddiloco.roles.exchange import Leave, Told
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.recording import LearnerRecording

@@ -14,7 +14,7 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.exchange import Shelf
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 

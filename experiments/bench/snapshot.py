@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ddiloco.disk.snapshots.store import PartWriter
-from ddiloco.roles.delivery import SnapshotBegun
+from ddiloco.roles.exchange import SnapshotBegun
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from experiments.bench.bench_model import (

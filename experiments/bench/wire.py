@@ -21,7 +21,7 @@ from ddiloco.protocol import events
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import Told
+from ddiloco.roles.exchange import Told
 from ddiloco.training import platform
 from experiments.bench.measuring import medians, row
 from experiments.bench.processes import CONFIG, PATIENCE, LearnerEnd, another_process, heard

@@ -7,8 +7,8 @@ from ddiloco.chaos.schedules import RandomSchedule, draw_plan, explore
 from ddiloco.protocol.syncer import SyncerCore
 from tests.chaos.planted_bugs import PLANTED
 
-CHUNKS = 24
-PER_CHUNK = 90
+CHUNKS = 8
+PER_CHUNK = 30
 ENOUGH = 1000  # schedules within which a planted mistake must show
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 import ddiloco
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse
-from examples import nnx_loop, plain_loop
+from experiments.examples import nnx_loop, plain_loop
 
 SYNC = {"num_fragments": 2, "interval": 4}
 
@@ -81,4 +81,4 @@ def test_the_factory_of_a_config_is_one_of_a_file_too():
     model = {"name": "loop", "factory": f"{plain_loop.__file__}:make_loop", "settings": {"width": 3}}
     experiment = parse({"model": model, "sync": SYNC})
     assert assembly_of(experiment).recipe.shapes["hidden/w"] == (1, 3)
-    assert load_factory("examples.plain_loop:make_loop") is plain_loop.make_loop
+    assert load_factory("experiments.examples.plain_loop:make_loop") is plain_loop.make_loop

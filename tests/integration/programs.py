@@ -80,10 +80,12 @@ class Programs:
         """The arguments that train the smallest model."""
         return [*SMALLEST, f"--config.data.data_dir={self.data_dir}", f"--workdir={workdir}"]
 
-    def finish(self, process: Program | subprocess.Popen) -> subprocess.CompletedProcess:
+    def finish(
+        self, process: Program | subprocess.Popen, limit: float = LIMIT
+    ) -> subprocess.CompletedProcess:
         """Waits for a program; one that does not end is killed, and fails the test."""
         try:
-            out, err = process.communicate(timeout=LIMIT)
+            out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             process.kill()
             raise

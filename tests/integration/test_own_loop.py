@@ -60,7 +60,10 @@ def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batc
 def test_a_factory_that_is_not_there_is_told_in_a_line(programs, tmp_path):
     for factory, told in (
         ("nowhere:make_loop", "nowhere:make_loop cannot be imported: ModuleNotFoundError: No module named"),
-        ("examples.plain_loop", "is 'examples.plain_loop', but must be module:function or file.py:function"),
+        (
+            "experiments.examples.plain_loop",
+            "is 'experiments.examples.plain_loop', but must be module:function or file.py:function",
+        ),
     ):
         done = programs.run(
             "train", "--config=configs/loop.py", f"--config.model.factory={factory}", f"--workdir={tmp_path}"

@@ -1,4 +1,4 @@
-"""Every command of the README and of docs/commands.md runs; only its length is cut."""
+"""Every command of the README and of docs/commands.md runs; only its size is cut."""
 
 import os
 import pathlib
@@ -10,13 +10,14 @@ import sys
 import pytest
 
 from tests.bench import test_bench
-
-ROOT = pathlib.Path(__file__).parents[2]
-SHORT = "--config.train.steps=24 --config.eval.every=0 --config.eval.num_batches=1 --config.sample.tokens=4"
-BUDGET = "--config.virtual.seconds=None --config.train.tokens=100000"
-
+from tests.integration.programs import ROOT
 
 PAGES = ("README.md", "docs/commands.md")
+SHORT = {"train.steps": 24, "eval.every": 0, "eval.num_batches": 1}
+SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "sync.num_fragments": 6}
+OF_TEXT = {"sample.tokens": 4, "data.sequence_length": 64}
+BUDGET = {"virtual.seconds": None, "train.tokens": 100_000}
+LIMIT = 300.0
 
 
 def blocks() -> list[list[str]]:
@@ -26,72 +27,90 @@ def blocks() -> list[list[str]]:
     return [[line for line in text.splitlines() if line and not line.startswith("#")] for text in found]
 
 
+def commands() -> list[str]:
+    """Those that no other test runs: not the benchmarks, nor the killer."""
+    elsewhere = [f"experiments.bench {name}" for name in test_bench.NAMES] + ["experiments.chaos "]
+    return [c for block in blocks() for c in block if not any(other in c for other in elsewhere)]
+
+
 def groups() -> list[list[str]]:
     """All commands; together in their order those that go on with each other's run."""
-    commands = [command for block in blocks() for command in block]
-    together = [[c for c in commands if folder in c] for folder in ("runs/mine", "runs/long")]
-    alone = [[c] for c in commands if not any(c in group for group in together)]
+    together = [[c for c in commands() if folder in c] for folder in ("runs/mine", "runs/long")]
+    alone = [[c] for c in commands() if not any(c in group for group in together)]
     return [*together, *alone]
 
 
-def shortened(command: str, runs: pathlib.Path) -> str:
-    """The same command, made short: fewer steps, one quick test, the folder of the test."""
+def smaller(command: str, runs: pathlib.Path) -> str:
+    """The same command, made short and small, in the test's folder."""
     command = command.replace("runs/", f"{runs}/")
     if "experiments.sweep" in command:
         short = command.replace("interval=12,24;seed=0,1", "interval=12;seed=0")
         assert short != command
-        return short.replace('--sweep="', '--sweep="train.steps=24;eval.every=0;sample.tokens=4;')
+        points = ";".join(f"{name}={value}" for name, value in {**SHORT, **SMALL, **OF_TEXT}.items())
+        return short.replace('--sweep="', f'--sweep="{points};')
     if "experiments.bench" in command:
         return f"{command} --quick"
     if "experiments.simulate" in command:
         return f"{command} --config.days=1 --config.seeds=2"
     if "experiments.compare" in command:
-        return f"{command} --config.virtual.arrays=False {BUDGET}"
-    if "configs/chaos.py" in command:
-        return f"{command} {SHORT} {BUDGET} --workdir={runs}/chaos"
+        return f"{command} {_settings({'virtual.arrays': False, **BUDGET})}"
     if command.startswith("scripts/test.sh"):
         return f"{command} tests/protocol/test_estimates.py"
     if re.search(r"--dry_run|--settings|experiments\.(evaluate|replay|tape)", command):
         return command
-    if "configs/vit.py" in command or "configs/multimodal.py" in command:  # whose samples have no length
-        return f"{command} {SHORT.replace('--config.sample.tokens=4', '')} --workdir={runs}/images"
+    if command == "scripts/train.sh":
+        return f"{command} {_settings(SHORT)} --workdir={runs}/run"
+    changes = {**SHORT, **SMALL}
+    if "configs/vit.py" not in command and "configs/multimodal.py" not in command:
+        changes |= OF_TEXT
+    if "configs/chaos.py" in command:
+        changes |= BUDGET
+    if "driver=remote" in command:
+        changes |= {"sync.num_learners": 2}
     workdir = "" if "--workdir" in command else f"--workdir={runs}/run"
-    return f"{command} {SHORT} {workdir}"
+    return f"{command} {_settings(changes)} {workdir}"
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """The scripts' environment, as the interpreter of this test, without its simulated devices."""
-    kept = {
-        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTEST_XDIST_WORKER")
-    }
+def _settings(changes: dict) -> str:
+    return " ".join(f"--config.{name}={value}" for name, value in changes.items())
+
+
+def run(command: str, programs) -> None:
+    """Runs it, a Python program without its imports."""
+    words = shlex.split(command)
+    given = dict(word.split("=", 1) for word in words[: next(i for i, w in enumerate(words) if "=" not in w)])
+    words = words[len(given) :]
+    if words[:2] == ["python", "-m"]:
+        flags = f"{programs.environment['XLA_FLAGS']} {given.pop('XLA_FLAGS', '')}"
+        done = programs.finish(programs.start_module(*words[2:], XLA_FLAGS=flags, CI="true", **given), LIMIT)
+    else:
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=ROOT,
+            env=as_a_user(programs, command),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+    assert done.returncode == 0, f"{shlex.quote(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def as_a_user(programs, command: str) -> dict[str, str]:
+    """The environment of a script, with the interpreter of this test; the first command compiles well."""
+    left_out = ["PYTEST_XDIST_WORKER"] + ["XLA_FLAGS"] * command.startswith("scripts/train.sh --config.train")
+    kept = {name: value for name, value in programs.environment.items() if name not in left_out}
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), kept["PATH"]])
-    return {**kept, "PATH": path, "CI": "true", "PYTEST_WORKERS": "1"}
+    return {**kept, "PATH": path, "CI": "true", "PYTEST_WORKERS": "0"}
 
 
 def test_the_readme_has_the_two_commands_that_do_all_the_set_up():
-    commands = [command for block in blocks() for command in block]
-    assert "scripts/train.sh" in commands and "scripts/test.sh" in commands
+    assert "scripts/train.sh" in commands() and "scripts/test.sh" in commands()
 
 
 @pytest.mark.parametrize("group", groups(), ids=lambda group: " ".join(group[0].split()[-3:])[-60:])
-def test_every_command_of_the_readme_runs(group, environment, tmp_path):
-    if not (ROOT / ".venv" / "installed").exists():
+def test_every_command_of_the_readme_runs(group, programs, tmp_path):
+    if group[0].startswith("scripts/") and not (ROOT / ".venv" / "installed").exists():
         pytest.skip("needs the environment of scripts/test.sh")
     for command in group:
-        if "experiments.bench" in command and command.split()[3] in test_bench.NAMES:
-            continue  # run there
-        if "experiments.chaos" in command:
-            continue  # run by tests/integration/test_chaos.py
-        short = shortened(command, tmp_path)
-        done = subprocess.run(
-            short,
-            shell=True,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, f"{shlex.quote(short)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        run(smaller(command, tmp_path), programs)

@@ -52,7 +52,7 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, pro
     steps = max(at.values()) + 12
     resumed = programs.run("train", *changes, f"--config.train.steps={steps}", "--config.resume=true")
     assert resumed.returncode == 0, resumed.stderr
-    assert f"going on from snapshot {number}, step {header['step']}" in resumed.stderr
+    assert f"resuming from snapshot {number}, step {header['step']}" in resumed.stderr
 
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["finished"], summary["failures"], summary["step"]) == (True, [], steps)

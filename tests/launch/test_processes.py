@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -91,52 +90,62 @@ def test_how_a_program_ended_is_known():
     assert ended(processes.start("there_is_none", [], os.environ)) == 1
 
 
-def test_only_a_quiet_program_is_heard_by_nobody(tmp_path):
-    program = textwrap.dedent("""
-        import os
-        from ddiloco.launch import processes
+PARENT = """
+    import os, pathlib, signal, sys
+    from ddiloco.launch import processes
+
+    def server_of(child):
+        return int(pathlib.Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[1])
+"""
+
+
+@pytest.fixture
+def parent(tmp_path):
+    """Starts Python with lines that begin as PARENT; it has a fork server of its own."""
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+
+    def run(lines):
+        program = textwrap.dedent(PARENT) + textwrap.dedent(lines)
+        environment = {**os.environ, "PYTHONPATH": path}
+        return subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    return run
+
+
+def test_only_a_quiet_program_is_heard_by_nobody(parent):
+    process = parent("""
         for quiet in (True, False):
-            process = processes.start("speaks", [], os.environ, quiet=quiet)
-            process.join()
-            print(quiet, process.exitcode, flush=True)
+            child = processes.start("speaks", [], os.environ, quiet=quiet)
+            child.join()
+            print(quiet, child.exitcode, flush=True)
     """)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["True 0", "here I am", "False 0"]
+    assert process.communicate(timeout=60)[0].splitlines() == ["True 0", "here I am", "False 0"]
 
 
-def test_programs_end_with_who_started_them_however_that_ends(tmp_path):
-    owner = textwrap.dedent("""
-        import os, signal
-        from multiprocessing import forkserver
-        from ddiloco.launch import processes
+def test_programs_end_with_who_started_them_however_that_ends(parent):
+    with parent("""
         children = [processes.start("waits", [], os.environ) for _ in range(2)]
-        print(forkserver._forkserver._forkserver_pid, *(child.pid for child in children), flush=True)
+        print(server_of(children[0]), *(child.pid for child in children), flush=True)
         signal.pause()
-    """)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    with subprocess.Popen(
-        [sys.executable, "-c", owner],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    ) as process:
+    """) as process:
         numbers = [int(number) for number in process.stdout.readline().split()]
         assert all(map(alive, numbers))
         process.kill()
     until(lambda: not any(map(alive, numbers)), "the ends of the server and its programs")
 
 
-def test_a_lost_server_takes_its_programs_along_and_another_is_started():
-    process = processes.start("waits", [], os.environ)
-    server = int(pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(server, signal.SIGKILL)
-    until(lambda: not alive(process.pid), "the program's end")
-    assert ended(process) != 0
-    assert ended(processes.start("speaks", [], os.environ, quiet=True)) == 0
+def test_a_lost_server_takes_its_programs_along_and_another_is_started(parent):
+    process = parent("""
+        child = processes.start("waits", [], os.environ)
+        os.kill(server_of(child), signal.SIGKILL)
+        child.join()
+        print(child.pid, child.exitcode, flush=True)
+        after = processes.start("speaks", [], os.environ, quiet=True)
+        after.join()
+        print(after.exitcode)
+    """)
+    (number, code), (after,) = map(str.split, process.communicate(timeout=60)[0].splitlines())
+    assert code != "0" and after == "0"
+    until(lambda: not alive(int(number)), "the program's end")

@@ -12,13 +12,14 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.disk.snapshots.array_names import of_kind
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
-from ddiloco.disk.snapshots.store import Part, PartWriter, Snapshot, SnapshotStore
+from ddiloco.disk.snapshots.store import Part, PartWriter, Snapshot, SnapshotError, SnapshotStore
 from ddiloco.local.run import LocalRun
 from ddiloco.observe import records
 from ddiloco.protocol.learner import FragmentWork
 from ddiloco.roles import learner_worker as learner_module
-from ddiloco.roles import returning
+from ddiloco.roles import resuming
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run.recipes import assembly_of
@@ -339,28 +340,74 @@ def test_devices_without_memory_for_a_copy_cost_the_snapshot_and_never_the_run(d
     assert "the state cannot be copied" in ran.noted("snapshot_given_up")[0]["reason"]
 
 
-def test_an_update_that_was_on_its_way_is_applied_before_the_learner_comes_back(
+def rewritten(taken, folder, **state) -> SnapshotStore:
+    """A store whose snapshot 1 is this one, but for the state of learner 0."""
+    store, writer = SnapshotStore(folder, 1), PartWriter(folder)
+    parts = {name: taken.part(name) for name in taken.parts}
+    old = parts["learner_000"]
+    parts["learner_000"] = Part(old.arrays, {**old.state, **state})
+    files = {name: writer.write(1, name, part).result(LIMIT) for name, part in parts.items()}
+    store.complete(1, taken.header, files)
+    return store
+
+
+def damage(part):
+    """Changes the last byte of every file in the folder of a part."""
+    for path in part.rglob("*"):
+        if path.is_file():
+            whole = path.read_bytes()
+            path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 255]))
+
+
+@pytest.mark.parametrize("codec", ["f32", "int8"])
+def test_a_learner_reads_its_own_part_alone(codec, interrupted, data_dir, tmp_path, one_device):
+    """Of a snapshot in which it has all updates; the anchors of a new codec are the syncer's fragments."""
+    taken = newest(interrupted[1])
+    rows = [[version, 1, 0, 0, False] for version in taken.header["versions"]]
+    store = rewritten(taken, tmp_path / "snapshots", fragments=rows)
+    e = settings(data_dir, outer={"codec": codec})
+    assembly = assembly_of(e)
+    equipment = assembly.equipment()[0]
+    position, params = taken.state("learner_000")["position"], part_of(taken, 0).arrays
+    for name in ("learner_001", "syncer"):
+        damage(store.folder / "000001" / name)
+        origin = resuming.Origin(store.open(1, own=()), e, assembly.layout)
+        if codec == "int8" and name == "syncer":
+            with pytest.raises(SnapshotError, match="syncer"):
+                origin.learner(0, position, equipment.transfer)
+            continue
+        arrays = TrainingArrays(equipment)
+        origin.learner(0, position, equipment.transfer).load(arrays, mixing=0.0)
+        for key, array in of_kind("params", params).items():
+            np.testing.assert_array_equal(arrays.params[key], array)
+    with pytest.raises(SnapshotError, match="learner_001"):
+        origin.learner(1, position, equipment.transfer)
+    with pytest.raises(SnapshotError, match="syncer"):
+        _ = origin.start
+    for own in (None, ["syncer"], ["learner_001"]):
+        with pytest.raises(SnapshotError, match="is damaged"):
+            store.open(1, own)
+    assert store.newest(lambda line: None, own=["learner_000"]) is None  # it reads the state of all
+
+
+def test_an_update_that_was_on_its_way_is_applied_before_the_learner_resumes(
     interrupted, data_dir, tmp_path, one_device
 ):
     """Of a snapshot in which learner 0 lacks the newest version of fragment 1."""
     taken = newest(interrupted[1])
-    store, writer = SnapshotStore(tmp_path / "snapshots", 1), PartWriter(tmp_path / "snapshots")
-    parts = {name: taken.part(name) for name in taken.parts}
-    state = parts["learner_000"].state
-    version = state["fragments"][1][0]
-    rows = [[version - 1, 1, 5, 50, True] if p == 1 else row for p, row in enumerate(state["fragments"])]
-    parts["learner_000"] = Part(parts["learner_000"].arrays, {**state, "fragments": rows, "clock": 2})
-    files = {name: writer.write(1, name, part).result(LIMIT) for name, part in parts.items()}
-    store.complete(1, taken.header, files)
+    old = taken.state("learner_000")["fragments"]
+    version = old[1][0]
+    rows = [[version - 1, 1, 5, 50, True] if p == 1 else row for p, row in enumerate(old)]
+    store = rewritten(taken, tmp_path / "snapshots", fragments=rows, clock=2)
     e = settings(data_dir, outer={"codec": "int8", "error_feedback": True})
     assembly = assembly_of(e)
-    origin = returning.Origin(store.open(1), e, assembly.layout)
+    origin = resuming.Origin(store.open(1), e, assembly.layout)
     equipment = assembly.equipment()[0]
     back = origin.learner(0, origin.positions(2)[0], equipment.transfer)
     merged = origin.start.state.merged_steps[1]
     newer = max(version, origin.start.state.versions[1])
-    assert back.returned.fragments[1] == FragmentWork(newer, merged)
-    assert back.returned.clock == max(2, merged)
+    assert back.begins_with.fragments[1] == FragmentWork(newer, merged)
+    assert back.begins_with.clock == max(2, merged)
     arrays = TrainingArrays(equipment)
     back.load(arrays, mixing=0.0)
     held = arrays.state()[0]

@@ -15,8 +15,7 @@ from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import Told
-from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.exchange import Shelf, Told
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 

@@ -20,7 +20,7 @@ from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.syncer.server import donor_address
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security, load_security
-from ddiloco.roles.delivery import InnerState, InnerStateWanted
+from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.settings.remote import RemoteConfig
 from tests.remote.ends import CONFIG, PATIENCE, LearnerEnd, SyncerEnd, ended, joined, until
 

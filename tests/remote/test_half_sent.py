@@ -32,7 +32,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.delivery import InnerState, InnerStateWanted
+from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig

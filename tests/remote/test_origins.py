@@ -10,7 +10,7 @@ from ddiloco.remote.learner.donor import InnerFormat, read_donation
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.payload import chunks
-from ddiloco.roles.delivery import InnerState
+from ddiloco.roles.exchange import InnerState
 
 ARRAYS = [np.arange(6, dtype=np.float32)]
 FORMAT = InnerFormat([ArrayFormat((6,), np.dtype(np.float32))])

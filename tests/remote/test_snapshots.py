@@ -14,7 +14,7 @@ from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.snapshot_messages import snapshot_message, told_of_snapshot
-from ddiloco.roles.delivery import SnapshotBegun
+from ddiloco.roles.exchange import SnapshotBegun
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, report, until, update
 

@@ -18,7 +18,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import payload_bytes
 from ddiloco.remote.wire.security import Security, check_reach, load_security
-from ddiloco.roles.delivery import Leave, Told
+from ddiloco.roles.exchange import Leave, Told
 from ddiloco.schema import events_pb2
 from ddiloco.settings.remote import RemoteConfig
 from tests.remote.ends import (

@@ -68,9 +68,9 @@ def learners(request):
 
 
 @pytest.fixture(scope="module")
-def returned(learners, workshop, data_dir, tmp_path_factory):
+def resumed(learners, workshop, data_dir, tmp_path_factory):
     """A run of two learners that goes on with as many or with three; its settings then, and its snapshot."""
-    workdir = tmp_path_factory.mktemp("returned") / "run"
+    workdir = tmp_path_factory.mktemp("resumed") / "run"
     run_job(workshop, taped(data_dir, 2, 1000), workdir, completed(1))
     snapshot = SnapshotStore(workdir / "snapshots", 1).newest(lambda line: None)
     ahead = max(snapshot.part(f"learner_{m:03d}").state["clock"] for m in (0, 1))
@@ -79,11 +79,11 @@ def returned(learners, workshop, data_dir, tmp_path_factory):
     return workdir, e, snapshot
 
 
-def test_a_run_that_goes_on_is_done_again_from_its_snapshot(workshop, returned, learners):
-    workdir, e, snapshot = returned
+def test_a_run_that_goes_on_is_done_again_from_its_snapshot(workshop, resumed, learners):
+    workdir, e, snapshot = resumed
     tapes = read_run(workdir)
     assert tapes.syncers[0].header.resumed_from == snapshot.name
-    came_back = {m: lives[0].header.returned for m, lives in tapes.learners.items()}
+    came_back = {m: lives[0].header.resumed for m, lives in tapes.learners.items()}
     assert all(came_back[m].snapshot == snapshot.name for m in (0, 1))
     for m in range(2, learners):
         assert came_back[m] is None
@@ -96,10 +96,10 @@ def test_a_run_that_goes_on_is_done_again_from_its_snapshot(workshop, returned, 
 
 
 def test_without_its_snapshot_a_run_that_went_on_cannot_be_done_again_and_a_line_says_so(
-    workshop, returned, tmp_path
+    workshop, resumed, tmp_path
 ):
-    workdir, e, snapshot = returned
-    with pytest.raises(TapeError, match=r"goes on from snapshot \d+, without which .*: is incomplete"):
+    workdir, e, snapshot = resumed
+    with pytest.raises(TapeError, match=r"resumed from snapshot \d+, without which .*: is incomplete"):
         replayed(workshop, workdir, e, where=tmp_path)
     copied = shutil.copytree(snapshot.folder, tmp_path / "snapshots" / snapshot.folder.name)
     damaged = next(p for p in (copied / "syncer").rglob("*") if p.is_file())
@@ -108,16 +108,16 @@ def test_without_its_snapshot_a_run_that_went_on_cannot_be_done_again_and_a_line
         replayed(workshop, workdir, e, where=tmp_path)
 
 
-def test_a_run_that_was_set_aside_finds_its_snapshot_where_the_newer_one_has_it(workshop, returned, tmp_path):
-    workdir, e, snapshot = returned
+def test_a_run_that_was_set_aside_finds_its_snapshot_where_the_newer_one_has_it(workshop, resumed, tmp_path):
+    workdir, e, snapshot = resumed
     aside = tmp_path / "run" / "previous" / "2"
     shutil.copytree(workdir / "tape", aside / "tape")
     shutil.copytree(snapshot.folder, tmp_path / "run" / "snapshots" / snapshot.folder.name)
     assert replayed(workshop, aside, e).sha256 == replay.recorded_sha256(workdir)
 
 
-def test_tapes_of_a_run_that_went_on_can_be_looked_at_and_asked_what_if(returned):
-    workdir, e, snapshot = returned
+def test_tapes_of_a_run_that_went_on_can_be_looked_at_and_asked_what_if(resumed):
+    workdir, e, snapshot = resumed
     plan = replay.make_plan(e, read_run(workdir))
     lines = timeline.timeline(plan)
     of_syncer = [line.clock for line in lines if line.learner is None and line.clock is not None]
@@ -130,8 +130,8 @@ def test_tapes_of_a_run_that_went_on_can_be_looked_at_and_asked_what_if(returned
     assert same.tokens == pytest.approx(recorded.tokens, rel=0.3)  # it knows of no waiting
 
 
-def test_a_first_tape_that_began_later_than_the_snapshot_is_told(workshop, returned):
-    workdir, e, _ = returned
+def test_a_first_tape_that_began_later_than_the_snapshot_is_told(workshop, resumed):
+    workdir, e, _ = resumed
     tapes = read_run(workdir)
     [tape] = tapes.syncers
     first, *others = tape.header.state.versions

@@ -16,7 +16,7 @@ from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.replay import plan as plans
 from ddiloco.replay import run as replay
-from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.exchange import Shelf
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import to_json
 from ddiloco.virtual.lives import Change, write_trace

@@ -9,7 +9,7 @@ import pytest
 
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.roles.delivery import InnerState, InnerStateWanted, Leave, Told
+from ddiloco.roles.exchange import InnerState, InnerStateWanted, Leave, Told
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.run.recipes import assembly_of

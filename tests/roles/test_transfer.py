@@ -11,11 +11,11 @@ from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import FragmentDecoder, encode, wire_format
 from ddiloco.outer.fragments import fragment, take
 from ddiloco.protocol.messages import Contribution
+from ddiloco.roles.exchange import Shelf
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.shelf import Shelf
 from ddiloco.roles.transfer import FragmentTransfer
-from ddiloco.training.mesh import parameter_shardings
 from ddiloco.training.parameters import abstract_parameters
+from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import TINY, mesh_of
 from tests.workbench import assert_equal
 

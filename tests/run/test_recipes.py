@@ -11,10 +11,10 @@ from ddiloco.data.shards import reshard
 from ddiloco.run.dry_run import describe
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse, to_json
-from examples import plain_loop
+from experiments.examples import plain_loop
 
 pytestmark = pytest.mark.usefixtures("one_device")
-MODEL = {"name": "loop", "factory": "examples.plain_loop:make_loop", "settings": {"width": 4}}
+MODEL = {"name": "loop", "factory": "experiments.examples.plain_loop:make_loop", "settings": {"width": 4}}
 
 
 def experiment(**changes):
@@ -81,9 +81,12 @@ def test_settings_that_a_loop_cannot_have_are_refused(changes, told):
     [
         ("nowhere:make", "nowhere:make cannot be imported: ModuleNotFoundError"),
         ("nowhere.py:make", "nowhere.py:make cannot be imported: FileNotFoundError"),
-        ("examples.plain_loop:make", "examples.plain_loop:make cannot be imported: AttributeError"),
+        (
+            "experiments.examples.plain_loop:make",
+            "experiments.examples.plain_loop:make cannot be imported: AttributeError",
+        ),
         ("__main__:make", "__main__:make cannot be imported: ImportError: it is made in this process alone"),
-        ("examples.plain_loop:__doc__", "examples.plain_loop:__doc__ is no function"),
+        ("experiments.examples.plain_loop:__doc__", "experiments.examples.plain_loop:__doc__ is no function"),
     ],
 )
 def test_a_factory_that_cannot_be_had_is_told_in_a_line(factory, told):

@@ -23,8 +23,6 @@ def toy(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "toy.py").write_text(text)
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "models")])
-    for name, model in models.find_models().items():
-        monkeypatch.setitem(models.MODELS, name, model)
     return tmp_path / "configs" / "toy.py"
 
 

@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from ddiloco.config import ConfigError, build
-from ddiloco.training.mesh import MeshConfig, batch_sharding, carve, parameter_shardings, partition
+from ddiloco.training.mesh import MeshConfig, carve
+from ddiloco.training.sharding import batch_sharding, parameter_shardings, partition
 from tests.training.batches import TINY, mesh_of
 
 

@@ -10,8 +10,8 @@ import pytest
 from ddiloco.models.moe import MoEConfig
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
-from ddiloco.training.mesh import parameter_shardings
 from ddiloco.training.parameters import abstract_parameters
+from ddiloco.training.sharding import parameter_shardings
 from ddiloco.training.step import init_state, make_train_step, shard_batch
 from tests.training.batches import mesh_of, packed_batch
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ddiloco.models.dense import DenseConfig
-from ddiloco.training.mesh import parameter_shardings
 from ddiloco.training.parameters import (
     abstract_parameters,
     forward,
@@ -15,6 +14,7 @@ from ddiloco.training.parameters import (
     logical_axes,
     num_parameters,
 )
+from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import TINY, mesh_of, packed_batch
 
 LAYER_NAMES = (

@@ -1,1 +1,1 @@
-"""Consistent snapshots of a whole run on disk, and what may change between one and going on from it."""
+"""Consistent snapshots of a whole run on disk, and what may change before a run resumes from one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -11,7 +12,7 @@ import os
 import pathlib
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -152,25 +153,44 @@ def write_part(snapshot: pathlib.Path, name: str, part: Part) -> PartFiles:
         raise SnapshotError(f"{folder}: cannot be written: {reason(error)}") from error
 
 
-def check_part(folder: pathlib.Path, files: PartFiles) -> None:
-    """Sees that every byte of a part is as it was written, and that there is nothing else.
+def check_listing(folder: pathlib.Path, files: PartFiles) -> None:
+    """Sees that the files of a part are there, each of its size, and no other; opens none.
 
     Raises:
       SnapshotError: it is not so.
     """
-    try:
+    with _told_of(folder):
         there = files_under(folder)
         if there != sorted(files.files):
-            [first, *_] = sorted(set(there) ^ set(files.files))
+            first = min(set(there) ^ set(files.files))
             told = "does not belong there" if first in there else "is missing"
             raise SnapshotError(f"{folder.name}/{first} {told}")
-        for path, (size, digest) in files.files.items():
+        for path, (size, _) in files.files.items():
             if (folder / path).stat().st_size != size:
                 raise SnapshotError(f"{folder.name}/{path} is not of the size that it was written with")
-            if _digest(folder / path) != (size, digest):
+
+
+def check_bytes(folder: pathlib.Path, files: PartFiles, below: str = "") -> None:
+    """Sees that every byte of a part is as it was written; of the files whose paths begin with `below`.
+
+    Raises:
+      SnapshotError: it is not so.
+    """
+    with _told_of(folder):
+        for path, told in files.files.items():
+            if path.startswith(below) and _digest(folder / path) != told:
                 raise SnapshotError(f"{folder.name}/{path} is damaged")
-    except OSError as error:
-        raise SnapshotError(f"{folder.name} cannot be read: {reason(error)}") from None
+
+
+def read_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
+    """Reads the state of a part, and none of its arrays.
+
+    Raises:
+      SnapshotError: it is not what was written.
+    """
+    with _told_of(folder):
+        check_bytes(folder, files, "state/")
+        return _restore(folder, state=ocp.args.JsonRestore()).state["state"]
 
 
 def read_part(folder: pathlib.Path, content: str) -> Part:
@@ -179,12 +199,9 @@ def read_part(folder: pathlib.Path, content: str) -> Part:
     Raises:
       SnapshotError: what is read is not what was written, by its sha256.
     """
-    try:
-        with ocp.Checkpointer(_handler()) as checkpointer:
-            items = {"state": ocp.args.JsonRestore()}
-            if (folder / "arrays").is_dir():
-                items["arrays"] = ocp.args.PyTreeRestore()
-            read = checkpointer.restore(folder.resolve(), ocp.args.Composite(**items))
+    with _told_of(folder):
+        items = {"arrays": ocp.args.PyTreeRestore()} if (folder / "arrays").is_dir() else {}
+        read = _restore(folder, state=ocp.args.JsonRestore(), **items)
         stored = dict(read.get("arrays") or {})
         arrays = {}
         for name, (dtype, shape) in read.state["arrays"].items():
@@ -194,10 +211,6 @@ def read_part(folder: pathlib.Path, content: str) -> Part:
         if stored or _content(state, arrays) != content:
             raise SnapshotError(f"{folder}: is damaged: it does not hold what was written")
         return Part(arrays, state)
-    except SnapshotError:
-        raise
-    except Exception as error:  # Orbax raises many kinds for a damaged file
-        raise SnapshotError(f"{folder}: cannot be read: {reason(error)}") from error
 
 
 def is_part_name(name: str) -> bool:
@@ -229,6 +242,22 @@ def reason(error: BaseException) -> str:
         return error.strerror
     told = next(iter(str(error).splitlines()), "")
     return told or type(error).__name__
+
+
+@contextlib.contextmanager
+def _told_of(folder: pathlib.Path) -> Iterator[None]:
+    """Whatever goes wrong below is told as a SnapshotError; of damaged files Orbax raises many kinds."""
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except Exception as error:
+        raise SnapshotError(f"{folder}: cannot be read: {reason(error)}") from error
+
+
+def _restore(folder: pathlib.Path, **items: Any) -> Any:
+    with ocp.Checkpointer(_handler()) as checkpointer:
+        return checkpointer.restore(folder.resolve(), ocp.args.Composite(**items))
 
 
 def _handler() -> ocp.CompositeCheckpointHandler:

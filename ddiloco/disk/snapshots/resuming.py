@@ -9,7 +9,7 @@ from typing import Any
 
 from ddiloco.config import ConfigError
 from ddiloco.disk.snapshots.changes import check_resumable
-from ddiloco.disk.snapshots.parts import learner_part
+from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotStore
 from ddiloco.observe.trimming import Cut, trim
 from ddiloco.settings.experiment import Experiment, parse
@@ -18,11 +18,13 @@ from ddiloco.settings.experiment import Experiment, parse
 def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
     """The newest complete snapshot in the workdir; of each that cannot be used, a line is told.
 
+    With driver=remote only the syncer's arrays are verified here: each learner's process verifies its own.
+
     Raises:
       ConfigError: there is none, or it is of a run that these settings cannot go on with.
     """
-    folder = workdir / FOLDER
-    snapshot = SnapshotStore(folder, experiment.snapshot.keep).newest(_warn)
+    folder, own = workdir / FOLDER, [SYNCER_PART] if experiment.driver == "remote" else None
+    snapshot = SnapshotStore(folder, experiment.snapshot.keep).newest(_warn, own)
     if snapshot is None:
         raise ConfigError(f"config.resume: is true, but there is no complete snapshot in {folder}")
     check_resumable(parse(snapshot.header["experiment"]), experiment, _furthest(snapshot.header))
@@ -42,14 +44,14 @@ def trim_records(snapshot: Snapshot, workdir: pathlib.Path) -> pathlib.Path:
     except OSError as error:
         raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
     _warn(
-        f"going on from snapshot {snapshot.number}, step {snapshot.header['step']}; the rest is in {previous}"
+        f"resuming from snapshot {snapshot.number}, step {snapshot.header['step']}; the rest is in {previous}"
     )
     return previous
 
 
 def _cut(snapshot: Snapshot) -> Cut:
     header = snapshot.header
-    states = {m: snapshot.part(learner_part(m)).state for m in header.get("learners", ())}
+    states = {m: snapshot.state(learner_part(m)) for m in header.get("learners", ())}
     return Cut(
         time=header["time"],
         versions=tuple(header.get("versions", ())),

@@ -1,4 +1,9 @@
-"""The snapshots of a run on disk: complete once a manifest, written last, vouches for every byte."""
+"""The snapshots of a run on disk: complete once a manifest, written last, vouches for every byte.
+
+Orbax writes the parts, but its CheckpointManager cannot keep the snapshots: it takes each folder named by a
+step for complete, where here several processes write one and the manifest says when it is, and it would count
+damaged ones among those to keep.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import json
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ddiloco.disk import array_file
@@ -17,11 +22,13 @@ from ddiloco.disk.snapshots.parts import (
     PartFiles,
     PartWriter,
     SnapshotError,
-    check_part,
+    check_bytes,
+    check_listing,
     files_under,
     is_part_name,
     make_durable,
     read_part,
+    read_state,
     reason,
 )
 from ddiloco.disk.tape.header import SnapshotName
@@ -38,10 +45,10 @@ _LONGEST_MANIFEST = 1 << 28
 
 
 class Snapshot:
-    """A complete snapshot, each byte of which was as written when it was opened.
+    """A complete snapshot. What is read of it is what was written, or SnapshotError is raised.
 
     Attributes:
-      number: from 1, counting up over all resumptions of the run.
+      number: from 1, counting up, also when the run resumes.
       folder: where it is.
       header: JSON values: of which moment it is, and of which experiment.
       parts: the names of its parts.
@@ -63,11 +70,18 @@ class Snapshot:
         """A part, its arrays on the host.
 
         Raises:
-          SnapshotError: there is no such part, or it has been damaged since the snapshot was opened.
+          SnapshotError: there is no such part, or it is damaged.
         """
+        return read_part(self.folder / name, self._file(name).content)
+
+    def state(self, name: str) -> dict[str, Any]:
+        """The JSON values of a part, without reading its arrays; raises as `part` does."""
+        return read_state(self.folder / name, self._file(name))
+
+    def _file(self, name: str) -> PartFiles:
         if name not in self._files:
             raise SnapshotError(f"{self.folder}: has no part {name}")
-        return read_part(self.folder / name, self._files[name].content)
+        return self._files[name]
 
 
 class SnapshotStore:
@@ -110,17 +124,27 @@ class SnapshotStore:
         """Removes a snapshot that was given up; what is still being written of it goes later."""
         _remove(self._at(number))
 
-    def newest(self, warn: Callable[[str], None]) -> Snapshot | None:
-        """The newest complete snapshot, None if there is none; `warn` hears in a line of each one skipped."""
+    def newest(self, warn: Callable[[str], None], own: Collection[str] | None = None) -> Snapshot | None:
+        """The newest snapshot that `open` finds sound, with the state of every part; None if there is none.
+
+        `warn` hears in a line of each one skipped.
+        """
         for number in sorted(self._numbers(), reverse=True):
             try:
-                return self.open(number)
+                snapshot = self.open(number, own)
+                for name in snapshot.parts:
+                    snapshot.state(name)
+                return snapshot
             except SnapshotError as error:
                 warn(f"{error}; this snapshot is skipped")
         return None
 
-    def open(self, number: int) -> Snapshot:
-        """A snapshot of which every byte is as it was written.
+    def open(self, number: int, own: Collection[str] | None = None) -> Snapshot:
+        """A complete snapshot: all files are there, each of its size.
+
+        Args:
+          number: its own.
+          own: the parts of which every byte is read, to see that it is as it was written; None: all.
 
         Raises:
           SnapshotError: it is incomplete or damaged.
@@ -134,7 +158,9 @@ class SnapshotStore:
             if strange:
                 raise ValueError(f"{strange[0]} does not belong there")
             for name, part in parts.items():
-                check_part(folder / name, part)
+                check_listing(folder / name, part)
+                if own is None or name in own:
+                    check_bytes(folder / name, part)
         except FileNotFoundError:
             raise SnapshotError(f"{folder}: is incomplete: it has no {_MANIFEST}") from None
         except (OSError, ValueError, SnapshotError) as error:

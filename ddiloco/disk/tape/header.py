@@ -41,7 +41,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotName:
-    """A snapshot of a run, by which another goes on."""
+    """A snapshot, as those call it who resume from it."""
 
     number: int
     sha256: str  # of its manifest, which vouches for every byte; hex
@@ -51,8 +51,8 @@ class SnapshotName:
 
 
 @dataclasses.dataclass(frozen=True)
-class Returned:
-    """With what a learner comes back from a snapshot, as `LearnerCore.resume` takes it."""
+class ResumedWith:
+    """With what a learner resumes from a snapshot, as `LearnerCore.resume` takes it."""
 
     snapshot: SnapshotName
     clock: int
@@ -76,8 +76,8 @@ class Header:
       position: of a learner, where its first batch comes from, as its batches tell it; None: their beginning.
       state: of the syncer, what it began from.
       sha256: of the syncer, of each fragment that it began from, hex.
-      resumed_from: of the syncer, the snapshot that the run goes on from, if it does.
-      returned: of a learner that comes back from a snapshot, with what.
+      resumed_from: of the syncer, the snapshot that the run resumes from, if it does.
+      resumed: of a learner that resumes from a snapshot, with what.
     """
 
     role: str
@@ -93,7 +93,7 @@ class Header:
     state: SyncerState | None = None
     sha256: tuple[str, ...] = ()
     resumed_from: SnapshotName | None = None
-    returned: Returned | None = None
+    resumed: ResumedWith | None = None
 
     def differences(self, other: Header) -> list[str]:
         """What of that which numbers follow from is another, as short phrases."""
@@ -125,16 +125,16 @@ def from_json(text: str) -> Header:
                 tuple(state["merged_steps"]),
                 tuple((m, number) for m, number in state["incarnations"]),
             )
-        sha256, name, returned = (values.pop(key) for key in ("sha256", "resumed_from", "returned"))
-        if returned is not None:
-            fragments = tuple(FragmentWork(**told) for told in returned["fragments"])
-            returned = Returned(SnapshotName(**returned["snapshot"]), returned["clock"], fragments)
+        sha256, name, resumed = (values.pop(key) for key in ("sha256", "resumed_from", "resumed"))
+        if resumed is not None:
+            fragments = tuple(FragmentWork(**told) for told in resumed["fragments"])
+            resumed = ResumedWith(SnapshotName(**resumed["snapshot"]), resumed["clock"], fragments)
         return Header(
             machine=Machine(**machine),
             state=state,
             sha256=tuple(sha256),
             resumed_from=None if name is None else SnapshotName(**name),
-            returned=returned,
+            resumed=resumed,
             **values,
         )
     except (KeyError, TypeError, AttributeError) as error:

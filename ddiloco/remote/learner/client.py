@@ -24,8 +24,7 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import Delivery, Leave, SnapshotBegun, Told
-from ddiloco.roles.shelf import Shelf
+from ddiloco.roles.exchange import Delivery, Leave, Shelf, SnapshotBegun, Told
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.roles.transfer import host_arrays
 from ddiloco.settings.remote import RemoteConfig, backoff

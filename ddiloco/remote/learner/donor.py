@@ -24,7 +24,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security, check_reach
-from ddiloco.roles.delivery import Delivery, InnerState, InnerStateWanted
+from ddiloco.roles.exchange import Delivery, InnerState, InnerStateWanted
 from ddiloco.roles.transfer import host_arrays
 
 BOUNDARY_SECONDS = 20.0  # for the donor to come to a step boundary with the versions asked for

@@ -8,7 +8,7 @@ import pathlib
 from ddiloco.disk import array_file
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.remote.learner.donor import InnerFormat
-from ddiloco.roles.delivery import InnerState
+from ddiloco.roles.exchange import InnerState
 from ddiloco.roles.transfer import host_arrays
 
 _MAGIC = b"ddiloco inner state 1\n"

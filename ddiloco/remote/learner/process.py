@@ -19,10 +19,10 @@ from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.delivery import Leave
+from ddiloco.roles.exchange import Leave
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
-from ddiloco.roles.returning import Origin, ReturningLearner
+from ddiloco.roles.resuming import Origin, ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.taping import Tapes
 
@@ -120,10 +120,9 @@ class LearnerProcess:
             client, inner, self._security, config, folder, lambda: donor.attach(worker.inbox, inner)
         )
         recovery.resume_data(equipment.batches)
-        returning = self._returning(core.learner, equipment, client, recovery, workdir)
-        returned = None if returning is None else returning.returned
+        resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record)
-        tape = tapes.learner(core.learner, core.incarnation, equipment, returned)
+        tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
         writer = None if workdir is None else PartWriter(parts_folder(workdir / FOLDER))
         worker = LearnerWorker(
             core,
@@ -133,7 +132,7 @@ class LearnerProcess:
             recovery,
             tape,
             LearnerRecording(core.learner, writer, client.tell_of_snapshot),
-            returning,
+            resumed,
         )
         client.attach(worker)
         with contextlib.ExitStack() as stack:
@@ -148,28 +147,28 @@ class LearnerProcess:
             _wait(worker, stop)
         return worker.failure
 
-    def _returning(
+    def _resumed(
         self,
         learner: int,
         equipment: Equipment,
         client: SyncerClient,
         recovery: ProcessRecovery,
         workdir: pathlib.Path | None,
-    ) -> ReturningLearner | None:
-        """What the snapshot that the run goes on from has of the learner, if this process is to take it up.
+    ) -> ResumedLearner | None:
+        """The learner as the snapshot has it that the run resumes from, if this process is to resume it.
 
-        A learner that the snapshot has nothing of joins anew, with the inner state of another one; one that
-        cannot read it joins anew too, with an alarm.
+        Without a part it joins anew, with the inner state of another one; if its part is damaged it does too,
+        with an alarm.
         """
         if not client.resume_from or workdir is None:
             return None
         try:
-            snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from)
+            snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from, own=())
             origin = Origin(snapshot, self._experiment, self._assembly.layout)
-            returning = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
-            if returning is None:
+            resumed = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
+            if resumed is None:
                 recovery.donated = origin.donated()
-            return returning
+            return resumed
         except SnapshotError as error:
             client.outbox.record(records.Alarm(f"{error}: the learner joins anew", time.time()))
             return None

@@ -24,7 +24,7 @@ from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import InnerFormat, fetch
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.delivery import Delivery, InnerState, InnerStateWanted
+from ddiloco.roles.exchange import Delivery, InnerState, InnerStateWanted
 from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.remote import RemoteConfig
 

@@ -22,8 +22,8 @@ from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly, Scorer
-from ddiloco.roles.delivery import Pieces
 from ddiloco.roles.evaluator import Evaluator
+from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker

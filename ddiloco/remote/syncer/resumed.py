@@ -1,4 +1,4 @@
-"""Which snapshot a run of processes goes on from, kept for the syncer that follows one that dies."""
+"""Which snapshot a run of processes resumes from, kept for the syncer that follows one that dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.returning import Origin
+from ddiloco.roles.resuming import Origin
 
 _NAME = "resumed_from.json"
 
@@ -27,7 +27,7 @@ class ResumedFrom:
     incarnations: Mapping[int, int]
 
     def number_for(self, learner: int, newest_incarnation: int) -> int:
-        """The snapshot's number for a learner that has not come back since; 0 for one that has."""
+        """The snapshot's number for a learner that has not resumed from it; 0 for one that has."""
         return self.name.number if newest_incarnation <= self.incarnations.get(learner, 0) else 0
 
     def save(self, folder: pathlib.Path) -> None:

@@ -27,7 +27,7 @@ from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.delivery import Leave
+from ddiloco.roles.exchange import Leave
 from ddiloco.roles.snapshots.messages import SnapshotMessage
 from ddiloco.roles.syncer_worker import LearnerLink
 from ddiloco.settings.remote import RemoteConfig

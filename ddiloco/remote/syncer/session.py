@@ -14,7 +14,7 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer
-from ddiloco.roles.delivery import Delivery, Leave, SnapshotBegun, Told
+from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
 
 Contributed = tuple[Contribution, Sequence[np.ndarray]]
 

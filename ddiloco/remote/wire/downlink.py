@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ddiloco.protocol import events
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
-from ddiloco.roles.delivery import Pieces, SnapshotBegun, Told
+from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told
 
 
 class Version(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 
 from ddiloco.disk.snapshots.parts import PartFiles
@@ -33,6 +34,15 @@ class PartWritten:
     number: int
     files: PartFiles | None
     problem: str = ""
+
+    @classmethod
+    def of(cls, learner: int, number: int, done: concurrent.futures.Future[PartFiles]) -> PartWritten:
+        """Of what `PartWriter.write` gave, once it is done."""
+        if done.cancelled():
+            return cls(learner, number, None, "its process is at its end")
+        if done.exception() is not None:
+            return cls(learner, number, None, str(done.exception()))
+        return cls(learner, number, done.result())
 
 
 SnapshotMessage = StateRecorded | PartWritten

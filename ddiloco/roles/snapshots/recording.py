@@ -76,7 +76,7 @@ class LearnerRecording:
         }
         self._mark(core, core.vector_clock)
         self._writing = self._writer.write(number, learner_part(self._learner), Part(copies, told))
-        self._writing.add_done_callback(lambda future: self._written(number, future))
+        self._writing.add_done_callback(lambda done: self._tell(PartWritten.of(self._learner, number, done)))
 
     def _mark(self, core: LearnerCore, clock: VectorClock | None) -> None:
         self._tell(StateRecorded(self._learner, core.incarnation, self._epoch.number, clock))
@@ -84,11 +84,3 @@ class LearnerRecording:
     def _give_up(self, core: LearnerCore, problem: str) -> None:
         self._mark(core, core.vector_clock)
         self._tell(PartWritten(self._learner, self._epoch.number, None, problem.splitlines()[0]))
-
-    def _written(self, number: int, future: concurrent.futures.Future[PartFiles]) -> None:
-        if future.cancelled():
-            self._tell(PartWritten(self._learner, number, None, "the learner has left"))
-        elif future.exception() is not None:
-            self._tell(PartWritten(self._learner, number, None, str(future.exception())))
-        else:
-            self._tell(PartWritten(self._learner, number, future.result()))

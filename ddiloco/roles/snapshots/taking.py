@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ddiloco.disk.snapshots.array_names import named
 from ddiloco.disk.snapshots.cut import clocks_to_json
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
 from ddiloco.disk.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
@@ -27,8 +28,7 @@ from ddiloco.protocol.snapshot import Mark, SnapshotCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
-from ddiloco.settings.experiment import Experiment, to_json
-from ddiloco.settings.snapshots import SnapshotConfig
+from ddiloco.settings.experiment import Experiment, SnapshotConfig, to_json
 
 _SYNCER = -1  # stands for the syncer among those whose part is awaited
 _FLUSH_SECONDS = 2.0  # for what led to a snapshot to be in the run's files before it is complete
@@ -121,8 +121,9 @@ class SnapshotTaker:
         except OSError as error:
             self._given_up(number, state.step, f"{self.folder}: {error.strerror or error}", alarm=True)
             return []
-        arrays = {f"fragment/{p}/{i}": x for p, f in enumerate(fragments) for i, x in enumerate(f.pieces)}
-        arrays |= {f"outer/{p}/{i}": x for p, f in enumerate(fragments) for i, x in enumerate(f.optimizer)}
+        arrays: dict[str, np.ndarray] = {}
+        for p, fragment in enumerate(fragments):
+            arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
         self._taking = _Taking(number, now, time.time(), state, core.vector_clock, arrays, asked)
         marks = self._core.begin(number, asked, now)
         self._write_when_recorded()
@@ -141,14 +142,14 @@ class SnapshotTaker:
             if incarnation < taking.asked[learner]:
                 return
             if left and learner not in taking.parts:
-                # The run is being stopped, most likely, and this would be the snapshot that it goes on from.
+                # The run is being stopped, most likely, and this would be the snapshot to resume from.
                 self._give_up(f"learner {learner} left before its part was written")
             else:
                 self.lost(learner)
         elif self._core.told(learner) and len(taking.in_flight) < _MOST_IN_FLIGHT:
             number = len(taking.in_flight)
             if isinstance(event, events.FragmentArrived):
-                taking.arrays |= {f"payload/{number}/{i}": x for i, x in enumerate(arrays)}
+                taking.arrays |= named(f"payload/{number}", arrays)
             told = dataclasses.asdict(event)
             taking.in_flight.append({"learner": learner, "message": type(event).__name__, **told})
 
@@ -224,7 +225,7 @@ class SnapshotTaker:
         taking.writing = True
         state = {**dataclasses.asdict(taking.state), "in_flight": taking.in_flight}
         future = self.writer.write(taking.number, SYNCER_PART, Part(taking.arrays, state))
-        future.add_done_callback(lambda done: self._tell(_written(taking.number, done)))
+        future.add_done_callback(lambda done: self._tell(PartWritten.of(_SYNCER, taking.number, done)))
 
     def _complete_when_written(self) -> None:
         taking = self._taking
@@ -240,7 +241,7 @@ class SnapshotTaker:
             "learners": learners,
             "absent": sorted(set(taking.asked) - set(learners)),
             "clocks": clocks_to_json(taking.clock, taking.clocks),
-            "in_flight": _brief(taking.in_flight),
+            "in_flight": [f"{m['message']} of learner {m['learner']}" for m in taking.in_flight],
         }
         parts = {learner_part(m): taking.parts[m] for m in learners}
         parts[SYNCER_PART] = taking.parts[_SYNCER]
@@ -321,15 +322,3 @@ def _sender(event: events.SyncerEvent) -> tuple[int | None, int]:
         case events.LearnerJoined() | events.LearnerReady() | events.LearnerLost():
             return event.learner, event.incarnation
     return None, 0
-
-
-def _written(number: int, future: concurrent.futures.Future[PartFiles]) -> PartWritten:
-    if future.cancelled():
-        return PartWritten(_SYNCER, number, None, "the run is over")
-    if future.exception() is not None:
-        return PartWritten(_SYNCER, number, None, str(future.exception()))
-    return PartWritten(_SYNCER, number, future.result())
-
-
-def _brief(in_flight: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"{told['message']} of learner {told['learner']}" for told in in_flight]

@@ -61,9 +61,9 @@ class Clocks:
     def _begin(self, actor: Actor, tape: int) -> VectorClock:
         header = actor.tapes[tape].header
         clock, versions = VectorClock(), ()
-        if header.returned is not None:
-            clock = VectorClock({header.learner: (header.process, header.returned.clock)})
-            versions = [fragment.version for fragment in header.returned.fragments]
+        if header.resumed is not None:
+            clock = VectorClock({header.learner: (header.process, header.resumed.clock)})
+            versions = [fragment.version for fragment in header.resumed.fragments]
         elif header.state is not None:
             versions = header.state.versions
         for p, version in enumerate(versions):
@@ -145,12 +145,12 @@ def _near(line: Line, around: int, steps: int) -> bool:
 
 
 def _lines(actor: Actor, clocks: Clocks) -> Iterator[Line]:
-    for n, (tape, told) in enumerate(zip(actor.tapes, actor.told, strict=True)):
+    for n, (tape, handled) in enumerate(zip(actor.tapes, actor.handled, strict=True)):
         now = tape.header.now
         learner = tape.header.learner
         named = "process" if learner is None else "process, incarnation"
         yield Line(tape.wall(now), learner, f"{named} {tape.header.process} begins", None, None)
-        for entry, clock in zip(told, clocks.after(actor, n, len(told)), strict=True):
+        for entry, clock in zip(handled, clocks.after(actor, n, len(handled)), strict=True):
             now = now if entry.now is None else entry.now
             text = _happened(entry.thing)
             followed = _followed(entry.decided)

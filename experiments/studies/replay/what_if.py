@@ -20,7 +20,7 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.replay.plan import Plan, Told
+from ddiloco.replay.plan import Handled, Plan
 from ddiloco.virtual.calendar import Calendar
 
 
@@ -124,11 +124,11 @@ class WhatIf:
         self,
         policy: SyncPolicy,
         total_steps: int | None,
-        told: Sequence[Told],
+        entries: Sequence[Handled],
         delays: Delays,
         state: SyncerState | None = None,
     ) -> None:
-        """`told`: what the syncer was told in the run, which began from `state`."""
+        """`entries`: of the syncer's tapes in the run, which began from `state`."""
         self._core = SyncerCore(policy, total_steps, state)
         self._delays = delays
         self._calendar = Calendar()
@@ -136,10 +136,10 @@ class WhatIf:
         self._rounds: list[dict[str, Any]] = []
         self._counts: collections.Counter[str] = collections.Counter()
         self._timeout_at: float | None = None
-        self._begun = told[0].now if told else 0.0
+        self._begun = entries[0].now if entries else 0.0
         self._merged_at = self._begun
         self._calendar.now = self._begun
-        for now, thing, _ in told:
+        for now, thing, _ in entries:
             if isinstance(
                 thing, events.LearnerJoined | events.LearnerReady | events.LearnerLost | events.StepReported
             ):
@@ -225,16 +225,16 @@ class WhatIf:
 def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
     """What the rounds would have come to under a policy of the same fragments and learners."""
     state = plan.syncer.tapes[0].header.state
-    return WhatIf(policy, total_steps, _all_told(plan), delays(plan), state).run()
+    return WhatIf(policy, total_steps, _entries(plan), delays(plan), state).run()
 
 
 def recorded(plan: Plan) -> Outcome:
     """What the rounds came to in the run."""
     rounds: list[dict[str, Any]] = []
     counts: collections.Counter[str] = collections.Counter()
-    told = _all_told(plan)
-    merged_at = begun = told[0].now if told else 0.0
-    for now, _, decided in told:
+    entries = _entries(plan)
+    merged_at = begun = entries[0].now if entries else 0.0
+    for now, _, decided in entries:
         for action in decided:
             if isinstance(action, actions.Record):
                 counts[action.name] += 1
@@ -253,7 +253,7 @@ def delays(plan: Plan) -> Delays:
     pulls: list[float] = []
     merges: list[float] = []
     updates: list[float] = []
-    for now, thing, decided in _all_told(plan):
+    for now, thing, decided in _entries(plan):
         match thing:
             case events.FragmentArrived(round=r, contribution=c):
                 if (r, c.learner) in asked:
@@ -282,13 +282,13 @@ def delays(plan: Plan) -> Delays:
     )
 
 
-def _all_told(plan: Plan) -> list[Told]:
-    """What all processes of the syncer were told, by the clock of the first; while none was, nothing was."""
+def _entries(plan: Plan) -> list[Handled]:
+    """The entries of all processes of the syncer, by the clock of the first."""
     tapes = plan.syncer.tapes
     found = []
-    for tape, told in zip(tapes, plan.syncer.told, strict=True):
+    for tape, handled in zip(tapes, plan.syncer.handled, strict=True):
         shift = tape.wall(0.0) - tapes[0].wall(0.0)
-        found += [entry._replace(now=entry.now + shift) for entry in told if entry.now is not None]
+        found += [entry._replace(now=entry.now + shift) for entry in handled if entry.now is not None]
     return sorted(found, key=lambda entry: entry.now)
 
 

@@ -11,7 +11,7 @@ from ddiloco.outer.fragments import take
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.roles.delivery import Leave, SnapshotBegun, Told
+from ddiloco.roles.exchange import Leave, SnapshotBegun, Told
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.roles.snapshots.recording import LearnerRecording

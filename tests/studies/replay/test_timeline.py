@@ -38,7 +38,7 @@ def test_clocks_only_grow_along_an_actor_and_any_prefix_of_the_plans_order_is_a_
 def test_the_timeline_is_in_order_of_time_and_of_one_learner_where_asked(plan):
     lines = timeline(plan)
     assert all(a.wall <= b.wall for a, b in itertools.pairwise(lines))
-    assert len(lines) == sum(len(told) for actor in plan.actors for told in actor.told) + sum(
+    assert len(lines) == sum(len(handled) for actor in plan.actors for handled in actor.handled) + sum(
         1 + (not tape.ended) for actor in plan.actors for tape in actor.tapes
     )
     own = chosen(lines, learner=2, around=None, steps=1)

@@ -4,7 +4,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.roles.arrivals import Arrivals
+from ddiloco.roles.exchange import Arrivals
 
 FIRST, SECOND = RoundId(4, 0), RoundId(5, 1)
 

@@ -1,7 +1,8 @@
 """A training loop of Flax NNX: a network with dropout learns which of two spirals a point lies on.
 
-python -m examples.nnx_loop
-python -m experiments.train --config=configs/loop.py --config.model.factory=examples.nnx_loop:make_loop
+python -m experiments.examples.nnx_loop
+python -m experiments.train --config=configs/loop.py \\
+  --config.model.factory=experiments.examples.nnx_loop:make_loop
 """
 
 import jax

@@ -1,6 +1,6 @@
 """A training loop of plain JAX dictionaries: a small network learns the sine.
 
-python -m examples.plain_loop
+python -m experiments.examples.plain_loop
 python -m experiments.train --config=configs/loop.py --config.driver=remote
 """
 

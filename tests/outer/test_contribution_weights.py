@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.outer.weights import contribution_weight, normalised
+from ddiloco.outer.merging import contribution_weight, normalised
 
 
 def test_weight_is_quantity_times_tokens_a_step():

@@ -1,0 +1,151 @@
+"""What passes between a learner and the syncer: offers, arrivals, deliveries."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import jax
+import numpy as np
+
+from ddiloco.disk.tape.entries import InnerOrigin
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.roles.transfer import Offer
+
+Pieces = Sequence[np.ndarray]
+Arrays = TypeVar("Arrays")
+
+
+class Shelf:
+    """Holds the newest published offer of each fragment; the learner puts, the syncer pulls.
+
+    The copy to host memory was started when the offer was made, so a pull seldom waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._published: dict[int, tuple[Contribution, Offer]] = {}
+        self._pulled: dict[int, tuple[Contribution, Offer]] = {}
+
+    def put(self, contribution: Contribution, offer: Offer) -> None:
+        """Publishes a fragment in place of what was published of it before."""
+        with self._lock:
+            self._published[contribution.fragment] = (contribution, offer)
+
+    def pull(self, fragment: int) -> tuple[Contribution, Offer] | None:
+        """The newest published offer of the fragment, if any; `overwrite` gives the last one pulled."""
+        with self._lock:
+            published = self._published.get(fragment)
+            if published is not None:
+                self._pulled[fragment] = published
+            return published
+
+    def overwrite(self, fragment: int) -> tuple[Contribution, Offer] | None:
+        """Takes a fragment down, since an update overwrites it; the last one pulled of it, if any was."""
+        with self._lock:
+            self._published.pop(fragment, None)
+            return self._pulled.pop(fragment, None)
+
+    def clear(self) -> None:
+        """Takes all fragments down."""
+        with self._lock:
+            self._published.clear()
+            self._pulled.clear()
+
+
+class Arrivals(Generic[Arrays]):
+    """What the syncer's core has accepted: one entry a round and learner. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[RoundId, int], Arrays] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(
+        self, event: events.FragmentArrived, decided: Sequence[actions.SyncerAction], arrays: Arrays
+    ) -> None:
+        """Keeps the arrays of a fragment, unless the core dropped this very one."""
+        key = (event.round, event.contribution.learner)
+        dropped = [(a.round, a.learner) for a in decided if isinstance(a, actions.Drop)]
+        if key not in dropped:  # the core may hold an accepted one of the same learner
+            self._kept[key] = arrays
+
+    def take(self, merge: actions.Merge) -> list[tuple[Contribution, Arrays]]:
+        """The contributions of a merge with their arrays, which are kept no longer."""
+        return [(c, self._kept.pop((merge.round, c.learner))) for c in merge.contributions]
+
+    def forget(self, record: actions.Record) -> None:
+        """Lets go of what came for a round that was abandoned; other records change nothing."""
+        if record.name == "round_abandoned":
+            abandoned = RoundId(record.values["step"], record.values["fragment"])
+            self._kept = {key: arrays for key, arrays in self._kept.items() if key[0] != abandoned}
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """An event, with the pieces of the fragments that `fragments_with` names."""
+
+    event: events.FromSyncer
+    fragments: Sequence[Pieces] = ()
+    epoch: int = 0  # snapshot after whose cut it was sent; 0: the channel keeps the order, or there is none
+
+
+def fragments_with(event: events.FromSyncer) -> Sequence[int]:
+    """The fragments that travel with what the syncer tells a learner."""
+    match event:
+        case events.Welcomed(versions=versions):
+            return range(len(versions))
+        case events.UpdateArrived(fragment=fragment):
+            return (fragment,)
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerState:
+    """A learner's inner optimizer state at one step boundary.
+
+    Attributes:
+      step: the learner's clock there.
+      versions: by fragment, those that it had applied.
+      arrays: one for each of `TrainProgram.inner_leaves`.
+      origin: under which the tape of the learner that gave it notes it; None: not known.
+    """
+
+    step: int
+    versions: tuple[int, ...]
+    arrays: Sequence[np.ndarray | jax.Array]
+    origin: InnerOrigin | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerStateWanted:
+    """Somebody wants the learner's inner state at a boundary at which these versions at least are applied."""
+
+    versions: tuple[int, ...]  # by fragment; (): of any boundary
+    answer: concurrent.futures.Future[InnerState]  # cancelled once nobody waits
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotBegun:
+    """The syncer has recorded its state for this snapshot: the learner is to record its own.
+
+    Attributes:
+      number: of the snapshot.
+      versions: by fragment, those in the syncer's state; an update to a later one was sent after the cut.
+    """
+
+    number: int
+    versions: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+    """The run is over."""
+
+
+Delivery = Told | InnerStateWanted | SnapshotBegun | Leave

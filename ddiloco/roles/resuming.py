@@ -1,0 +1,175 @@
+"""A run resumes from a snapshot as after a partition that healed: each process with what it held then."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddiloco.data.shards import reshard
+from ddiloco.disk.durable import Start
+from ddiloco.disk.snapshots.array_names import named, numbered
+from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
+from ddiloco.disk.snapshots.store import Part, Snapshot, SnapshotError
+from ddiloco.disk.tape.entries import InnerOrigin
+from ddiloco.disk.tape.header import ResumedWith
+from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.outer.global_model import FragmentState
+from ddiloco.protocol.learner import FragmentWork
+from ddiloco.protocol.state import SyncerState
+from ddiloco.roles.exchange import InnerState, Pieces
+from ddiloco.roles.learner_arrays import TrainingArrays
+from ddiloco.roles.snapshots.recording import fragments_from_json
+from ddiloco.roles.transfer import FragmentTransfer
+from ddiloco.settings.experiment import Experiment
+
+_CODEC_STATE = ("anchor", "residual", "left")  # what a learner keeps for the codec of its outer gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumedLearner:
+    """A learner as a snapshot has it, with the updates applied that were then on their way to it.
+
+    Attributes:
+      begins_with: what its core begins with; work that such an update overwrote is not counted.
+      tokens: that its process had trained on.
+    """
+
+    begins_with: ResumedWith
+    tokens: int
+    _arrays: Mapping[str, np.ndarray]
+    _values: Mapping[str, Any]
+    _updates: Mapping[int, Pieces]
+
+    def load(self, arrays: TrainingArrays, mixing: float) -> None:
+        """Puts the state onto the learner's devices, and its batches where they were."""
+        arrays.restore(self._arrays, self._values)
+        for p, pieces in self._updates.items():
+            arrays.apply(p, mixing, pieces)
+
+
+class Origin:
+    """The snapshot that a run resumes from. A part is read when somebody asks for what is in it.
+
+    So a learner's process reads its own part, and the syncer's only where that has what its own has not. What
+    is read and is not what was written raises SnapshotError.
+    """
+
+    def __init__(self, snapshot: Snapshot, experiment: Experiment, layout: FragmentLayout) -> None:
+        """Raises SnapshotError if the snapshot is of another model."""
+        header = snapshot.header
+        if header["layout"] != layout.fingerprint:
+            raise SnapshotError(f"{snapshot.folder}: is of another model, or of other fragments")
+        self.name = snapshot.name
+        self.learners: tuple[int, ...] = tuple(header["learners"])  # that have a part
+        self._versions: tuple[int, ...] = tuple(header["versions"])
+        self._snapshot = snapshot
+        outer = header["experiment"]["outer"]
+        codec = (outer["codec"], outer["error_feedback"])
+        self._same_codec = codec == (experiment.outer.codec, experiment.outer.error_feedback)
+
+    @functools.cached_property
+    def start(self) -> Start:
+        """What the syncer begins with."""
+        part = self._snapshot.part(SYNCER_PART)
+        arrays, told = part.arrays, part.state
+        state = SyncerState(
+            tuple(told["versions"]),
+            tuple(told["merged_steps"]),
+            tuple((int(learner), int(number)) for learner, number in told["incarnations"]),
+        )
+        fragments = [
+            FragmentState(version, numbered(f"fragment/{p}", arrays), numbered(f"outer/{p}", arrays))
+            for p, version in enumerate(state.versions)
+        ]
+        return Start(state, fragments)
+
+    @functools.cached_property
+    def tokens(self) -> dict[int, int]:
+        """By learner that has a part: the tokens that it had trained on."""
+        return {m: int(state["tokens"]) for m, state in self._states.items()}
+
+    def positions(self, num_learners: int) -> list[dict[str, Any] | None]:
+        """Where the batches of each learner of now go on; None: at their beginning.
+
+        Raises:
+          DataError: the positions are of other data.
+        """
+        states = [state["position"] for state in self._states.values()]
+        return list(reshard(states, num_learners)) if states else [None] * num_learners
+
+    def incarnation(self, learner: int) -> int:
+        """The learner's next incarnation."""
+        known = dict(self.start.state.incarnations).get(learner, 0)
+        own = self._states[learner]["incarnation"] if learner in self.learners else 0
+        return 1 + max(known, own)
+
+    def learner(
+        self, learner: int, position: dict[str, Any] | None, transfer: FragmentTransfer
+    ) -> ResumedLearner | None:
+        """The learner, if it has a part; `position` is where its batches go on, and `transfer` its own."""
+        if learner not in self.learners:
+            return None
+        part = self._snapshot.part(learner_part(learner))
+        fragments, clock = fragments_from_json(part.state["fragments"]), part.state["clock"]
+        updates: dict[int, Pieces] = {}
+        arrays = {name: x for name, x in part.arrays.items() if name.split("/")[0] not in _CODEC_STATE}
+        if transfer.keeps_anchors:
+            arrays |= self._codec_state(part, fragments, transfer.error_feedback)
+        for p, own in enumerate(fragments):
+            if own.version < self._versions[p]:
+                merged_step = self.start.state.merged_steps[p]
+                fragments[p] = FragmentWork(self._versions[p], merged_step)
+                clock = max(clock, merged_step)
+                updates[p] = self.start.fragments[p].pieces
+        values = {"position": position, "steps": part.state["steps"]}
+        begins_with = ResumedWith(self.name, clock, tuple(fragments))
+        return ResumedLearner(begins_with, part.state["tokens"], arrays, values, updates)
+
+    def donated(self) -> InnerState | None:
+        """The inner state that a learner without a part begins with: that of the lowest number."""
+        if not self.learners:
+            return None
+        donor = self.learners[0]
+        part = self._snapshot.part(learner_part(donor))
+        versions = tuple(row[0] for row in part.state["fragments"])
+        known = InnerOrigin(donor, 0, self.name.number)
+        return InnerState(part.state["clock"], versions, numbered("inner", part.arrays), known)
+
+    @functools.cached_property
+    def _states(self) -> dict[int, dict[str, Any]]:
+        return {m: self._snapshot.state(learner_part(m)) for m in self.learners}
+
+    def _codec_state(
+        self, part: Part, fragments: Sequence[FragmentWork], error_feedback: bool
+    ) -> dict[str, np.ndarray]:
+        """Of each fragment the version that offers are encoded against, and what encodings left out."""
+        arrays: dict[str, np.ndarray] = {}
+        for p, version in enumerate(self._versions):
+            anchor = numbered(f"anchor/{p}", part.arrays)
+            if not anchor or fragments[p].version < version:
+                anchor = self.start.fragments[p].pieces
+            arrays |= named(f"anchor/{p}", anchor)
+            if error_feedback:
+                kept = numbered(f"residual/{p}", part.arrays) if self._same_codec else ()
+                arrays |= named(f"residual/{p}", kept or [np.zeros_like(piece) for piece in anchor])
+        if error_feedback and self._same_codec:
+            arrays |= {name: x for name, x in part.arrays.items() if name.startswith("left/")}
+        return arrays
+
+
+class DonatedInner:
+    """The `Recovery` of learners that join a run which resumes from a snapshot that has no part of them."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+
+    def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
+        """The inner state of one of the parts; None if there is no part."""
+        return self._origin.donated()
+
+    def finished(self, position: dict[str, Any]) -> None:
+        """Nothing follows from it: such a learner's thread is followed by none."""

@@ -1,0 +1,1 @@
+"""Training loops of one's own, to start from (docs/your_own_loop.md)."""

@@ -235,7 +235,7 @@ class LearnerWorker:
     def _tell(self, event: events.LearnerEvent, fragments: Sequence[Pieces] = ()) -> None:
         now = time.monotonic()
         decided = self.core.handle(event, now)
-        self._tape.told(event, now)
+        self._tape.heard(event, now)
         for action in decided:
             self._perform(action, fragments)
 

@@ -205,10 +205,10 @@ class SyncerWorker:
     def _decide(self, event: events.SyncerEvent, pieces: Pieces = ()) -> list[actions.SyncerAction]:
         """Has the core take an event, after the snapshot that is under way and before the tape."""
         if self._snapshots is not None:
-            self._snapshots.told(event, pieces)
+            self._snapshots.heard(event, pieces)
         now = time.monotonic()
         decided = self.core.handle(event, now)
-        self._tape.told(event, decided, now)
+        self._tape.heard(event, decided, now)
         return decided
 
     def _hear_of_merge(self, merged: Merged) -> list[actions.SyncerAction]:

@@ -129,7 +129,7 @@ class SnapshotTaker:
         self._write_when_recorded()
         return marks
 
-    def told(self, event: events.SyncerEvent, arrays: Sequence[np.ndarray] | None) -> None:
+    def heard(self, event: events.SyncerEvent, arrays: Sequence[np.ndarray] | None) -> None:
         """An event that the syncer is about to handle: it may have been in flight, or end a channel."""
         taking = self._taking
         if taking is None or taking.writing:

@@ -1,4 +1,4 @@
-"""Arrays in a file, with a header and a checksum; replaced as a whole, so that a crash leaves the old or the new file."""
+"""Arrays in a file, with a header and a checksum; a crash leaves the old file or the new one."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Start(NamedTuple):
     fragments: list[FragmentState]
 
     def restore(self, model: GlobalModel) -> None:
-        """Loads these fragments into the model; raises ValueError if they belong to another model or optimizer."""
+        """Loads these fragments into the model; raises ValueError if they are of another one."""
         for p, fragment in enumerate(self.fragments):
             model.restore(p, fragment)
 

@@ -1,1 +1,1 @@
-"""Event tapes: every event of each protocol core, in order, and what is needed to compute the arrays again."""
+"""Event tapes: every event of each protocol core, in order, and notes for computing the arrays again."""

@@ -146,9 +146,9 @@ class TrainingArrays:
     def apply(self, fragment: int, mixing: float, pieces: Pieces) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p.
 
-        The next offers hold the difference to Theta_p, not to the mixture. They also send what the pulled offer
-        left out, without the share `mixing`, which stays in theta_p. If none was pulled, they still send
-        what earlier ones left out.
+        The next offers hold the difference to Theta_p, not to the mixture. They also send what the pulled
+        offer left out, without the share `mixing`, which stays in theta_p. If none was pulled, they still
+        send what earlier ones left out.
         """
         placed = self._equipment.transfer.place(fragment, pieces)
         params = self._equipment.transfer.apply(fragment, self._state.params, placed, mixing)

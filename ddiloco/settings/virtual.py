@@ -1,4 +1,4 @@
-"""The settings of a virtual fleet: hardware, links and lives of its learners, in virtual seconds."""
+"""The settings of a virtual fleet: its learners' hardware, links and failures, in virtual seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BY_LEARNER = ("step_seconds", "latency", "bandwidth", "jitter", "loss")
 
 @dataclasses.dataclass(frozen=True)
 class VirtualConfig:
-    """What the virtual driver plays. Tuples have an entry for each learner, or one for all."""
+    """What the virtual driver simulates. Tuples have one entry for each learner, or one for all."""
 
     step_seconds: tuple[float, ...] = setting(
         (1.0,), "seconds of a step on all chips of a learner", above=0.0
@@ -58,7 +58,7 @@ class VirtualConfig:
             raise ValueError(f"trace: is {self.trace}, but {wanted}; lives is {self.lives}")
 
     def check(self, num_learners: int) -> None:
-        """Sees that the settings fit the number of learners.
+        """Checks that the settings fit the number of learners.
 
         Raises:
           ValueError: they do not; the message names the field.

@@ -63,7 +63,7 @@ def describe(experiment: Experiment) -> str:
       ConfigError: mesh and rows do not fit the devices here, or the fragments do not fit the model.
     """
     if isinstance(experiment.model, LoopConfig):
-        raise ConfigError("config.model.name: is loop, of which nothing is known before it is made")
+        raise ConfigError("config.model.name: is loop, about which nothing is known before it is made")
     layout = assembly_of(experiment).layout
     meshes = carve(jax.devices(), experiment.sync.num_learners, experiment.mesh)
     recipe = ModelRecipe(experiment)

@@ -73,7 +73,7 @@ class LogConfig:
 class TapeConfig:
     """Whether a run can be replayed."""
 
-    enabled: bool = setting(True, "whether learners and syncer write down what they are told, for replay")
+    enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,11 +140,11 @@ class Experiment:
     tape: TapeConfig = section(TapeConfig, may_change="process")
     snapshot: SnapshotConfig = section(SnapshotConfig, may_change="process")
     resume: bool = setting(
-        False, "go on from the newest complete snapshot in the workdir", may_change="process"
+        False, "resume from the newest complete snapshot in the workdir", may_change="process"
     )
     sdc_check_every: int = setting(
         0,
-        "steps between two that a learner takes twice, to see that its devices do not err; 0: none",
+        "steps between two that a learner takes twice, to find devices that err; 0: none",
         at_least=0,
         may_change="process",
     )

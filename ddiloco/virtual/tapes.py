@@ -41,7 +41,7 @@ class FleetTapes(Observer):
         self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float
     ) -> None:
         """The syncer's core took an event and answered with these actions."""
-        self._syncer.told(event, out, now)
+        self._syncer.heard(event, out, now)
         if isinstance(event, events.MergeFinished) and self._syncer.on:
             version, pieces = self._model.fragment(event.round.fragment)
             self._syncer.committed(event.round.fragment, version, pieces_sha256(pieces))
@@ -55,7 +55,7 @@ class FleetTapes(Observer):
     ) -> None:
         """The core of a learner took an event and answered with these actions."""
         tape, pulled = self._tape(learner.number, learner.process), self._pulled[learner.number]
-        tape.told(event, now)
+        tape.heard(event, now)
         for action in out:
             match action:
                 case actions.AdoptAll():

@@ -75,9 +75,7 @@ def draw_plan(seed: int) -> Plan:
     total = rng.randint(4, 50)
     storm = rng.uniform(0.3, 1.0) * total
     learners = range(policy.num_learners)
-    kinds = rng.sample(
-        sorted(FAULTS), rng.randint(0, len(FAULTS))
-    )  # only some kinds, so that rare mixtures come up
+    kinds = rng.sample(sorted(FAULTS), rng.randint(0, len(FAULTS)))  # only some, for rare mixtures
     count = rng.choice([0, 2, 5, 10]) if kinds else 0
     faults = sorted((rng.uniform(0, storm), rng.choice(kinds), rng.choice(learners)) for _ in range(count))
     return Plan(

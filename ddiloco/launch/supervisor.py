@@ -47,9 +47,7 @@ class Role:
     failures: int = 0  # in a row
     started_at: float = 0.0
     due_at: float | None = None  # when to start it; None: it runs, or will not be started again
-    assignment: str = (
-        ""  # line on a spare's standard input that gives it the role; empty: no spare can take it
-    )
+    assignment: str = ""  # line on a spare's standard input that gives it the role; empty: no spare can
     observed: bool = True  # whether `observe` has heard of its end, if it has ended
 
     @property

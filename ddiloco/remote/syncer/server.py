@@ -182,9 +182,7 @@ class SyncerServer:
         except Exception as error:  # gRPC raises bare ones where a stream breaks, or a call was aborted
             if answer is None:
                 raise
-            traceback.clear_frames(
-                error.__traceback__
-            )  # gRPC keeps the traceback, whose frames hold half a fragment
+            traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and its frames half a fragment
             answer.set_exception(ConnectionError("the transfer broke"))
             context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # gRPC would print an exception
         answer.set_result((contribution, arrays))

@@ -20,7 +20,7 @@ from ddiloco.virtual.ports import Observer
 
 
 class FleetTapes(Observer):
-    """Writes the tapes of a fleet as it is told what happens; their clock and wall clock are virtual time."""
+    """Writes the tapes of a fleet; their clock and wall clock are virtual time."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class FleetTapes(Observer):
                     tape.pulled(fragment, pulled.pop(fragment))
 
     def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
-        """The syncer has this snapshot of a learner."""
+        """Notes the step of the offer that the syncer took."""
         if self._equipment[learner.number].transfer.error_feedback:
             self._pulled[learner.number][contribution.fragment] = contribution.step
 

@@ -25,8 +25,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     size, algorithm = size_and_algorithm(preset, SIZES)
     config = sections.run("dense")
     config.model = model(size)
-    config.sync.num_fragments = 12  # small models have few tensors
-    if size != "tiny":  # which has the defaults
+    if size != "tiny":  # which has the defaults of all these
         small = size == "small"
         config.data.sequence_length = 512 if small else 2048
         config.train.steps = 4800 if small else 48_000
@@ -37,7 +36,9 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         config.eval.num_batches = 32
     if size in ("2b", "5b", "9b"):
         config.mesh.data, config.mesh.fsdp = 1, -1  # no device holds all parameters
-        config.sync.num_learners, config.sync.num_fragments = 8, 24  # the paper's
+        config.sync.num_learners = 8  # the paper's
+    else:
+        config.sync.num_fragments = 12  # small models have few tensors
 
     config.algorithm = algorithm
     if algorithm in ("streaming", "diloco"):  # all learners are waited for, and they for the rounds

@@ -61,7 +61,8 @@ def test_parameters_come_back_in_the_tree_of_the_loop(tmp_path):
 
 
 def test_a_run_goes_on_from_its_snapshot(tmp_path):
-    settings = {"driver": "local", "snapshot": {"every": 8}, "sync": {**SYNC, "quorum": None}}
+    paced = {"min_step_seconds": (0.05, 0.05)}  # so that a snapshot is complete before the end
+    settings = {"snapshot": {"every": 4}, "sync": {**SYNC, "quorum": None}, "train": paced}
     trained(plain_loop.make_loop, tmp_path, **settings)
     done = trained(plain_loop.make_loop, tmp_path, **settings, steps=40, resume=True)
     assert done.summary["finished"]

@@ -6,7 +6,7 @@ import signal
 import time
 
 from tests.integration.programs import LIMIT
-from tests.integration.test_remote import lines, processes_of, steps_of
+from tests.integration.remote_runs import lines, processes_of, steps_of
 from tests.remote.ends import until
 
 SETTINGS = (

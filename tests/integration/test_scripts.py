@@ -1,4 +1,4 @@
-"""The shell scripts: they parse, and refuse what cannot work in one line."""
+"""The shell scripts: they can be run, and refuse what cannot work in one line."""
 
 import os
 import pathlib
@@ -7,12 +7,6 @@ import subprocess
 import pytest
 
 SCRIPTS = pathlib.Path(__file__).parent.parent.parent / "scripts"
-
-
-@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.name)
-def test_a_script_parses(script):
-    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("script", ["train.sh", "test.sh"])

@@ -1,0 +1,32 @@
+"""What tests ask of a run of processes while it goes on: its lines, and who its processes are."""
+
+import json
+import pathlib
+
+STEADY = ("--config.eval.every=0", "--config.sample.tokens=0", "--config.sync.quorum=None")
+UNENDING = ("--config.train.steps=1000000", *STEADY[:2])
+
+
+def lines(path):
+    """The complete lines of a file that grows."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
+
+
+def steps_of(workdir, learner):
+    return lines(workdir / "learners" / str(learner) / "steps.jsonl")
+
+
+def processes_of(parent):
+    """By learner number or role: the processes that a parent has started, through its fork server."""
+    found, parents = {}, {}
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            name = (path / "comm").read_text().strip()
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if name.startswith(("learner ", "syncer")):
+            found[name.removeprefix("learner "), int(path.name)] = parents[int(path.name)]
+    return {name: pid for (name, pid), server in found.items() if parents.get(server) == parent.pid}

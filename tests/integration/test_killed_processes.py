@@ -1,0 +1,163 @@
+"""One run of real processes of which a learner and then the syncer are killed, and what is claimed of it."""
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.integration.programs import LIMIT
+from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of
+from tests.remote.ends import alive, until
+
+OFTEN = "--config.remote.checkpoint_every=1.0"
+
+
+@dataclasses.dataclass
+class Story:
+    """What happened; processes are by role, with their numbers."""
+
+    workdir: pathlib.Path
+    first: dict[str, int]  # the processes before anything happened
+    second: dict[str, int]  # after learner 0 was killed and is back
+    third: dict[str, int]  # after the syncer was killed too, and is back
+    committed: list[dict]  # the rounds before the syncer was killed
+    syncer_killed_at: float
+    done: subprocess.CompletedProcess
+
+    @property
+    def rounds(self):
+        return lines(self.workdir / "rounds.jsonl")
+
+    @property
+    def summary(self):
+        return json.loads((self.workdir / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def story(programs, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("killed")
+    changes = ["--config.driver=remote", *UNENDING, OFTEN]
+    process = programs.start_cold("train", *programs.training(workdir), *changes)
+    rounds = workdir / "rounds.jsonl"
+
+    def wait_for(condition, told):
+        def look():
+            assert process.poll() is None, process.communicate()
+            return condition()
+
+        until(look, told, LIMIT)
+
+    def merged_since(moment, *wanted):
+        """Whether each of these learners was in a merge after that moment."""
+        return set(wanted) <= {m for r in lines(rounds) if r["time"] > moment for m in r["learners"]}
+
+    try:
+        wait_for(lambda: all(len(steps_of(workdir, m)) > 20 for m in (0, 1)), "twenty steps of both")
+        first = processes_of(process)
+        os.kill(first["0"], signal.SIGKILL)
+        killed = time.time()
+        alone = lambda: any(r["time"] > killed and r["learners"] == [1] for r in lines(rounds))  # noqa: E731
+        wait_for(alone, "a merge of 1")
+        wait_for(lambda: steps_of(workdir, 0)[-1]["time"] > killed + 0.5, "a step of another process")
+        back = time.time()
+        wait_for(lambda: merged_since(back, 0, 1), "merges of both")
+        wait_for(lambda: len(lines(workdir / "recoveries.jsonl")) == 3, "the record of its recovery")
+        second = processes_of(process)
+        os.kill(second["syncer"], signal.SIGKILL)
+        killed, committed = time.time(), lines(rounds)
+        anew = lambda: [r for r in lines(rounds) if r["time"] > killed]  # noqa: E731
+        wait_for(lambda: {r["fragment"] for r in anew()} == {0, 1, 2}, "a merge of each fragment")
+        wait_for(lambda: any({0, 1} == set(r["learners"]) for r in anew()), "both learners in a merge")
+        third = processes_of(process)
+        process.send_signal(signal.SIGTERM)
+        done = programs.finish(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    return Story(workdir, first, second, third, committed, killed, done)
+
+
+def test_who_is_killed_is_started_again_and_nobody_else(story):
+    assert sorted(story.first) == sorted(story.second) == sorted(story.third) == ["0", "1", "syncer"]
+    changed = [
+        {role for role in before if before[role] != after[role]}
+        for before, after in itertools.pairwise((story.first, story.second, story.third))
+    ]
+    assert changed == [{"0"}, {"syncer"}]
+
+
+def test_a_line_tells_of_each_death_and_a_signal_ends_all_of_them(story):
+    told = story.done.stderr.splitlines()
+    for role in ("learner 0", "the syncer"):
+        assert f"the process of {role} was killed by SIGKILL; another is started in 0.25 s" in told
+    assert story.done.returncode == 143
+    assert not any(map(alive, story.third.values()))
+    assert (story.summary["driver"], story.summary["interrupted"]) == ("remote", True)
+
+
+def test_the_other_learner_stepped_on_and_the_run_counts_as_up(story):
+    longest = [
+        max(b["time"] - a["time"] for a, b in itertools.pairwise(steps_of(story.workdir, m))) for m in (0, 1)
+    ]
+    assert longest[1] < longest[0]
+    assert (story.summary["uptime"], story.summary["failures"]) == (1.0, [])
+    assert 0 < story.summary["lost"]["failed"] < 1
+
+
+def test_a_learner_that_comes_back_has_the_inner_state_of_its_peer(story):
+    recoveries = lines(story.workdir / "recoveries.jsonl")
+    assert [r["inner_state"] for r in recoveries] == ["fresh", "fresh", "peer"]
+    assert recoveries[2]["learner"] == 0
+
+
+def test_what_was_committed_before_the_syncer_died_is_not_merged_again(story):
+    last = {r["fragment"]: r for r in story.committed}
+    for fragment, before in last.items():
+        after = next(
+            r for r in story.rounds if r["time"] > story.syncer_killed_at and r["fragment"] == fragment
+        )
+        assert after["version"] > before["version"] and after["step"] > before["step"]
+    made = [(r["fragment"], r["version"]) for r in story.rounds]
+    assert len(made) == len(set(made)), "no version is made twice"
+
+
+def test_every_step_and_token_is_counted_once(story):
+    summary = story.summary
+    last = {str(p): max(r["version"] for r in story.rounds if r["fragment"] == p) for p in range(3)}
+    assert summary["outer_steps"] == last, "the counts are those of the whole run"
+    positions = json.loads((story.workdir / "syncer" / "positions.json").read_text())
+    for learner in ("0", "1"):
+        taken = steps_of(story.workdir, learner)
+        assert summary["inner_steps"][learner] == len(taken)
+        assert summary["tokens"][learner] == sum(line["tokens"] for line in taken)
+        drawn = json.loads(positions[learner])["batches"]
+        assert len(taken) - drawn <= 64, "only steps under way at the kill are taken again"
+
+
+def test_its_tapes_replay_to_its_own_parameters(programs, story):
+    names = {path.name.partition("-")[0] for path in (story.workdir / "tape").glob("*.tape")}
+    assert names == {"learner", "syncer"}
+    assert len(list((story.workdir / "tape").glob("learner-0-*.tape"))) == 2
+    assert len(list((story.workdir / "tape").glob("syncer-*.tape"))) == 2
+    done = programs.run("replay", f"--workdir={story.workdir}")
+    assert done.returncode == 0, done.stderr
+    assert f"params_sha256 {story.summary['params_sha256']}\nthe same as the run's" in done.stdout
+    count, compared = map(int, re.findall(r"(\d+) (?:versions|of them)", done.stdout))
+    heard_of = sum(story.summary["outer_steps"].values())  # of a merge under way at the end it was not
+    assert heard_of <= compared <= count <= heard_of + 1
+
+
+def test_its_timeline_shows_who_was_killed_and_who_went_on(programs, story):
+    done = programs.run("tape", f"--workdir={story.workdir}", "--learner=0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("its tape ends here: killed, or still running") == 2
+    assert re.search(r"goes on with inner state \d+ of learner 1's process", done.stdout)
+    assert not re.search(r"^\S+  learner 1 ", done.stdout, re.MULTILINE)

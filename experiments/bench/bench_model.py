@@ -29,7 +29,7 @@ PATIENCE = 120.0
 
 
 def assembly_of(steps: int, quick: bool) -> Assembly:
-    """Four learners for so many steps, P=24, H=24, tau=2, K=1; `quick`: a fraction of the model."""
+    """Four learners for this number of steps, P=24, H=24, tau=2, K=1; `quick`: a fraction of the model."""
     config = cli.load_config("configs/dense.py:tiny")
     if quick:
         config.model.update(num_layers=1)

@@ -13,7 +13,7 @@ from ddiloco.chaos.schedules import RandomSchedule, draw_plan, explore
 from ddiloco.virtual.calendar import Calendar
 from experiments.bench.measuring import row
 
-SAMPLED = 10  # of so many schedules one also runs for the reference and for the limit
+SAMPLED = 10  # one of this many schedules also runs for the reference and for the limit
 
 
 def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -> list[dict]:

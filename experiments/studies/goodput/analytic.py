@@ -37,7 +37,7 @@ def elastic_goodput(model: FailureModel, chips: float) -> float:
 
 
 def inelastic_goodput(model: FailureModel, chips: float) -> float:
-    """Goodput of a job without elasticity, as a share, on so many chips, spares among them."""
+    """Goodput of a job without elasticity, as a share, on this number of chips, spares included."""
     rate = (1.0 - model.spare_share) * chips / model.mtbi_seconds
     pause = model.detection_seconds + model.restart_seconds + model.step_seconds / 2.0
     return (1.0 - model.spare_share) / (1.0 + rate * pause)

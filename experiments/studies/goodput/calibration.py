@@ -77,7 +77,7 @@ def predictions(fixed: FailureModel) -> list[CellFit]:
 
 
 def checks(model: FailureModel, days: float) -> list[CellFit]:
-    """The table's cells beside the event engine's over so many days, five seeds."""
+    """The table's cells beside the event engine's over this number of days, five seeds."""
     cells = simulate(Simulation(CHIPS, tuple(GOODPUT_PERCENT), days=days, failures=model))
     percents = {(cell.label, cell.num_chips): 100.0 * cell.goodput for cell in cells}
     return [dataclasses.replace(cell, fitted=percents[cell.system, cell.num_chips]) for cell in fits(model)]

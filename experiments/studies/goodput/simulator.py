@@ -55,7 +55,7 @@ class Simulation:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What became of one system on so many chips; all figures but counts are shares in [0, 1]."""
+    """What became of one system on a number of chips; all figures but counts are shares in [0, 1]."""
 
     system: str
     num_learners: int
@@ -174,7 +174,7 @@ class _Lanes:
 
 
 class _Ledger:
-    """Sums of what all jobs did before the horizon: by state, and how long so many of a run stepped."""
+    """Sums over all jobs before the horizon: seconds by state, and those in which K jobs of a run stepped."""
 
     def __init__(self, lanes: _Lanes, horizon: float, depths: tuple[int, ...]) -> None:
         """`depths`: the numbers of stepping jobs whose time is asked for."""

@@ -35,7 +35,7 @@ def intervals(
 ) -> dict[str, Interval]:
     """The 95% interval of each parameter of a fit, by the percentiles of a bootstrap over the seeds.
 
-    Seeds are drawn anew at every place by itself. With three seeds the interval is too narrow, by about the
+    Seeds are resampled at each place separately. With three seeds the interval is too narrow, by about the
     root of 2/3; with one at every place there is none.
 
     Raises:

@@ -105,7 +105,7 @@ def with_most_tokens(losses: Measurements) -> dict[Place, Sequence[float]]:
 
 
 def redrawn(losses: Measurements, rng: np.random.Generator) -> dict[Place, list[float]]:
-    """A bootstrap sample: the seeds of every place drawn anew, with replacement."""
+    """A bootstrap sample: the seeds of every place, drawn with replacement."""
     return {
         place: [values[i] for i in rng.integers(len(values), size=len(values))]
         for place, values in losses.items()

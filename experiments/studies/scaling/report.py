@@ -26,7 +26,7 @@ def report(found: Mapping[str, Any]) -> str:
 
 
 def title(learners: int) -> str:
-    """What runs of so many learners are called; 0 stands for data-parallel training."""
+    """The name of runs with this number of learners; 0 stands for data-parallel training."""
     return f"M={learners}" if learners else "data-parallel"
 
 

@@ -17,7 +17,7 @@ import tempfile
 from tests.mutation.mutants import MUTANTS, Mutant
 
 ROOT = pathlib.Path(__file__).parents[2]
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".hypothesis", ".*_cache")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", ".hypothesis", ".*_cache")
 LIMIT = 900  # seconds for the tests of one mutant; what makes them hang is found by that
 
 
@@ -71,6 +71,7 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="ddiloco-mutants-") as folder:
         root = pathlib.Path(folder) / "repository"
         shutil.copytree(ROOT, root, ignore=LEFT_OUT)
+        (root / "build").symlink_to(ROOT / "build")  # compiled programs are found by what they compute
         for mutant in chosen:
             found = finder(mutant, root)
             survived += found is None

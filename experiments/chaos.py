@@ -39,22 +39,22 @@ def main(_) -> int:
     with cli.reaching("workdir", workdir):
         set_aside(workdir)
     stop, received = ending.stop_on_signals()
-    told, trace, code = storm.run(experiment, workdir / "job", workdir / "faults.jsonl", plan, stop)
+    figures, trace, code = storm.run(experiment, workdir / "job", workdir / "faults.jsonl", plan, stop)
     if code == cli.USAGE_ERROR:
         return code
     if not code and _UNDISTURBED.value:
-        steps = f"--config.train.steps={storm.steps_of_tokens(experiment, told)}"
+        steps = f"--config.train.steps={storm.steps_of_tokens(experiment, figures)}"
         journal = workdir / "undisturbed.jsonl"
         alone = storm.run(experiment, workdir / "undisturbed", journal, (), stop, [steps])
-        told, code = aftermath.compared(told, alone.told), alone.code
-    (workdir / "chaos.json").write_text(json.dumps(told, indent=2) + "\n")
-    (workdir / "chaos.md").write_text(aftermath.table(told) + "\n")
+        figures, code = aftermath.compared(figures, alone.figures), alone.code
+    (workdir / "chaos.json").write_text(json.dumps(figures, indent=2) + "\n")
+    (workdir / "chaos.md").write_text(aftermath.table(figures) + "\n")
     lanes_figure.draw(workdir / "chaos.png", trace)
-    print(aftermath.table(told))
+    print(aftermath.table(figures))
     print(f"{workdir}/chaos.json  {workdir}/chaos.png")
     if received or code:
         return 128 + received[0] if received else code
-    problems = aftermath.problems(told)
+    problems = aftermath.problems(figures)
     for line in problems:
         print(f"error: {line}", file=sys.stderr)
     return 1 if problems else 0

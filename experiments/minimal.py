@@ -80,9 +80,11 @@ class Run:
                 self.mail.append((self.syncer, events.FragmentArrived(round, offered)))
             case actions.Merge(round, version, contributions):
                 self.merge(HALVES[round.fragment], contributions)
-                told = f"version {version} of fragment {round.fragment}, {len(contributions)} learners in it"
+                merged = (
+                    f"version {version} of fragment {round.fragment}, {len(contributions)} learners in it"
+                )
                 distance = np.linalg.norm(self.theta - self.best)
-                print(f"  merged and broadcast: {told}; distance to the best {distance:.3f}")
+                print(f"  merged and broadcast: {merged}; distance to the best {distance:.3f}")
                 self.mail.append((self.syncer, events.MergeFinished(round)))
             case actions.ApplyUpdate(fragment, version):
                 self.own[core.learner][HALVES[fragment]] = self.theta[HALVES[fragment]]

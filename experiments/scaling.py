@@ -4,7 +4,7 @@ The folders are those of `experiments.sweep` over configs/sweeps/scaling.py. Law
 the first, at its best hyperparameters; those of the best hyperparameters to all of them. Laws with no D in
 them take of each size the runs with the most tokens.
 
-Writes scaling.json, scaling.md and scaling.png. What the runs do not determine is told in a line of its own.
+Writes scaling.json, scaling.md and scaling.png. What the runs do not determine gets a line of its own.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def main(_) -> int:
         print("\r\033[K", end="")
     print(table(cells))
     if output is not None:
-        told = {"cells": [cell.as_json() for cell in cells], "settings": to_dict(simulation)}
-        output.write_text(json.dumps(told, indent=2) + "\n")
+        result = {"cells": [cell.as_json() for cell in cells], "settings": to_dict(simulation)}
+        output.write_text(json.dumps(result, indent=2) + "\n")
         paths = figures.draw_all(output.with_suffix(""), cells)
         print("  ".join(map(str, [output, *paths])))
     return 0

@@ -2,7 +2,7 @@
 
 Each point is a run of `experiments.train` in a process of its own, in DIR/<point>; --jobs=N at a time. A
 point whose run has finished with the same settings is not run again, so that an interrupted sweep goes on
-where it was. A setting that a point may not have is told before any run starts.
+where it was. A setting that a point may not have is reported before any run starts.
 
 `--sweep=FILE.py[:ARGUMENT]` names a Python file with `get_sweep()`, a list of {setting: value}, for grids
 that are no product; there the key `config` is the config file itself. With `--baseline="setting=value"`, or

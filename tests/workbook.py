@@ -41,7 +41,7 @@ class Taped(Observer):
         self.syncer = SyncerTape(syncer_tape(self._folder, self._processes), header)
 
     def syncer_handled(self, event, out, now):
-        self.syncer.told(event, out, now)
+        self.syncer.heard(event, out, now)
         for action in out:
             if isinstance(action, actions.Record) and action.name == "round":
                 self.rounds.append(dict(action.values))
@@ -52,7 +52,7 @@ class Taped(Observer):
         if key not in self._learners:
             path = learner_tape(self._folder, *key)
             self._learners[key] = LearnerTape(*key, path, self._header("learner", *key))
-        self._learners[key].told(event, now)
+        self._learners[key].heard(event, now)
         if any(isinstance(action, actions.AdoptAll) for action in out):
             self._learners[key].adopted(fresh=True, origin=None)
 

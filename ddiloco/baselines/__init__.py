@@ -1,1 +1,1 @@
-"""What Decoupled DiLoCo is held against: one synchronous job without a syncer."""
+"""What Decoupled DiLoCo is compared with: one synchronous job without a syncer."""

@@ -1,4 +1,4 @@
-"""The baselines in virtual time: one synchronous job under the same speeds and failures as a fleet."""
+"""The baselines in virtual time: one synchronous job with the speeds and failures of a fleet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddiloco.virtual.from_settings import chips_by_learner, fleet_changes, horiz
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """What the job's chips do from `time` on, at what pace: 1 is that of all chips of a steady fleet."""
+    """What the job's chips do from `time` on, and how fast: a `pace` of 1 is that of a whole steady fleet."""
 
     time: float  # virtual seconds
     state: State
@@ -32,7 +32,7 @@ class Phase:
 
 
 def phases(experiment: Experiment) -> list[Phase]:
-    """The phases of the job, from time 0 on; the same failures as a fleet of learners meets."""
+    """The phases of the job, from time 0 on; it meets the same failures as a fleet of learners."""
     v = experiment.virtual
     chips = chips_by_learner(experiment)
     if v.lives == "failures":
@@ -43,11 +43,11 @@ def phases(experiment: Experiment) -> list[Phase]:
 
 
 class StandsStill(Exception):
-    """The job takes no further step; the message says from when on."""
+    """The job can take no further step; the message says from when on."""
 
 
 class JobClock:
-    """How long the job's steps take: each as long as its slowest learner's, at the pace of the phase."""
+    """The job's virtual time: a step takes as long as for the slowest learner, at the pace of the phase."""
 
     def __init__(self, experiment: Experiment, record: Callable[[Any], None]) -> None:
         self.now = 0.0
@@ -59,7 +59,7 @@ class JobClock:
         self._enter_phase()
 
     def step(self) -> None:
-        """Lets the time of one step pass, with all that interrupts it.
+        """Lets the time of one step pass, with all interruptions.
 
         Raises:
           StandsStill: the phases end before the step does.
@@ -74,7 +74,7 @@ class JobClock:
             self._show(State.STEPPING)
 
     def finish(self) -> None:
-        """All chips are given back."""
+        """Records that all chips are given back."""
         for learner, _, chips in self._phases[self._at].states:
             self._record(records.StateChanged(learner, State.FINISHED, self.now, chips))
 
@@ -107,7 +107,7 @@ class JobClock:
 
 
 def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop: threading.Event) -> Outcome:
-    """Trains one copy of the model in virtual time; what an interruption loses of a step is time, not arrays.
+    """Trains one copy of the model in virtual time; an interrupted step costs time only.
 
     Runs `data_parallel`, `elastic_data_parallel` or `lone_learner` to the last step, or until the job stands
     still for good or `stop` is set.
@@ -119,7 +119,7 @@ def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop
         tokens, metrics = arrays.step(step - 1)
         jax.block_until_ready(metrics)
         record(records.StepDone(0, step, clock.now, tokens, metrics))
-        if step < e.train.steps and evaluations.due(step):  # the last one comes when all is over
+        if step < e.train.steps and evaluations.due(step):  # the last one comes at the end
             evaluations.evaluate(step, arrays.tokens, arrays.params)
 
     evaluations.evaluate(0, arrays.tokens, arrays.params)
@@ -131,7 +131,7 @@ def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop
 def run_without_arrays(
     experiment: Experiment, record: Callable[[Any], None], stop: threading.Event
 ) -> Outcome:
-    """Plays the one job and its times; batches count as full."""
+    """Simulates the job without arrays; all batches count as full."""
     clock = JobClock(experiment, record)
     shards = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
     tokens = task_of(experiment).row_tokens * sum(experiment.batch_size(m) for m in shards)
@@ -146,7 +146,7 @@ def run_without_arrays(
 def _play(
     clock: JobClock, steps: int, stop: threading.Event, done: Callable[[int], None]
 ) -> tuple[int, str | None]:
-    """Lets so many steps pass; tells `done` the number of each. How far it came, and why no further."""
+    """Lets up to `steps` pass and calls `done` with each; gives the last step, and why it stopped early."""
     step, failure = 0, None
     while step < steps and not stop.is_set() and failure is None:
         try:
@@ -161,7 +161,7 @@ def _play(
 
 
 def steps_within(experiment: Experiment, seconds: float) -> int:
-    """How many steps the job takes in so many virtual seconds."""
+    """How many steps the job takes in `seconds` of virtual time."""
     clock, steps = JobClock(experiment, lambda record: None), 0
     with contextlib.suppress(StandsStill):
         while clock.now < seconds:
@@ -181,7 +181,7 @@ def _failing(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Phase
 
 
 def _scavenging(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Phase]:
-    """Whenever chips come or go, all stand still for `resize_seconds`; further changes meanwhile wait."""
+    """When chips come or go, all stand still for `resize_seconds`; further changes wait that long."""
     v, learners = experiment.virtual, experiment.sync.num_learners
     drawn = draw_extra(v.spare_capacity, learners, experiment.seed, horizon(experiment))
     extra = v.spare_capacity.extra_learners
@@ -189,14 +189,14 @@ def _scavenging(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Ph
     for i, (time, count) in enumerate(drawn):
         begin = max(time, free_at)
         if i + 1 < len(drawn) and drawn[i + 1][0] <= begin:
-            continue  # by the time that it could be taken in, it is no more
+            continue  # replaced by another change before it could take effect
         if count == taken:
-            continue  # what came meanwhile has gone again, or the reverse
+            continue  # changes cancelled each other
         taken = count
-        there = range(1, count + 1)
+        used = range(1, count + 1)
 
-        def states(state: State, there: range = there) -> tuple[tuple[int, State, int], ...]:
-            present = [(j, state if j in there else State.FINISHED, chips[j]) for j in range(1, extra + 1)]
+        def states(state: State, used: range = used) -> tuple[tuple[int, State, int], ...]:
+            present = [(j, state if j in used else State.FINISHED, chips[j]) for j in range(1, extra + 1)]
             return ((0, state, chips[0]), *present)
 
         if i:

@@ -26,7 +26,7 @@ from ddiloco.training.step import TrainState
 
 
 class JobArrays:
-    """The arrays of the one job: train state, batches, held-out score; of a baseline under any driver."""
+    """The arrays of a baseline's job under any driver: train state, batches, held-out score."""
 
     def __init__(self, assembly: Assembly) -> None:
         e = assembly.experiment
@@ -47,7 +47,7 @@ class JobArrays:
         return tokens, metrics
 
     def state(self) -> Part:
-        """A copy of all that the next steps follow from, after the last step handed out, for `restore`."""
+        """A copy of all that the next steps depend on, after the last step handed out, for `restore`."""
         copy = self._program.copy(self._state)
         arrays = named("params", copy.params) | named("inner", jax.tree.leaves(copy.opt_state))
         for array in arrays.values():
@@ -55,10 +55,10 @@ class JobArrays:
         return Part(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
 
     def restore(self, part: Part) -> None:
-        """Goes on from what `state` gave, perhaps of a job of another number of learners' shards.
+        """Loads what `state` gave; that job may have had another number of shards.
 
         Raises:
-          DataError: the position is of another stream.
+          DataError: the position belongs to another stream.
         """
         params, inner = of_kind("params", part.arrays), numbered("inner", part.arrays)
         [position] = reshard([part.state["position"]], self._num_shards, [self._shards])
@@ -72,12 +72,12 @@ class JobArrays:
         return self._state.params
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The same, on the host."""
+        """The parameters after the last step handed out, on the host."""
         return {name: np.asarray(value) for name, value in self._state.params.items()}
 
 
 class BaselineRun:
-    """Trains one copy of the model in the calling thread; it appears in the metrics as learner 0."""
+    """Trains one copy of the model in the calling thread; in the metrics it is learner 0."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class BaselineRun:
         while step < e.train.steps and not self._stop.is_set():
             in_flight.append(self._start_step(step))
             step += 1
-            due = step < e.train.steps and self._evaluations.due(step)  # the last one comes when all is over
+            due = step < e.train.steps and self._evaluations.due(step)  # the last one comes at the end
             while len(in_flight) > (0 if due else e.train.steps_in_flight - 1):
                 self._finish_step(*in_flight.popleft())
             if due:
@@ -128,7 +128,7 @@ class BaselineRun:
         jax.block_until_ready(metrics)
         now = time.time()
         self._record(records.StepDone(0, step, now, tokens, metrics))
-        if part is not None:  # the steps of the run up to its time are then those that the state follows from
+        if part is not None:  # its time is just after this step's, so that a resumed run keeps this record
             self._snapshots.take(part, {"step": step, "time": math.nextafter(now, math.inf)})
 
     def _evaluate(self, step: int) -> float:

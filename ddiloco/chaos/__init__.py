@@ -1,1 +1,1 @@
-"""Faults at random, and what must hold all the same: deterministic simulation testing of the protocol."""
+"""Random faults, and what must hold in spite of them: deterministic simulation testing of the protocol."""

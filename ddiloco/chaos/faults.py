@@ -1,4 +1,4 @@
-"""What can befall a fleet: each fault a function of the fleet, a learner and chance."""
+"""What can happen to a fleet: each fault is a function of the fleet, a learner and a random source."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LONGEST = 40.0  # seconds that a hang or a partition lasts at most
 
 
 def crash(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """A process dies and another one starts; sometimes that is known before the loss, or instead of it."""
+    """A process dies and another one starts; the syncer may hear of the new one first, or of it alone."""
     fleet.fail(learner, notice_seconds=rng.choice([0.1, 5.0, 60.0, 1000.0]))
     fleet.calendar.after(rng.uniform(0.1, 20.0), fleet.recover, learner)
 
 
 def leave(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """A learner departs and says so; a process of its number comes back much later."""
+    """A learner departs and says so; another process with its number joins much later."""
     fleet.leave(learner)
     fleet.calendar.after(rng.uniform(10.0, 40.0), fleet.recover, learner)
 
@@ -33,7 +33,7 @@ def hang(fleet: Fleet, learner: int, rng: random.Random) -> None:
 
 
 def false_alarm(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """The syncer takes a learner for lost that lives: it comes back with what it holds."""
+    """The syncer takes a living learner for lost; the learner rejoins with what it holds."""
     if (process := fleet.processes.get(learner)) is not None:
         lost = events.LearnerLost(learner, process.core.incarnation, "connection broken")
         fleet.calendar.after(rng.uniform(0.0, 2.0), fleet.syncer.take, lost)
@@ -45,7 +45,7 @@ def second_process(fleet: Fleet, learner: int, rng: random.Random) -> None:
 
 
 def partition(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """One learner, or several, are cut off in one direction or in both, until it heals."""
+    """One or several learners are cut off in one direction or both, until the partition heals."""
     several = [m for m in fleet.places if m == learner or rng.random() < 0.3]
     for m in several:
         place = fleet.places[m]
@@ -55,7 +55,7 @@ def partition(fleet: Fleet, learner: int, rng: random.Random) -> None:
 
 
 def syncer_crash(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """The syncer's process dies, and comes back from its durable state."""
+    """The syncer's process dies and is restarted from its durable state."""
     fleet.syncer.crash()
     fleet.calendar.after(rng.choice([0.0, 1.0, 20.0]), fleet.syncer.restart)
 
@@ -73,7 +73,7 @@ def nonsense(fleet: Fleet, learner: int, rng: random.Random) -> None:
 
 
 def stray(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """A message of long ago comes late, in the name of an incarnation that the learner had, or never did."""
+    """An old message arrives late, in the name of an incarnation that the learner had, or never had."""
     incarnation = rng.randint(1, 3)
     event = rng.choice(
         [

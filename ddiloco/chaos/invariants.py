@@ -1,4 +1,4 @@
-"""What must hold after every event of a fleet, found from events and actions alone, not from the cores."""
+"""What must hold after every event of a fleet, judged by events and actions, not by the cores' state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Standing(enum.Enum):
 
 
 class _Process:
-    """What is known of one life of the syncer; a crash ends it."""
+    """What is known of one process of the syncer; a crash ends it."""
 
     def __init__(self, core: SyncerCore) -> None:
         self.core = core
@@ -42,9 +42,9 @@ class Invariants:
         self.committed = SyncerState.initial(policy.num_fragments)
         self.merged: set[RoundId] = set()
         self.passed: set[RoundId] = set()  # skipped or abandoned
-        self.checks = 0  # events after which all was well
+        self.checks = 0  # events after which every rule held
         self._schedule = Schedule(policy.num_fragments, policy.interval)
-        self._newest: dict[int, int] = {}  # by learner, in all lives of the syncer
+        self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
         self._syncer: _Process | None = None
         self._ledgers: dict[object, ProcessLedger] = {}
         self._ledger_of: dict[Member, ProcessLedger] = {}
@@ -93,7 +93,7 @@ class Invariants:
         """A merge became durable.
 
         Raises:
-          Violation: it was not under way, or merges a step anew.
+          Violation: it was not under way, or merges a step again.
         """
         under_way = self._syncer.merging.pop(merge.round, None)
         require(under_way == merge, "what is committed was being merged", merge.round)
@@ -107,7 +107,7 @@ class Invariants:
         self.merged.add(merge.round)
 
     def _book(self, event: events.SyncerEvent) -> None:
-        """Who stands where by the syncer's event, before it answers."""
+        """Notes where each member stands by the syncer's event, before the syncer answers."""
         process = self._syncer
         match event:
             case events.LearnerJoined(learner=learner, incarnation=incarnation):
@@ -132,7 +132,7 @@ class Invariants:
         return step >= 0 and (self.total_steps is None or step <= self.total_steps)
 
     def _stands(self, member: Member, where: _Standing) -> bool:
-        """An incarnation that the syncer met in an earlier life only has gone with that life."""
+        """Whether the member stands there; the syncer's present process must have met it."""
         return self._syncer.standing.get(member, _Standing.GONE) is where
 
     def _check(self, action: actions.SyncerAction, event: events.SyncerEvent) -> None:
@@ -147,9 +147,9 @@ class Invariants:
                 self._check_due(which)
                 require(which not in self.merged, "what is merged is not given up", action)
                 self.passed.add(which)
-            case actions.Tell(receivers, told):
+            case actions.Tell(receivers, message):
                 for member in receivers:
-                    self._check_told(member, told)
+                    self._check_message(member, message)
             case actions.PullFragment():
                 self._check_pull(action)
             case actions.Merge():
@@ -157,23 +157,23 @@ class Invariants:
             case actions.Finish():
                 self._check_finish()
 
-    def _check_told(self, member: Member, told: events.FromSyncer) -> None:
+    def _check_message(self, member: Member, message: events.FromSyncer) -> None:
         committed = self.committed
-        match told:
+        match message:
             case events.Welcomed(step=step, versions=versions, merged_steps=merged_steps):
                 require(self._stands(member, _Standing.JOINING), "those are welcomed that join", member)
                 known = (committed.step, committed.versions, committed.merged_steps)
-                require((step, versions, merged_steps) == known, "a welcome tells what is committed", told)
+                require((step, versions, merged_steps) == known, "a welcome tells what is committed", message)
             case events.Rejected(incarnation):
                 newest = self._newest.get(member[0], -1)
                 require(incarnation < newest, "only the replaced are rejected", member)
             case events.ClockSet(step):
                 front = max((r.step for r in self._syncer.reports.values()), default=0)
-                require(step <= front, "a clock is set to a step that was reported", told)
+                require(step <= front, "a clock is set to a step that was reported", message)
                 require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
             case events.UpdateArrived(p, version, step):
                 known = (committed.versions[p], committed.merged_steps[p])
-                require((version, step) == known, "what is committed is broadcast", told)
+                require((version, step) == known, "what is committed is broadcast", message)
                 require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
 
     def _check_due(self, which: RoundId) -> None:
@@ -192,7 +192,7 @@ class Invariants:
             for learner in self._syncer.core.live:
                 other = self._syncer.reports.get((learner, self._newest[learner]))
                 come = other is not None and other.step >= pull.round.step
-                # One that returned at that step has come to it, though it has not reported since.
+                # One that rejoined at that step has reached it, though it has not reported since.
                 require(come or other is None, "the quorum of all is of all that are live", pull, other)
         self._syncer.pulled.add((pull.round, member))
 

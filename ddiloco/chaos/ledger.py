@@ -1,4 +1,4 @@
-"""What one learner's process has truly done, booked apart from its core: its steps, tokens and versions."""
+"""What one learner's process has really done, counted apart from its core: its steps, tokens and versions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def require(holds: bool, claim: str, *found: object) -> None:
 
 
 class ProcessLedger:
-    """Counts a process's own steps and tokens, and holds its core to them after every event.
+    """Counts a process's own steps and tokens, and compares its core with them after every event.
 
-    Steps have numbers of their own here, from 1: clocks jump, these do not. Work on a version is the steps
-    past the one at which that version was applied.
+    Steps are numbered from 1 here: clocks jump, these numbers do not. Work on a version is the steps after
+    the one at which that version was applied.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class ProcessLedger:
     def handled(
         self, core: LearnerCore, event: events.LearnerEvent, out: list[actions.LearnerAction]
     ) -> None:
-        """Books an event and the actions that followed.
+        """Counts an event and the actions that followed.
 
         Raises:
-          Violation: the core's words are not what the ledger says.
+          Violation: the core's actions do not agree with the ledger.
         """
-        done = self.steps  # the step that a report tells of: the one that finished, or else the newest
+        done = self.steps  # the step of a report: the one that finished, or else the newest
         match event:
             case events.StepStarted():
                 self.steps += 1
@@ -65,7 +65,7 @@ class ProcessLedger:
                 case actions.MakeOffer(contribution=c):
                     self._offered(core, c)
                 case actions.TellSyncer(events.StepReported(report)):
-                    self._said(core, report, done)
+                    self._check_report(core, report, done)
         require(core.incarnation >= self._incarnation, "a process's incarnation only rises", core.incarnation)
         self._incarnation = core.incarnation
         require(core.versions == tuple(self._held), "a learner holds what it applied", core.versions)
@@ -73,7 +73,7 @@ class ProcessLedger:
             require(not core.blocked, "a learner without a bound never waits", core.learner)
 
     def span(self, c: Contribution) -> tuple[int, int]:
-        """The work that a contribution stands for: past the first of these steps, up to the last."""
+        """The work that a contribution stands for: the steps after the first number, up to the last."""
         key = (c.fragment, c.version, c.step)
         require(key in self._spans, "what is merged was offered by the learner", c)
         first, last = self._spans[key]
@@ -89,7 +89,7 @@ class ProcessLedger:
         self._check_tokens(first, self.steps, c.tokens, c)
         self._spans[c.fragment, c.version, c.step] = (first, self.steps)
 
-    def _said(self, core: LearnerCore, report: Report, done: int) -> None:
+    def _check_report(self, core: LearnerCore, report: Report, done: int) -> None:
         require(report.incarnation == core.incarnation, "a report bears the current incarnation", report)
         require(report.step >= self._reported, "a learner's reported clock never falls", report)
         self._reported = report.step
@@ -102,5 +102,5 @@ class ProcessLedger:
 
     def _check_tokens(self, first: int, last: int, tokens: int, where: object) -> None:
         taken = self._tokens[last] - self._tokens[first]
-        if tokens != taken:  # no `require`: it would put the words together every time
+        if tokens != taken:  # no `require`: its message would be formatted every time
             raise Violation(f"tokens are those of the steps counted, {taken}: {where}")

@@ -1,4 +1,4 @@
-"""Random schedules: policy, weather and faults drawn from a seed, run until all is well and the end comes."""
+"""Random schedules: policy, weather and faults drawn from a seed, run until faults stop and the run ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETURN = 5.0  # seconds within which the dead are back after the storm
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All that a seed decides before the first event."""
+    """Everything that a seed decides before the first event."""
 
     seed: int
     policy: SyncPolicy
@@ -32,11 +32,11 @@ class Plan:
     joins: tuple[float, ...]  # by learner, when its first process starts
     faults: tuple[tuple[float, str, int], ...]  # when, which of FAULTS, whom
     crash_in_merge: float = 0.0  # share of merges, during the storm, that the syncer dies in
-    crash_at_commit: float = 0.0  # share of those after whose commit it dies, before it knows
+    crash_at_commit: float = 0.0  # share of those after whose commit it dies, before its core hears of it
 
 
 def draw_policy(rng: random.Random) -> SyncPolicy:
-    """All presets and the edges: intervals of a step, more fragments than steps, no overlap, K = M."""
+    """Any preset, and the extremes: an interval of one step, more fragments than steps, no overlap, K = M."""
     learners = rng.randint(1, 5)
     interval = rng.choice([1, 1, 2, 3, 4, 6, 10])
     overlap = rng.choice([0, 1, 2, 3, interval + 2])
@@ -75,7 +75,7 @@ def draw_plan(seed: int) -> Plan:
     total = rng.randint(4, 50)
     storm = rng.uniform(0.3, 1.0) * total
     learners = range(policy.num_learners)
-    kinds = rng.sample(sorted(FAULTS), rng.randint(0, len(FAULTS)))  # some kinds only: rare mixtures come up
+    kinds = rng.sample(sorted(FAULTS), rng.randint(0, len(FAULTS)))  # only some, for rare mixtures
     count = rng.choice([0, 2, 5, 10]) if kinds else 0
     faults = sorted((rng.uniform(0, storm), rng.choice(kinds), rng.choice(learners)) for _ in range(count))
     return Plan(
@@ -92,9 +92,9 @@ def draw_plan(seed: int) -> Plan:
 
 
 class RandomSchedule(Observer):
-    """Runs a plan; after every event the invariants hold, or `run` raises.
+    """Runs a plan; `run` raises unless the invariants hold after every event.
 
-    Unless `checked` it runs just the same, but keeps no timeline, and finds only that a run does not end.
+    Without `checked` the run is the same, but has no timeline, and only a run that does not end is found.
     """
 
     def __init__(self, plan: Plan, checked: bool = True) -> None:
@@ -113,7 +113,7 @@ class RandomSchedule(Observer):
         return self.fleet.calendar.happened
 
     def run(self) -> None:
-        """Lets the storm come and pass, and the run come to its end.
+        """Runs through the storm and on to the end of the run.
 
         Raises:
           Violation: a rule was broken, or the run did not end.
@@ -135,13 +135,13 @@ class RandomSchedule(Observer):
         require(self.fleet.over, "the run has not ended, and nothing is left to happen")
 
     def told(self) -> list[str]:
-        """The plan and the last events, in lines to read."""
+        """The plan and the last events, as lines to read."""
         plan = self.plan
         faults = [f"{at:10.3f}  {name} of {learner}" for at, name, learner in plan.faults]
         about = dataclasses.replace(plan, faults=())
         return [str(about), *faults, f"{plan.storm:10.3f}  calm", "", *self.timeline.lines()]
 
-    # What an Observer hears.
+    # As an Observer.
 
     def syncer_handled(self, event: events.SyncerEvent, out: list[actions.SyncerAction], now: float) -> None:
         """Checks, and now and then kills the syncer in a merge."""
@@ -168,7 +168,7 @@ class RandomSchedule(Observer):
             require(newest is not learner, "of two processes of a number the newer one stays", learner.number)
 
     def merged(self, merge: actions.Merge, now: float) -> None:
-        """Checks, and now and then kills the syncer between the commit and the word of it."""
+        """Checks, and now and then kills the syncer after the commit, before its core hears of it."""
         if self.checked:
             self.timeline.add(now, "commit", merge, [])
             self.invariants.commit(merge)
@@ -183,7 +183,7 @@ class RandomSchedule(Observer):
         return share > 0 and self._calm_at is None and self._rng.random() < share
 
     def _calm(self) -> None:
-        """Everything works again: the dead come back within a while, and nothing else befalls."""
+        """Everything works again: the dead are restarted within a while, and there are no more faults."""
         self._calm_at = self.fleet.calendar.now
         self.fleet.calm()
         self.fleet.syncer.restart()
@@ -197,7 +197,7 @@ class RandomSchedule(Observer):
             return
         since = max(self._calm_at, self.commit_times[-2])
         weather = self.plan.weather
-        aftermath = LONGEST + RETURN  # what befalls a learner may begin just before the calm
+        aftermath = LONGEST + RETURN  # a fault may begin just before the calm
         timeouts = policy.silence_timeout + 2 * (policy.pull_timeout + policy.resend_timeout)
         turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)
         bound = aftermath + timeouts + turn
@@ -208,7 +208,7 @@ def explore(seed: int) -> RandomSchedule:
     """Runs the schedule of a seed.
 
     Raises:
-      Violation: a rule was broken; its one line begins with the command that shows how.
+      Violation: a rule was broken; its one line begins with the command that repeats the run.
     """
     schedule = RandomSchedule(draw_plan(seed))
     try:

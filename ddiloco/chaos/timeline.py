@@ -22,7 +22,7 @@ class Timeline:
         self._entries.append((now, who, event, out))
 
     def lines(self) -> list[str]:
-        """An event a line, and below it, indented, each action."""
+        """A line for each event, followed by an indented line for each of its actions."""
         lines: list[str] = []
         for now, who, event, out in self._entries:
             name = f"learner {who.number}" if isinstance(who, VirtualLearner) else who

@@ -1,4 +1,4 @@
-"""How bad the world is: delays, losses, speeds; and a fleet without arrays that lives in it."""
+"""How bad conditions are: delays, losses, speeds; and a fleet without arrays that lives in them."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class _Doubtful(CountingSyncer):
         self._rng = rng
 
     def problem(self, fragment: int, payload: Payload) -> str | None:
-        """Casts lots."""
+        """Finds a random share of the fragments unsound."""
         return "not finite" if self.unsound and self._rng.random() < self.unsound else None
 
 
 class WeatheredFleet(Fleet):
-    """A fleet of counting learners in a weather; nobody has joined yet."""
+    """A fleet of counting learners in a weather; none has joined yet."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class WeatheredFleet(Fleet):
         )
 
     def calm(self) -> None:
-        """From now on messages are delayed, but none is lost, doubled or unsound, and nobody is cut off."""
+        """From now on messages are only delayed: none is lost, doubled or unsound, no learner cut off."""
         self._doubtful.unsound = 0.0
         for place in self.places.values():
             for link in (place.up, place.down):

@@ -131,25 +131,25 @@ class RowStream:
 class InterleavedRows:
     """Rows in turn from several documents read side by side, so that neighbouring rows differ.
 
-    A lane that ends its document continues with the first one that no lane has begun: every document is read
-    once an epoch, in one lane. Arguments as for `RowStream`; `lanes` is how many there are.
+    A stream that ends its document continues with the first one that no stream has begun: every document is
+    read once an epoch, in one stream. Arguments as for `RowStream`; `streams` is how many there are.
     """
 
-    def __init__(self, document: Callable[[int], np.ndarray], epoch: int, length: int, lanes: int) -> None:
+    def __init__(self, document: Callable[[int], np.ndarray], epoch: int, length: int, streams: int) -> None:
         self._turn = 0
-        self._next = lanes
-        self._lanes = [RowStream(document, epoch, length, lane, self._begin) for lane in range(lanes)]
+        self._next = streams
+        self._streams = [RowStream(document, epoch, length, i, self._begin) for i in range(streams)]
 
     @property
     def position(self) -> list:
-        """The lane of the next row, the next document to begin, then each lane's position; JSON values."""
-        return [self._turn, self._next, *(list(lane.position) for lane in self._lanes)]
+        """JSON values: the stream of the next row, the next document to begin, each stream's position."""
+        return [self._turn, self._next, *(list(stream.position) for stream in self._streams)]
 
     @position.setter
     def position(self, position: list) -> None:
         self._turn, self._next, *places = position
-        for lane, (document, offset) in zip(self._lanes, places, strict=True):
-            lane.position = (document, offset)
+        for stream, (document, offset) in zip(self._streams, places, strict=True):
+            stream.position = (document, offset)
 
     def _begin(self, ended: int) -> int:
         del ended
@@ -158,11 +158,11 @@ class InterleavedRows:
 
     def take(self, count: int) -> Batch:
         """The next `count` rows, each array (count, L) int32."""
-        turns = (self._turn + np.arange(count)) % len(self._lanes)
-        self._turn = int((self._turn + count) % len(self._lanes))
+        turns = (self._turn + np.arange(count)) % len(self._streams)
+        self._turn = int((self._turn + count) % len(self._streams))
         batch: Batch = {}
-        for i, lane in enumerate(self._lanes):
+        for i, stream in enumerate(self._streams):
             places = np.flatnonzero(turns == i)
-            for name, part in lane.take(len(places)).items() if len(places) else ():
+            for name, part in stream.take(len(places)).items() if len(places) else ():
                 batch.setdefault(name, np.empty((count, *part.shape[1:]), part.dtype))[places] = part
         return batch

@@ -32,8 +32,8 @@ def make_text_batches(config: DataConfig, tokenizer: Tokenizer, selection: Selec
         return order.map(_to_tokens(tokenizer))
 
     def packed(document: Callable[[int], np.ndarray], shard: int) -> InterleavedRows:
-        lanes = min(config.interleave, epoch_size(len(source), shard, selection.num_shards))
-        return InterleavedRows(document, len(source), config.sequence_length, lanes)
+        streams = min(config.interleave, epoch_size(len(source), shard, selection.num_shards))
+        return InterleavedRows(document, len(source), config.sequence_length, streams)
 
     identity = {
         "data_set": source.full_name,

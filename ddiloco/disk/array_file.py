@@ -1,4 +1,4 @@
-"""Arrays in a file, with a header and a checksum; replaced at once, so that a crash leaves old or new."""
+"""Arrays in a file, with a header and a checksum; a crash leaves the old file or the new one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def save(path: pathlib.Path, magic: bytes, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
-    """Writes JSON values and arrays in the place of what is there; returns when they are durable.
+    """Writes JSON values and arrays over an older file; returns when they are durable.
 
-    `magic` is the file's first line, which tells what it holds. Raises OSError where the disk refuses.
+    `magic` is the file's first line and names its format. Raises OSError if the disk refuses.
     """
-    told = {**header, "arrays": [[array.dtype.str, list(np.shape(array))] for array in arrays]}
-    encoded = json.dumps(told).encode()
+    whole = {**header, "arrays": [[array.dtype.str, list(np.shape(array))] for array in arrays]}
+    encoded = json.dumps(whole).encode()
     parts = [magic, _LENGTH.pack(len(encoded)), encoded]
     parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
     digest = hashlib.sha256()
@@ -38,20 +38,20 @@ def load(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndar
     """The header and the arrays of a file.
 
     Raises:
-      FileNotFoundError, OSError: it is not there, or cannot be read.
-      ValueError: its bytes are not those that were written.
+      OSError: the file is missing (FileNotFoundError) or cannot be read.
+      ValueError: the file is damaged.
     """
     return parse(path.read_bytes(), magic)
 
 
 def parse(data: bytes, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """As `load`, of a file's bytes; takes no more memory than they do, whatever its header says."""
+    """Like `load`, from a file's bytes; a damaged header cannot make it allocate more than their size."""
     body = memoryview(data)[:-_DIGEST_BYTES]
     if not data.startswith(magic) or hashlib.sha256(body).digest() != data[-_DIGEST_BYTES:]:
         raise ValueError("is damaged: its checksum does not fit")
     try:
         return _parse(io.BytesIO(body[len(magic) :]))
-    except Exception as error:  # of what JSON, struct and numpy cannot read
+    except Exception as error:  # JSON, struct and numpy each raise their own
         raise ValueError(f"is damaged: its header cannot be read: {type(error).__name__}") from None
 
 
@@ -70,7 +70,7 @@ def _parse(file: io.BytesIO) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def replace(path: pathlib.Path, parts: Sequence[Any]) -> None:
-    """Writes a new file in the place of the old one: after a crash there is the one or the other."""
+    """Writes a file over an older one: after a crash, one of the two is there, whole."""
     new = path.with_name(f".{path.name}.new")
     with new.open("wb") as file:
         for part in parts:

@@ -1,4 +1,4 @@
-"""The global model on disk, by Orbax: parameters, and beside them all that is needed to use them."""
+"""The global model on disk, by Orbax: its parameters, and the settings that are needed to use them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def save(
     params: Mapping[str, np.ndarray],
     eval_loss: float | None,
 ) -> None:
-    """Writes the global model as `directory/step`, replacing one of that step; returns when it is durable."""
+    """Writes the global model as `directory/step`, replacing an older one; returns when it is durable."""
     metadata = {
         "experiment": to_json(experiment),
         "params_sha256": parameters_sha256(params),
@@ -56,10 +56,10 @@ def save(
 
 
 def restore(directory: pathlib.Path) -> Checkpoint:
-    """Reads `directory`: either one checkpoint, or a folder of them, of which the newest is taken.
+    """Reads `directory`: one checkpoint, or the newest in a folder of them.
 
     Raises:
-      CheckpointError: nothing there, or its parameters are not the ones that were saved.
+      CheckpointError: there is none, or its parameters are not the ones that were saved.
     """
     directory = pathlib.Path(directory).resolve()
     if directory.name.isdigit() and (directory / "params").is_dir():

@@ -1,7 +1,7 @@
-"""The syncer's state on disk: a file a fragment and one of incarnations, each replaced at once and synced.
+"""The syncer's state on disk: one file for each fragment, and one for the learners' incarnations.
 
-P fragment files are all of it: Theta_p, its outer optimizer's state, its version and the step that it was
-merged at. A fragment is written before its update is broadcast: a crash takes nothing back from a learner.
+A fragment's file holds Theta_p, its outer optimizer's state, its version and the step at which it was merged.
+It is written before the update is broadcast, so no learner ever has a version that a crash can undo.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _RETRY_SECONDS = 1.0
 
 
 class DurableStateError(Exception):
-    """What is on the disk cannot be gone on with; the message is one line and names the file."""
+    """The state on disk cannot be used; the message is one line and names the file."""
 
 
 class Start(NamedTuple):
-    """What an earlier syncer of the run left durable, from which another goes on."""
+    """The state that an earlier syncer of the run made durable, from which the next one continues."""
 
     state: SyncerState
     fragments: list[FragmentState]
 
     def restore(self, model: GlobalModel) -> None:
-        """Has the model hold these fragments; raises ValueError if they are of another model or optimizer."""
+        """Loads these fragments into the model; raises ValueError if they are of another one."""
         for p, fragment in enumerate(self.fragments):
             model.restore(p, fragment)
 
 
 class DurableState:
-    """A folder of one run. `commit` is for the merging thread, `remember` for the syncer's."""
+    """The folder of one run. The merging thread calls `commit`, the syncer's thread `remember`."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class DurableState:
         record: Callable[[Any], None],
         stop: threading.Event,
     ) -> None:
-        """`stop` ends the wait for a disk that refuses."""
+        """`stop` ends the wait for a disk that refuses to write."""
         self.folder = folder
         self._layout = layout
         self._record = record
         self._stop = stop
 
     def begin(self, model: GlobalModel) -> None:
-        """Writes the fragments of a run that begins.
+        """Writes the initial fragments of a run.
 
         Raises:
           OSError: the disk refuses.
@@ -68,7 +68,7 @@ class DurableState:
         self.replace(Start(SyncerState(versions, (0,) * len(versions), ()), fragments))
 
     def replace(self, start: Start) -> None:
-        """Writes all that a run begins with.
+        """Writes all fragments and incarnations.
 
         Raises:
           OSError: the disk refuses.
@@ -79,10 +79,10 @@ class DurableState:
         self._save_incarnations(start.state.incarnations)
 
     def commit(self, merged: RoundId, model: GlobalModel) -> bool:
-        """Makes a merged fragment durable; on a disk that refuses, waits and tries again, with an alarm.
+        """Makes a merged fragment durable; if the disk refuses, raises an alarm and tries until it succeeds.
 
         Returns:
-          Whether it is durable; False only once the run is to end.
+          Whether it is durable; False only if the run is stopped first.
         """
         state = model.state(merged.fragment)
         while True:
@@ -90,8 +90,8 @@ class DurableState:
                 self._save(merged.fragment, state, merged.step)
                 return True
             except OSError as error:
-                told = f"{self.folder}: {error.strerror or error}: merges wait until it can be written"
-                self._record(records.Alarm(told, time.time()))
+                problem = f"{self.folder}: {error.strerror or error}: merges wait until it can be written"
+                self._record(records.Alarm(problem, time.time()))
             if self._stop.wait(_RETRY_SECONDS):
                 return False
 
@@ -100,14 +100,14 @@ class DurableState:
         try:
             self._save_incarnations(incarnations)
         except OSError as error:
-            told = f"{self.folder}: {error.strerror or error}: who joined is not durable"
-            self._record(records.Alarm(told, time.time()))
+            problem = f"{self.folder}: {error.strerror or error}: who joined is not durable"
+            self._record(records.Alarm(problem, time.time()))
 
     def load(self) -> Start:
-        """What an earlier syncer left.
+        """The state that an earlier syncer left.
 
         Raises:
-          DurableStateError: a file is missing or damaged, or is of another model.
+          DurableStateError: a file is missing or damaged, or belongs to another model.
         """
         loaded = [self._load(p) for p in range(self._layout.num_fragments)]
         state = SyncerState(
@@ -137,7 +137,7 @@ class DurableState:
             if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
                 raise ValueError("is of another fragment or another model")
         except FileNotFoundError:
-            raise DurableStateError(f"{path}: is missing; the run cannot go on without it") from None
+            raise DurableStateError(f"{path}: is missing; the run cannot continue without it") from None
         except OSError as error:
             raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
         except ValueError as error:

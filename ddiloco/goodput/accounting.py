@@ -7,7 +7,7 @@ the last moment at which one was. Until then b is the time asked about.
 
 A learner is *allocated* from the moment it enters STEPPING, RECONFIGURING or STANDBY (or from a, if that is
 later) until it enters FINISHED; dead or alive, all its chips are paid for in between. STARTING counts as
-RECONFIGURING in a learner that is allocated: its process starts anew. With C(s) the chip-seconds in state s:
+RECONFIGURING in a learner that is allocated: its process restarts. With C(s) the chip-seconds in state s:
 the sum over learners, while they are allocated and inside the window, of the seconds in s times k_l, where
 the c_l - k_l chips that are not in the job count as FAILED,
 
@@ -33,10 +33,10 @@ class State(enum.Enum):
     """What a learner's chips do."""
 
     STARTING = "starting"  # before the first step: compiles, loads; not allocated yet
-    STEPPING = "stepping"  # useful
+    STEPPING = "stepping"  # useful work
     WAITING_FOR_PEERS = "waiting_for_peers"  # at its run-ahead bound, or for the slowest of its own chips
     WAITING_FOR_NETWORK = "waiting_for_network"  # for bytes that training cannot go on without
-    DETECTING = "detecting"  # stands still because of a failure that is not understood yet
+    DETECTING = "detecting"  # stands still because of a failure whose cause is not known yet
     RECONFIGURING = "reconfiguring"  # rejoins, restores, fetches, compiles, takes slices in or out
     REPLAYING = "replaying"  # does again the work that was lost
     STANDBY = "standby"  # spare chips, kept idle
@@ -54,7 +54,7 @@ _ALLOCATING = (State.STEPPING, State.RECONFIGURING, State.STANDBY)
 def shares(chip_seconds: Mapping[State, float]) -> tuple[float, dict[str, float]]:
     """Goodput, and the share lost to each cause, from allocated chip-seconds by state; they add up to 1.
 
-    A state that is missing has none. Where nothing is allocated, goodput is 1.
+    A missing state counts as 0. Where nothing is allocated, goodput is 1.
     """
     allocated = sum(chip_seconds.values())
     if allocated <= 0:
@@ -73,7 +73,7 @@ class Timelines:
     """
 
     def __init__(self, chips_by_learner: Mapping[int, int]) -> None:
-        """Every learner that may take part, with its number of chips.
+        """`chips_by_learner`: every learner that may take part, with its number of chips.
 
         Raises:
           ValueError: a learner has no chip.
@@ -90,7 +90,7 @@ class Timelines:
     def enter(self, learner: int, state: State, now: float, chips: int | None = None) -> None:
         """The learner is in `state`, with `chips` of its chips in the job, from `now` (seconds) on.
 
-        None stands for all its chips; the rest are lost to FAILED meanwhile. Entering what it is in changes
+        `chips` None stands for all; the rest count as FAILED meanwhile. Entering the present state changes
         nothing.
 
         Raises:
@@ -197,8 +197,8 @@ class _Span:
 class _Track:
     """One learner's chips, its state, and its allocated chip-seconds by state so far.
 
-    A span that may reach out of the window is kept whole, to be cut when asked about: only those before the
-    learner's own first step may start before it, only those after which it is never active may end after it.
+    A span that may reach out of the window is kept whole and cut when asked about. Only spans before the
+    learner's first step can start before the window; only those after its last activity can end after it.
     """
 
     chips: int
@@ -206,7 +206,7 @@ class _Track:
     state: State | None = None
     since: float = -float("inf")
     allocated: bool = False
-    stepped: float | None = None  # when it first did
+    stepped: float | None = None  # when it first stepped
     settled: dict[State, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
     waited: float = 0.0
     uncut: list[_Span] = dataclasses.field(default_factory=list)

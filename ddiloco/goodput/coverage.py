@@ -40,7 +40,7 @@ class Cover:
             self._join()
 
     def seconds(self, start: float, end: float) -> float:
-        """The length of the union with one more interval, which ends no earlier than any other."""
+        """The length of the union with this interval added; no other may end later than it."""
         self._join()
         starts, ends = covered(np.array([*self._starts, start]), np.array([*self._ends, end]))
         return math.fsum(ends - starts)

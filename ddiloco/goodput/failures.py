@@ -61,7 +61,7 @@ class FailureModel:
         return scaled if self.weibull_shape == 1.0 else scaled**self.weibull_shape
 
     def time_of_hazard(self, hazard: np.ndarray | float) -> np.ndarray | float:
-        """The time (seconds) by which so many interruptions of one chip are expected."""
+        """The time (seconds) by which `hazard` interruptions of one chip are expected."""
         scaled = hazard if self.weibull_shape == 1.0 else hazard ** (1.0 / self.weibull_shape)
         return self._mtbi_scale * scaled
 
@@ -71,7 +71,7 @@ class FailureModel:
         return self._return_scale * drawn
 
     def num_slices(self, num_chips: int) -> int:
-        """Whole slices in so many chips; chips that fill no slice are not used."""
+        """Whole slices in `num_chips` chips; the remaining chips are not used."""
         return num_chips // self.chips_per_slice
 
     @functools.cached_property
@@ -92,7 +92,7 @@ class Division:
 
 
 def divide(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> Division:
-    """Divides a fleet into jobs as even as can be; jobs without elasticity leave spares.
+    """Divides a fleet into jobs as evenly as possible; jobs without elasticity leave spares.
 
     Raises:
       ValueError: there are fewer slices than jobs.

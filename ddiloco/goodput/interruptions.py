@@ -1,6 +1,6 @@
 """The interruptions of a fleet as a list, and how many jobs side by side meet theirs.
 
-A job is a *lane*: an index into arrays.
+A job is an index into arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from ddiloco.goodput.failures import Division, FailureModel
 
-_BLOCK = 256  # draws of a lane at a time
+_BLOCK = 256  # draws of a job at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Interruption:
 def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: float) -> list[Interruption]:
     """The interruptions of a fleet that is new at time 0, before `horizon` (seconds), sorted by time.
 
-    Each slice is struck at its chips' hazard while it is there. The same arguments give the same list, and a
-    longer horizon a longer list that begins with it.
+    Each slice is struck at its chips' hazard while it is there. The same arguments give the same list; a
+    longer horizon only adds to its end.
     """
     rng = np.random.default_rng(seed)
     count = model.num_slices(num_chips)
@@ -47,49 +47,49 @@ def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: 
 
 
 class Source(Protocol):
-    """What a lane's interruptions are asked of."""
+    """Gives each job its interruptions, one after the other."""
 
-    next: np.ndarray  # float [lanes]: seconds of each lane's next interruption, infinite if there is none
+    next: np.ndarray  # float [jobs]: seconds of each job's next interruption, infinite if there is none
 
-    def take(self, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Takes the next interruption of each lane; `resized` must follow.
+    def take(self, jobs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Takes the next interruption of each job; `resized` must follow.
 
-        Returns when the slice is back, and when it was back from its interruption before (-inf: it had none);
-        None in place of the latter if it is always a slice that is in the job.
+        Returns when the slice is back, and when it was back from its previous interruption (-inf: it had
+        none); None in place of the latter if the slice is always one that is in the job.
         """
 
-    def resized(self, lanes: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
-        """The lanes' jobs have so many slices from `now` (seconds) on; what comes before is nobody's.
+    def resized(self, jobs: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
+        """The jobs have these numbers of slices from `now` (seconds) on; earlier interruptions are skipped.
 
-        All three of one shape [n].
+        All three arrays have the same shape [n].
         """
 
 
 class Draws:
-    """Unit exponential draws, a stream a lane, so that no lane's fate depends on what runs beside it."""
+    """Unit exponential draws, with a stream for each job, so that no job depends on what runs beside it."""
 
     def __init__(self, entropy: Sequence[Sequence[int]]) -> None:
-        """`entropy`: for each lane the integers that seed its stream."""
+        """`entropy`: for each job the integers that seed its stream."""
         self._streams = [np.random.Generator(np.random.SFC64(list(words))) for words in entropy]
         self._pool = np.array([stream.standard_exponential(_BLOCK) for stream in self._streams])
         self._used = np.zeros(len(self._streams), np.int64)
 
-    def take(self, lanes: np.ndarray) -> np.ndarray:
-        """The next draw of each lane; no lane may come twice."""
-        used = self._used[lanes]
+    def take(self, jobs: np.ndarray) -> np.ndarray:
+        """The next draw of each job; no job may be listed twice."""
+        used = self._used[jobs]
         try:
-            values = self._pool[lanes, used]
+            values = self._pool[jobs, used]
         except IndexError:
-            for lane in lanes[used == _BLOCK]:
-                self._pool[lane] = self._streams[lane].standard_exponential(_BLOCK)
-                self._used[lane] = 0
-            return self.take(lanes)
-        self._used[lanes] = used + 1
+            for job in jobs[used == _BLOCK]:
+                self._pool[job] = self._streams[job].standard_exponential(_BLOCK)
+                self._used[job] = 0
+            return self.take(jobs)
+        self._used[jobs] = used + 1
         return values
 
 
 class ListedInterruptions:
-    """The interruptions of a whole fleet, each for the job that has the slice; a spare's are nobody's."""
+    """The interruptions of a whole fleet, each for the job that has the slice; without those of spares."""
 
     def __init__(self, fleet: Division, interruptions: Sequence[Interruption]) -> None:
         """`interruptions`, sorted by time."""
@@ -108,14 +108,14 @@ class ListedInterruptions:
         self._at = np.zeros(len(by_job), np.int64)
         self.next = self._listed[:, 0, 0].copy()
 
-    def take(self, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def take(self, jobs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As of `Source`."""
-        at = self._at[lanes]
-        self._at[lanes] = at + 1
-        return self._listed[lanes, at, 1], self._listed[lanes, at, 2]
+        at = self._at[jobs]
+        self._at[jobs] = at + 1
+        return self._listed[jobs, at, 1], self._listed[jobs, at, 2]
 
-    def resized(self, lanes: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
+    def resized(self, jobs: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
         """As of `Source`; the list is the same whatever the sizes."""
-        while (past := self._listed[lanes, self._at[lanes], 0] < now).any():
-            self._at[lanes] += past
-        self.next[lanes] = self._listed[lanes, self._at[lanes], 0]
+        while (past := self._listed[jobs, self._at[jobs], 0] < now).any():
+            self._at[jobs] += past
+        self.next[jobs] = self._listed[jobs, self._at[jobs], 0]

@@ -49,9 +49,8 @@ def job_changes(
 ) -> list[JobChange]:
     """What jobs of contiguous slices go through from 0 (STEPPING) until `horizon` (seconds), sorted by time.
 
-    `seed` is of what the jobs draw themselves: the shares of steps that are done again. Spares are a job of
-    their own, see `job_chips`, always on STANDBY. Chips' speeds do not vary here: those who train have
-    speeds.
+    `seed` is for what the jobs draw themselves: the shares of steps that are done again. Spares are a job of
+    their own, see `job_chips`, always on STANDBY. Chips' speeds do not vary here.
 
     Raises:
       ValueError: there are fewer slices than jobs.
@@ -83,16 +82,16 @@ class _Story:
 
     def add(
         self,
-        lanes: np.ndarray,
+        jobs: np.ndarray,
         state: State,
         starts: np.ndarray,
         ends: np.ndarray,
         slices: np.ndarray,
         speed: np.ndarray | float,
     ) -> None:
-        for lane, start, end, count in zip(lanes, starts, ends, slices, strict=True):
-            story = self._by_job.setdefault(int(lane), [])
-            change = JobChange(float(start), int(lane), state, int(count) * self._chips_per_slice)
+        for job, start, end, count in zip(jobs, starts, ends, slices, strict=True):
+            story = self._by_job.setdefault(int(job), [])
+            change = JobChange(float(start), int(job), state, int(count) * self._chips_per_slice)
             news = not story or (story[-1].state, story[-1].chips) != (state, change.chips)
             if end > start and news:
                 story.append(change)

@@ -1,12 +1,12 @@
 """Scavenging: learners that come while a cluster has capacity to spare, and go when it is wanted elsewhere.
 
 The spare capacity is 0 with probability 1 - free_share, else exponentially distributed with mean mean_size,
-in units of the base fleet; it is drawn anew at the times of a Poisson process. Extra learner j of E, each as
-large as one of the B base learners, is there while the capacity is at least j / B. So on average
+in units of the base fleet; it is drawn again at the times of a Poisson process. Each of the E extra learners
+is as large as one of the B base learners; number j is there while the capacity is at least j / B. On average
 
     free_share * sum over j = 1 .. E of exp(-j / (B * mean_size))
 
-extra learners are there: more extra learners bring ever less, as in the paper's scavenging experiment.
+extra learners are there: each further one brings less, as in the paper's scavenging experiment.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Starts the roles of a run as processes of this machine, and ends them with who started them."""
+"""Starts the roles of a run as processes of this machine, and ends them with their parent."""

@@ -19,21 +19,21 @@ def run_all(
     config: Sequence[str],
     workdir: pathlib.Path,
     stop: threading.Event,
-    tell: Callable[[str], None],
+    note: Callable[[str], None],
     *,
     observe: supervisor.Observe = lambda name, pid, code: None,
     route: Callable[[int, str], str] = lambda learner, address: address,
 ) -> int:
-    """Runs them on the loopback, with a token of their own; the exit code.
+    """Runs them on the loopback, with a token of their own; returns the exit code.
 
     Args:
       experiment: its settings.
-      config: the same as arguments of a program, `--config=FILE` first.
-      workdir: where everything that the run makes goes.
+      config: the same settings as program arguments, `--config=FILE` first.
+      workdir: takes everything that the run writes.
       stop: ends it early.
-      tell: takes a line on what happens to the processes.
-      observe: the supervisor's.
-      route: the HOST:PORT under which a learner reaches the syncer's.
+      note: takes a line on what happens to the processes.
+      observe: as the supervisor's.
+      route: from a learner and the syncer's HOST:PORT, the HOST:PORT that the learner connects to.
     """
     learners = experiment.sync.num_learners
     processes.warm_up()
@@ -71,6 +71,6 @@ def run_all(
             for n in range(experiment.remote.spares)
         ]
         watched = supervisor.Supervisor(
-            syncer, roles, experiment.remote, tell, observe=observe, spares=spares
+            syncer, roles, experiment.remote, note, observe=observe, spares=spares
         )
         return watched.run(stop)

@@ -1,4 +1,4 @@
-"""A port that stays a run's own while nobody listens on it, as while its syncer is dead."""
+"""A port that stays a run's own while no server listens on it, as while its syncer is dead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
-    """A free port of `host` that the system gives to nobody who asks for any port, until the block ends.
+    """A free port of `host`; until the block ends the system gives it to no program that asks for any port.
 
     Linux lets a server with SO_REUSEADDR, as gRPC's are, listen on a port that a socket with the same option
     is bound to without listening. Elsewhere the port is only known to be free when the block begins.

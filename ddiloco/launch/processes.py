@@ -1,9 +1,9 @@
 """Starts programs as processes of this machine, forked from one that has imported everything.
 
-Imports are more than half of the processor time of a start. `multiprocessing` has the fork server, tells exit
-codes and passes signals on, and a child can see that its parent is gone. But a child calls a function: this
-makes them what a command would be, with arguments, environment, standard streams and session of their own.
-Elsewhere than on Linux each process imports for itself.
+Imports are more than half of the processor time of a start. `multiprocessing` has the fork server, gives exit
+codes and passes signals on, and a child can see that its parent is gone. But its children call a function;
+this module makes them like commands, with their own arguments, environment, standard streams and session.
+Outside Linux each process imports for itself.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 
 
 def warm_up() -> None:
-    """Starts the fork server, unless it runs; it imports while the caller goes on, and ends with it."""
+    """Starts the fork server unless it runs; it imports in the background, and ends with the caller."""
     if not _FORKS:
         return
     _context.set_forkserver_preload(PRELOADED)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C is for who started it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C is for the caller alone
     try:
         forkserver.ensure_running()
     finally:
@@ -57,7 +57,7 @@ def start(
     stdin: connection.Connection | None = None,
     quiet: bool = False,
 ) -> BaseProcess:
-    """Runs a module as `python -m` would, in a session of its own, and no longer than the caller lives.
+    """Runs a module as `python -m` would, in a session of its own; it ends when the caller does.
 
     Only one thread may start processes and ask for exit codes: `multiprocessing` can read each code once.
 
@@ -81,7 +81,7 @@ def start(
 
 
 def _start(process: BaseProcess) -> None:
-    """A server that dies this moment may seem to be there still; a later try starts another."""
+    """A server that has just died may still seem to be there; a later try starts another."""
     for pause in (0.05, 0.2, 1.0, None):
         warm_up()
         try:
@@ -100,9 +100,9 @@ def _run(
     stdin: connection.Connection | None,
     quiet: bool,
 ) -> None:
-    gc.freeze()  # else the first collection would copy the pages that are the fork server's
+    gc.freeze()  # else the first collection would copy the pages shared with the fork server
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
-    os.setsid()  # a Ctrl-C is for who started it, which passes it on in order
+    os.setsid()  # a Ctrl-C is for the parent, which passes it on in order
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if stdin is not None:
         os.dup2(stdin.fileno(), 0)
@@ -113,15 +113,15 @@ def _run(
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(environment)
-    _tell_jax(before)
+    _configure_jax(before)
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _end_with_parent() -> None:
-    """Ends this process when who started it is gone, however that came about.
+    """Ends this process when its parent is gone, for whatever reason.
 
-    Also when the fork server is, since it alone hears how its children end: they would count as dead.
+    Also when the fork server is gone: only it hears how its children end, so they would count as dead.
     """
     sentinels = [multiprocessing.parent_process().sentinel]
     if _FORKS:
@@ -130,17 +130,17 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _tell_jax(before: Mapping[str, str]) -> None:
-    """JAX reads JAX_* when it is imported, which the fork server did in another environment."""
+def _configure_jax(before: Mapping[str, str]) -> None:
+    """Applies JAX_* again: JAX read them when it was imported, in the fork server's environment."""
     if "jax" not in sys.modules:
         return
     import jax
 
     for option, value in jax.config.values.items():
-        told = os.environ.get(option.upper())
-        if told is None or told == before.get(option.upper()):
+        given = os.environ.get(option.upper())
+        if given is None or given == before.get(option.upper()):
             continue
         if isinstance(value, bool):
-            jax.config.update(option, told.lower() in ("y", "yes", "t", "true", "on", "1"))
+            jax.config.update(option, given.lower() in ("y", "yes", "t", "true", "on", "1"))
         else:
-            jax.config.update(option, type(value)(told) if isinstance(value, int | float) else told)
+            jax.config.update(option, type(value)(given) if isinstance(value, int | float) else given)

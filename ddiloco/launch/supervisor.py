@@ -21,7 +21,7 @@ POLL = 0.1  # seconds
 LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
 SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
-STEADY_SECONDS = 60.0  # a process that has lived so long has its failures forgotten
+STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
 USAGE_ERROR = 2
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -46,9 +46,9 @@ class Role:
     stdin: Connection | None = None  # of a spare: the writing end
     failures: int = 0  # in a row
     started_at: float = 0.0
-    due_at: float | None = None  # when to start it; None: it runs, or never will again
-    assignment: str = ""  # what makes a spare this one, a line on its standard input; empty: nothing does
-    observed: bool = True  # whether its end, if it has ended, has been told
+    due_at: float | None = None  # when to start it; None: it runs, or will not be started again
+    assignment: str = ""  # line on a spare's standard input that gives it the role; empty: no spare can
+    observed: bool = True  # whether `observe` has heard of its end, if it has ended
 
     @property
     def over(self) -> bool:
@@ -57,29 +57,29 @@ class Role:
 
 
 class Supervisor:
-    """Runs a syncer and its learners; a parent killed in whatever way takes them along."""
+    """Runs a syncer and its learners; they end with this process, however it was killed."""
 
     def __init__(
         self,
         syncer: Role,
         learners: Sequence[Role],
         config: RemoteConfig,
-        tell: Callable[[str], None],
+        note: Callable[[str], None],
         late_seconds: float = LATE_SECONDS,
         observe: Observe = lambda name, pid, code: None,
         spares: Sequence[Role] = (),
     ) -> None:
-        """`tell` takes a line on each death; learners have `late_seconds` to follow the syncer.
+        """`note` takes a line on each death; learners have `late_seconds` to follow the syncer.
 
         `spares` wait to take the place of a learner that dies.
         """
         self._spares = list(spares)
         self._late_seconds, self._observe = late_seconds, observe
         self._syncer, self._learners = syncer, learners
-        self._config, self._tell = config, tell
+        self._config, self._note = config, note
 
     def run(self, stop: threading.Event) -> int:
-        """Until the syncer's process has ended, which `stop` asks it to; the exit code of the run."""
+        """Runs until the syncer's process has ended, as `stop` asks it to; returns the run's exit code."""
         try:
             return self._run(stop)
         finally:
@@ -93,7 +93,7 @@ class Supervisor:
             if code is not None and code >= 0:
                 break
             for role in (self._syncer, *self._learners):
-                self._tell_end(role)
+                self._note_end(role)
                 self._look_after(role)
             for role in self._spares:
                 self._look_after(role)
@@ -101,7 +101,7 @@ class Supervisor:
             if refused:
                 return USAGE_ERROR
             if all(r.over and r.process.exitcode for r in self._learners):
-                self._tell("every learner has died, and none is restarted any more")
+                self._note("every learner has died, and none is restarted any more")
                 self._stop_syncer()
                 return 1
             if self._syncer.over:
@@ -127,41 +127,41 @@ class Supervisor:
         role.failures += 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if role.failures > self._config.restarts:
-            self._tell(f"the process of {role.name} {how} and is given up")
+            self._note(f"the process of {role.name} {how} and is given up")
             return
         spare = self._spare_for(role)
         if spare is not None:
             self._put_in(spare, role)
-            self._tell(f"the process of {role.name} {how}; a spare takes its place")
+            self._note(f"the process of {role.name} {how}; a spare takes its place")
             return
         wait = backoff(role.failures, self._config.longest_backoff)
         role.due_at = now + wait
-        self._tell(f"the process of {role.name} {how}; another is started in {wait:g} s")
+        self._note(f"the process of {role.name} {how}; another is started in {wait:g} s")
 
     def _spare_for(self, role: Role) -> Role | None:
-        """One that runs and can be told to be this role."""
+        """A running spare that can take this role."""
         ready = [s for s in self._spares if s.process is not None and s.process.exitcode is None]
         return ready[0] if ready and role.assignment else None
 
     def _put_in(self, spare: Role, role: Role) -> None:
-        """Has the spare's process be the role's; another spare is made once that has had time to begin."""
-        self._tell_end(role)
+        """Gives the spare's process to the role; another is made once that process has had time to begin."""
+        self._note_end(role)
         role.process, spare.process = spare.process, None
         role.started_at, role.observed, spare.observed = time.monotonic(), False, True
         spare.due_at = time.monotonic() + SPARE_SECONDS
         self._observe(role.name, role.process.pid, None)
-        # Should it die this moment, that is seen with the next look.
+        # If it has just died, the next look finds that.
         with contextlib.suppress(OSError), spare.stdin:
             os.write(spare.stdin.fileno(), f"{role.assignment}\n".encode())
 
     def _start(self, role: Role) -> None:
-        self._tell_end(role)
+        self._note_end(role)
         again = role.again if role.process is not None else ()
         if all(r.process is not None and r.process.exitcode == 0 for r in self._learners):
             again = (*again, *role.alone)
         arguments = [*role.arguments, *again]
         role.started_at, role.due_at = time.monotonic(), None
-        if role in self._spares:  # which are nobody yet
+        if role in self._spares:  # without a role yet
             reading, role.stdin = multiprocessing.Pipe(duplex=False)
             with reading:
                 role.process = processes.start(role.module, arguments, role.environment, stdin=reading)
@@ -170,7 +170,7 @@ class Supervisor:
             role.observed = False
             self._observe(role.name, role.process.pid, None)
 
-    def _tell_end(self, role: Role) -> None:
+    def _note_end(self, role: Role) -> None:
         if not role.observed and role.process.exitcode is not None:
             role.observed = True
             self._observe(role.name, role.process.pid, role.process.exitcode)
@@ -182,7 +182,7 @@ class Supervisor:
             process.terminate()
             process.join(LEAVE_SECONDS)
             if process.exitcode is None:
-                self._tell(f"the syncer did not end within {LEAVE_SECONDS:.0f} s")
+                self._note(f"the syncer did not end within {LEAVE_SECONDS:.0f} s")
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds
@@ -194,7 +194,7 @@ class Supervisor:
             if role.process is not None and role.process.exitcode is None:
                 role.process.kill()
                 role.process.join()
-            self._tell_end(role)
+            self._note_end(role)
 
 
 def learner_environment(learner: int, num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -208,8 +208,8 @@ def learner_environment(learner: int, num_learners: int, environment: Mapping[st
     count = _DEVICE_COUNT.search(flags)
     if count is not None:
         share = max(1, int(count.group(1)) // num_learners)
-        told = f"--xla_force_host_platform_device_count={share}"
-        given["XLA_FLAGS"] = _DEVICE_COUNT.sub(told, flags)
+        flag = f"--xla_force_host_platform_device_count={share}"
+        given["XLA_FLAGS"] = _DEVICE_COUNT.sub(flag, flags)
     gpus = [gpu for gpu in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     if gpus:
         each = max(1, len(gpus) // num_learners)

@@ -30,7 +30,7 @@ from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.roles.transfer import host_arrays
 
-_LEAVE_SECONDS = 60.0  # for threads to end after the word to leave; a hung device must not keep the rest
+_LEAVE_SECONDS = 60.0  # for threads to end after Leave; a hung device must not hold up the others
 
 
 class LocalLink:
@@ -53,7 +53,7 @@ class LocalLink:
 
 
 class LocalRun:
-    """One run of the decoupled family; `run` returns when it is over or `stop` is set."""
+    """One run of the decoupled family; `run` returns when it ends or `stop` is set."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class LocalRun:
         workdir: pathlib.Path | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        """`workdir`: where tapes and snapshots go; None: none are kept. `snapshot`: what to resume from.
+        """`workdir`: for tapes and snapshots; None: none are kept. `snapshot`: what to resume from.
 
         Raises:
           DataError: the snapshot is of other data.
-          SnapshotError: it is damaged.
+          SnapshotError: the snapshot is damaged.
         """
         e = assembly.experiment
         self._assembly, self._record, self._stop = assembly, record, stop
@@ -91,9 +91,9 @@ class LocalRun:
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
         self._taker = self._snapshots(workdir, core.step)
         self._learners = self._make_learners(equipment)
-        self._tokens_before = 0  # of learners that are no more
+        self._tokens_before = 0  # by learners of the snapshot that this run does not have
         if origin is None:
-            self._evaluator.evaluate(0, initial)  # also compiles it, before the learners want the cores
+            self._evaluator.evaluate(0, initial)  # also compiles it, before the learners need the CPU
         else:
             self._tokens_before = sum(origin.tokens.values()) - sum(lr.tokens for lr in self._learners)
 
@@ -111,10 +111,10 @@ class LocalRun:
             learner.inbox.put(Leave())
         for learner in self._learners:
             if not learner.join(_LEAVE_SECONDS):
-                told = f"it did not leave within {_LEAVE_SECONDS:.0f} s"
+                reason = f"it did not leave within {_LEAVE_SECONDS:.0f} s"
                 number, now = learner.core.learner, time.time()
                 self._record(records.StateChanged(number, State.FAILED, now))
-                self._record(records.LearnerDied(number, now, told))
+                self._record(records.LearnerDied(number, now, reason))
         self._syncer.stop(_LEAVE_SECONDS)
         self._evaluator.stop(_LEAVE_SECONDS)
         params, step = self._model.parameters(), self._syncer.core.step
@@ -122,7 +122,7 @@ class LocalRun:
         return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
 
     def _snapshots(self, workdir: pathlib.Path | None, step: int) -> SnapshotTaker | None:
-        """What takes the run's snapshots, if any are to be."""
+        """Makes what takes the run's snapshots, if they are wanted."""
         e = self._assembly.experiment
         if workdir is None or not e.snapshot.every:
             return None
@@ -147,12 +147,14 @@ class LocalRun:
     def _add_learner(
         self, learner: int, incarnation: int, equipment: Equipment, position: dict[str, Any] | None = None
     ) -> LearnerWorker:
-        """`position`: where its batches go on, if the run resumes."""
+        """`position`: where its batches begin, if the run resumes."""
         e, origin = self._assembly.experiment, self._origin
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
 
         def send(event: events.SyncerEvent) -> None:
-            if isinstance(event, events.LearnerJoined):  # for the first time, or back under a new number
+            if isinstance(
+                event, events.LearnerJoined
+            ):  # for the first time, or it rejoins with a new incarnation
                 self._syncer.connect(learner, event.incarnation, link)
             self._syncer.send(event)
 
@@ -174,7 +176,7 @@ class LocalRun:
         return worker
 
     def _gather(self) -> None:
-        """Waits until all are back: a round without one would overwrite, unmerged, what it holds."""
+        """Waits until all learners have resumed: a round without one would overwrite its unmerged work."""
         while not all(learner.joining.wait(0.2) or learner.failure is not None for learner in self._learners):
             if self._stop.is_set():
                 return
@@ -184,7 +186,7 @@ class LocalRun:
         return self._syncer.ended.is_set() or self._stop.is_set() or all_dead
 
     def _failure(self) -> str | None:
-        """Why the run as a whole failed, if it did; a learner's death alone is none."""
+        """Why the run as a whole failed, if it did; the death of some learners is no failure."""
         if self._syncer.failure is not None:
             return f"the syncer failed: {self._syncer.failure}"
         if all(learner.failure is not None for learner in self._learners):
@@ -194,7 +196,7 @@ class LocalRun:
         return None
 
     def _committed(self, step: int, fragments: list[Pieces]) -> None:
-        if step < self._assembly.experiment.train.steps:  # the last one is scored when all is over
+        if step < self._assembly.experiment.train.steps:  # the last one is scored at the end
             self._evaluator.offer(step, lambda: assemble(self._model.layout, fragments))
 
     def _tokens_so_far(self) -> int:

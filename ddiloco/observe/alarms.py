@@ -1,4 +1,4 @@
-"""Troubles that must be seen but may not end a run: each is told once and kept for the summary."""
+"""Problems that must be seen but may not end a run: each is shown once and kept for the summary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 class Alarms:
     """What went wrong so far, in order; one entry for each key however often it happens."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        """`tell` is called with each new alarm's sentence."""
-        self._tell = tell
+    def __init__(self, show: Callable[[str], None]) -> None:
+        """`show` is called with each new alarm's sentence."""
+        self._show = show
         self._by_key: dict[str, str] = {}
 
     @property
@@ -20,10 +20,10 @@ class Alarms:
         return list(self._by_key.values())
 
     def raise_once(self, key: str, sentence: str) -> None:
-        """Keeps and tells the sentence unless the key has been raised before."""
+        """Keeps and shows the sentence unless the key has been raised before."""
         if key not in self._by_key:
             self._by_key[key] = sentence
-            self._tell(sentence)
+            self._show(sentence)
 
     @contextlib.contextmanager
     def guard(self, what: str, *caught: type[Exception]) -> Iterator[None]:

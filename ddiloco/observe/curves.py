@@ -1,4 +1,4 @@
-"""A curve of any length in bounded memory, by averaging neighbours once it has become long."""
+"""A curve of any length in bounded memory, by averaging neighbours when it gets long."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Curve:
         return steps, values
 
     def tail_mean(self, share: float) -> float:
-        """The mean of the last `share` of the values, at least of the last one; NaN if there is none.
+        """The mean of the last `share` of the values, at least of one; NaN if there is none.
 
-        Exact while no more than `capacity` values have been added, then rounded up to whole points.
+        Exact for up to `capacity` values; beyond that the share is rounded up to whole points.
         """
         wanted = max(1, round(share * (len(self._values) * self._stride + self._count)))
         total, count = self._sum, self._count

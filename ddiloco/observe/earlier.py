@@ -1,4 +1,4 @@
-"""What earlier processes of the same run have left in the workdir, taken up by the one that goes on."""
+"""Reads what earlier processes of the same run have left in the workdir."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ddiloco.observe.tally import COUNTS, Tally
 
 
 def recall(workdir: pathlib.Path, tally: Tally) -> None:
-    """Adds what the files of the earlier processes tell to the tally of this one.
+    """Adds what is in the files of earlier processes to the tally of this one.
 
-    Steps, tokens, states and rounds are whole; losses of single steps are not kept in files, so that curves
-    begin anew. Counts that no file has a line for, as of bytes, and the evaluations are those of the last
-    summary, 2 seconds old at most. Of a learner that the run no longer has only steps and tokens count.
-    A line that cannot be read, as the last one after a crash, is passed over.
+    Steps, tokens, states and rounds are complete. Losses of single steps are not in the files, so that curves
+    start again. Counts without lines of their own, such as bytes, and the evaluations come from the last
+    summary, at most 2 seconds old. Of a learner that the run no longer has only steps and tokens count.
+    Lines that cannot be read, such as the last one after a crash, are skipped.
     """
     moments = []
     for line in _values(workdir / "states.jsonl"):

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def figure_at(path: pathlib.Path, width: float, height: float, dpi: int = 130) -> Iterator[Figure]:
-    """An empty figure of so many inches; at the end of the `with` block it is written to `path` as PNG.
+    """An empty figure, in inches; at the end of the `with` block it is written to `path` as PNG.
 
     Raises:
       OSError: the disk refused; no half-written figure is left.
     """
-    # Matplotlib takes a second to import, which only those who draw should pay.
+    # Matplotlib takes a second to import; only programs that draw should wait for it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -32,7 +32,7 @@ def figure_at(path: pathlib.Path, width: float, height: float, dpi: int = 130) -
 
 
 def colours(count: int) -> list[tuple[float, ...]]:
-    """So many colours (red, green, blue) that can be told apart."""
+    """`count` colours (red, green, blue) that are easy to distinguish."""
     from matplotlib import colormaps
 
     table = colormaps["tab10"] if count <= 10 else colormaps["turbo"].resampled(count)

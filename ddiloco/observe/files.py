@@ -1,4 +1,4 @@
-"""A run's files: those that grow by whole records, and those that are replaced whole."""
+"""A run's files: those that grow by whole records, and those that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def read_lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line of a .jsonl with its value, which is {} where a crash has torn it; none of an absent file."""
+    """Each line of a .jsonl with its value, {} for a torn line; nothing if there is no file."""
     try:
         lines = path.read_text().splitlines(keepends=True)
     except OSError:
@@ -61,7 +61,7 @@ class GrowingFile:
         self._max_pending = max_pending
         self._pending = bytearray()
         self._file: io.FileIO | None = None
-        self.lost = 0  # bytes given up because too many were pending
+        self.lost = 0  # bytes dropped because too many were pending
 
     @property
     def pending(self) -> int:
@@ -69,7 +69,7 @@ class GrowingFile:
         return len(self._pending)
 
     def append(self, record: bytes) -> None:
-        """Adds one record to what is pending; gives the record up if `max_pending` bytes are waiting."""
+        """Adds one record to what is pending; drops it if `max_pending` bytes are waiting."""
         if self.pending + len(record) > self._max_pending:
             self.lost += len(record)
         else:
@@ -99,14 +99,14 @@ class GrowingFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._cut_first and self._path.exists():
             os.truncate(self._path, self._path.read_bytes().rfind(b"\n") + 1)
-        self._cut_first = False  # from now on a torn line is ours, and its rest is pending
+        self._cut_first = False  # from now on a torn line is this process's own, and its rest is pending
         return io.FileIO(self._path, "a")
 
 
 class GrowingFiles:
-    """Growing files under one folder; one that cannot be written troubles no other.
+    """Growing files under one folder; one that cannot be written does not disturb the others.
 
-    A full disk refuses all of them alike, so that there is one alarm for the folder, not one for each file.
+    A full disk refuses all of them, so there is one alarm for the folder, not one for each file.
     """
 
     def __init__(self, root: pathlib.Path, alarms: Alarms) -> None:
@@ -114,7 +114,7 @@ class GrowingFiles:
         self._files: dict[str, GrowingFile] = {}
 
     def append(self, name: str, record: bytes, at_once: bool = False) -> None:
-        """Adds a record to the file of that name, relative to the root; it is written now or when flushed."""
+        """Adds a record to the file of that name below the root; it is written now or at the next flush."""
         if name not in self._files:
             self._files[name] = GrowingFile(self._root / name)
         self._files[name].append(record)

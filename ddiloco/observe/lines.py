@@ -1,10 +1,10 @@
-"""What a run leaves about its learners and rounds: a line a step, a line a merge, tracebacks of deaths.
+"""What a run leaves about its learners and rounds: a line for each step and merge, tracebacks of deaths.
 
 Tools rely on `learners/<id>/steps.jsonl`: {"time": seconds, "step": the learner's clock, "tokens": of
-that step}, at most a second behind. `rounds.jsonl` has a line a merge: {"time", "step", "fragment",
+that step}, at most a second behind. `rounds.jsonl` has a line for each merge: {"time", "step", "fragment",
 "version", "learners" (in the merge), "tokens", ...}; `states.jsonl` one for each change of a learner's state;
 `recoveries.jsonl` one for each process of a learner that joined, and where its inner optimizer state came
-from. A run that is resumed in the same folder goes on below.
+from. A run that is resumed in the same folder adds to them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddiloco.observe.scalars import as_json
 
 
 class LineFiles:
-    """Adds to the files; a killed syncer leaves as many lines of rounds and states as there were."""
+    """Adds to the files; lines of rounds and states are written at once, so that a kill loses none."""
 
     def __init__(self, files: GrowingFiles) -> None:
         """`files` are those of the workdir."""

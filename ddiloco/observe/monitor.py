@@ -47,7 +47,7 @@ class Monitor:
     """Takes records from any thread and writes what a run leaves behind (docs: the workdir's contract).
 
     Nothing that goes wrong in here ends the run: a file that cannot be written, or a record that cannot
-    be read, is told once on stderr and kept in the summary's `alarms`; files are tried again.
+    be read, is shown once on stderr and kept in the summary's `alarms`; files are tried again.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Monitor:
     ) -> None:
         """`live`: draw a progress line if stdout is a terminal. `log_every`: steps between metrics.
 
-        `resume`: the counts go on from those that earlier processes of the run left in the workdir.
+        `resume`: the counts continue those that earlier processes of the run left in the workdir.
 
-        `clock` must tell the time of the records (unix seconds). None where that is virtual: the
-        latest record's time then counts as now.
+        `clock` must give the records' kind of time (unix seconds). None if that is virtual: then the latest
+        record's time is now.
 
         Raises:
           ValueError: `log_every` is below 1.
@@ -122,7 +122,7 @@ class Monitor:
         due = {action: time.monotonic() + every for action, every in self._every.items()}
         running = True
         while running:
-            # However many records wait, the files are flushed in time.
+            # The files are flushed in time, however many records wait.
             for _ in range(BATCH):
                 try:
                     record = self.queue.get_nowait()
@@ -256,7 +256,7 @@ class Monitor:
             (self._progress.news if news else self._progress.say)(line)
 
     def _warn(self, sentence: str) -> None:
-        # An alarm that cannot even be told still stands in the summary.
+        # An alarm that cannot be shown is still in the summary.
         with contextlib.suppress(OSError, ValueError):
             self._progress.warn(sentence)
 
@@ -264,7 +264,7 @@ class Monitor:
         return self._alarms.guard("the terminal", OSError, ValueError)
 
     def _end(self) -> None:
-        # The summary comes before the figure too, lest a kill during matplotlib's import take both.
+        # The summary comes first: a kill during matplotlib's import then loses only the figure.
         for action in (
             self._show,
             self._write_run_metrics,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plot_loss(path: pathlib.Path, tally: Tally) -> None:
-    """Writes the figure; a run with no step, no evaluation or no finite loss gives an emptier one.
+    """Writes the figure; curves that a run does not have are left out.
 
     Raises:
       OSError: the disk refused; no half-written figure is left.
@@ -59,13 +59,13 @@ def _draw_evaluations(axes: Axes, tally: Tally) -> None:
 
 
 def _draw_marks(axes: Axes, tally: Tally, of_learner: dict[int, tuple[float, ...]]) -> None:
-    """A cross on the axis where a learner was lost, a triangle where it came back, in its colour."""
+    """A cross on the axis where a learner was lost, a triangle where it rejoined, in its colour."""
     looks = {False: ("x", "a learner is lost"), True: ("^", "a learner is back")}
-    for came_back, (marker, label) in looks.items():
-        marks = [(step, learner) for step, learner, back in tally.marks if back is came_back]
+    for rejoined, (marker, label) in looks.items():
+        marks = [(step, learner) for step, learner, back in tally.marks if back is rejoined]
         for step, learner in marks:
             colour = of_learner.get(learner, "grey")
-            axes.axvline(step, color=colour, lw=0.7, alpha=0.35, ls="-" if came_back else ":", zorder=1)
+            axes.axvline(step, color=colour, lw=0.7, alpha=0.35, ls="-" if rejoined else ":", zorder=1)
         if marks:
             axes.scatter(
                 [step for step, _ in marks],
@@ -108,7 +108,7 @@ def _dress(axes: Axes, tally: Tally) -> None:
 
 
 def _smoothed(values: list[float]) -> np.ndarray:
-    """Running means over about 2% of the curve, centred; NaN where nothing in reach is finite."""
+    """Running means over about 2% of the curve, centred; NaN where no value in the window is finite."""
     given = np.asarray(values)
     finite = np.isfinite(given)
     window = np.ones(2 * (len(given) // 100) + 1)

@@ -50,10 +50,10 @@ def format_status(status: Status, columns: int) -> str:
 
 
 class Pace:
-    """How fast a run has gone of late, from samples of its step and its tokens."""
+    """How fast a run has recently been, from samples of its step and its tokens."""
 
     def __init__(self, window: float = 30.0) -> None:
-        """`window`: seconds over which is averaged."""
+        """`window`: seconds to average over."""
         self._window = window
         self._samples: collections.deque[tuple[float, int, int]] = collections.deque()
 
@@ -73,7 +73,7 @@ class Pace:
         return (after - before) / (end - start)
 
     def seconds_for(self, steps: int) -> float | None:
-        """How long so many more steps take; None while no step has been seen."""
+        """Seconds that `steps` more steps take; None before the first step."""
         if len(self._samples) < 2 or self._samples[-1][1] <= self._samples[0][1]:
             return None
         (start, before, _), (end, after, _) = self._samples[0], self._samples[-1]
@@ -93,7 +93,7 @@ class Progress:
         self._drawn = ""
 
     def show(self, status: Status) -> None:
-        """Draws the live line anew, or prints a plain one; to be called every `every` seconds."""
+        """Draws the live line again, or prints a plain one; to be called every `every` seconds."""
         if self.live:
             line = format_status(status, shutil.get_terminal_size((100, 24)).columns)
             self._out.write("\r" + line.ljust(len(self._drawn)))
@@ -116,7 +116,7 @@ class Progress:
         self._print(f"ddiloco: {line}", self._err)
 
     def end(self) -> None:
-        """Leaves the live line where it is and the cursor below it."""
+        """Leaves the live line where it is, and puts the cursor below it."""
         if self._drawn:
             self._out.write("\n")
             self._drawn = ""

@@ -1,4 +1,4 @@
-"""What the threads of a run tell its monitor. Putting one of these in the queue is all that they do.
+"""What the threads of a run tell its monitor. Threads only put these in a queue.
 
 `time` is in unix seconds in real runs and in virtual seconds in virtual ones. Values may be device
 scalars that are complete; only the monitor's thread turns them into floats.
@@ -77,7 +77,7 @@ class LearnerDied:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Alarm:
-    """A trouble that does not end the run, as a sentence; the same sentence is told and kept once."""
+    """A problem that does not end the run, as a sentence; the same sentence is shown and kept once."""
 
     sentence: str
     time: float
@@ -85,7 +85,7 @@ class Alarm:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resumed:
-    """The syncer goes on from durable fragments, of which these versions were merged before."""
+    """The syncer continues from durable fragments, of which these versions had been merged."""
 
     versions: tuple[int, ...]  # by fragment
     time: float
@@ -93,14 +93,14 @@ class Resumed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flush:
-    """Everything that was recorded before is to be in the run's files; `done` is set once it is."""
+    """Asks for all earlier records to be written to the run's files; `done` is set once they are."""
 
     done: threading.Event
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
-    """Nothing follows: the monitor writes everything and ends."""
+    """The last record: the monitor writes everything and ends."""
 
 
 Record = (
@@ -109,13 +109,13 @@ Record = (
 
 
 def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> list[Record]:
-    """The records of a step that came out otherwise, on these devices, when it was taken again."""
-    told = (
+    """The records of a step that gave another result on these devices when it was repeated."""
+    sentence = (
         f"learner {learner}, step {step}: {', '.join(devices)} gave other bits as the step was taken again: "
         "silent data corruption"
     )
     values = {"learner": learner, "step": step, "devices": list(devices)}
-    return [Alarm(told, time), Noted("sdc", values, time)]
+    return [Alarm(sentence, time), Noted("sdc", values, time)]
 
 
 @dataclasses.dataclass(frozen=True)

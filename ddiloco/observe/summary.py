@@ -65,13 +65,13 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
 
 
 def write_summary(path: pathlib.Path, summary: Mapping[str, Any]) -> None:
-    """Replaces the file at once; raises OSError where the disk refuses, and then the old one still stands."""
+    """Replaces the file in one step; raises OSError if the disk refuses, and then keeps the old one."""
     with replacing(path) as new:
         new.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def read_summary(path: pathlib.Path) -> dict[str, Any]:
-    """What the file tells; nothing where there is none that can be read."""
+    """What is in the file; empty if there is none that can be read."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

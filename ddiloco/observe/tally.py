@@ -1,4 +1,4 @@
-"""Everything that the records of a run add up to; what summary, progress line and plot are drawn from."""
+"""What the records of a run add up to: the source of summary, progress line and plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddiloco.observe.records import (
 )
 from ddiloco.observe.scalars import as_float
 
-# Of the protocol's records, those that are only counted: the field of the summary that has the count.
+# The protocol's records that are only counted, with the summary's field for the count.
 _COUNTED = {
     "round_skipped": "rounds_skipped",
     "round_abandoned": "rounds_abandoned",
@@ -54,7 +54,7 @@ class Rounds:
         self.grace_seconds += self.last_grace_seconds
 
     def resumed(self, versions: tuple[int, ...]) -> None:
-        """Corrects the counts: each version is a merge, whose line a crash may have taken."""
+        """Corrects the counts: each version was a merge, though a crash may have lost its line."""
         self.by_fragment = collections.Counter(dict(enumerate(versions)))
 
     def mean_quorum(self) -> float | None:
@@ -64,7 +64,7 @@ class Rounds:
 
 
 class Tally:
-    """The state of a run as its records tell it. Used by one thread; reads no clock."""
+    """The state of a run according to its records. Used by one thread; reads no clock."""
 
     def __init__(self, info: RunInfo, started: float | None) -> None:
         """`started` is the moment from which the run's seconds count; None: the first record's time."""
@@ -82,7 +82,7 @@ class Tally:
         self.drops: collections.Counter[str] = collections.Counter()
         self.inner_states: collections.Counter[str] = collections.Counter()  # by source
         self.failures: list[LearnerDied] = []
-        self.marks: list[tuple[int, int, bool]] = []  # step, learner, whether it came back (else it left)
+        self.marks: list[tuple[int, int, bool]] = []  # step, learner, whether it rejoined (else it left)
         self.finished: set[int] = set()
         self.away: set[int] = set()  # dead, lost or silent
         self._recent: collections.deque[float] = collections.deque(maxlen=10 * info.num_learners)
@@ -96,14 +96,14 @@ class Tally:
 
     @property
     def recent_loss(self) -> float | None:
-        """The mean of the last losses, about ten of each learner; the last itself if that is not finite."""
+        """The mean of about ten last losses of each learner; the last loss itself if it is not finite."""
         if not self._recent or not math.isfinite(self._recent[-1]):
             return self._recent[-1] if self._recent else None
         return statistics.fmean(filter(math.isfinite, self._recent))
 
     @property
     def complete(self) -> bool:
-        """Whether some learner has left after its last step, and every other that came has too or is dead."""
+        """Whether a learner has left after its last step, and all others that came have too or are dead."""
         gone = (None, State.FAILED, State.FINISHED)
         learners = self.info.chips_by_learner
         return bool(self.finished) and all(self.timelines.state(learner) in gone for learner in learners)
@@ -131,7 +131,7 @@ class Tally:
         return loss
 
     def state_changed(self, record: StateChanged) -> None:
-        """Enters the state. A clock that was set back makes the state begin at the learner's last change."""
+        """Enters the state; if a clock was set back, from the time of the learner's last change."""
         time = max(record.time, self._last_change.get(record.learner, -math.inf))
         self._last_change[record.learner] = time
         self.timelines.enter(record.learner, record.state, time, record.chips)
@@ -140,7 +140,7 @@ class Tally:
         else:
             self.finished.discard(record.learner)
         if record.state is State.FAILED:
-            self._mark(record.learner, came_back=False)
+            self._mark(record.learner, rejoined=False)
 
     def noted(self, record: Noted) -> None:
         """Counts a record of the protocol; one of an unknown name changes nothing."""
@@ -152,9 +152,9 @@ class Tally:
             case "recovered":
                 self.inner_states[str(record.values.get("inner_state", "unknown"))] += 1
             case "learner_lost" | "learner_silent":
-                self._mark(record.values["learner"], came_back=False)
+                self._mark(record.values["learner"], rejoined=False)
             case "learner_ready" | "learner_returned":
-                self._mark(record.values["learner"], came_back=True)
+                self._mark(record.values["learner"], rejoined=True)
             case name if name in _COUNTED:
                 self.counts[_COUNTED[name]] += 1
 
@@ -165,17 +165,17 @@ class Tally:
     def died(self, record: LearnerDied) -> None:
         """Keeps the failure."""
         self.failures.append(record)
-        self._mark(record.learner, came_back=False)
+        self._mark(record.learner, rejoined=False)
 
     def train_loss(self) -> float | None:
         """The mean over learners of the mean loss of the last 5% of their steps; None if there is none."""
         tails = [curve.tail_mean(0.05) for curve in self.loss_curves.values()]
         return statistics.fmean(tails) if tails else None
 
-    def _mark(self, learner: int, came_back: bool) -> None:
-        """Keeps each departure and each return once, though several records may tell of it."""
-        if came_back is not (learner in self.away) or learner in self.finished:
+    def _mark(self, learner: int, rejoined: bool) -> None:
+        """Keeps each departure and each rejoining once, though several records may report it."""
+        if rejoined is not (learner in self.away) or learner in self.finished:
             return
-        (self.away.discard if came_back else self.away.add)(learner)
-        step = max(self._clocks.get(learner, 0), self.step if came_back else 0)
-        self.marks.append((step, learner, came_back))
+        (self.away.discard if rejoined else self.away.add)(learner)
+        step = max(self._clocks.get(learner, 0), self.step if rejoined else 0)
+        self.marks.append((step, learner, rejoined))

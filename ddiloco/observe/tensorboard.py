@@ -25,7 +25,7 @@ _NOT_PLOTTED = ("step", "fragment", "version", "live", "tokens")
 
 
 class EventFiles:
-    """Scalars against steps; every learner's under the same tags, so that their curves lie in one chart."""
+    """Scalars against steps; all learners' have the same tags, so that their curves are in one chart."""
 
     def __init__(self, files: GrowingFiles, log_every: int) -> None:
         """`files` are the workdir's; learners' scalars are written every `log_every` of their steps."""
@@ -35,7 +35,7 @@ class EventFiles:
         self._log_every = log_every
         self._counts: collections.Counter[int] = collections.Counter()
         self._since: dict[int, float] = {}  # by learner: the time of its last point
-        self._tokens: collections.Counter[int] = collections.Counter()  # by learner, since then
+        self._tokens: collections.Counter[int] = collections.Counter()  # by learner, since that time
 
     def step(self, record: StepDone) -> None:
         """Loss, gradient norm, learning rate, the model's statistics and tokens a second of a learner."""

@@ -13,7 +13,7 @@ from ddiloco.observe.files import read_lines, replacing
 from ddiloco.observe.summary import read_summary, write_summary
 
 KEPT = {"snapshots", "previous", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
-"""What of a workdir the resumed run goes on below; the rest it makes anew."""
+"""The files of a workdir that the resumed run continues; it makes the others again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Cut:
     unfinished: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def at(self, learner: int) -> float:
-        """When the learner's record ends."""
+        """When the learner is cut (seconds)."""
         return self.times.get(learner, self.time)
 
 
 def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
-    """Cuts the files of the run in the workdir back; done twice, it changes nothing more.
+    """Cuts the files of the run in the workdir back; a second call changes nothing more.
 
-    What is cut off, and all that the resumed run makes anew, is in `workdir/previous/N` then.
+    What is cut off, and all that the resumed run makes again, is moved to `workdir/previous/N`.
 
     Returns:
       That folder.
@@ -71,32 +71,32 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
 
 
 def next_previous(workdir: pathlib.Path) -> pathlib.Path:
-    """A folder `previous/N` that is not there yet."""
+    """A folder `previous/N` that does not exist yet."""
     previous = workdir / "previous"
     number = 1 + max((int(p.name) for p in previous.glob("*") if p.name.isdigit()), default=0)
     return previous / str(number)
 
 
 def _split(path: pathlib.Path, cut: Cut) -> tuple[list[str], list[str]]:
-    """The lines that stay, and those that do not: what a crash has torn goes too."""
+    """The lines that stay, and those that go; torn ones go too."""
     of_steps = path.name == "steps.jsonl"
     learner = int(path.parent.name) if of_steps else -1
     unfinished = cut.unfinished.get(learner, 0)
     kept, gone = [], []
-    for line, told in read_lines(path):
+    for line, values in read_lines(path):
         if path.name == "rounds.jsonl":
-            stays = bool(told) and told["version"] <= cut.versions[told["fragment"]]
+            stays = bool(values) and values["version"] <= cut.versions[values["fragment"]]
         else:
-            stays = bool(told) and told["time"] < cut.at(told.get("learner", learner))
-        if of_steps and told and not stays and unfinished:
+            stays = bool(values) and values["time"] < cut.at(values.get("learner", learner))
+        if of_steps and values and not stays and unfinished:
             stays, unfinished = True, unfinished - 1
         (kept if stays else gone).append(line)
     return kept, gone
 
 
 def _ends(lines: list[str], cut: Cut) -> list[str]:
-    """The lines that every learner was down from its cut on, since nothing that it did then counts."""
-    last = {told["learner"]: told["state"] for told in map(json.loads, lines)}
+    """Lines by which every learner is down from its cut on, since nothing that it did later counts."""
+    last = {values["learner"]: values["state"] for values in map(json.loads, lines)}
     return [
         json.dumps({"time": cut.at(learner), "learner": learner, "state": State.FAILED.value, "chips": None})
         + "\n"
@@ -106,6 +106,6 @@ def _ends(lines: list[str], cut: Cut) -> list[str]:
 
 
 def _made(path: pathlib.Path) -> pathlib.Path:
-    """The path, whose folder there is now."""
+    """The path, after making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -1,4 +1,4 @@
-"""What the protocol cores ask of their drivers. Long work comes back as an event when it is done."""
+"""What the protocol cores ask of their drivers. The end of long work is an event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddiloco.protocol.messages import Contribution, RoundId
 class Tell:
     """Send an event to the cores of these (learner, incarnation) pairs.
 
-    With a Welcomed go all fragments, with an UpdateArrived the one that it names.
+    All fragments go with a Welcomed; with an UpdateArrived goes the one that it names.
     """
 
     receivers: tuple[tuple[int, int], ...]
@@ -23,7 +23,7 @@ class Tell:
 
 @dataclasses.dataclass(frozen=True)
 class PullFragment:
-    """Fetch a learner's fragment; comes back as FragmentArrived or PullFailed."""
+    """Fetch a learner's fragment; answered by FragmentArrived or PullFailed."""
 
     round: RoundId
     learner: int
@@ -32,7 +32,7 @@ class PullFragment:
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """Merge these contributions into `version` of the fragment; comes back as MergeFinished."""
+    """Merge these contributions into `version` of the fragment; answered by MergeFinished."""
 
     round: RoundId
     version: int
@@ -43,8 +43,8 @@ class Merge:
 class Drop:
     """Something from a learner was not used, and why.
 
-    In answer to FragmentArrived it means the arrays that came with that event, and no others: what the
-    round accepted from the learner earlier stays, until a Merge takes it.
+    After FragmentArrived it means only the arrays that came with that event: what the round accepted earlier
+    from the learner stays until a Merge takes it.
     """
 
     learner: int
@@ -62,7 +62,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Finish:
-    """Every round up to the last step is merged or can never be: learners may leave."""
+    """Every round up to the last step is merged, or can never be merged: learners may leave."""
 
 
 SyncerAction = Tell | PullFragment | Merge | Drop | Record | Finish
@@ -70,10 +70,10 @@ SyncerAction = Tell | PullFragment | Merge | Drop | Record | Finish
 
 @dataclasses.dataclass(frozen=True)
 class TellSyncer:
-    """Send an event to the syncer's core; nobody waits for an answer.
+    """Send an event to the syncer's core, without waiting for an answer.
 
-    From a LearnerJoined on the learner goes by the incarnation in it: a pull that names it is answered with
-    what the learner has published before, under the new number.
+    From a LearnerJoined on the learner has the incarnation in it: a pull that names this one is answered with
+    what the learner has published before, too.
     """
 
     event: events.LearnerJoined | events.StepReported
@@ -81,14 +81,14 @@ class TellSyncer:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """End this learner's process: a newer incarnation has its place."""
+    """End this learner's process: a newer incarnation has replaced it."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class AdoptAll:
-    """Load every fragment of the welcome, then tell the syncer `ready`; what was published before is void."""
+    """Load every fragment of the welcome, then tell the syncer `ready`; earlier offers no longer count."""
 
     step: int
     versions: tuple[int, ...]
@@ -96,7 +96,7 @@ class AdoptAll:
 
 @dataclasses.dataclass(frozen=True)
 class MakeOffer:
-    """Copy a fragment on the devices as the last started step leaves it, to be offered once that is done."""
+    """Copy a fragment on the devices as the last started step leaves it, to be offered after that step."""
 
     contribution: Contribution
 

@@ -1,4 +1,4 @@
-"""Who takes part, as the syncer hears of it: joins, returns, reports, silence; and who is still sent what."""
+"""Who takes part, as the syncer knows it: who joins, rejoins, reports or is silent; and what each is sent."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ddiloco.protocol.state import SyncerState
 Actions = list[actions.SyncerAction]
 
 FURTHEST_LEAP = 100_000
-"""Steps beyond all that is known that a learner may claim; a day alone at a step a second is within it."""
+"""Steps that a learner may claim beyond all known ones; a day alone takes fewer, at one step a second."""
 
 
 class Attendance:
-    """The half of the syncer that faces the learners; rounds are the other half's.
+    """The half of the syncer that deals with learners; the other half deals with rounds.
 
-    Where a method takes `merged`, it is what the syncer has merged so far.
+    `merged`, where a method takes it, is what the syncer has merged so far.
     """
 
     def __init__(self, policy: SyncPolicy, total_steps: int | None, state: SyncerState) -> None:
         self.policy = policy
         self.total_steps = total_steps
         self._members = Membership()
-        # Where a merge is of all, the first is of all that the run starts with, however late one begins.
+        # If merges need all learners, the first one needs all that the run starts with, however late.
         starts = policy.quorum is None and not state.step
         self._not_yet = set(range(policy.num_learners)) if starts else set()
-        self._patience: float | None = None  # until when those are waited for
+        self._patience: float | None = None  # until when to wait for those
         for learner, incarnation in state.incarnations:
             self._members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
 
@@ -42,7 +42,7 @@ class Attendance:
         return self._members.newest(learner)
 
     def is_live(self, learner: int, incarnation: int) -> bool:
-        """Whether that very incarnation counts."""
+        """Whether exactly this incarnation counts."""
         m = self._members.current(learner, incarnation)
         return m is not None and m.state is State.LIVE
 
@@ -51,30 +51,30 @@ class Attendance:
         return self._members.incarnations()
 
     def steps(self) -> dict[int, tuple[int, int]]:
-        """By learner that has told of a step: its newest incarnation, and the step."""
+        """By learner, if a step of it is known: its newest incarnation, and the step."""
         return self._members.steps()
 
     def done(self, m: Member) -> bool:
-        """Whether the learner has come to the last step."""
+        """Whether the learner has reached the last step."""
         return self.total_steps is not None and m.step >= self.total_steps
 
     @property
     def gathering(self) -> bool:
-        """Whether learners that the run starts with have yet to begin; never where K is a number."""
+        """Whether learners that the run starts with have yet to begin; always False if K is a number."""
         return bool(self._not_yet)
 
     def deadlines(self) -> list[float]:
-        """When learners become silent unless they speak or come, in the seconds of `now`."""
+        """When learners become silent unless they report or join, in the seconds of `now`."""
         silent = [m.heard_at + self.policy.silence_timeout for m in self.live() if not self.done(m)]
         return [*silent, self._patience] if self._not_yet and self._patience is not None else silent
 
     # Coming and going.
 
     def joined(self, event: events.LearnerJoined, merged: SyncerState, now: float) -> Actions:
-        """Lets an incarnation in unless it has departed: with a welcome, or at once if it returns.
+        """Lets an incarnation in unless it has departed: with a welcome, or at once if it rejoins.
 
-        One that counts already and asks as if for the first time is another process, started under a number
-        that is taken, or never got its welcome: either comes back under the next number.
+        One that counts already but asks as if for the first time is another process with a number that is
+        taken, or never got its welcome: either rejoins under the next number.
         """
         learner, incarnation = event.learner, event.incarnation
         old = self._members.newest(learner)
@@ -118,7 +118,7 @@ class Attendance:
         return [actions.Record("learner_lost", fields)]
 
     def mark_silent(self, now: float) -> Actions:
-        """Waits no longer for those that have not been heard of for the silence timeout."""
+        """Stops waiting for learners that have not been heard of for the silence timeout."""
         out: Actions = []
         if self._patience is None:
             self._patience = now + self.policy.silence_timeout
@@ -134,10 +134,10 @@ class Attendance:
     # Reports and updates.
 
     def reported(self, report: Report, merged: SyncerState, now: float) -> Actions:
-        """Takes a learner's metadata. What cannot be is dropped whole.
+        """Takes a learner's metadata; drops an impossible report as a whole.
 
-        Who is no member hears so. So does one that says what cannot be: it comes back with what it holds,
-        and if that cannot be either, it is welcomed as if it held nothing.
+        A learner that is no member, or whose report is impossible, is told so. It then rejoins with what it
+        holds; if that is impossible too, it is welcomed as if it held nothing.
         """
         m = self._members.newest(report.learner)
         if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
@@ -159,7 +159,7 @@ class Attendance:
         return [*out, *self._speaks(m, now), *self._resend(m, merged, now)]
 
     def broadcast(self, fragment: int, merged: SyncerState, now: float) -> Actions:
-        """To every member that has recovered, in the merge or not; a joiner gets all with its welcome."""
+        """Sends an update to all recovered members, in the merge or not; a welcome brings all fragments."""
         receivers = [m for m in self._members.present() if m.state is not State.JOINING]
         return self._send(fragment, receivers, merged, now)
 
@@ -178,7 +178,7 @@ class Attendance:
         return out
 
     def _stranger(self, report: Report, newest: Member | None) -> Actions:
-        """One that was replaced is sent away for good; any other may come back as a new incarnation."""
+        """Rejects one that was replaced; any other may rejoin as a new incarnation."""
         out: Actions = [actions.Drop(report.learner, "report of a learner that is not taking part")]
         if newest is not None and report.incarnation < newest.incarnation:
             return [*out, _replaced(report.learner, report.incarnation)]
@@ -192,7 +192,7 @@ class Attendance:
         return [actions.Record("learner_returned", {"learner": m.learner})]
 
     def _resend(self, m: Member, merged: SyncerState, now: float) -> Actions:
-        """Sends an update anew that a learner should long have applied and, by its report, has not."""
+        """Sends an update again that a learner should have applied long ago, but by its report has not."""
         out: Actions = []
         for fragment, (version, sent_at) in list(m.sent.items()):
             if m.counters and m.version(fragment) >= version:
@@ -210,7 +210,7 @@ class Attendance:
         pairs = tuple((m.learner, m.incarnation) for m in receivers)
         return [actions.Tell(pairs, events.UpdateArrived(fragment, version, step))]
 
-    # What can be true.
+    # What is possible.
 
     def _impossible(self, report: Report, merged: SyncerState) -> bool:
         counters = report.counters
@@ -219,14 +219,14 @@ class Attendance:
         return any(c.steps < 0 or c.tokens < 0 for c in counters)
 
     def _held(self, event: events.LearnerJoined, merged: SyncerState) -> tuple[int, tuple[int, ...]] | None:
-        """Step and versions that a learner returns with; None if it does not, or they cannot be."""
+        """Step and versions that a learner rejoins with; None if there are none, or they are impossible."""
         step, versions = event.step, event.versions
         if step is None or versions is None or not self._can_be(step, versions, merged):
             return None
         return step, versions
 
     def _can_be(self, step: int, versions: Sequence[int], merged: SyncerState) -> bool:
-        """Whether a learner can have come to this step with these versions."""
+        """Whether a learner can have reached this step with these versions."""
         if len(versions) != self.policy.num_fragments:
             return False
         past_the_end = self.total_steps is not None and step > self.total_steps
@@ -235,7 +235,7 @@ class Attendance:
         return all(0 <= theirs <= ours for theirs, ours in zip(versions, merged.versions, strict=True))
 
     def _leaps(self, step: int, merged: SyncerState) -> bool:
-        """Whether a step is beyond belief: to follow it would skip the rounds of everybody else."""
+        """Whether a step is too far ahead to be true: following it would skip the rounds of all others."""
         return step > max(merged.step, self._members.furthest()) + FURTHEST_LEAP
 
 

@@ -1,4 +1,4 @@
-"""Vector clocks: how much of whose work a state holds, and which of two states came before the other."""
+"""Vector clocks: how much work of each learner a state holds, and which of two states came first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class VectorClock:
-    """What a state follows from; what is in neither mapping has no part in it.
+    """What a state follows from; a learner or fragment that is missing has no part in it.
 
     One state comes before another if the other holds all that it does, and more (`<=`, but not both ways).
 
     Attributes:
-      learners: by learner (incarnation, global step), which only grows: who is welcomed anew, perhaps at an
-        earlier step, has a larger incarnation.
-      versions: by fragment, the version; 0 is where everybody begins, and is left out.
+      learners: by learner (incarnation, global step), which only grows: a learner that is welcomed
+        again, perhaps at an earlier step, has a larger incarnation.
+      versions: by fragment, the version; 0, where all begin, is left out.
     """
 
     learners: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
@@ -29,11 +29,11 @@ class VectorClock:
         )
 
     def stepped(self, learner: int, incarnation: int, step: int) -> VectorClock:
-        """With a learner's own part where it now is."""
+        """The clock with the learner at this step."""
         return dataclasses.replace(self, learners={**self.learners, learner: (incarnation, step)})
 
     def merged(self, fragment: int, version: int) -> VectorClock:
-        """With one more version of a fragment."""
+        """The clock with this version of the fragment."""
         return dataclasses.replace(self, versions={**self.versions, fragment: version})
 
     def version(self, fragment: int) -> int:
@@ -51,7 +51,7 @@ class VectorClock:
 
 
 def is_consistent_cut(syncer: VectorClock, learners: Mapping[int, VectorClock]) -> bool:
-    """Whether these could be the states of one moment: nobody holds work that its owner has yet to do.
+    """Whether these could be the states of one moment: none holds work that its owner has yet to do.
 
     Args:
       syncer: of the global model, to which the versions belong.

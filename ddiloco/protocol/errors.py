@@ -1,4 +1,4 @@
-"""Mistakes of the driver. A peer's mistake never raises: it comes back as a `Drop`, or the peer is told."""
+"""Mistakes of the driver. A peer's mistake never raises: the answer is a `Drop`, or a message to the peer."""
 
 from __future__ import annotations
 

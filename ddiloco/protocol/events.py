@@ -11,7 +11,7 @@ from ddiloco.protocol.messages import Contribution, Report, RoundId
 class LearnerJoined:
     """A learner asks to take part; a larger incarnation of the same learner replaces the older one.
 
-    With `step` and `versions` it returns with what it holds, and needs only what is newer.
+    With `step` and `versions` it rejoins with what it holds, and needs only what is newer.
     """
 
     learner: int
@@ -31,7 +31,7 @@ class LearnerReady:
 
 
 LEFT = "it left"
-"""Why a learner is lost that went by itself, as when a run is stopped."""
+"""The reason of a LearnerLost whose learner left by itself, as when a run is stopped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LearnerLost:
 
     learner: int
     incarnation: int
-    reason: str  # LEFT of one that went by itself
+    reason: str  # LEFT if it left by itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StepReported:
 
 
 FromLearner = LearnerJoined | LearnerReady | LearnerLost | StepReported
-"""What a learner tells the syncer; its loss may be told by others."""
+"""What a learner tells the syncer; a loss may be reported by others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PullFailed:
 
 @dataclasses.dataclass(frozen=True)
 class MergeFinished:
-    """The merge of a round is done and committed: where there is a durable state, it is in there."""
+    """The merge of a round is done and committed: it is in the durable state, if there is one."""
 
     round: RoundId
 
@@ -102,7 +102,7 @@ class Welcomed:
 
 @dataclasses.dataclass(frozen=True)
 class NotMember:
-    """The syncer does not know this incarnation, or does no longer; the learner answers by joining."""
+    """The syncer does not, or no longer, know this incarnation; the learner answers by joining."""
 
     incarnation: int
 
@@ -119,7 +119,7 @@ class Rejected:
 class ClockSet:
     """The syncer says that global step `step` has come.
 
-    A grace window is open, or those who are done have nothing more for any round.
+    A grace window is open, or learners that are done have nothing more for any round.
     """
 
     step: int
@@ -140,7 +140,7 @@ FromSyncer = Welcomed | NotMember | Rejected | ClockSet | UpdateArrived
 
 @dataclasses.dataclass(frozen=True)
 class StepStarted:
-    """The next inner step was handed to the devices; what follows is ordered after it."""
+    """The next inner step was given to the devices; what follows is ordered after it."""
 
     tokens: int
 

@@ -29,17 +29,17 @@ class FragmentWork:
 class _StartedStep:
     """A step that the devices still work on, with what becomes public once it is complete."""
 
-    report: Report | None  # None once the learner has been welcomed anew: the step is of what it held before
+    report: Report | None  # None once the learner was welcomed again: the step is of its earlier state
     offers: tuple[Contribution, ...]
 
 
 class LearnerCore:
     """Decides for one process of a learner; starts no thread, reads no clock, touches no array.
 
-    When the syncer has lost it, the process takes the next incarnation and comes back with what it holds.
+    When the syncer has lost it, the process takes the next incarnation and rejoins with what it holds.
 
-    The driver may hand several steps to the devices before the first completes: counters follow the
-    order of `StepStarted`, what others hear of them follows `StepFinished`.
+    The driver may give several steps to the devices before the first completes: counters change at
+    `StepStarted`, and are reported at `StepFinished`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LearnerCore:
 
     @property
     def recovered(self) -> bool:
-        """Whether a welcome has come, so that there are parameters to step on."""
+        """Whether a welcome has come, so that there are parameters to train."""
         return bool(self._fragments)
 
     @property
@@ -82,19 +82,19 @@ class LearnerCore:
 
     @property
     def vector_clock(self) -> VectorClock:
-        """What the learner's state follows from, with the steps that the devices still work on."""
+        """What the learner's state follows from, including steps that the devices still work on."""
         versions = {p: version for p, version in enumerate(self.versions) if version}
         return VectorClock({self.learner: (self.incarnation, self.clock)}, versions)
 
     @property
     def fragments(self) -> tuple[FragmentWork, ...]:
-        """By fragment, what `resume` goes on from; copies."""
+        """By fragment, copies of what `resume` takes."""
         return tuple(map(dataclasses.replace, self._fragments))
 
     def resume(self, clock: int, fragments: Sequence[FragmentWork]) -> list[actions.LearnerAction]:
-        """Takes up the state of an earlier process of the learner, then comes back with it as a returner.
+        """Takes up the state of an earlier process of the learner, then rejoins with it.
 
-        What that process had offered is offered anew, since what lay on its shelf is lost.
+        What that process had offered is offered again, since its published copies are lost.
 
         Raises:
           LocalProtocolError: the core has begun already, or the state is of another number of fragments.
@@ -118,7 +118,7 @@ class LearnerCore:
         """Takes one event, returns the actions that follow, in order.
 
         Raises:
-          LocalProtocolError: a step was started that may not be, or one finished that was never started.
+          LocalProtocolError: a step was started that may not start, or one finished that was never started.
         """
         match event:
             case events.Welcomed():
@@ -154,7 +154,7 @@ class LearnerCore:
         return [actions.AdoptAll(event.step, event.versions)]
 
     def _not_member(self, event: events.NotMember) -> list[actions.LearnerAction]:
-        """Comes back under the next number: what is still on its way under this one can do no harm."""
+        """Rejoins under the next number, so that what is still on its way under this one does no harm."""
         if event.incarnation != self.incarnation:
             return []
         self.incarnation += 1
@@ -210,7 +210,7 @@ class LearnerCore:
         self.clock = event.step
         offers, report = self._offers(), self._report()
         make: list[actions.LearnerAction] = [*map(actions.MakeOffer, offers)]
-        if self._started:  # what was copied is complete when the last started step is
+        if self._started:  # the copies are complete when the last started step is
             last = self._started.pop()
             self._started.append(_StartedStep(report, last.offers + offers))
             return make
@@ -235,7 +235,7 @@ class LearnerCore:
         return Report(self.learner, self.incarnation, self.clock, counters)
 
     def _last_report(self) -> list[Report]:
-        """A report that no step brings: an update took the clock to the last step, so none will follow."""
+        """A report without a step: an update took the clock to the last step, so no step will follow."""
         if self._started or not self.done or self._reported_step >= self.clock:
             return []
         self._reported_step = self.clock
@@ -244,8 +244,8 @@ class LearnerCore:
     def _outstanding(self) -> list[int]:
         """The newest due step of each fragment that was offered and whose update has not been applied.
 
-        A due step that the clock jumped over binds only from the next step on, which offers the fragment: a
-        learner that waited before would wait for a round that it keeps from its quorum.
+        A due step that the clock jumped over counts only from the next step on, which offers the fragment:
+        before that the learner would wait for a round that lacks its own offer.
         """
         due = (self.schedule.last_due(p, self.clock) for p in range(len(self._fragments)))
         return [
@@ -264,7 +264,7 @@ class LearnerCore:
     def _to_be_offered(self, p: int) -> bool:
         """From the due step on, and for the overlap after it: a later pull then finds the later state.
 
-        The bound keeps the copies few when no pull comes, as while the syncer is away. A learner that
+        The bound limits the copies when no pull comes, as while the syncer is away. A learner that
         joins after the due step offers its first step, in case the round still lacks its quorum.
         """
         fragment = self._fragments[p]

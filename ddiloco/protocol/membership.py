@@ -47,7 +47,7 @@ class Member:
     sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, when
 
     def move(self, state: State) -> None:
-        """Changes the state; moving to where one is changes nothing."""
+        """Changes the state; moving to the present state changes nothing."""
         if state is self.state:
             return
         if (self.state, state) not in TRANSITIONS:
@@ -71,18 +71,18 @@ class Member:
 
 
 class Membership:
-    """The current incarnation of every learner ever seen; departed ones stay, so that none comes back."""
+    """The current incarnation of every learner ever seen; departed ones stay known, so that none rejoins."""
 
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}  # by learner number, in that order
-        self._live: tuple[Member, ...] | None = None  # asked for at every event; None: to be found anew
+        self._live: tuple[Member, ...] | None = None  # asked for at every event; None: to be computed again
 
     def newest(self, learner: int) -> Member | None:
         """The learner's newest incarnation, gone or not."""
         return self._members.get(learner)
 
     def current(self, learner: int, incarnation: int) -> Member | None:
-        """That very incarnation, unless it is gone or replaced."""
+        """Exactly this incarnation, unless it is gone or replaced."""
         member = self._members.get(learner)
         if member is None or member.incarnation != incarnation or member.state is State.GONE:
             return None
@@ -104,7 +104,7 @@ class Membership:
         return tuple((m.learner, m.incarnation) for m in self._members.values())
 
     def steps(self) -> dict[int, tuple[int, int]]:
-        """By learner of which a step is known: its newest incarnation, and the step."""
+        """By learner, if a step of it is known: its newest incarnation, and the step."""
         return {m.learner: (m.incarnation, m.step) for m in self._members.values() if m.step >= 0}
 
     def furthest(self) -> int:

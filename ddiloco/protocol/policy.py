@@ -1,4 +1,4 @@
-"""The knobs of synchronisation: who may be waited for, for how long, and how far learners may run ahead."""
+"""The settings of synchronisation: whom to wait for, for how long, and how far learners may run ahead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _knob(default: Any, meaning: str, **metadata: float | str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SyncPolicy:
-    """One machinery for DiLoCo, Streaming DiLoCo and Decoupled DiLoCo; the symbols are the paper's.
+    """Covers DiLoCo, Streaming DiLoCo and Decoupled DiLoCo; the symbols are the paper's.
 
     | preset    | num_fragments | quorum | max_run_ahead | grace |
     |-----------|---------------|--------|---------------|-------|
@@ -69,5 +69,5 @@ class SyncPolicy:
 
     @property
     def heartbeat(self) -> float:
-        """Seconds after which a learner that cannot step repeats its report, lest a lost one matter."""
+        """Seconds after which a learner that cannot step repeats its report, in case one was lost."""
         return self.silence_timeout / 4

@@ -39,7 +39,7 @@ class Round:
         return self.deadline is not None and now >= self.deadline
 
     def pass_over(self, learner: int, incarnation: int, reports: int) -> None:
-        """Asks the learner no more until it has sent another report than its first `reports`."""
+        """Stops asking the learner until it has sent more than `reports` reports."""
         self.pulled.pop(learner, None)
         self.passed_over[learner] = (incarnation, reports)
 

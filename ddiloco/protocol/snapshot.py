@@ -22,8 +22,8 @@ class Mark:
 class Epoch:
     """A learner's end: the number of the newest snapshot that it has recorded its state for.
 
-    What the syncer sends carries its epoch (Lai and Yang 1987): what comes with a larger one is handled only
-    after the state is recorded. So the way to a learner need not keep the order of messages.
+    Messages from the syncer carry its epoch (Lai and Yang 1987): one with a larger epoch is handled only
+    after the state is recorded. So the channel to a learner need not keep the order of messages.
     """
 
     def __init__(self) -> None:
@@ -40,15 +40,15 @@ class Epoch:
 class SnapshotCore:
     """The syncer's side of snapshots, one at a time; starts no thread, reads no clock, touches no array.
 
-    The syncer records its own state as it begins one, then sends the marks. The way from a learner keeps the
-    order of messages: what comes before the learner's mark was in flight, and is the state of that channel. A
-    learner that goes before its mark has come is left out. Nobody waits: a snapshot that has not come to its
-    `end` within `timeout` seconds is given up.
+    The syncer records its own state as it begins one, then sends the marks. The channel from a learner keeps
+    the order of messages: what comes before the learner's mark was in flight, and is the channel's state. A
+    learner that goes before its mark has come is left out. No training waits: a snapshot that has not ended
+    after `timeout` seconds is given up.
 
     Attributes:
       epoch: number of the newest snapshot that was begun; 0 if none was.
       recorded: the learners whose mark has come, by number.
-      absent: those that went before.
+      absent: those that went before their mark.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -63,7 +63,7 @@ class SnapshotCore:
         """The marks to send, now that the syncer has recorded its state; `now` is in seconds.
 
         Raises:
-          LocalProtocolError: one is under way, or the number is not above all before it.
+          LocalProtocolError: one is under way, or the number is not above all earlier ones.
         """
         if self.under_way:
             raise LocalProtocolError(f"snapshot {number} was begun while {self.epoch} was under way")
@@ -80,7 +80,7 @@ class SnapshotCore:
         return self.under_way and learner in self._awaited
 
     def marked(self, mark: Mark) -> bool:
-        """Takes a learner's mark, which says that it has recorded its state; whether one was awaited."""
+        """Takes the mark of a learner that has recorded its state; returns whether it was awaited."""
         if not self.told(mark.learner) or mark.number != self.epoch:
             return False
         self._awaited.discard(mark.learner)
@@ -88,7 +88,7 @@ class SnapshotCore:
         return True
 
     def gone(self, learner: int) -> None:
-        """The learner's process is no more, or can no longer be reached: its channel is void."""
+        """Leaves out a learner whose process has ended or cannot be reached."""
         if learner in self._awaited:
             self._awaited.discard(learner)
             self.absent = tuple(sorted({*self.absent, learner}))

@@ -10,10 +10,10 @@ from ddiloco.protocol.messages import RoundId
 
 @dataclasses.dataclass(frozen=True)
 class SyncerState:
-    """The state that a syncer starts anew from after a crash; plain numbers, kept durable by its driver.
+    """The state that a syncer is restarted from after a crash; plain numbers, kept durable by its driver.
 
     Before a driver sends MergeFinished, `state.after(round)` is durable together with the fragment; before
-    it carries out what follows from a LearnerJoined, `SyncerCore.state()` is. Nothing else need be.
+    it carries out the actions of a LearnerJoined, `SyncerCore.state()` is. Nothing else has to be durable.
     """
 
     versions: tuple[int, ...]  # by fragment
@@ -22,7 +22,7 @@ class SyncerState:
 
     @classmethod
     def initial(cls, num_fragments: int) -> SyncerState:
-        """The state of a run that has merged nothing and met nobody."""
+        """The state of a run without merges or learners so far."""
         return cls((0,) * num_fragments, (0,) * num_fragments)
 
     @property
@@ -40,7 +40,7 @@ class SyncerState:
         )
 
     def check(self, num_fragments: int) -> None:
-        """Sees that the state is one of a run of so many fragments.
+        """Checks that the state is of a run with this number of fragments.
 
         Raises:
           LocalProtocolError: it is not.

@@ -23,11 +23,11 @@ class SyncerCore:
     """Decides for the syncer; starts no thread, reads no clock, touches no array.
 
     A round (step, fragment) opens when a live learner has reported the step. Rounds open in the order
-    of the schedule, at most tau at a time (at least one), always of different fragments. Who is live is
-    the matter of `Attendance`.
+    of the schedule, at most tau at a time (at least one), always of different fragments. `Attendance` knows
+    who is live.
 
-    With the `state` of one that crashed it goes on from there: it knows what was merged, so no round is
-    merged twice, and nobody is a member until its learners have come back.
+    With the `state` of one that crashed it continues from there: it knows what was merged, so no round is
+    merged twice, and no learner is a member until it rejoins.
 
     Raises:
       LocalProtocolError: the state is of another number of fragments.
@@ -163,7 +163,7 @@ class SyncerCore:
         return count >= self.policy.quorum
 
     def _start_grace(self, r: Round, now: float) -> Actions:
-        """Opens the window, and tells those who lag that a step boundary within it lets them in."""
+        """Opens the window, and sets slower learners' clocks: a step boundary within it lets them in."""
         r.phase = Phase.GRACE
         r.quorum_time = now - r.opened_at
         r.grace_started = now
@@ -211,9 +211,9 @@ class SyncerCore:
         ]
 
     def _call_the_rest(self) -> Actions:
-        """Has those who lag give what they have when those who are done have nothing for any open round.
+        """Has slower learners give what they have when those that are done have nothing for any open round.
 
-        Updates took the place of their last work; they would wait while the slowest trains on alone.
+        Updates have replaced the last work of those; they would wait while the slowest trains on alone.
         """
         if self.policy.quorum is None or self.total_steps is None:
             return []
@@ -226,7 +226,7 @@ class SyncerCore:
         return [actions.Tell(rest, events.ClockSet(self.total_steps))] if rest else []
 
     def _abandon_and_finish(self) -> Actions:
-        """Once all live learners are done, a round without its quorum can never get it."""
+        """Once all live learners are done, gives up rounds that lack a quorum; then the run finishes."""
         live = self._attendance.live()
         if self.finished or self.total_steps is None or not live or self._attendance.gathering:
             return []
@@ -293,7 +293,7 @@ class SyncerCore:
         return counters.version == self.versions[r.id.fragment] and counters.steps > 0
 
     def _may_gain(self, r: Round) -> bool:
-        """Whether a learner at the round's step has given or may yet, by a step or a second pull."""
+        """Whether a learner at the round's step has given or still may, by a step or a second pull."""
         return bool(r.arrived) or any(
             m.step >= r.id.step and (not self._attendance.done(m) or not m.counters or self._has_work(m, r))
             for m in self._attendance.live()
@@ -304,7 +304,7 @@ class SyncerCore:
         return tuple((m.learner, m.incarnation) for m in self._attendance.live() if m.step < step)
 
     def _grace_window(self, r: Round) -> float:
-        """Seconds; by the fastest live learner's steps, since it is the first that could miss the update."""
+        """Seconds, by the fastest live learner's steps: it would be the first to miss the update."""
         known = [m.step_time.value for m in self._attendance.live() if m.step_time.value is not None]
         if not known or self.policy.quorum is None:
             return 0.0
@@ -319,13 +319,13 @@ class SyncerCore:
         return steps[needed - 1] if steps and needed <= len(steps) else 0
 
     def _too_late(self, due: RoundId) -> bool:
-        """Whether the fragment's next turn has come; where learners wait for updates, none is left out."""
+        """Whether the fragment's next turn has come; never where learners wait for updates."""
         if self.policy.max_run_ahead is not None:
             return False
         return self._quorum_clock() >= due.step + self.policy.interval
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
-        """The first round of the schedule, from there on, that has not been merged."""
+        """The first round of the schedule, from this one on, that has not been merged."""
         while self.total_steps is None or step <= self.total_steps:
             for due in self.schedule.due(step):
                 if due >= fragment and step > self.merged_steps[due]:
@@ -337,7 +337,7 @@ class SyncerCore:
         return next((r for r in self._rounds if r.id == round_id), None)
 
     def _forget_pulls(self) -> None:
-        """What was asked of a learner that has since gone, been replaced or fallen silent will not come."""
+        """Stops waiting for learners that have since gone, been replaced or fallen silent."""
         for r in self._rounds:
             for learner, incarnation in list(r.pulled.items()):
                 if not self._attendance.is_live(learner, incarnation):

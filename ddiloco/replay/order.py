@@ -1,4 +1,4 @@
-"""One actor after another: each goes on until it needs what another has yet to make."""
+"""The order of a replay: each actor works until it needs something that another has not made yet."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ Perform = Callable[[Actor, Work], None]
 
 
 class Uses:
-    """How often each thing is still needed, so that nothing is kept longer."""
+    """Counts how often each thing is still needed, so that nothing is kept longer."""
 
     def __init__(self, actors: Iterable[Actor]) -> None:
         self._left = collections.Counter(key for a in actors for w in a.works for key in w.needs)
 
     def done(self, work: Work) -> Iterator[Key]:
-        """Counts what a work needed; gives what nobody needs any more."""
+        """Counts what a finished work needed; gives what is no longer needed."""
         for key in work.needs:
             self._left[key] -= 1
             if not self._left[key]:
                 yield key
 
     def wanted(self, key: Key) -> bool:
-        """Whether anybody will need it."""
+        """Whether it will be needed."""
         return self._left[key] > 0
 
 
 def perform(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: False) -> list[str]:
-    """Does all works in an order in which each finds what it needs; the same plan gives the same order.
+    """Does all works, each after what it needs has been made; the same plan always gives the same order.
 
     Args:
-      plan: what is to be done.
+      plan: what to do.
       do: does one work of an actor.
-      over: asked after each; ends it early.
+      over: called after each work; True ends the replay early.
 
     Returns:
-      What keeps the actors that could not go on, a line each; [] where all was done or it was ended early.
+      For each actor that got stuck, a line that says what it needs; [] if all was done or `over` was True.
     """
-    there = plan.given
+    made = plan.given
     at = [0] * len(plan.actors)
     moved = True
     while moved:
         moved = False
         for n, actor in enumerate(plan.actors):
-            while at[n] < len(actor.works) and there.issuperset(actor.works[at[n]].needs):
+            while at[n] < len(actor.works) and made.issuperset(actor.works[at[n]].needs):
                 work = actor.works[at[n]]
                 do(actor, work)
                 at[n] += 1
                 moved = True
                 if work.makes is not None:
-                    there.add(work.makes)
+                    made.add(work.makes)
                 if over():
                     return []
     return [
-        f"{actor.name} needs {next(key for key in actor.works[i].needs if key not in there)}"
+        f"{actor.name} needs {next(key for key in actor.works[i].needs if key not in made)}"
         for actor, i in zip(plan.actors, at, strict=True)
         if i < len(actor.works)
     ]
@@ -66,7 +66,7 @@ def perform_all(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: Fals
     """Like `perform`.
 
     Raises:
-      TapeError: an actor needs what no tape makes.
+      TapeError: an actor needs something that is on no tape.
     """
     stuck = perform(plan, do, over)
     if stuck:

@@ -1,4 +1,4 @@
-"""What the arrays of a run went through, in each actor's order, as its core decides on the tape's events."""
+"""What each actor did to its arrays, in order: found by running its core over the events of its tape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 
 BEFORE = -1
-"""The place of what is done before the first entry of a tape."""
+"""The entry number of work that is done before the first entry of a tape."""
 
 
 class VersionId(NamedTuple):
@@ -33,7 +33,7 @@ class VersionId(NamedTuple):
 class OfferId(NamedTuple):
     """A fragment as a learner's process held it after a step.
 
-    `since` is the incarnation under which the process was last welcomed: then its steps may go back.
+    `since` is the incarnation that was last welcomed; a welcome may set the learner's steps back.
     """
 
     learner: int
@@ -51,24 +51,24 @@ Key = VersionId | OfferId | InnerOrigin
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One thing done to arrays; `entry` is the place on the tape that it follows from."""
+    """One thing done to arrays; `entry` is the number of the tape's entry that caused it."""
 
     entry: int
 
     @property
     def needs(self) -> tuple[Key, ...]:
-        """What must be there."""
+        """What must have been made before."""
         return ()
 
     @property
     def makes(self) -> Key | None:
-        """What is there then."""
+        """What it makes, if anything."""
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Adopt(Work):
-    """A learner loads all fragments, and an inner state: a fresh one where `inner` is None."""
+    """A learner loads all fragments and an inner state; `inner` None: a fresh one."""
 
     versions: tuple[int, ...]
     inner: InnerOrigin | None
@@ -81,12 +81,12 @@ class Adopt(Work):
 
 @dataclasses.dataclass(frozen=True)
 class Return(Work):
-    """A learner loads what its part of the snapshot holds, from which the run goes on."""
+    """A learner loads its part of the snapshot from which the run resumed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Step(Work):
-    """A learner steps under an incarnation; `clock` steps were before, and its batch has so many tokens."""
+    """A learner takes a step; `clock` steps came before it, and `tokens` are in its batch."""
 
     clock: int
     tokens: int
@@ -107,7 +107,7 @@ class Offer(Work):
 
 @dataclasses.dataclass(frozen=True)
 class Apply(Work):
-    """A learner applies an update; `pulled`: the offer that the syncer had, where its error feeds back."""
+    """A learner applies an update; `pulled`: the offer that the syncer had pulled, with error feedback."""
 
     fragment: int
     version: int
@@ -133,7 +133,7 @@ class Give(Work):
 
 @dataclasses.dataclass(frozen=True)
 class Merge(Work):
-    """The syncer makes a version; `sha256` is None where none is noted."""
+    """The syncer makes a version; `sha256` is None if the tape has none."""
 
     process: int
     round: RoundId
@@ -151,7 +151,7 @@ class Merge(Work):
 
 
 class Handled(NamedTuple):
-    """An entry of a tape, with what the core decided on it; `decided` is empty where it is no event."""
+    """An entry of a tape, with what the core decided on it; `decided` is empty for a note."""
 
     now: float | None
     thing: Any
@@ -160,7 +160,7 @@ class Handled(NamedTuple):
 
 @dataclasses.dataclass
 class Actor:
-    """A process of a learner, or all processes of the syncer one after another."""
+    """A process of a learner, or all processes of the syncer, one after another."""
 
     name: str
     tapes: list[Tape]
@@ -182,7 +182,7 @@ class Plan:
 
     @property
     def given(self) -> set[Key]:
-        """What is there from the start: the first versions, and inner states in a snapshot."""
+        """What exists from the start: the first versions, and inner states in a snapshot."""
         versions = self.syncer.tapes[0].header.state.versions
         needs = {key for actor in self.learners for work in actor.works for key in work.needs}
         inner = {key for key in needs if isinstance(key, InnerOrigin) and key.in_snapshot}
@@ -193,7 +193,7 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> P
     """Runs every core over its tape.
 
     Raises:
-      TapeError: a tape has what its core cannot have been given, or tapes contradict each other.
+      TapeError: a core cannot have had the events on its tape, or tapes contradict each other.
     """
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
     syncer = _Syncer(tapes, policy, total_steps, _adoptions(learners))
@@ -201,7 +201,7 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> P
 
 
 def without_needless(plan: Plan) -> Plan:
-    """The plan without offers, gifts and last steps from which nothing of the global model follows."""
+    """The plan without offers, inner states and final steps that the global model does not depend on."""
     wanted = {key for actor in plan.actors for work in actor.works for key in work.needs}
     learners = []
     for actor in plan.learners:
@@ -212,14 +212,14 @@ def without_needless(plan: Plan) -> Plan:
 
 
 def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
-    """What one process of a learner did. Raises TapeError: its core cannot have been given this."""
+    """What one process of a learner did. Raises TapeError if its core cannot have had these events."""
     h = tape.header
     core = LearnerCore(h.learner, h.process, policy, total_steps)
     works: list[Work] = []
     if h.resumed is not None:
         works = [Return(BEFORE), *_offered(core, tape)]
     handled: list[Handled] = []
-    welcome: actions.AdoptAll | None = None  # of which it is not yet known what inner state came with it
+    welcome: actions.AdoptAll | None = None  # its inner state is in an entry still to come
     since = h.process
     for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
         decided: Sequence[Any] = ()
@@ -227,7 +227,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
         match thing:
             case Adopted(origin=origin, fresh=fresh):
                 if welcome is None or (origin is None and not fresh):
-                    raise TapeError(f"{tape.path}: entry {i}: an inner state of which it is not known whose")
+                    raise TapeError(f"{tape.path}: entry {i}: an inner state of unknown origin")
                 works.append(Adopt(i, welcome.versions, origin))
                 welcome, since = None, core.incarnation
             case Gave(number=number):
@@ -242,7 +242,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                 pass
             case _:
                 if welcome is not None:
-                    raise TapeError(f"{tape.path}: entry {i}: it is not said with what inner state")
+                    raise TapeError(f"{tape.path}: entry {i}: a welcome without its inner state")
                 decided = _handled(core, tape, i, now, thing)
                 if isinstance(thing, events.StepStarted):
                     works.append(Step(i, clock, thing.tokens, core.incarnation))
@@ -260,7 +260,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
 
 
 def _offered(core: LearnerCore, tape: Tape) -> list[Work]:
-    """What a learner that resumes from a snapshot offers anew."""
+    """What a learner that resumes from a snapshot offers again."""
     h = tape.header
     try:
         decided = core.resume(h.resumed.clock, h.resumed.fragments)
@@ -278,7 +278,7 @@ def _handled(core: LearnerCore | SyncerCore, tape: Tape, i: int, now: float, eve
 
 
 def _adoptions(learners: Iterable[Actor]) -> dict[int, list[tuple[int, int, dict[OfferId, Contribution]]]]:
-    """By learner: of each welcome the incarnation and the process, and the offers made since."""
+    """By learner, for each welcome: the incarnation, the process, and the offers made since."""
     found: dict[int, list[tuple[int, int, dict[OfferId, Contribution]]]] = {}
     for actor in learners:
         h = actor.tapes[0].header
@@ -292,7 +292,7 @@ def _adoptions(learners: Iterable[Actor]) -> dict[int, list[tuple[int, int, dict
 
 
 class _Syncer:
-    """All processes of the syncer: each begins where the one before left what is durable."""
+    """All processes of the syncer; each begins with the durable state that the one before left."""
 
     def __init__(
         self, tapes: RunTapes, policy: SyncPolicy, total_steps: int | None, adoptions: dict[int, list]
@@ -301,7 +301,7 @@ class _Syncer:
         self._adoptions = adoptions
 
     def actor(self) -> Actor:
-        """The actor of all of them."""
+        """One actor for all of them."""
         works: list[Work] = []
         handled: list[list[Handled]] = []
         first = self._tapes[0]
@@ -316,7 +316,7 @@ class _Syncer:
 
     def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Work], list[Handled]]:
         core = SyncerCore(self._policy, self._total, tape.header.state)
-        begun: dict[int, Merge] = {}  # by fragment, merges not known to have finished
+        begun: dict[int, Merge] = {}  # by fragment, merges that have not finished
         works: list[Work] = []
         handled: list[Handled] = []
         last: tuple[int, ...] | None = None
@@ -337,9 +337,9 @@ class _Syncer:
                         if isinstance(action, actions.Merge):
                             begun[action.round.fragment] = self._merge(tape, i, action)
             handled.append(Handled(now, thing, decided))
-        return [*works, *self._unheard_of(tape, core, begun, last, following)], handled
+        return [*works, *self._unnoted(tape, core, begun, last, following)], handled
 
-    def _unheard_of(
+    def _unnoted(
         self,
         tape: Tape,
         core: SyncerCore,
@@ -347,7 +347,7 @@ class _Syncer:
         last: tuple[int, ...] | None,
         following: Tape | None,
     ) -> list[Work]:
-        """Merges that were committed, though the process was killed or ended before its core heard of it."""
+        """Merges that were committed, but that the process ended too early to note."""
         sha256: tuple[str, ...] = ()
         if following is not None:
             last, sha256 = following.header.state.versions, following.header.sha256
@@ -369,7 +369,7 @@ class _Syncer:
         return Merge(entry, tape.header.process, action.round, action.version, given)
 
     def _offer(self, tape: Tape, c: Contribution) -> OfferId:
-        """Whose offer a contribution was, by the incarnation that the syncer knew its learner under."""
+        """The offer that a contribution was, found by the learner's incarnation."""
         welcomes = [w for w in self._adoptions.get(c.learner, []) if w[0] <= c.incarnation]
         if welcomes:
             since, process, offers = welcomes[-1]

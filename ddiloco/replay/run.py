@@ -1,4 +1,4 @@
-"""A recorded run done again from its tapes: every actor's arrays in one process, and the same parameters."""
+"""Replays a recorded run from its tapes, all actors in one process, to the same parameters."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from ddiloco.settings.experiment import BASELINES, Experiment, parse
 
 
 class ReplayMismatch(Exception):
-    """The replay came to other numbers than the run; the message names the round and says what may be why."""
+    """The replay got other numbers than the run; the message names the round and possible reasons."""
 
 
 class Replayed(NamedTuple):
-    """What a replay came to.
+    """The result of a replay.
 
     Attributes:
       params: the global model.
       step: its newest global step.
-      merges: made anew; `compared` of them with what the tape notes.
-      compared: as many.
-      steps: inner steps taken anew.
+      merges: how many were done again.
+      compared: how many of them were compared with their SHA-256 on the tape.
+      steps: how many inner steps were done again.
     """
 
     params: dict[str, np.ndarray]
@@ -51,7 +51,7 @@ class Replayed(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        """Of the parameters, as in summary.json."""
+        """`params_sha256`, as in summary.json."""
         return parameters_sha256(self.params)
 
 
@@ -59,7 +59,7 @@ def recorded_experiment(workdir: pathlib.Path) -> Experiment:
     """The settings of the run in a folder.
 
     Raises:
-      TapeError: there are none, or they are of a run that keeps no tapes.
+      TapeError: they cannot be read, or are those of a baseline, which keeps no tapes.
     """
     path = workdir / "config.json"
     try:
@@ -76,7 +76,7 @@ def recorded_experiment(workdir: pathlib.Path) -> Experiment:
 
 
 def recorded_sha256(workdir: pathlib.Path) -> str | None:
-    """`params_sha256` of the run's summary; None where it has none yet."""
+    """`params_sha256` of the run's summary; None if there is none yet."""
     try:
         return json.loads((workdir / "summary.json").read_text()).get("params_sha256")
     except (OSError, ValueError):
@@ -84,7 +84,7 @@ def recorded_sha256(workdir: pathlib.Path) -> str | None:
 
 
 def make_plan(experiment: Experiment, tapes: RunTapes) -> Plan:
-    """What the actors did, by these settings. Raises TapeError: tapes, settings and cores do not agree."""
+    """What the actors did under these settings. Raises TapeError if the tapes do not fit them."""
     wanted = fingerprint(experiment)
     for tape in [*tapes.syncers, *(t for lives in tapes.learners.values() for t in lives)]:
         if tape.header.config != wanted:
@@ -93,18 +93,18 @@ def make_plan(experiment: Experiment, tapes: RunTapes) -> Plan:
 
 
 def first_snapshot(plan: Plan, workdir: pathlib.Path) -> Snapshot | None:
-    """What the run in a folder resumed from; None if it is whole.
+    """The snapshot that the run in a folder resumed from; None if it did not resume.
 
-    A run that was set aside is in the folder `previous` of one that has its snapshots.
+    If the run itself was set aside into a folder `previous`, its snapshot may be in the workdir above.
 
     Raises:
-      TapeError: the snapshot is gone or damaged.
+      TapeError: the snapshot is missing or damaged.
     """
     wanted = plan.syncer.tapes[0].header.resumed_from
     if wanted is None:
         return None
-    aside = workdir.resolve().parent
-    folders = [workdir, *([aside.parent] if aside.name == "previous" else [])]
+    above = workdir.resolve().parent
+    folders = [workdir, *([above.parent] if above.name == "previous" else [])]
     problem: Exception | str = "it is no longer there"
     for folder in folders:
         try:
@@ -114,7 +114,7 @@ def first_snapshot(plan: Plan, workdir: pathlib.Path) -> Snapshot | None:
             continue
         if snapshot.name == wanted:
             return snapshot
-        problem = "the one of that number is another"
+        problem = "another snapshot has its number"
     raise TapeError(f"{workdir}: resumed from {wanted}, without which it cannot be done again: {problem}")
 
 
@@ -125,14 +125,14 @@ def replay(
     progress: Callable[[plans.Merge], None] = lambda merge: None,
     snapshot: Snapshot | None = None,
 ) -> Replayed:
-    """Does all of a plan, or until the last round not after `until` is merged.
+    """Replays all of a plan, or all rounds up to `until`.
 
     `snapshot`: what the run resumed from, as `first_snapshot` found it.
 
     Raises:
-      TapeError: what an actor needs is on no tape, or the layouts differ.
-      SnapshotError: the snapshot has just been damaged.
-      ReplayMismatch: a batch or a version is not the one of the run.
+      TapeError: something that an actor needs is on no tape, or the layouts differ.
+      SnapshotError: the snapshot was damaged after it was checked.
+      ReplayMismatch: a batch or a version differs from the run's.
     """
     return _Replay(assembly, plans.without_needless(plan), until, progress, snapshot).run()
 
@@ -168,7 +168,7 @@ class _Replay:
                 raise TapeError(f"{tape.path}: is of another layout of fragments")
 
     def _given(self, key: Key) -> Any:
-        """What is there from the start, which the first tape must have begun from too."""
+        """Something that exists from the start; the first tape must begin with it too."""
         tape = self._plan.syncer.tapes[0]
         if isinstance(key, InnerOrigin):
             donated = None if self._origin is None else self._origin.donated()
@@ -253,7 +253,7 @@ class _Replay:
 
     def _mismatch(self, work: plans.Merge) -> str:
         learners = sorted({key.learner for key, _ in work.given})
-        told = (
+        text = (
             f"round {work.round.step}, fragment {work.round.fragment}: version {work.version}, merged of "
             f"learners {', '.join(map(str, learners))}, is not the one of the run"
         )
@@ -265,15 +265,15 @@ class _Replay:
             mesh = None if header.learner is None else self._equipment[header.learner].program.mesh
             differences = header.machine.differences(machine_of(mesh))
             if differences:
-                return f"{told}; {header.actor} had {', '.join(differences)}"
+                return f"{text}; {header.actor} had {', '.join(differences)}"
         return (
-            f"{told}; platform, devices and packages are the same: the code or the data differ, or a device "
+            f"{text}; platform, devices and packages are the same: the code or the data differ, or a device "
             "erred (config.sdc_check_every finds one that does)"
         )
 
 
 def _equipment(assembly: Assembly, plan: Plan) -> dict[int, Equipment]:
-    """What each learner worked with, by number."""
+    """Each learner's equipment, by its number."""
     learners = sorted({actor.tapes[0].header.learner for actor in plan.learners})
     if plan.syncer.tapes[0].header.driver != "remote":
         equipment = assembly.equipment()
@@ -289,7 +289,7 @@ def _equipment(assembly: Assembly, plan: Plan) -> dict[int, Equipment]:
 
 
 def _last_merge(plan: Plan, until: RoundId | None) -> int | None:
-    """How many merges there are up to the last round that is not after `until`; None: all."""
+    """How many merges there are up to the last round that is not after `until`; None: no limit."""
     if until is None:
         return None
     merges = [work for work in plan.syncer.works if isinstance(work, plans.Merge)]

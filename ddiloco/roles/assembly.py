@@ -1,4 +1,4 @@
-"""The parts of a run, from its settings and its recipe: layout, meshes, and what each learner works with."""
+"""Makes the parts of a run from its settings and its recipe: layout, meshes, and each learner's equipment."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Scorer = Callable[[Mapping[str, Any]], "Score | None"]
 
 
 class Recipe(Protocol):
-    """What a run trains: a built-in model, or a loop of one's own. All that a driver knows of either.
+    """What a run trains: a built-in model, or the user's own loop. Drivers know no more of it than this.
 
-    Learners of one kind share their program where they share their mesh.
+    Learners of the same kind on the same mesh share a program.
     """
 
     @property
@@ -38,17 +38,17 @@ class Recipe(Protocol):
         """The parameters at step 0, float32 on the host: the same in every process."""
 
     def kind(self, shards: Sequence[int]) -> Hashable:
-        """What those who step on these shards must have in common with others to share a program."""
+        """The kind of a job that trains on these shards; jobs of one kind can share a program."""
 
     def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
-        """Finds what cannot work for who steps on these shards.
+        """Checks that a job can train on these shards on this mesh.
 
         Raises:
           ConfigError, DataError: it cannot.
         """
 
     def check_scoring(self) -> None:
-        """Finds what cannot work where the global model is scored; raises as `check` does."""
+        """Checks that the global model can be scored; raises as `check` does."""
 
     def shardings(self, mesh: Mesh, kind: Hashable) -> Mapping[str, Sharding]:
         """Where each parameter lies on the mesh."""
@@ -57,17 +57,17 @@ class Recipe(Protocol):
         """The compiled step."""
 
     def batches(self, shards: Sequence[int]) -> Batches:
-        """The training batches of these shards, from their beginning."""
+        """The training batches of these shards, from the first on."""
 
     def scorer(self, mesh: Mesh) -> Scorer:
-        """A function from parameters, on host or devices, to their score; None where nothing scores."""
+        """A function from parameters, on host or devices, to their score, or to None if there is no score."""
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
-        """What is shown at the end; None: nothing."""
+        """The sample shown at the end of a run; None: there is none."""
 
 
 class Assembly:
-    """Makes the parts of a run and shares what learners on the same mesh can share."""
+    """Makes the parts of a run; learners on the same mesh share what they can."""
 
     def __init__(self, experiment: Experiment, recipe: Recipe) -> None:
         self.experiment, self.recipe = experiment, recipe
@@ -76,10 +76,10 @@ class Assembly:
 
     @functools.cached_property
     def layout(self) -> FragmentLayout:
-        """How the parameters are cut into fragments; allocates nothing.
+        """How the parameters are divided into fragments; allocates nothing.
 
         Raises:
-          ConfigError: there are fewer pieces than there are to be fragments.
+          ConfigError: there are fewer pieces than fragments.
         """
         sync, outer = self.experiment.sync, self.experiment.outer
         try:
@@ -94,7 +94,7 @@ class Assembly:
         return carve(jax.devices(), self.experiment.sync.num_learners, self.experiment.mesh)
 
     def jobs(self) -> list[tuple[Mesh, tuple[int, ...]]]:
-        """Mesh and shards of all that steps: of each learner, or of the one job of a baseline."""
+        """Mesh and shards of each learner, or of a baseline's one job."""
         learners = range(self.experiment.sync.num_learners)
         if self.experiment.algorithm not in BASELINES:
             return [(mesh, (m,)) for m, mesh in enumerate(self.learner_meshes())]
@@ -102,7 +102,7 @@ class Assembly:
         return [(self.own_mesh(), shards)]
 
     def check(self) -> None:
-        """Finds what cannot work, before anything is compiled.
+        """Checks that the settings can work, before anything is compiled.
 
         Raises:
           ConfigError: fragments, mesh and rows do not fit each other or the devices here.
@@ -115,49 +115,53 @@ class Assembly:
         self.recipe.check_scoring()
 
     def check_learner(self, learner: int) -> None:
-        """Finds what cannot work in a process that is this one learner; raises as `check` does."""
+        """Like `check`, for a process that is this one learner."""
         _ = self.layout
         self.recipe.check(self.own_mesh(), (learner,))
 
     def check_syncer(self) -> None:
-        """Finds what cannot work in a process that is the syncer; raises as `check` does."""
+        """Like `check`, for a process that is the syncer."""
         _ = self.layout
         self.recipe.check_scoring()
 
     def own_mesh(self) -> Mesh:
-        """The mesh of the one learner of this process: all devices that the process sees."""
+        """The mesh of this process's only learner: all devices that the process sees."""
         return carve(jax.devices(), 1, self.experiment.mesh)[0]
 
     def evaluation_mesh(self) -> Mesh:
-        """One device to evaluate on while learners train: one that no learner uses, where there is one.
+        """One device to evaluate on while learners train; if possible, one that no learner uses.
 
-        A single device needs no collectives: on devices that a learner also uses, those of two threads
-        could wait for each other for ever.
+        It is a single device, which needs no collectives: on a device that a learner also uses, the
+        collectives of two threads could wait for each other forever.
         """
         used = {device for mesh in self.learner_meshes() for device in mesh.devices.flat}
         idle = [device for device in jax.devices() if device not in used]
         return carve((idle or [jax.devices()[-1]])[:1], 1, MeshConfig())[0]
 
     def equipment(self) -> list[Equipment]:
-        """What each learner works with, compiled; different meshes compile at the same time."""
+        """What each learner works with, compiled; meshes that differ are compiled in parallel."""
         keys = [(mesh, self.recipe.kind((m,))) for m, mesh in enumerate(self.learner_meshes())]
-        lying = [_lying(self.recipe.shardings(*key)) for key in keys]
+        placements = [_placement(self.recipe.shardings(*key)) for key in keys]
         with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
             programs = dict(
                 zip(dict.fromkeys(keys), pool.map(self._program, dict.fromkeys(keys)), strict=True)
             )
             transfers = dict(
-                zip(dict.fromkeys(lying), pool.map(self._transfer, dict.fromkeys(lying)), strict=True)
+                zip(
+                    dict.fromkeys(placements),
+                    pool.map(self._transfer, dict.fromkeys(placements)),
+                    strict=True,
+                )
             )
-        parts = zip(keys, lying, strict=True)
-        return [self._equipment(m, programs[key], transfers[laid]) for m, (key, laid) in enumerate(parts)]
+        parts = zip(keys, placements, strict=True)
+        return [self._equipment(m, programs[key], transfers[at]) for m, (key, at) in enumerate(parts)]
 
     def own_equipment(self, learner: int) -> Equipment:
-        """What the one learner of this process works with, compiled."""
+        """What this process's only learner works with, compiled."""
         key = self.own_mesh(), self.recipe.kind((learner,))
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading what is in the cache holds no lock
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading from the cache holds no lock
             program = pool.submit(self._program, key)
-            transfer = self._transfer(_lying(self.recipe.shardings(*key)))
+            transfer = self._transfer(_placement(self.recipe.shardings(*key)))
         return self._equipment(learner, program.result(), transfer)
 
     def reassigned(self, equipment: Equipment, learner: int) -> Equipment:
@@ -165,7 +169,7 @@ class Assembly:
         return self._equipment(learner, equipment.program, equipment.transfer)
 
     def program(self, mesh: Mesh, shards: Sequence[int]) -> Program:
-        """The compiled step of who trains on these shards."""
+        """The compiled step of a job that trains on these shards."""
         return self._program((mesh, self.recipe.kind(shards)))
 
     def _equipment(self, learner: int, program: Program, transfer: FragmentTransfer) -> Equipment:
@@ -182,10 +186,10 @@ class Assembly:
     def _program(self, key: tuple[Mesh, Hashable]) -> Program:
         return self.recipe.program(*key)
 
-    def _transfer(self, lying: tuple[tuple[str, Sharding], ...]) -> FragmentTransfer:
-        outer, shardings = self.experiment.outer, dict(lying)
+    def _transfer(self, placement: tuple[tuple[str, Sharding], ...]) -> FragmentTransfer:
+        outer, shardings = self.experiment.outer, dict(placement)
         transfer = FragmentTransfer(self.layout, shardings, outer.codec, outer.error_feedback)
-        # Zeros, since the initial parameters would compile their generators anew for every mesh.
+        # Zeros, since making initial parameters would compile their generators for every mesh.
         transfer.compile(
             {
                 name: jax.device_put(np.zeros(shape, np.float32), shardings[name])
@@ -195,5 +199,5 @@ class Assembly:
         return transfer
 
 
-def _lying(shardings: Mapping[str, Sharding]) -> tuple[tuple[str, Sharding], ...]:
+def _placement(shardings: Mapping[str, Sharding]) -> tuple[tuple[str, Sharding], ...]:
     return tuple(shardings.items())

@@ -1,4 +1,4 @@
-"""Scores of the global model on held-out rows: when they are due, and in a thread of their own."""
+"""Scores the global model on held-out rows: decides when it is due, and does it in its own thread."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class Evaluations:
         clock: Callable[[], float] = time.time,
         since: int = 0,
     ) -> None:
-        """`every`: global steps between two; 0: none is ever due. `clock`: seconds that records carry.
+        """`every`: global steps between two evaluations; 0: none is due. `clock`: seconds, for records.
 
-        `since`: the global step from which on multiples of `every` count.
+        `since`: the global step after which the next multiple of `every` is due.
         """
         self._score, self._every, self._record, self._clock = score, every, record, clock
         self._next = self._after(since)
 
     def due(self, step: int) -> bool:
-        """Whether one is due, now that the global step is `step`: once for each multiple of `every`."""
+        """Whether an evaluation is due at global step `step`: once for each multiple of `every`."""
         if not self._every or step < self._next:
             return False
         self._next = self._after(step)
         return True
 
     def evaluate(self, step: int, tokens: int, params: Params) -> float | None:
-        """Scores parameters and records the result; gives the loss. `tokens`: that they were trained on.
+        """Scores parameters and records the result; gives the loss. `tokens`: trained on so far.
 
-        None, and no record, where nothing scores: for a loop of one's own without `evaluate`.
+        None, without a record, for a loop that has no `evaluate`.
         """
         score = self._score(params)
         if score is None:
@@ -58,7 +58,7 @@ class Evaluations:
 
 
 class Evaluator:
-    """Takes the newest parameters offered; while it is busy, further offers are passed over."""
+    """Evaluates the parameters offered to it in its own thread; while it is busy, it ignores offers."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class Evaluator:
         self._thread.start()
 
     def offer(self, step: int, params: Callable[[], Mapping[str, np.ndarray]]) -> None:
-        """Evaluates at the first offer from each multiple of `every` on; for one thread, never waits."""
+        """Evaluates the first offer at or after each multiple of `every`; never waits. For one thread."""
         if self._evaluations.due(step):
             with contextlib.suppress(queue.Full):
                 self._offers.put_nowait((step, self._tokens_so_far(), params))
 
     def stop(self, timeout: float) -> bool:
-        """Ends the thread after the evaluation under way; whether it ended in time."""
+        """Ends the thread after the current evaluation; whether it ended within `timeout` seconds."""
         try:
             self._offers.put(None, timeout=timeout)
         except queue.Full:
@@ -103,5 +103,5 @@ class Evaluator:
             step, tokens, params = offer
             try:
                 self._evaluations.evaluate(step, tokens, params())
-            except Exception as error:  # training goes on, and tells of it at its end
+            except Exception as error:  # training goes on; the run reports it at the end
                 self.failure = f"at step {step}: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What passes between a learner and the syncer: offers, arrivals, deliveries."""
+"""What a learner and the syncer exchange: offers, arrivals, deliveries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Arrays = TypeVar("Arrays")
 class Shelf:
     """Holds the newest published offer of each fragment; the learner puts, the syncer pulls.
 
-    The copy to host memory was started when the offer was made, so a pull seldom waits for it.
+    The copy to host memory began when the offer was made, so a pull seldom waits for it.
     """
 
     def __init__(self) -> None:
@@ -32,12 +32,12 @@ class Shelf:
         self._pulled: dict[int, tuple[Contribution, Offer]] = {}
 
     def put(self, contribution: Contribution, offer: Offer) -> None:
-        """Publishes a fragment in place of what was published of it before."""
+        """Publishes an offer in place of the fragment's last one."""
         with self._lock:
             self._published[contribution.fragment] = (contribution, offer)
 
     def pull(self, fragment: int) -> tuple[Contribution, Offer] | None:
-        """The newest published offer of the fragment, if any; `overwrite` gives the last one pulled."""
+        """The fragment's newest published offer, if there is one."""
         with self._lock:
             published = self._published.get(fragment)
             if published is not None:
@@ -45,20 +45,20 @@ class Shelf:
             return published
 
     def overwrite(self, fragment: int) -> tuple[Contribution, Offer] | None:
-        """Takes a fragment down, since an update overwrites it; the last one pulled of it, if any was."""
+        """Removes a fragment that an update overwrites; gives its offer that was pulled last, if any was."""
         with self._lock:
             self._published.pop(fragment, None)
             return self._pulled.pop(fragment, None)
 
     def clear(self) -> None:
-        """Takes all fragments down."""
+        """Removes all fragments."""
         with self._lock:
             self._published.clear()
             self._pulled.clear()
 
 
 class Arrivals(Generic[Arrays]):
-    """What the syncer's core has accepted: one entry a round and learner. Used by one thread."""
+    """The arrays that the syncer's core has accepted, by round and learner. Used by one thread."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[RoundId, int], Arrays] = {}
@@ -69,18 +69,18 @@ class Arrivals(Generic[Arrays]):
     def keep(
         self, event: events.FragmentArrived, decided: Sequence[actions.SyncerAction], arrays: Arrays
     ) -> None:
-        """Keeps the arrays of a fragment, unless the core dropped this very one."""
+        """Keeps the arrays of a fragment, unless the core dropped this contribution."""
         key = (event.round, event.contribution.learner)
         dropped = [(a.round, a.learner) for a in decided if isinstance(a, actions.Drop)]
-        if key not in dropped:  # the core may hold an accepted one of the same learner
+        if key not in dropped:  # else an earlier one of the same learner may be kept, and stays
             self._kept[key] = arrays
 
     def take(self, merge: actions.Merge) -> list[tuple[Contribution, Arrays]]:
-        """The contributions of a merge with their arrays, which are kept no longer."""
+        """Hands out the contributions of a merge with their arrays, and keeps them no longer."""
         return [(c, self._kept.pop((merge.round, c.learner))) for c in merge.contributions]
 
     def forget(self, record: actions.Record) -> None:
-        """Lets go of what came for a round that was abandoned; other records change nothing."""
+        """Drops the arrays of an abandoned round; other records change nothing."""
         if record.name == "round_abandoned":
             abandoned = RoundId(record.values["step"], record.values["fragment"])
             self._kept = {key: arrays for key, arrays in self._kept.items() if key[0] != abandoned}
@@ -88,15 +88,15 @@ class Arrivals(Generic[Arrays]):
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """An event, with the pieces of the fragments that `fragments_with` names."""
+    """An event for a learner, with the pieces of the fragments that `fragments_with` names."""
 
     event: events.FromSyncer
     fragments: Sequence[Pieces] = ()
-    epoch: int = 0  # snapshot after whose cut it was sent; 0: the channel keeps the order, or there is none
+    epoch: int = 0  # the snapshot after whose cut it was sent; 0: none, or the channel keeps the order
 
 
 def fragments_with(event: events.FromSyncer) -> Sequence[int]:
-    """The fragments that travel with what the syncer tells a learner."""
+    """The fragments that travel with an event from the syncer to a learner."""
     match event:
         case events.Welcomed(versions=versions):
             return range(len(versions))
@@ -112,8 +112,8 @@ class InnerState:
     Attributes:
       step: the learner's clock there.
       versions: by fragment, those that it had applied.
-      arrays: one for each of `TrainProgram.inner_leaves`.
-      origin: under which the tape of the learner that gave it notes it; None: not known.
+      arrays: one for each of `Program.inner_leaves`.
+      origin: how the tape of the learner that gave it names it; None: not known.
     """
 
     step: int
@@ -124,19 +124,19 @@ class InnerState:
 
 @dataclasses.dataclass(frozen=True)
 class InnerStateWanted:
-    """Somebody wants the learner's inner state at a boundary at which these versions at least are applied."""
+    """Asks for the learner's inner state, once it has applied at least these versions."""
 
-    versions: tuple[int, ...]  # by fragment; (): of any boundary
-    answer: concurrent.futures.Future[InnerState]  # cancelled once nobody waits
+    versions: tuple[int, ...]  # by fragment; (): at once
+    answer: concurrent.futures.Future[InnerState]  # cancelled when it is no longer wanted
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotBegun:
-    """The syncer has recorded its state for this snapshot: the learner is to record its own.
+    """The syncer has recorded its state for this snapshot; the learner should now record its own.
 
     Attributes:
       number: of the snapshot.
-      versions: by fragment, those in the syncer's state; an update to a later one was sent after the cut.
+      versions: by fragment, those in the syncer's state; later versions were sent after the cut.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""The arrays of one learner: train state, batches, offers. What the learner of any driver works on."""
+"""The arrays of one learner under any driver: train state, batches, offers."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Batch = Any  # what the program's step takes
 
 
 class Batches(Protocol):
-    """An endless iterator of batches that can be taken up where another process of the learner left off."""
+    """An endless iterator of batches that can continue where another process of the learner stopped."""
 
     def __next__(self) -> Batch:
         """The next batch."""
 
     def get_state(self) -> dict[str, Any]:
-        """JSON values from which `set_state` goes on after the last batch handed out."""
+        """The position after the last batch handed out, as JSON values for `set_state`."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken; raises DataError if that was of another stream."""
+        """Continues from where `state` was taken; raises DataError if that was another stream."""
 
 
 class Program(Protocol):
-    """One learner's inner step on its own devices, and its state made, copied and taken over.
+    """One learner's inner step on its own devices; also makes and copies its state.
 
     Attributes:
       mesh: the devices.
       shardings: where each parameter lies, by name.
-      inner_leaves: shape and dtype of each array of the state that is no parameter.
+      inner_leaves: shape and dtype of each array of the state that is not a parameter.
     """
 
     mesh: Mesh
@@ -49,21 +49,21 @@ class Program(Protocol):
     inner_leaves: list[jax.ShapeDtypeStruct]
 
     def tokens(self, batch: Batch) -> int:
-        """What the batch counts when the learner's work is weighed."""
+        """The batch's tokens, by which the learner's work is weighted."""
 
     def step(self, state: TrainState, batch: Batch, clock: int) -> tuple[TrainState, Metrics]:
-        """Hands one step to the devices, after `clock` others; `state` may be donated."""
+        """Hands one step to the devices; `clock` steps came before it. `state` may be donated."""
 
     def state_from(
         self, params: Mapping[str, np.ndarray], inner: Sequence[np.ndarray] | None = None
     ) -> TrainState:
-        """A state with a copy of these host parameters and of this inner state; None: a fresh one."""
+        """A state with copies of these host parameters and of this inner state; None: a fresh inner state."""
 
     def copy(self, state: TrainState) -> TrainState:
-        """A copy of the state as the last step leaves it."""
+        """A copy of the state after the last step handed out."""
 
     def inner_state(self, state: TrainState) -> list[jax.Array]:
-        """A copy of the arrays of `inner_leaves`, on its way to the host."""
+        """A copy of the inner state's arrays, on its way to the host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +79,10 @@ class Equipment:
 
 
 class TrainingArrays:
-    """Owned by the thread that steps. Every call is ordered after the steps handed out before it.
+    """Owned by the thread that steps. Every call takes effect after the steps handed out before it.
 
-    Where the codec is of outer gradients, the version of each fragment that the learner adopted stays on its
-    devices: 4 bytes a parameter, and with error feedback as much again for what encodings left out.
+    If the codec sends outer gradients, the devices also keep the adopted version of each fragment, 4 bytes a
+    parameter; error feedback takes as much again, for what encodings left out.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class TrainingArrays:
         equipment: Equipment,
         erred: Callable[[int, list[str]], None] = lambda step, devices: None,
     ) -> None:
-        """`erred` hears of a step that came out otherwise when it was taken again, and on which devices."""
+        """`erred` is called with a step whose repetition gave another result, and the devices that differ."""
         self._equipment = equipment
         self._erred = erred
         self._steps = 0
         self._state: TrainState | None = None
         self._anchors: dict[int, tuple[jax.Array, ...]] = {}
-        self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # to be sent along by the next offers
+        self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # the next offers send it along
         self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the offers that were pulled left out
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
-        """Loads all fragments of a welcome and the inner state; error feedback begins anew.
+        """Loads all fragments of a welcome and an inner state; error feedback starts from zero.
 
         `inner` None: a fresh one.
         """
@@ -115,8 +115,8 @@ class TrainingArrays:
     def step(self, clock: int) -> tuple[int, Metrics]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way.
 
-        `clock` is the number of steps before this one. A step that is to be checked is taken twice from the
-        same state, and waited for; the learner goes on with the first.
+        `clock` is the number of steps before this one. A step that is checked is taken twice from the same
+        state and waited for; the learner keeps the first result.
         """
         batch = next(self._equipment.batches)
         self._steps += 1
@@ -130,25 +130,25 @@ class TrainingArrays:
         return program.tokens(batch), metrics
 
     def offer(self, fragment: int) -> Offer:
-        """The fragment as it stands, encoded on the devices, with its copy to the host under way."""
+        """The fragment after the last step handed out, encoded; its copy to the host is under way."""
         anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
         return self._equipment.transfer.offer(fragment, self._state.params, anchor, residual)
 
     def pulled(self, fragment: int, offer: Offer) -> None:
-        """The syncer has this one of the offers since the last update; the newest word counts.
+        """Notes that the syncer has pulled this offer; a later call for the fragment replaces it.
 
-        The next update is taken to contain it. Where it does not, because the pull came too late or the
-        syncer died, one encoding's error is lost and another is sent along in vain, and no more than that.
+        The next update is assumed to contain the offer. If it does not, because the pull came too late or
+        the syncer died, one encoding's error is lost and another is sent for nothing; nothing worse happens.
         """
-        residual = offer.residual  # numpy, where the offer was read from a file
+        residual = offer.residual  # numpy if the offer was read from a file
         self._left[fragment] = self._equipment.transfer.place(fragment, residual) if residual else ()
 
     def apply(self, fragment: int, mixing: float, pieces: Pieces) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p.
 
-        The next offers are of the way from Theta_p, not from the mixture. They send along what the pulled
-        one left out, but for the share `mixing` of it, which stays in theta_p. If none was pulled, they send
-        along what was to be sent before.
+        The next offers hold the difference to Theta_p, not to the mixture. They also send what the pulled
+        offer left out, without the share `mixing`, which stays in theta_p. If none was pulled, they still
+        send what earlier ones left out.
         """
         placed = self._equipment.transfer.place(fragment, pieces)
         params = self._equipment.transfer.apply(fragment, self._state.params, placed, mixing)
@@ -160,20 +160,20 @@ class TrainingArrays:
             self._residuals[fragment] = tuple((1 - mixing) * x for x in left) if mixing else left
 
     def inner(self) -> list[jax.Array]:
-        """A copy of the inner optimizer state as the last step leaves it, on its way to the host."""
+        """A copy of the inner state after the last step handed out, on its way to the host."""
         return self._equipment.program.inner_state(self._state)
 
     def position(self) -> dict[str, Any]:
-        """Where the batches go on after the last step handed out; JSON values."""
+        """Where the batches stand after the last step handed out; JSON values."""
         return self._equipment.batches.get_state()
 
     def state(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-        """All that the next steps follow from, after the last step handed out, for `restore`.
+        """All that the next steps depend on, after the last step handed out, for `restore`.
 
         Returns:
-          Arrays on their way to the host, which later steps leave as they are: `params/<name>`, `inner/<i>`
-          in the order of `Program.inner_leaves`, `anchor/<p>/<i>`, `residual/<p>/<i>` and `left/<p>/<i>`
-          where the codec keeps them; none of these before the first welcome. And JSON values: `position` of
+          Arrays on their way to the host, which later steps do not change: `params/<name>`, `inner/<i>` in
+          the order of `Program.inner_leaves`, and `anchor/<p>/<i>`, `residual/<p>/<i>` and `left/<p>/<i>`
+          if the codec keeps them; none of these before the first welcome. And JSON values: `position` of
           the batches, and `steps` of this process.
         """
         arrays: dict[str, jax.Array] = {}
@@ -188,10 +188,10 @@ class TrainingArrays:
         return arrays, {"position": self.position(), "steps": self._steps}
 
     def restore(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
-        """Takes over what `state` gave, of the same layout, inner optimizer and codec.
+        """Loads what `state` gave, under the same layout, inner optimizer and codec.
 
         Raises:
-          DataError: the position is of another stream.
+          DataError: the position belongs to another stream.
           KeyError, ValueError: arrays are missing.
         """
         program, transfer = self._equipment.program, self._equipment.transfer
@@ -209,7 +209,7 @@ class TrainingArrays:
         return {"anchor": self._anchors, "residual": self._residuals, "left": self._left}
 
     def lose(self) -> None:
-        """Lets go of the state, as when a process dies. Batches already drawn stay drawn."""
+        """Drops the state, as when a process dies; batches already drawn do not come again."""
         self._state = None
         for held in self._held.values():
             held.clear()

@@ -1,4 +1,4 @@
-"""A learner at work: inner steps without a pause, fragments out, updates in (driver of a LearnerCore)."""
+"""A learner's thread: steps without a pause, offers fragments and applies updates, as its core decides."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from ddiloco.roles.transfer import Offer
 
 
 class Recovery(Protocol):
-    """Where a learner's process finds what the syncer does not keep, and leaves it for the next one."""
+    """Where a learner's process finds the state that the syncer does not have, and keeps it for the next."""
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
-        """What a learner welcomed with these versions goes on with; may wait. None: a fresh one."""
+        """The inner state for a learner welcomed with these versions; may wait. None: a fresh one."""
 
     def finished(self, position: dict[str, Any]) -> None:
-        """Keeps where the batches go on after the last finished step; never waits."""
+        """Keeps the position of the batches after the last finished step; never waits."""
 
 
 class _Step(NamedTuple):
-    """A step that is with the devices."""
+    """A step handed to the devices."""
 
     clock: int  # after it
     tokens: int
@@ -59,8 +59,8 @@ class _Step(NamedTuple):
 class LearnerWorker:
     """One learner's thread; sole owner of its core and its arrays.
 
-    Steps are handed to the devices ahead of their completion, at most `steps_in_flight` of them, so
-    that the devices never wait for this thread; a step is reported once the devices have finished it.
+    Up to `steps_in_flight` steps are handed to the devices at a time, so that these never wait for this
+    thread; a step is reported once the devices have finished it.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class LearnerWorker:
         recording: LearnerRecording | None = None,
         resumed: ResumedLearner | None = None,
     ) -> None:
-        """`recovery` is None where no process of the learner follows another; `tape`, where none is kept.
+        """`recovery` is None if the learner's process is never restarted; `tape`, if none is kept.
 
-        `recording` is None where the learner is in no snapshots. `resumed`: what a snapshot has of it, if the
-        run resumes from one; it counts its tokens on.
+        `recording` is None if no snapshots are taken. `resumed`: the learner's state in the snapshot, if the
+        run resumes from one.
         """
         self.core = core
         self.shelf = Shelf()
         self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self.tokens = 0  # trained on so far; written by this thread alone
         self.failure: str | None = None
-        self.joining = threading.Event()  # the syncer was asked, or told with what the learner resumes
+        self.joining = threading.Event()  # set once the syncer knows that the learner joins or resumes
         self._equipment = equipment
         self._to_syncer = to_syncer
         self._record = record
@@ -103,11 +103,11 @@ class LearnerWorker:
         self._thread = threading.Thread(target=self._run, name=f"learner-{core.learner}", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread and asks the syncer to take part."""
+        """Starts the thread, which joins the run."""
         self._thread.start()
 
     def join(self, timeout: float) -> bool:
-        """Waits for the thread to end; whether it did."""
+        """Waits up to `timeout` seconds for the thread to end; whether it did."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -130,7 +130,7 @@ class LearnerWorker:
             self._tape.end()
 
     def _join(self) -> None:
-        """Asks to take part; with what a snapshot has of the learner, where it does."""
+        """Asks the syncer to join, or resumes with the learner's state in the snapshot."""
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             self._to_syncer(events.LearnerJoined(self.core.learner, self.core.incarnation))
@@ -142,7 +142,7 @@ class LearnerWorker:
         self.joining.set()
 
     def _step_or_wait(self) -> None:
-        """One pass: what has arrived, then a step if there may be one, else a wait for what arrives next."""
+        """Handles what has arrived, then takes a step, or waits for the next delivery if it may not step."""
         self._take_deliveries(None)
         if self._leaving:
             return
@@ -162,33 +162,33 @@ class LearnerWorker:
 
     def _wait(self) -> None:
         if not self._take_deliveries(self.core.policy.heartbeat):
-            self._tell(events.Heartbeat())
+            self._handle(events.Heartbeat())
 
     def _start_step(self) -> None:
         tokens, metrics = self._arrays.step(self.core.clock)
         self.tokens += tokens
         position = self._arrays.position() if self._recovery is not None else None
         self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, position))
-        self._tell(events.StepStarted(tokens))
+        self._handle(events.StepStarted(tokens))
 
     def _finish_steps(self, leave: int) -> None:
-        """Waits until at most `leave` steps are with the devices, and reports those that are complete."""
+        """Waits until the devices have at most `leave` steps left, and reports those that are complete."""
         while self._in_flight and (len(self._in_flight) > leave or self._in_flight[0].complete):
             step = self._in_flight.popleft()
             jax.block_until_ready(step.metrics)
             done = records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, step.metrics)
             self._record(done)
-            self._tell(events.StepFinished())
+            self._handle(events.StepFinished())
             if step.position is not None:
                 self._recovery.finished(step.position)
 
     def _idle(self, until: float) -> None:
-        """Plays slower hardware: what arrives meanwhile is still taken at once."""
+        """Simulates slower hardware; what arrives meanwhile is still handled at once."""
         while not self._leaving and (seconds := until - time.monotonic()) > 0:
             self._take_deliveries(seconds)
 
     def _take_deliveries(self, timeout: float | None) -> bool:
-        """Handles all that has arrived, after waiting up to `timeout` seconds for it. Whether any had."""
+        """Handles all that has arrived, after waiting up to `timeout` seconds; whether anything had."""
         arrived = False
         while True:
             try:
@@ -203,24 +203,24 @@ class LearnerWorker:
                     self._record_state(delivery.number)
                 case Told():
                     self._record_state(delivery.epoch)
-                    self._tell(delivery.event, delivery.fragments)
+                    self._handle(delivery.event, delivery.fragments)
                 case InnerStateWanted():
                     self._wanted.append(delivery)
                 case Leave():
                     self._leaving = True
 
     def _record_state(self, number: int) -> None:
-        """Records the state for this snapshot, unless it is already; steps go on meanwhile.
+        """Records the state for this snapshot, if that is not done; does not wait for steps.
 
-        Counters and arrays are both those of the last step that was handed out.
+        Counters and arrays are both those after the last step handed out.
         """
         if self._recording is None or not self._recording.sees(number):
             return
-        told = {"time": time.time(), "unfinished": len(self._in_flight), "tokens": self.tokens}
-        self._recording.record(self.core, self._arrays.state, told)
+        state = {"time": time.time(), "unfinished": len(self._in_flight), "tokens": self.tokens}
+        self._recording.record(self.core, self._arrays.state, state)
 
     def _donate(self) -> None:
-        """Hands out a copy of the inner state to all whose versions are applied; steps go on meanwhile."""
+        """Gives a copy of the inner state to everyone whose versions are applied; does not wait for steps."""
         if not self._wanted or not self.core.recovered:
             return
         own = self.core.versions
@@ -232,10 +232,10 @@ class LearnerWorker:
                 state = state or InnerState(self.core.clock, own, self._arrays.inner(), self._tape.gave())
                 wish.answer.set_result(state)
 
-    def _tell(self, event: events.LearnerEvent, fragments: Sequence[Pieces] = ()) -> None:
+    def _handle(self, event: events.LearnerEvent, fragments: Sequence[Pieces] = ()) -> None:
         now = time.monotonic()
         decided = self.core.handle(event, now)
-        self._tape.told(event, now)
+        self._tape.heard(event, now)
         for action in decided:
             self._perform(action, fragments)
 

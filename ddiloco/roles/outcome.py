@@ -1,4 +1,4 @@
-"""What a run ends with."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 class Outcome:
     """The global model at the end, and how the run went."""
 
-    params: dict[str, np.ndarray] | None  # None: a run without arrays
+    params: dict[str, np.ndarray] | None  # None for a run without arrays
     step: int
     eval_loss: float | None  # nats per token
-    finished: bool  # every round up to the last step ended; False after an interruption or a failure
-    failure: str | None  # one line or more on why the run failed; None if it did not
+    finished: bool  # whether every round up to the last step ended, without interruption or failure
+    failure: str | None  # why the run failed, one line or more; None if it did not

@@ -1,4 +1,4 @@
-"""A run resumes from a snapshot as after a partition that healed: each process with what it held then."""
+"""A run resumes from a snapshot: each process continues with the state that it had, and they reconnect."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from ddiloco.roles.snapshots.recording import fragments_from_json
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.settings.experiment import Experiment
 
-_CODEC_STATE = ("anchor", "residual", "left")  # what a learner keeps for the codec of its outer gradients
+_CODEC_STATE = ("anchor", "residual", "left")  # kept by a learner for the codec of its outer gradients
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumedLearner:
-    """A learner as a snapshot has it, with the updates applied that were then on their way to it.
+    """A learner's state in a snapshot, with the updates that were on their way to it then.
 
     Attributes:
-      begins_with: what its core begins with; work that such an update overwrote is not counted.
-      tokens: that its process had trained on.
+      begins_with: what its core begins with; work that such an update overwrites is not counted.
+      tokens: how many it had trained on.
     """
 
     begins_with: ResumedWith
@@ -45,26 +45,26 @@ class ResumedLearner:
     _updates: Mapping[int, Pieces]
 
     def load(self, arrays: TrainingArrays, mixing: float) -> None:
-        """Puts the state onto the learner's devices, and its batches where they were."""
+        """Loads the state onto the learner's devices, sets the batches' position and applies the updates."""
         arrays.restore(self._arrays, self._values)
         for p, pieces in self._updates.items():
             arrays.apply(p, mixing, pieces)
 
 
 class Origin:
-    """The snapshot that a run resumes from. A part is read when somebody asks for what is in it.
+    """The snapshot that a run resumes from. Each part is read only when something in it is needed.
 
-    So a learner's process reads its own part, and the syncer's only where that has what its own has not. What
-    is read and is not what was written raises SnapshotError.
+    A learner's process thus reads its own part, and the syncer's part only if its own is behind it. Reading a
+    damaged part raises SnapshotError.
     """
 
     def __init__(self, snapshot: Snapshot, experiment: Experiment, layout: FragmentLayout) -> None:
-        """Raises SnapshotError if the snapshot is of another model."""
+        """Raises SnapshotError if the snapshot is of another model or other fragments."""
         header = snapshot.header
         if header["layout"] != layout.fingerprint:
             raise SnapshotError(f"{snapshot.folder}: is of another model, or of other fragments")
         self.name = snapshot.name
-        self.learners: tuple[int, ...] = tuple(header["learners"])  # that have a part
+        self.learners: tuple[int, ...] = tuple(header["learners"])  # those with a part in it
         self._versions: tuple[int, ...] = tuple(header["versions"])
         self._snapshot = snapshot
         outer = header["experiment"]["outer"]
@@ -73,13 +73,13 @@ class Origin:
 
     @functools.cached_property
     def start(self) -> Start:
-        """What the syncer begins with."""
+        """The state that the syncer begins with."""
         part = self._snapshot.part(SYNCER_PART)
-        arrays, told = part.arrays, part.state
+        arrays, values = part.arrays, part.state
         state = SyncerState(
-            tuple(told["versions"]),
-            tuple(told["merged_steps"]),
-            tuple((int(learner), int(number)) for learner, number in told["incarnations"]),
+            tuple(values["versions"]),
+            tuple(values["merged_steps"]),
+            tuple((int(learner), int(number)) for learner, number in values["incarnations"]),
         )
         fragments = [
             FragmentState(version, numbered(f"fragment/{p}", arrays), numbered(f"outer/{p}", arrays))
@@ -89,14 +89,14 @@ class Origin:
 
     @functools.cached_property
     def tokens(self) -> dict[int, int]:
-        """By learner that has a part: the tokens that it had trained on."""
+        """By learner with a part: the tokens that it had trained on."""
         return {m: int(state["tokens"]) for m, state in self._states.items()}
 
     def positions(self, num_learners: int) -> list[dict[str, Any] | None]:
-        """Where the batches of each learner of now go on; None: at their beginning.
+        """Where the batches of each learner of the resumed run begin; None: at their start.
 
         Raises:
-          DataError: the positions are of other data.
+          DataError: the snapshot is of other data.
         """
         states = [state["position"] for state in self._states.values()]
         return list(reshard(states, num_learners)) if states else [None] * num_learners
@@ -110,7 +110,7 @@ class Origin:
     def learner(
         self, learner: int, position: dict[str, Any] | None, transfer: FragmentTransfer
     ) -> ResumedLearner | None:
-        """The learner, if it has a part; `position` is where its batches go on, and `transfer` its own."""
+        """The learner's state, or None if it has no part; `position` is where its batches begin."""
         if learner not in self.learners:
             return None
         part = self._snapshot.part(learner_part(learner))
@@ -130,7 +130,7 @@ class Origin:
         return ResumedLearner(begins_with, part.state["tokens"], arrays, values, updates)
 
     def donated(self) -> InnerState | None:
-        """The inner state that a learner without a part begins with: that of the lowest number."""
+        """The inner state for a learner without a part: that of the lowest numbered part."""
         if not self.learners:
             return None
         donor = self.learners[0]
@@ -146,7 +146,7 @@ class Origin:
     def _codec_state(
         self, part: Part, fragments: Sequence[FragmentWork], error_feedback: bool
     ) -> dict[str, np.ndarray]:
-        """Of each fragment the version that offers are encoded against, and what encodings left out."""
+        """For each fragment, the version that offers are encoded against, and what encodings left out."""
         arrays: dict[str, np.ndarray] = {}
         for p, version in enumerate(self._versions):
             anchor = numbered(f"anchor/{p}", part.arrays)
@@ -162,7 +162,7 @@ class Origin:
 
 
 class DonatedInner:
-    """The `Recovery` of learners that join a run which resumes from a snapshot that has no part of them."""
+    """The `Recovery` of a learner that has no part in the snapshot from which the run resumes."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
@@ -172,4 +172,4 @@ class DonatedInner:
         return self._origin.donated()
 
     def finished(self, position: dict[str, Any]) -> None:
-        """Nothing follows from it: such a learner's thread is followed by none."""
+        """Keeps nothing, since such a learner's thread is never restarted."""

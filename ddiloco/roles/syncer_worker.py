@@ -1,4 +1,4 @@
-"""The host-side asynchronous synchronizer thread: drives a SyncerCore and merges what learners contribute."""
+"""The syncer's thread: drives a SyncerCore and merges what learners contribute."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from ddiloco.roles.exchange import Arrivals, Delivery, Pieces, SnapshotBegun, To
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
 
-_SNAPSHOT_SECONDS = 20.0  # that a snapshot may still take to be written once the run is over
+_SNAPSHOT_SECONDS = 20.0  # for the last snapshot to be written once the run is over
 
 
 class LearnerLink(Protocol):
     """How the syncer reaches one incarnation of a learner."""
 
     def deliver(self, delivery: Delivery) -> None:
-        """Hands something over without waiting for the learner."""
+        """Hands over a delivery, without waiting for the learner."""
 
     def pull(self, fragment: int) -> tuple[Contribution, Sequence[np.ndarray]] | None:
-        """The newest published offer, encoded, on the host; None if there is none. May wait for it."""
+        """The newest published offer, encoded, on the host; None if there is none. May wait."""
 
 
 class Durability(Protocol):
-    """Where committed state outlives the process."""
+    """Where committed state is kept, to outlive the process."""
 
     def commit(self, merged: RoundId, model: GlobalModel) -> bool:
-        """Makes a merged fragment durable; may wait. False: the run ends without it."""
+        """Makes a merged fragment durable; may wait. False: the run ended first."""
 
     def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
         """Makes the newest incarnation of each learner durable."""
@@ -48,7 +48,7 @@ class Durability(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Pulled:
-    """A learner's fragment is here, decoded and found sound."""
+    """A learner's fragment has been pulled, decoded and validated."""
 
     event: events.FragmentArrived
     pieces: Pieces
@@ -61,26 +61,26 @@ class Merged:
     event: events.MergeFinished
     pieces: Pieces  # of the new version
     metrics: Mapping[str, Any]  # for the record of the round
-    sha256: bytes | None  # of the pieces; None where no tape is kept
+    sha256: bytes | None  # of the pieces; None if no tape is kept
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """A merge could not be done; the syncer fails with it."""
+    """A merge failed, and the syncer fails with it."""
 
     error: Exception
 
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """Every fragment after the merges noted so far, for a snapshot; none where they could not be copied."""
+    """Copies of all fragments for a snapshot, after the merges so far; empty if they could not be copied."""
 
     fragments: list[FragmentState]
 
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """The thread is to end; it wakes up for this."""
+    """Wakes the thread up, to end."""
 
 
 Message = events.SyncerEvent | Pulled | Merged | Failed | Gathered | SnapshotMessage | Completed | Stop
@@ -89,8 +89,8 @@ Message = events.SyncerEvent | Pulled | Merged | Failed | Gathered | SnapshotMes
 class SyncerWorker:
     """The syncer's thread; sole owner of its core and of the committed fragments that it hands out.
 
-    Pulls run on a pool, merges one after the other on a thread of their own (the sole user of the
-    GlobalModel); both come back to this thread as events.
+    Pulls run on a pool. Merges run one after the other on another thread, the only one that uses the
+    GlobalModel. Both report to this thread through its inbox.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class SyncerWorker:
         durable: Durability | None = None,
         tape: SyncerTape | None = None,
     ) -> None:
-        """`on_commit` gets step and fragments; `durable` is None where nothing is to outlive the process.
+        """`on_commit` gets step and fragments. `durable` is None if no state needs to outlive the process.
 
-        `tape` is None where none is kept.
+        `tape` is None if none is kept.
         """
         self._snapshots: SnapshotTaker | None = None
         self.core = core
@@ -119,7 +119,7 @@ class SyncerWorker:
         self._links: dict[tuple[int, int], LearnerLink] = {}
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
         self._arrivals: Arrivals[Pieces] = Arrivals()
-        # As many as pulls may be under way: over a network each is a wait, and none may wait for another.
+        # One thread for each pull that may be under way: no pull over a network waits for another.
         pulls = core.policy.num_learners * max(1, core.policy.overlap)
         self._pullers = concurrent.futures.ThreadPoolExecutor(pulls, thread_name_prefix="syncer-pull")
         self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
@@ -131,19 +131,19 @@ class SyncerWorker:
         self._thread.start()
 
     def take_snapshots(self, taker: SnapshotTaker) -> None:
-        """Has snapshots taken from now on; before `start`."""
+        """Has snapshots taken; call it before `start`."""
         self._snapshots = taker
 
     def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
-        """Tells how to reach a learner, before its first event."""
+        """Sets how to reach a learner; call it before the learner's first event."""
         self._links[learner, incarnation] = link
 
     def send(self, event: events.SyncerEvent | SnapshotMessage | Completed) -> None:
-        """Puts an event, or a word about a snapshot, into the inbox; never waits."""
+        """Puts an event, or a message about a snapshot, into the inbox; never waits."""
         self._inbox.put(event)
 
     def stop(self, timeout: float) -> bool:
-        """Ends the thread after the merges under way; whether it ended in time."""
+        """Ends the thread after the merges under way; whether it ended within `timeout` seconds."""
         self._stopping.set()
         self._inbox.put(Stop())
         if self._thread.ident is not None:
@@ -182,10 +182,10 @@ class SyncerWorker:
                 self._arrivals.keep(event, decided, pieces)
                 self._carry_out(decided)
             case Merged():
-                self._carry_out(self._hear_of_merge(message), message.metrics)
+                self._carry_out(self._note_merge(message), message.metrics)
                 self._on_commit(self.core.step, list(self._committed))
-                going_on = self._snapshots is not None and not self.core.finished
-                if going_on and self._snapshots.wanted(self.core.step):
+                may_take = self._snapshots is not None and not self.core.finished
+                if may_take and self._snapshots.wanted(self.core.step):
                     self._merger.submit(self._gather)
             case Failed(error):
                 raise error
@@ -203,15 +203,15 @@ class SyncerWorker:
                 self._carry_out(decided)
 
     def _decide(self, event: events.SyncerEvent, pieces: Pieces = ()) -> list[actions.SyncerAction]:
-        """Has the core take an event, after the snapshot that is under way and before the tape."""
+        """Has the core handle an event; a snapshot under way sees it before, the tape after."""
         if self._snapshots is not None:
-            self._snapshots.told(event, pieces)
+            self._snapshots.heard(event, pieces)
         now = time.monotonic()
         decided = self.core.handle(event, now)
-        self._tape.told(event, decided, now)
+        self._tape.heard(event, decided, now)
         return decided
 
-    def _hear_of_merge(self, merged: Merged) -> list[actions.SyncerAction]:
+    def _note_merge(self, merged: Merged) -> list[actions.SyncerAction]:
         p = merged.event.round.fragment
         self._committed[p] = merged.pieces
         decided = self._decide(merged.event)
@@ -226,17 +226,17 @@ class SyncerWorker:
             self._links[mark.learner, newest[mark.learner]].deliver(begun)
 
     def _finish_merges(self) -> None:
-        """Notes the merges that were under way as the word to stop came, since they are durable."""
+        """Notes the merges that were under way when the thread was stopped, since they are durable."""
         self._merger.shutdown(wait=True, cancel_futures=True)
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, Merged):
-                decided = self._hear_of_merge(message)
+                decided = self._note_merge(message)
                 records_only = [action for action in decided if isinstance(action, actions.Record)]
                 self._carry_out(records_only, message.metrics)
 
     def _finish_snapshot(self) -> None:
-        """Has a snapshot of which only writing is left become complete, though the run is over."""
+        """Lets a snapshot that only has to be written become complete, though the run is over."""
         if self._snapshots is None:
             return
         deadline = time.monotonic() + _SNAPSHOT_SECONDS
@@ -259,9 +259,9 @@ class SyncerWorker:
     def _perform(self, action: actions.SyncerAction, metrics: Mapping[str, Any]) -> None:
         match action:
             case actions.Tell(receivers, event):
-                told = Told(event, [self._committed[p] for p in fragments_with(event)])
+                delivery = Told(event, [self._committed[p] for p in fragments_with(event)])
                 for receiver in receivers:
-                    self._deliver(receiver, told)
+                    self._deliver(receiver, delivery)
             case actions.PullFragment():
                 link = self._links[action.learner, action.incarnation]
                 anchor = self._committed[action.round.fragment]
@@ -276,13 +276,13 @@ class SyncerWorker:
             case actions.Finish():
                 self.ended.set()
 
-    def _deliver(self, receiver: tuple[int, int], told: Told) -> None:
+    def _deliver(self, receiver: tuple[int, int], delivery: Told) -> None:
         link = self._links.get(receiver)
-        if link is None:  # one that has never asked to join
+        if link is None:  # it has never asked to join
             return
-        link.deliver(told)
-        if isinstance(told.event, events.UpdateArrived):
-            size = sum(piece.nbytes for pieces in told.fragments for piece in pieces)
+        link.deliver(delivery)
+        if isinstance(delivery.event, events.UpdateArrived):
+            size = sum(piece.nbytes for pieces in delivery.fragments for piece in pieces)
             self._record(records.Transferred(receiver[0], sent=0, received=size))
 
     def _note(self, action: actions.Record, metrics: Mapping[str, Any]) -> None:
@@ -292,10 +292,10 @@ class SyncerWorker:
         self._arrivals.forget(action)
         self._record(records.Noted(action.name, values, time.time()))
 
-    # On other threads: nothing below touches this object's mutable state but the inbox.
+    # The methods below run on other threads, and change nothing of this object but the inbox.
 
     def _pull(self, action: actions.PullFragment, link: LearnerLink, anchor: Pieces) -> None:
-        """Pulls and decodes against `anchor`, the version that the core accepts contributions on."""
+        """Pulls, and decodes against `anchor`, the version on which the core accepts contributions."""
         try:
             pulled = link.pull(action.round.fragment)
             if pulled is None:
@@ -323,21 +323,21 @@ class SyncerWorker:
         except Exception as error:
             self._inbox.put(Failed(error))
             return
-        if committed:  # else the run is over, and what was merged is as if it had never been
+        if committed:  # else the run is over, without this merge
             metrics = {**metrics, "contributions": [_brief(c) for c in action.contributions]}
             self._inbox.put(Merged(events.MergeFinished(action.round), pieces, metrics, sha256))
 
     def _gather(self) -> None:
-        """The fragments for a snapshot, after the merges before this one in line and before all later."""
+        """Copies the fragments for a snapshot, between two merges."""
         try:
             states = [self._model.state(p) for p in range(self._model.layout.num_fragments)]
-        except Exception as error:  # as when there is no memory for copies
-            told = f"a snapshot is not begun: {type(error).__name__}: {error}"
-            self._record(records.Alarm(told, time.time()))
+        except Exception as error:  # such as no memory for the copies
+            problem = f"a snapshot is not begun: {type(error).__name__}: {error}"
+            self._record(records.Alarm(problem, time.time()))
             states = []
         self._inbox.put(Gathered(states))
 
 
 def _brief(c: Contribution) -> list[int]:
-    """What `rounds.jsonl` tells of a contribution, in as few bytes."""
+    """A contribution as `rounds.jsonl` has it, in few bytes."""
     return [c.learner, c.incarnation, c.version, c.step, c.steps, c.tokens]

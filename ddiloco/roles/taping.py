@@ -1,4 +1,4 @@
-"""The tapes of a run's actors, with headers that say what their numbers follow from."""
+"""The tapes of a run's actors, with headers that name all that their numbers depend on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "optax", "grain", "ddiloco")
 
 
 class Tapes:
-    """Makes the tapes of a run; none where its settings ask for none, or it has no folder."""
+    """Makes the tapes of a run, unless its settings ask for none or it has no folder."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Tapes:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`clock`: seconds that the cores are timed by. `wall`: unix seconds. `record` hears alarms."""
+        """`clock`: the cores' time, in seconds. `wall`: unix seconds. `record` gets alarms."""
         self.folder = None if workdir is None or not experiment.tape.enabled else workdir / FOLDER
         self._experiment, self._layout, self._record = experiment, layout, record
         self._clock, self._wall = clock, wall
@@ -48,13 +48,13 @@ class Tapes:
     def learner(
         self, learner: int, process: int, equipment: Equipment, resumed: ResumedWith | None = None
     ) -> LearnerTape:
-        """The tape of a learner's process, before its first batch.
+        """The tape of a learner's process; call it before the first batch is drawn.
 
         Args:
           learner: its number.
           process: its first incarnation.
-          equipment: its own.
-          resumed: with what it resumes from a snapshot, if it does.
+          equipment: the learner's.
+          resumed: what it resumes with, if it does.
         """
         if self.folder is None:
             return LearnerTape(learner, process)
@@ -71,7 +71,7 @@ class Tapes:
 
         Args:
           state: what its core begins from.
-          model: has the fragments that it begins from.
+          model: holds the fragments that it begins from.
           resumed_from: the snapshot that the run resumes from, if it does.
         """
         if self.folder is None:
@@ -100,14 +100,14 @@ class Tapes:
 
 
 def fingerprint(experiment: Experiment) -> str:
-    """SHA-256 (hex) of the settings that parameters and decisions follow from, as JSON."""
+    """SHA-256 (hex) of the settings that parameters and decisions depend on, as JSON."""
     found = all_settings(experiment)
     decisive = {leaf.path: leaf.value for leaf in found if leaf.metadata["may_change"] != "process"}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 def machine_of(mesh: Mesh | None) -> Machine:
-    """This machine, as far as numbers depend on it. `mesh` None: of the syncer, which computes on a CPU."""
+    """What numbers depend on in this machine. `mesh` None: for the syncer, which computes on a CPU."""
     packages = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:

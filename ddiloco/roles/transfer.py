@@ -1,4 +1,4 @@
-"""Fragments off a learner's devices and updates onto them, at step boundaries."""
+"""Copies fragments from a learner's devices, and applies updates on them, between steps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Parameters = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """A fragment as it stood at a step boundary, encoded, on the devices.
+    """A fragment after a step, encoded, on the devices.
 
     Attributes:
-      arrays: what the syncer gets, of `ddiloco.outer.encoding.wire_format`; on its way to the host.
-      residual: what the encoding left out, of the pieces' shapes; stays with the learner. (): not asked for.
+      arrays: what the syncer gets, as `ddiloco.outer.encoding.wire_format` says; on its way to the host.
+      residual: what the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
     """
 
     arrays: tuple[jax.Array, ...]
@@ -32,16 +32,16 @@ class Offer:
 
 
 def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
-    """The arrays in host memory; waits until their copy, started earlier, has arrived."""
+    """The arrays in host memory; waits for the copy that was started earlier."""
     return tuple(np.asarray(array) for array in arrays)
 
 
 class FragmentTransfer:
-    """Compiled once for all learners on the same mesh; works on the tensors of one fragment only.
+    """Compiled once for all learners on the same mesh; each call works on one fragment's tensors.
 
     Attributes:
-      keeps_anchors: whether offers need the version that the learner adopted.
-      error_feedback: whether they need, and leave, a residual.
+      keeps_anchors: whether offers are encoded against the version that the learner adopted.
+      error_feedback: whether they take a residual and leave another.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class FragmentTransfer:
         anchor: Sequence[jax.Array] = (),
         residual: Sequence[jax.Array] = (),
     ) -> Offer:
-        """The fragment as it stands, encoded on the devices, with its copy to the host under way.
+        """The fragment as it is now, encoded on the devices; its copy to the host is under way.
 
-        `anchor`: the version adopted, as `place` gave it, where the codec needs one. `residual`: what is to
-        be sent along, with error feedback.
+        `anchor`: the adopted version, as `place` gave it, if the codec needs one. `residual`: what to send
+        along, with error feedback.
         """
         tensors = {name: params[name] for name in self._names[fragment]}
         if self.keeps_anchors:
@@ -96,7 +96,7 @@ class FragmentTransfer:
         return offer
 
     def place(self, fragment: int, pieces: Sequence[np.ndarray]) -> tuple[jax.Array, ...]:
-        """A global fragment on the devices, each piece sharded as its tensor where it divides evenly."""
+        """A global fragment on the devices; each piece is sharded like its tensor if it divides evenly."""
         return jax.device_put(tuple(pieces), self._placement[fragment])
 
     def apply(
@@ -134,7 +134,7 @@ def placement(
 
 
 def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """As its tensor, where the piece divides evenly; else whole on every device."""
+    """Like its tensor's if the piece divides evenly; else whole on every device."""
     try:
         tensor.shard_shape(shape)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Where a config becomes a run with everything that it leaves."""
+"""Turns a config into a run and everything that the run writes."""

@@ -1,4 +1,4 @@
-"""The number of steps of a run that has a budget of tokens or of time instead."""
+"""The number of steps of a run whose budget is in tokens or in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def with_steps(
 ) -> Experiment:
     """The experiment with `train.steps` set by its budget of tokens or of time, if it has one.
 
-    Under the virtual driver a rehearsal finds the steps; else all learners are taken to step alike.
+    Under the virtual driver a rehearsal finds the steps; else all learners are assumed to be equally fast.
     """
     if experiment.train.tokens is None and experiment.virtual.seconds is None:
         return experiment

@@ -1,4 +1,4 @@
-"""What a run would be, found by abstract evaluation: no parameter is allocated, no data is read."""
+"""Describes a run by abstract evaluation, without allocating parameters or reading data."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _GRADIENT_BYTES = 2  # data-parallel training exchanges bfloat16 gradients
 
 @dataclasses.dataclass(frozen=True)
 class Bandwidth:
-    """What one learner moves one way, in bytes for each inner step, with one codec."""
+    """Bytes that one learner sends, or receives, for each inner step, with one codec."""
 
-    mean: float  # every fragment once in H steps
+    mean: float  # each fragment once in H steps
     peak: float  # the step at which most is due
     data_parallel: float  # ring all-reduce of the gradients between as many data centres as learners
 
 
 def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32") -> Bandwidth:
-    """Expected bytes a step of one learner, against data-parallel training.
+    """Expected bytes a step of one learner, and of data-parallel training.
 
-    `codec`: of what the learner sends; what it gets is f32 always.
+    `codec`: of what the learner sends; what it receives is always f32.
     """
     sync, sizes = experiment.sync, encoded_bytes(layout, codec)
     offsets = [p * sync.interval // sync.num_fragments for p in range(sync.num_fragments)]
@@ -63,7 +63,7 @@ def describe(experiment: Experiment) -> str:
       ConfigError: mesh and rows do not fit the devices here, or the fragments do not fit the model.
     """
     if isinstance(experiment.model, LoopConfig):
-        raise ConfigError("config.model.name: is loop, of which nothing is known before it is made")
+        raise ConfigError("config.model.name: is loop, about which nothing is known before it is made")
     layout = assembly_of(experiment).layout
     meshes = carve(jax.devices(), experiment.sync.num_learners, experiment.mesh)
     recipe = ModelRecipe(experiment)
@@ -95,13 +95,13 @@ def describe(experiment: Experiment) -> str:
 
 
 def _activated(experiment: Experiment, params: int) -> str:
-    """How many parameters a token passes, where those are not all."""
+    """How many parameters a token uses, unless it uses all."""
     idle = model_of(experiment.model).idle_parameters
     return "" if idle is None else f", {params - idle(experiment.model):,} activated by a token"
 
 
 def _anchors(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> str:
-    """What the codec keeps there beside: the versions anchored on, and what encodings left out."""
+    """The memory that the codec takes: the adopted versions, and what encodings left out."""
     outer = experiment.outer
     if CODECS[outer.codec].of_parameters:
         return ""

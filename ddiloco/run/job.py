@@ -1,4 +1,4 @@
-"""One run from its settings to its summary: everything that it makes lies under its workdir."""
+"""One run from its settings to its summary; it writes everything under its workdir."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Runner = Callable[[Assembly, Callable[[Any], None], threading.Event, Snapshot | 
 
 
 class Result(NamedTuple):
-    """The summary as written, the sample shown at the end, and why the run failed (None if there is none)."""
+    """The summary as written, the sample if there is one, and why the run failed, if it did."""
 
     summary: dict[str, Any]
     sample: str | None
@@ -58,17 +58,17 @@ def run_job(
 
     Args:
       experiment: all settings.
-      workdir: where everything that it makes goes.
-      stop: ends it early.
-      live: draw a progress line.
+      workdir: where the run writes everything.
+      stop: ends the run early.
+      live: whether to draw a progress line.
       runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
-      resume: whether this process goes on where one that has died left the run in the workdir. Else, with
-        `experiment.resume`, the run resumes from its newest snapshot; without, what is there is set aside.
-      make_loop: what makes the loop, where one's own is trained; None: what the settings name.
+      resume: whether this process is restarted in a run that is still going on. If not, the run resumes from
+        its newest snapshot with `experiment.resume`; without, an earlier run in the workdir is set aside.
+      make_loop: makes the user's own loop, if one is trained; None: what the settings name.
 
     Raises:
-      ConfigError, DataError: found before anything was trained.
-      SnapshotError: the snapshot that the run resumes from has just been damaged.
+      ConfigError, DataError: the run cannot work; raised before anything is trained.
+      SnapshotError: the snapshot that the run resumes from was damaged after it was checked.
     """
     virtual = experiment.driver == "virtual"
     if virtual:
@@ -82,7 +82,7 @@ def run_job(
     if experiment.driver == "remote":
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
-        if not resume:  # what was found sound need not keep the learners of a resumed run waiting
+        if not resume:  # a restarted syncer does not let learners wait for checks that passed before
             assembly.check_syncer()
     elif assembly is not None:
         assembly.check()
@@ -149,7 +149,7 @@ def _run(
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:
-    """What the run is: its config, and in virtual time what befalls its learners.
+    """Writes the run's config and, in virtual time, the trace of what happens to its learners.
 
     Raises:
       ConfigError: the workdir cannot be written to.
@@ -166,7 +166,7 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
 
 
 def set_aside(workdir: pathlib.Path) -> None:
-    """Moves what an earlier run left in the workdir to `workdir/previous/N`, so that runs never mix."""
+    """Moves an earlier run in the workdir to `workdir/previous/N`, so that runs never mix."""
     left = [path for path in workdir.glob("*") if path.name != "previous"]
     if not left:
         return
@@ -182,7 +182,7 @@ def set_aside(workdir: pathlib.Path) -> None:
 def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
     if assembly is None or experiment.driver == "virtual":
         chips = chips_by_learner(experiment)
-    elif experiment.driver == "remote":  # their devices are not this process's: all count alike
+    elif experiment.driver == "remote":  # this process does not see their devices: all count the same
         chips = dict.fromkeys(range(experiment.sync.num_learners), 1)
     else:
         chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}

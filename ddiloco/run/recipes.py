@@ -1,4 +1,4 @@
-"""What a run trains, from its settings: a built-in model on its task's data, or a loop of one's own."""
+"""What a run trains, from its settings: a built-in model on its task's data, or the user's own loop."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from ddiloco.training.sharding import parameter_shardings, rows_divisor
 
 
 def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
-    """The parts of a run. `make_loop`: what makes its loop; None: what the settings name.
+    """The parts of a run. `make_loop`: makes its loop; None: what the settings name.
 
     Raises:
-      ConfigError: there is no such factory.
+      ConfigError: the factory that the settings name cannot be used.
     """
     if isinstance(experiment.model, LoopConfig):
         make = make_loop or load_factory(experiment.model.factory)
@@ -43,7 +43,7 @@ def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> As
 
 
 class ModelRecipe:
-    """A built-in model with its task and the inner optimizer: the `Recipe` of configs such as dense.py."""
+    """The `Recipe` of a built-in model, its task and the inner optimizer."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment, self._task = experiment, task_of(experiment)
@@ -54,21 +54,21 @@ class ModelRecipe:
         return {name: leaf.shape for name, leaf in abstract_parameters(self._experiment.model).items()}
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters at step 0, on the host: a function of the model and the seed."""
+        """The parameters at step 0, on the host; they depend on the model and the seed only."""
         params = init_parameters(self._experiment.model, self._experiment.seed)
         return {name: np.asarray(value) for name, value in params.items()}
 
     def kind(self, shards: Sequence[int]) -> int:
-        """The rows of one step."""
+        """The number of rows of one step."""
         return sum(self._experiment.batch_size(shard) for shard in shards)
 
     def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
-        """Checks the rows, and that there are data of these shards."""
+        """Checks the rows, and that these shards have data."""
         self.check_rows(mesh, self.kind(shards))
         self.batches(shards)
 
     def check_rows(self, mesh: Mesh, rows: int) -> None:
-        """Checks that a step's rows divide among devices and micro-batches, and the held-out rows.
+        """Checks that rows divide evenly: a step's among devices and micro-batches, held-out among devices.
 
         Raises:
           ConfigError: they do not.
@@ -82,8 +82,8 @@ class ModelRecipe:
                     "the devices that share them"
                 )
         if rows % parts:
-            told = f"is {parts}, but a step has {rows} rows, which is no multiple of it"
-            raise ConfigError(f"config.inner.accumulation: {told}")
+            problem = f"is {parts}, but a step has {rows} rows, which is no multiple of it"
+            raise ConfigError(f"config.inner.accumulation: {problem}")
 
     def check_scoring(self) -> None:
         """Opens the held-out data."""
@@ -95,16 +95,16 @@ class ModelRecipe:
         return parameter_shardings(self._experiment.model, mesh)
 
     def program(self, mesh: Mesh, kind: int) -> TrainProgram:
-        """The inner step of so many rows, compiled."""
+        """The inner step of `kind` rows, compiled."""
         e, task = self._experiment, self._task
         return TrainProgram(e.model, e.inner, e.train.steps, mesh, kind, task.row, task.loss)
 
     def batches(self, shards: Sequence[int]) -> Batches:
-        """The training batches of these shards, out of one shard for each learner."""
+        """The training batches of these shards; the data has one shard for each learner."""
         return self._task.batches(shards, self._experiment.sync.num_learners, self.kind(shards))
 
     def scorer(self, mesh: Mesh) -> Scorer:
-        """Over the held-out batches."""
+        """Scores parameters on the held-out batches."""
         e, batches = self._experiment, self._held_out
         step = make_eval_step(e.model, mesh, self._task.loss)
         shardings = parameter_shardings(e.model, mesh)
@@ -116,7 +116,7 @@ class ModelRecipe:
         return score
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
-        """What the model makes of something unseen."""
+        """What the model predicts for unseen data."""
         return self._task.sample(params)
 
     @functools.cached_property
@@ -127,7 +127,7 @@ class ModelRecipe:
 
 
 class LoopRecipe:
-    """A loop of one's own: each learner has one, and what scores the global model another."""
+    """The `Recipe` of the user's own loop: one for each learner, and another that scores the global model."""
 
     def __init__(self, experiment: Experiment, make_loop: MakeLoop) -> None:
         self._experiment, self._make_loop = experiment, make_loop
@@ -140,11 +140,11 @@ class LoopRecipe:
         return self._global.shapes
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """Those of `init`."""
+        """The parameters that `init` gives."""
         return self._global.initial_parameters()
 
     def kind(self, shards: Sequence[int]) -> int:
-        """The learner's number: every learner has a loop of its own."""
+        """The learner's number, since every learner has its own loop."""
         return shards[0]
 
     def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
@@ -152,17 +152,17 @@ class LoopRecipe:
         self.program(mesh, self.kind(shards))
 
     def check_scoring(self) -> None:
-        """The loop that scores has been made for the shapes."""
+        """Nothing to check: the scoring loop was made to find the shapes."""
 
     def shardings(self, mesh: Mesh, kind: int) -> Mapping[str, Sharding]:
-        """As `init` lays the parameters."""
+        """Where `init` puts the parameters."""
         return self.program(mesh, kind).shardings
 
     def program(self, mesh: Mesh, kind: int) -> LoopProgram:
         """The learner's loop, compiled.
 
         Raises:
-          ConfigError: it is not what a Loop must be, or its parameters are others than the syncer's.
+          ConfigError: it is not a valid Loop, or its parameters differ from the syncer's.
         """
         with self._making:
             if (mesh, kind) not in self._programs:
@@ -178,7 +178,7 @@ class LoopRecipe:
         return LoopBatches(self._loop(place), place)
 
     def scorer(self, mesh: Mesh) -> Scorer:
-        """The loop's own `evaluate`."""
+        """Scores parameters with the loop's `evaluate`, if it has one."""
         del mesh
         program = self._global
 
@@ -189,11 +189,11 @@ class LoopRecipe:
         return score
 
     def sample(self, params: Mapping[str, Any]) -> None:
-        """A loop shows nothing."""
+        """A loop has no sample."""
         del params
 
     def tree(self, params: Mapping[str, Any]) -> Any:
-        """Parameters by name in the tree that the loop's `params` gives."""
+        """The parameters, given by name, in the tree that the loop's `params` has."""
         return self._global.tree(params)
 
     @functools.cached_property
@@ -214,8 +214,8 @@ class LoopRecipe:
     def _loop(self, place: Place) -> Loop:
         loop = self._make_loop(place, **self._experiment.model.settings)
         if not isinstance(loop, Loop):
-            told = f"gives {type(loop).__name__}, but must give a ddiloco.Loop"
-            raise ConfigError(f"config.model.factory: {self._experiment.model.factory} {told}")
+            problem = f"gives {type(loop).__name__}, but must give a ddiloco.Loop"
+            raise ConfigError(f"config.model.factory: {self._experiment.model.factory} {problem}")
         return loop
 
 
@@ -223,7 +223,7 @@ def load_factory(name: str) -> MakeLoop:
     """The function that `module:function` or `file.py:function` names.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: there is none, or it cannot be imported.
     """
     where, _, function = name.rpartition(":")
     try:
@@ -232,8 +232,8 @@ def load_factory(name: str) -> MakeLoop:
         module = _load_file(pathlib.Path(where)) if where.endswith(".py") else importlib.import_module(where)
         make = functools.reduce(getattr, function.split("."), module)
     except (ImportError, OSError, AttributeError) as error:
-        told = f"{name} cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"config.model.factory: {told}") from error
+        problem = f"{name} cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"config.model.factory: {problem}") from error
     if not callable(make):
         raise ConfigError(f"config.model.factory: {name} is no function, but must make a ddiloco.Loop")
     return make
@@ -251,5 +251,7 @@ def _load_file(path: pathlib.Path) -> types.ModuleType:
 def _check_shapes(own: Mapping[str, Any], wanted: Mapping[str, Any], learner: int) -> None:
     for name in sorted({*own, *wanted}):
         if own.get(name) != wanted.get(name):
-            told = f"learner {learner} has {name} of shape {own.get(name)}, the syncer of {wanted.get(name)}"
-            raise ConfigError(f"loop.params: {told}; every loop of a run must have the same parameters")
+            shapes = (
+                f"learner {learner} has {name} of shape {own.get(name)}, the syncer of {wanted.get(name)}"
+            )
+            raise ConfigError(f"loop.params: {shapes}; every loop of a run must have the same parameters")

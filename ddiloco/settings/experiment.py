@@ -1,4 +1,4 @@
-"""What a run is: every setting of it, checked once. Inside the package nobody sees a ConfigDict."""
+"""All settings of a run, checked once. The rest of the package sees no ConfigDict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """How long and on how much a learner trains."""
+    """How long, and on how many rows, a learner trains."""
 
     steps: int = setting(
         480, "T: global steps; a learner is done when its clock is there", at_least=1, both_ends=True
@@ -64,7 +64,7 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    """How much is written down while training."""
+    """How much is logged during training."""
 
     every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
 
@@ -73,12 +73,12 @@ class LogConfig:
 class TapeConfig:
     """Whether a run can be replayed."""
 
-    enabled: bool = setting(True, "whether learners and syncer write down what they are told, for replay")
+    enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotConfig:
-    """How often a snapshot of the whole run is taken, how many are kept, and when one is given up."""
+    """How often snapshots are taken, how many are kept, and when one is given up."""
 
     every: int = setting(0, "global steps between two; 0: none", at_least=0)
     keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
@@ -87,7 +87,7 @@ class SnapshotConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All settings of one run; what `data` and `sample` hold depends on the task of the model.
+    """All settings of one run; the types of `data` and `sample` depend on the model's task.
 
     `model` holds the settings of a model, or a LoopConfig, which has neither data nor task.
     """
@@ -125,7 +125,7 @@ class Experiment:
         because="positions in the data are of those data",
     )
     train: TrainConfig = section(TrainConfig, may_change="resume")
-    # The arrays of the inner optimizer's state are the same under all of its settings.
+    # These may change because they do not affect the arrays of the inner state.
     inner: InnerConfig = section(InnerConfig, may_change="resume")
     sync: SyncPolicy = section(SyncPolicy, may_change="resume", both_ends=True)
     outer: OuterConfig = section(OuterConfig, may_change="resume")
@@ -140,11 +140,11 @@ class Experiment:
     tape: TapeConfig = section(TapeConfig, may_change="process")
     snapshot: SnapshotConfig = section(SnapshotConfig, may_change="process")
     resume: bool = setting(
-        False, "go on from the newest complete snapshot in the workdir", may_change="process"
+        False, "resume from the newest complete snapshot in the workdir", may_change="process"
     )
     sdc_check_every: int = setting(
         0,
-        "steps between two that a learner takes twice, to see that its devices do not err; 0: none",
+        "steps between two that a learner takes twice, to find devices that err; 0: none",
         at_least=0,
         may_change="process",
     )
@@ -196,7 +196,7 @@ class Experiment:
         self._check_preset()
 
     def _check_loop(self) -> None:
-        """What a loop of one's own cannot have: its rows and their tokens are known to itself alone."""
+        """Refuses settings that need a loop's rows and tokens, which only the loop knows."""
         if not isinstance(self.model, LoopConfig):
             return
         if self.algorithm in BASELINES:
@@ -208,7 +208,7 @@ class Experiment:
             raise ValueError("virtual.arrays: is False, but must be True for a loop")
 
     def _check_preset(self) -> None:
-        """The presets promise something by their names; a config that breaks it must not bear the name."""
+        """Refuses settings that contradict the name of the algorithm."""
         sync = self.sync
         if self.algorithm == "diloco" and (sync.num_fragments, sync.quorum, sync.max_run_ahead) != (
             1,
@@ -230,7 +230,7 @@ class Experiment:
         return self.train.batch_sizes[learner] if self.train.batch_sizes else self.train.batch_size
 
     def min_step_seconds(self, learner: int) -> float:
-        """Seconds that a step of the learner takes at least."""
+        """The least time that a step of the learner takes, in seconds."""
         return self.train.min_step_seconds[learner] if self.train.min_step_seconds else 0.0
 
 
@@ -268,13 +268,13 @@ def parse(config: Mapping[str, Any]) -> Experiment:
 
 
 def task_of(experiment: Experiment) -> Task:
-    """What the run learns."""
+    """The task of the run's model."""
     e = experiment
     return TASKS[model_of(e.model).task](e.model, e.data, e.sample, e.seed)
 
 
 def with_steps_of_tokens(experiment: Experiment) -> Experiment:
-    """The experiment with `train.steps` set by its budget of tokens, if it has one, for learners alike."""
+    """The experiment with `train.steps` set by its budget of tokens, if any, for equally fast learners."""
     tokens = experiment.train.tokens
     if tokens is None:
         return experiment
@@ -291,10 +291,10 @@ def to_json(experiment: Experiment) -> dict[str, Any]:
 
 
 def all_settings(experiment: Experiment) -> list[Leaf]:
-    """Every setting with its value, its meaning, and when it may be another, in the order of `to_json`."""
+    """Every setting with its value, its meaning and when it may change, in the order of `to_json`."""
     found = list(leaves(experiment))
-    told = {**found[0].metadata, "meaning": "which model", "choices": (*MODELS, loop.NAME)}
-    return [Leaf("model.name", _model_name(experiment), told), *found]
+    metadata = {**found[0].metadata, "meaning": "which model", "choices": (*MODELS, loop.NAME)}
+    return [Leaf("model.name", _model_name(experiment), metadata), *found]
 
 
 def _model_name(experiment: Experiment) -> str:

@@ -10,14 +10,14 @@ from ddiloco.settings.experiment import Experiment, all_settings
 
 
 def listing(experiment: Experiment) -> str:
-    """A line a setting, in columns."""
+    """One line for each setting, in columns."""
     rows = [(leaf.path, _shown(leaf.value), _meaning(leaf.metadata)) for leaf in all_settings(experiment)]
     path, value = (max(len(row[column]) for row in rows) for column in (0, 1))
     return "\n".join(f"{row[0]:<{path}}  {row[1]:<{value}}  {row[2]}" for row in rows)
 
 
 def _shown(value: Any) -> str:
-    """As the command line takes it."""
+    """The value as the command line takes it."""
     return str(tuple(value)) if isinstance(value, list) else str(value)
 
 

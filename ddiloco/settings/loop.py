@@ -1,4 +1,4 @@
-"""Settings `config.model` of a run that trains a loop of one's own in place of a built-in model."""
+"""The settings `config.model` of a run that trains the user's own loop instead of a built-in model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from ddiloco.config import setting
 
-NAME = "loop"  # in place of a model's name
+NAME = "loop"  # instead of a model's name
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-    """What makes the loop, in every process of the run."""
+    """How every process of the run makes the loop."""
 
     factory: str = setting("", "module:function or file.py:function that makes a ddiloco.Loop")
-    settings: Any = setting(None, "what the function is given by name, beside its place")
+    settings: Any = setting(None, "what the function gets by name, besides its place")
 
     def __post_init__(self) -> None:
         if not all(part for part in self.factory.rpartition(":")):

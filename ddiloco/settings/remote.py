@@ -1,4 +1,4 @@
-"""The settings of the wire and of the processes on it."""
+"""The settings of the network and of the processes that use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddiloco.config import setting
 
 @dataclasses.dataclass(frozen=True)
 class RemoteConfig:
-    """How learners and syncer as processes hold on to each other."""
+    """How the processes of learners and syncer stay connected and are restarted."""
 
     keepalive: float = setting(
         20.0,

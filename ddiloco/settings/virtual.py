@@ -1,4 +1,4 @@
-"""The settings of a virtual fleet: hardware, links and lives of its learners, in virtual seconds."""
+"""The settings of a virtual fleet: its learners' hardware, links and failures, in virtual seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BY_LEARNER = ("step_seconds", "latency", "bandwidth", "jitter", "loss")
 
 @dataclasses.dataclass(frozen=True)
 class VirtualConfig:
-    """What the virtual driver plays. Tuples have an entry for each learner, or one for all."""
+    """What the virtual driver simulates. Tuples have one entry for each learner, or one for all."""
 
     step_seconds: tuple[float, ...] = setting(
         (1.0,), "seconds of a step on all chips of a learner", above=0.0
@@ -26,7 +26,7 @@ class VirtualConfig:
         at_most=1.0,
     )
     step_variation: float = setting(
-        0.0, "the same between the steps of one learner; drawn for each", at_least=0.0, at_most=1.0
+        0.0, "the same between the steps of one learner; drawn for each step", at_least=0.0, at_most=1.0
     )
     latency: tuple[float, ...] = setting((0.0,), "seconds from learner to syncer or back", at_least=0.0)
     bandwidth: tuple[float, ...] = setting((), "bytes a second of a link, each way; (): no bound", above=0.0)
@@ -35,7 +35,7 @@ class VirtualConfig:
     )
     loss: tuple[float, ...] = setting((0.0,), "share of messages that vanish", at_least=0.0, below=1.0)
     seconds: float | None = setting(
-        None, "time budget, from which train.steps then follows; None: by tokens or steps", above=0.0
+        None, "time budget, which then sets train.steps; None: by tokens or steps", above=0.0
     )
     merge_seconds: float = setting(0.0, "seconds that a merge takes", at_least=0.0)
     notice_seconds: float = setting(10.0, "seconds until the syncer hears of a dead learner", at_least=0.0)
@@ -47,7 +47,7 @@ class VirtualConfig:
     )
     arrays: bool = setting(True, "whether to train; False: only the protocol, its times and its goodput")
     num_chips: int = setting(8, "of the whole fleet, divided evenly among the learners", at_least=1)
-    lives: str = setting("steady", "where what befalls the learners comes from", choices=LIVES)
+    lives: str = setting("steady", "what decides when learners fail, come and go", choices=LIVES)
     trace: str | None = setting(None, "CSV or JSON file of (time, learner, event), for lives=trace")
     failures: FailureModel = section(FailureModel)
     spare_capacity: SpareCapacity = section(SpareCapacity)
@@ -58,7 +58,7 @@ class VirtualConfig:
             raise ValueError(f"trace: is {self.trace}, but {wanted}; lives is {self.lives}")
 
     def check(self, num_learners: int) -> None:
-        """Sees that the settings fit the number of learners.
+        """Checks that the settings fit the number of learners.
 
         Raises:
           ValueError: they do not; the message names the field.

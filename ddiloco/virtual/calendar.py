@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen when, and a clock that jumps from one happening to the next."""
+"""Virtual time: what is to happen when, and a clock that jumps from one entry to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Entry(NamedTuple):
 
 
 class Calendar:
-    """Calls in the order of their times, in seconds; those of one time in the order of their entry."""
+    """Calls in the order of their times (seconds); those with equal times in the order of entry."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,10 +24,10 @@ class Calendar:
         self._entries: list[_Entry] = []
 
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Enters a call; a time that has passed, or is not a number, is a mistake of the caller.
+        """Enters a call of `call(*arguments)` at `time`.
 
         Raises:
-          ValueError: `time` is before now.
+          ValueError: `time` is before now, or NaN.
         """
         if not time >= self.now:
             raise ValueError(f"{time} is not a time from {self.now} on")
@@ -39,7 +39,7 @@ class Calendar:
         self.at(self.now + delay, call, *arguments)
 
     def advance(self) -> bool:
-        """Moves the clock to the next entry and makes its call; False where there is none."""
+        """Moves the clock to the next entry and makes its call; returns False if there is none."""
         if not self._entries:
             return False
         entry = heapq.heappop(self._entries)

@@ -14,13 +14,13 @@ from ddiloco.virtual.lives import PAUSES, Change
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload, SyncerArrays
 from ddiloco.virtual.syncer_process import VirtualSyncer
 
-INCARNATIONS_EACH = 1000  # numbers apart, so that a process that rejoins by itself never takes a later one's
+INCARNATIONS_EACH = 1000  # between processes: more than one process ever rejoins
 
 
 class Fleet:
-    """Runs the protocol's cores under one simulated clock; the same inputs give the same run, always.
+    """Runs the protocol's cores under one simulated clock; the same inputs always give the same run.
 
-    Each learner has a place, and on it one process at a time (more only where an old one lingers).
+    Each learner has a place, and there one process at a time (more only where an old one lingers).
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Fleet:
         recovery_seconds: float = 0.0,
         observer: Observer | None = None,
     ) -> None:
-        """`notice_seconds`: until the syncer hears of a death; `recovery_seconds`: from start to joining."""
+        """`notice_seconds`: until the syncer hears of a death; `recovery_seconds`: from start to join."""
         self.calendar = Calendar()
         self.policy = policy
         self.places = places
@@ -64,7 +64,7 @@ class Fleet:
         return self.syncer.finished_at is not None
 
     def run(self, stop: Callable[[], bool] = lambda: False, max_events: int | None = None) -> None:
-        """Lets time pass until the run is over, nothing is left to happen, or `stop` says so.
+        """Lets time pass until the run is over, the calendar is empty, or `stop` returns True.
 
         Raises:
           TimeoutError: it was not over after `max_events`.
@@ -75,7 +75,7 @@ class Fleet:
                 raise TimeoutError(f"the run is not over after {max_events} events")
 
     def live(self, changes: Iterable[Change]) -> None:
-        """Enters what befalls the learners; those that no change lets join are there from the start."""
+        """Enters what happens to the learners; those that no change lets join are there from the start."""
         changes = list(changes)
         first = {change.learner: change.event for change in reversed(changes)}
         for learner in self.places:
@@ -84,7 +84,7 @@ class Fleet:
         for change in changes:
             self.calendar.at(change.time, self._befall, change)
 
-    # What befalls learners.
+    # What happens to learners.
 
     def join(self, learner: int) -> VirtualLearner:
         """Starts a process of the learner, under the next incarnation; an old one that lives lingers."""
@@ -113,7 +113,7 @@ class Fleet:
         place.recovering = False
 
     def recover(self, learner: int) -> None:
-        """Starts the process of a learner that has none; it joins when it has started up."""
+        """Starts a process of a learner that has none; it joins once it has started up."""
         process = self.processes.get(learner)
         if process is not None and process.alive:
             return

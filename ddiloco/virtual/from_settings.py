@@ -18,12 +18,12 @@ from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import PAUSES, Change, read_trace
 from ddiloco.virtual.ports import LearnerArrays, Observer, SyncerArrays
 
-_PATIENCE = 20  # times as long as a run without any trouble takes: nothing is drawn beyond
+_PATIENCE = 20  # times the length of a run without failures: nothing is drawn beyond
 _EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "step", State.FAILED: "fail"}
 
 
 def base_learners(experiment: Experiment) -> int:
-    """The learners that are there all the time, where others come and go."""
+    """How many learners are there all the time; others come and go."""
     learners = experiment.sync.num_learners
     if experiment.virtual.lives != "spare_capacity" or experiment.algorithm in BASELINES:
         return learners
@@ -31,9 +31,10 @@ def base_learners(experiment: Experiment) -> int:
 
 
 def chips_by_learner(experiment: Experiment) -> dict[int, int]:
-    """The chips of each learner; of a baseline's one job (learner 0) and of what else it has in the metrics.
+    """The chips of each learner.
 
-    Further learners of a baseline are no jobs: they stand for its spares, or for chips that come and go.
+    Learner 0 of a baseline is its one job; further learners stand for its spares, or for chips that come and
+    go, so that the metrics have them.
     """
     v, learners = experiment.virtual, experiment.sync.num_learners
     if experiment.algorithm not in BASELINES:
@@ -47,7 +48,7 @@ def chips_by_learner(experiment: Experiment) -> dict[int, int]:
 
 
 def horizon(experiment: Experiment) -> float:
-    """Seconds for which lives are drawn: no run lasts that long."""
+    """Seconds for which failures are drawn: no run lasts that long."""
     steps = experiment.train.steps
     if experiment.train.tokens is not None:
         rows = sum(experiment.batch_size(m) for m in range(base_learners(experiment)))
@@ -58,7 +59,7 @@ def horizon(experiment: Experiment) -> float:
 
 
 def fleet_changes(experiment: Experiment) -> list[JobChange]:
-    """What the failure model does to the jobs of this experiment, one a learner or one in all."""
+    """What the failure model does to the experiment's jobs: one for each learner, or one in all."""
     v = experiment.virtual
     baseline = experiment.algorithm in BASELINES
     jobs = 1 if baseline else experiment.sync.num_learners
@@ -69,7 +70,7 @@ def fleet_changes(experiment: Experiment) -> list[JobChange]:
 
 
 def lives(experiment: Experiment) -> list[Change]:
-    """What befalls the learners of a decoupled run, drawn from the seed or read from the trace.
+    """What happens to the learners of a decoupled run, drawn from the seed or read from the trace.
 
     Raises:
       ConfigError: the trace cannot be read, or the fleet is impossible.
@@ -89,7 +90,7 @@ def lives(experiment: Experiment) -> list[Change]:
 
 
 def check_fleet(experiment: Experiment) -> None:
-    """Finds what cannot be, before anything is compiled.
+    """Finds impossible settings before anything is compiled.
 
     Raises:
       ConfigError: an impossible fleet or a bad trace, in one line that names the field.
@@ -154,7 +155,7 @@ def make_fleet(
 
 
 def spread(rng: random.Random, deviation: float) -> float:
-    """A normal factor about 1, at least a tenth; 1, with nothing drawn, where the deviation is 0."""
+    """A normal factor about 1, at least 0.1; where the deviation is 0 it is 1, and nothing is drawn."""
     return max(0.1, rng.gauss(1.0, deviation)) if deviation else 1.0
 
 
@@ -170,7 +171,7 @@ def _step_time(experiment: Experiment, learner: int) -> Callable[[], float]:
 
 
 def _changes_of_jobs(changes: list[JobChange], chips: Mapping[int, int]) -> list[Change]:
-    """A learner's job pauses and resumes; only where all its chips are gone does its process die."""
+    """Turns the changes of jobs into those of learners; a learner's process dies only with all its chips."""
     found: list[Change] = []
     dead: set[int] = set()
     for change in changes:
@@ -199,5 +200,5 @@ def _changes_of_extra(experiment: Experiment) -> list[Change]:
         found += [Change(time, base + j, "leave") for j in reversed(range(count, present))]
         present = count
     absent = set(range(base, experiment.sync.num_learners)) - {c.learner for c in found}
-    # One that never comes needs a change too, or it would be there from the start.
+    # A learner that never joins needs a change too, or it would be there from the start.
     return found + [Change(horizon(experiment), learner, "join") for learner in sorted(absent)]

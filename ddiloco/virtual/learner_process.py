@@ -19,7 +19,7 @@ from ddiloco.virtual.ports import LearnerArrays, Observer, Payload
 class Place:
     """Where a learner runs: its hardware and its link, which outlive its process.
 
-    A process starts on `share` of the chips, and `paused` until it is resumed if that is not None.
+    A process starts on `share` of the chips; with `paused` it takes no step until it is resumed.
     """
 
     step_time: Callable[[], float]  # seconds of the next step on all chips
@@ -29,8 +29,8 @@ class Place:
     share: float = 1.0
     paused: State | None = None
     starts: int = 0  # processes so far
-    plan: int = 0  # goes up when what is to become of the learner changes
-    recovering: bool = False  # a process is to start
+    plan: int = 0  # goes up whenever the plan for the learner changes
+    recovering: bool = False  # a process is starting
 
 
 @dataclasses.dataclass
@@ -47,8 +47,8 @@ class _Step:
 class VirtualLearner:
     """One process of a learner, from its start to its death.
 
-    The arrays take a step when it starts; its end is reported after its time. What arrives meanwhile
-    finds the state that the step leaves, just as on devices that work through a queue.
+    The arrays take a step when it starts; its end is reported after its time. What arrives meanwhile finds
+    the state after the step, as on devices that work through a queue.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class VirtualLearner:
         send: Callable[[VirtualLearner, events.SyncerEvent], None],
     ) -> None:
         self.core = core
-        self.process = core.incarnation  # its number; the core's own goes up with each return
+        self.process = core.incarnation  # its number; the core's own goes up with each rejoin
         self.place = place
         self.alive = True
         self.arrays = arrays
@@ -71,7 +71,7 @@ class VirtualLearner:
         self._step: _Step | None = None
         self._stepped = False
         self._paused = place.paused  # what the chips do instead of stepping
-        self._hung = 0  # a hang ends with the newest order to hang
+        self._hung = 0  # hangs so far; only the end of the newest one counts
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
@@ -87,7 +87,7 @@ class VirtualLearner:
         return self.core.learner
 
     def start(self) -> None:
-        """Asks the syncer to take part."""
+        """Asks the syncer to let it take part."""
         self._send(self, events.LearnerJoined(self.number, self.core.incarnation))
         self._go_on()
 
@@ -113,10 +113,10 @@ class VirtualLearner:
 
     @property
     def answers(self) -> bool:
-        """Whether its host answers at all: a paused one does, a dead or hung one does not."""
+        """Whether its host answers: a paused one does, a dead or hung one does not."""
         return self.alive and not self._deaf
 
-    # What befalls it.
+    # What happens to it.
 
     def pause(self, state: State) -> None:
         """Takes no step until `resume`; `state` says what the chips do meanwhile. The process lives."""
@@ -127,7 +127,7 @@ class VirtualLearner:
         self._show()
 
     def resume(self, share: float | None = None) -> None:
-        """Goes on where it was, on this share of its chips and so of its pace; None: as before."""
+        """Continues where it was, on this share of its chips and so of its pace; None: as before."""
         if not self.alive:
             return
         if share is not None:
@@ -137,7 +137,7 @@ class VirtualLearner:
         self._continue()
 
     def hang(self, seconds: float) -> None:
-        """Neither steps nor answers for so long, whatever else befalls it; the syncer does not hear of it."""
+        """Neither steps nor answers for `seconds`, whatever else happens; the syncer does not hear of it."""
         if not self.alive:
             return
         self._put_off_step()
@@ -147,7 +147,7 @@ class VirtualLearner:
         self._calendar.after(seconds, self._unhang, self._hung)
 
     def die(self, state: State = State.FAILED) -> None:
-        """The process is gone, with all that was in its memory. FINISHED: it left, its chips went back."""
+        """Ends the process and loses its memory. With FINISHED it has left and given its chips back."""
         if self.alive:
             self.alive = False
             self._step = None
@@ -159,7 +159,7 @@ class VirtualLearner:
             self._deaf = False
             self._continue()
 
-    # Its own doing.
+    # What it does by itself.
 
     @property
     def _stands_still(self) -> bool:
@@ -176,10 +176,10 @@ class VirtualLearner:
 
     def _empty_inbox(self) -> None:
         while self._inbox and self.alive:
-            self._tell(*self._inbox.pop(0))
+            self._handle(*self._inbox.pop(0))
 
     def _go_on(self) -> None:
-        """Starts the next step if there may be one."""
+        """Starts the next step if it may."""
         if not self.alive or self._stands_still:
             return
         if self._step is None and self.core.recovered and not self.core.done and not self.core.blocked:
@@ -193,7 +193,7 @@ class VirtualLearner:
         tokens, metrics = self.arrays.step(self.core.clock)
         self._step = _Step(self.core.clock + 1, tokens, metrics, left=self.place.step_time())
         self._stepped = True
-        self._tell(events.StepStarted(tokens))
+        self._handle(events.StepStarted(tokens))
         self._schedule(self._step)
 
     def _put_off_step(self) -> None:
@@ -211,17 +211,17 @@ class VirtualLearner:
             return  # it was put off, or lost with the process
         self._step = None
         self._observer.stepped(self.number, step.clock, step.tokens, step.metrics, self._calendar.now)
-        self._tell(events.StepFinished())
+        self._handle(events.StepFinished())
         self._go_on()
 
     def _beat(self) -> None:
         self._beating = False
         if self.alive and not self._stands_still:
             if self._step is None:
-                self._tell(events.Heartbeat())
+                self._handle(events.Heartbeat())
             self._go_on()
 
-    def _tell(self, event: events.LearnerEvent, fragments: Sequence[Payload] = ()) -> None:
+    def _handle(self, event: events.LearnerEvent, fragments: Sequence[Payload] = ()) -> None:
         out = self.core.handle(event, self._calendar.now)
         self._observer.learner_handled(self, event, out, self._calendar.now)
         for action in out:

@@ -1,4 +1,4 @@
-"""The way between a learner and the syncer: latency, bandwidth, jitter, losses, partitions."""
+"""The link between a learner and the syncer: latency, bandwidth, jitter, losses, partitions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Link:
         return [self._sent(now, size) + quality.latency + self._delay() for _ in range(copies)]
 
     def _sent(self, now: float, size: int) -> float:
-        """When the last byte is on its way."""
+        """When the last byte has been sent."""
         if self.quality.bandwidth is None:
             return now
         self._free_at = max(now, self._free_at) + size / self.quality.bandwidth

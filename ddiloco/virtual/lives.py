@@ -1,4 +1,4 @@
-"""What befalls learners and when: changes from a seeded model, or from a trace file, as CSV or JSON."""
+"""What happens to learners and when: changes from a seeded model, or from a CSV or JSON trace file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FIELDS = ("time", "learner", "event", "share")
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One thing that befalls a learner.
+    """One thing that happens to a learner.
 
-    join: comes, as a new process. leave: goes, and gives its chips back. fail: dies, with its memory.
-    recover: a dead one starts anew, on all its chips. detect, reconfigure, replay: takes no step for that
-    reason, but lives. step: steps on, on `share` of its chips. What befalls it while it starts holds from
-    its first step on.
+    join: a new process starts. leave: it goes and gives its chips back. fail: it dies and loses its memory.
+    recover: a dead one is restarted on all its chips. detect, reconfigure, replay: it lives, but takes no
+    step for that reason. step: it steps again, on `share` of its chips. Changes while it starts hold from its
+    first step on.
     """
 
     time: float  # virtual seconds
@@ -39,13 +39,13 @@ class Change:
 
 
 def read_trace(path: pathlib.Path | str, num_learners: int) -> list[Change]:
-    """The changes in a trace file, in the order of their times; among equal times in the file's order.
+    """The changes in a trace file, by time; those with equal times in the file's order.
 
-    A CSV file has a header with time, learner, event and, if wanted, share; a JSON file a list of objects
+    A CSV file has a header with time, learner, event and optionally share; a JSON file has a list of objects
     with these keys.
 
     Raises:
-      ConfigError: the file cannot be read, or a line of it cannot be; the message names line and field.
+      ConfigError: the file or a line of it cannot be read; the message names line and field.
     """
     path = pathlib.Path(path)
     try:
@@ -68,12 +68,12 @@ def write_trace(path: pathlib.Path | str, changes: Iterable[Change]) -> None:
 
 
 def check_lives(changes: Sequence[tuple[str, Change]], num_learners: int) -> None:
-    """Sees that nobody comes who is there, dies who is dead, or steps who is gone.
+    """Checks that no learner joins that is there, dies that is dead, or steps that is gone.
 
-    `changes`: where each stands in the trace, and the change, in the order of their times.
+    `changes`: each change with its place in the trace, in the order of their times.
 
     Raises:
-      ConfigError: somebody does; the message names the place.
+      ConfigError: one does; the message names the place.
     """
     first = {change.learner: change.event for _, change in reversed(changes)}
     there = {m: first.get(m) != "join" for m in range(num_learners)}

@@ -1,4 +1,4 @@
-"""What a virtual fleet asks of arrays, and the answer of a fleet that has none."""
+"""What a virtual fleet asks of arrays, and counting substitutes for a fleet without any."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LearnerArrays(Protocol):
         """Loads every fragment that came with a welcome."""
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
-        """Takes an inner step; gives its tokens and metrics. `clock`: steps before this one."""
+        """Takes an inner step; returns its tokens and metrics. `clock`: steps before this one."""
 
     def offer(self, fragment: int) -> Payload:
         """Copies a fragment as the last step left it."""
@@ -31,7 +31,7 @@ class LearnerArrays(Protocol):
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p."""
 
     def lose(self) -> None:
-        """The process has died: nothing in its memory is left."""
+        """The process has died, and its memory is lost."""
 
 
 class SyncerArrays(Protocol):
@@ -50,11 +50,11 @@ class SyncerArrays(Protocol):
         """Why a pulled fragment is unsound; None if it is sound."""
 
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
-        """Merges and commits; gives the metrics of the round."""
+        """Merges and commits; returns the metrics of the round."""
 
 
 class Observer:
-    """Is told what happens in a fleet; looks away unless a method says otherwise. Times are virtual."""
+    """Hears what happens in a fleet; does nothing unless a method is overridden. Times are virtual."""
 
     def syncer_handled(self, event: events.SyncerEvent, out: list[Any], now: float) -> None:
         """The syncer's core took an event and answered with these actions."""
@@ -85,7 +85,7 @@ class Observer:
 
 
 class CountingLearner(LearnerArrays):
-    """A learner without arrays: every step has as many tokens."""
+    """A learner without arrays: every step has the same number of tokens."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -101,11 +101,11 @@ class CountingSyncer(SyncerArrays):
     def __init__(
         self, sizes: Sequence[int] | None = None, encoded_sizes: Sequence[int] | None = None
     ) -> None:
-        """Bytes of each fragment on the wire.
+        """Takes the bytes of each fragment on the wire.
 
         Args:
-          sizes: to a learner; None: they take no time.
-          encoded_sizes: to the syncer; None: the same.
+          sizes: to a learner; None: transfers take no time.
+          encoded_sizes: to the syncer; None: the same as `sizes`.
         """
         self._sizes = sizes
         self._encoded_sizes = sizes if encoded_sizes is None else encoded_sizes

@@ -34,7 +34,7 @@ class GlobalArrays:
     """The syncer's arrays: a GlobalModel in host memory."""
 
     def __init__(self, model: GlobalModel, codec: str) -> None:
-        """`codec`: of what the learners send, as in the model's own settings."""
+        """`codec`: how learners encode what they send, as in the model's own settings."""
         self.model = model
         self._encoded_sizes = encoded_bytes(model.layout, codec)
 
@@ -64,7 +64,7 @@ class GlobalArrays:
         return self.model.merge(fragment, pieces, [(c.steps, c.tokens) for c, _ in given])[1]
 
     def _decoded(self, fragment: int, offer: Offer) -> Pieces:
-        # The version now is the one anchored on, or the core has dropped the contribution or will.
+        # The present version is the one anchored on; otherwise the core has dropped the contribution or will.
         return self.model.decode(fragment, host_arrays(offer.arrays), self.fragment(fragment))
 
 
@@ -72,7 +72,7 @@ class RecordingObserver(Observer):
     """Turns what happens in a fleet into the records of a run, and into its tapes."""
 
     def __init__(self, record: Record, merged: Callable[[int], None], tapes: Observer | None = None) -> None:
-        """`merged` hears of every merge its global step."""
+        """`merged` is called with the global step of every merge."""
         self.tokens = 0  # that all learners have trained on
         self._tapes = tapes or Observer()
         self._record = record
@@ -111,7 +111,7 @@ class RecordingObserver(Observer):
 def play(
     fleet: Fleet, experiment: Experiment, observer: RecordingObserver, stop: threading.Event
 ) -> str | None:
-    """Lets a fleet run until it is over, nothing can happen, or `stop` is set; why it failed, if so."""
+    """Runs a fleet until it is over, nothing can happen, or `stop` is set; returns why it failed, or None."""
     until = horizon(experiment)
     fleet.run(stop=lambda: stop.is_set() or fleet.calendar.now > until)
     now = fleet.calendar.now
@@ -136,7 +136,7 @@ class VirtualRun:
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
     ) -> None:
-        """`workdir`: where tapes go; None: none are kept."""
+        """`workdir`: where tapes go; None: there are no tapes."""
         e = self._experiment = assembly.experiment
         self._record, self._stop = record, stop
         initial = assembly.initial_parameters()
@@ -164,7 +164,7 @@ class VirtualRun:
         return Outcome(self._arrays.model.parameters(), step, loss, self._fleet.over, failure)
 
     def evaluate(self, step: int) -> float:
-        """Scores the global model as it is now, at this global step; gives the loss."""
+        """Scores the global model as it is now, at this global step; returns the loss."""
         return self._evaluations.evaluate(step, self._observer.tokens, self._arrays.model.parameters())
 
     def _merged(self, step: int) -> None:
@@ -172,7 +172,7 @@ class VirtualRun:
             self.evaluate(step)
 
     def _start(self, learner: int) -> TrainingArrays:
-        """Arrays of a learner's next process, which draws from the same batches: no row comes twice."""
+        """Arrays of a learner's next process; it continues the same batches, so that no row comes twice."""
         erred = functools.partial(self._erred, learner)
         self.learners[learner] = TrainingArrays(self._equipment[learner], erred)
         return self.learners[learner]

@@ -46,7 +46,7 @@ class VirtualSyncer:
         self.core: SyncerCore | None = SyncerCore(policy, total_steps)
 
     def crash(self) -> None:
-        """The process is gone: membership, rounds in flight and merges under way with it."""
+        """Ends the process: membership, rounds in flight and merges under way are lost."""
         self.core = None
         self._process += 1
         self._timeout_at = None
@@ -58,7 +58,7 @@ class VirtualSyncer:
             self.core = SyncerCore(self._policy, self._total_steps, self.durable)
 
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
-        """Handles an event; while the process is down it vanishes."""
+        """Handles an event; while the process is down, the event is lost."""
         if self.core is None:
             return
         if isinstance(event, events.FragmentArrived):
@@ -78,12 +78,12 @@ class VirtualSyncer:
 
     def _perform(self, action: actions.SyncerAction, metrics: Any) -> None:
         match action:
-            case actions.Tell(receivers, told):
-                fragments = fragments_with(told)
+            case actions.Tell(receivers, event):
+                fragments = fragments_with(event)
                 payload = [self.arrays.fragment(p) for p in fragments]
                 size = sum(map(self.arrays.size, fragments))
                 for receiver in receivers:
-                    self._deliver(*receiver, told, payload, size)
+                    self._deliver(*receiver, event, payload, size)
             case actions.PullFragment():
                 self._pull(action, self.arrays.encoded_size(action.round.fragment))
             case actions.Merge():
@@ -114,6 +114,6 @@ class VirtualSyncer:
             self._calendar.at(self._timeout_at, self._fire, self._process, self._timeout_at)
 
     def _fire(self, process: int, time: float) -> None:
-        if process == self._process and time == self._timeout_at:  # else an earlier one took its place
+        if process == self._process and time == self._timeout_at:  # else an earlier timeout has replaced it
             self._timeout_at = None
             self.take(events.Timeout())

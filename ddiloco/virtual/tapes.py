@@ -20,7 +20,7 @@ from ddiloco.virtual.ports import Observer
 
 
 class FleetTapes(Observer):
-    """Writes the tapes of a fleet as it is told what happens; their clock and wall clock are virtual time."""
+    """Writes the tapes of a fleet; their clock and wall clock are virtual time."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class FleetTapes(Observer):
         self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float
     ) -> None:
         """The syncer's core took an event and answered with these actions."""
-        self._syncer.told(event, out, now)
+        self._syncer.heard(event, out, now)
         if isinstance(event, events.MergeFinished) and self._syncer.on:
             version, pieces = self._model.fragment(event.round.fragment)
             self._syncer.committed(event.round.fragment, version, pieces_sha256(pieces))
@@ -55,7 +55,7 @@ class FleetTapes(Observer):
     ) -> None:
         """The core of a learner took an event and answered with these actions."""
         tape, pulled = self._tape(learner.number, learner.process), self._pulled[learner.number]
-        tape.told(event, now)
+        tape.heard(event, now)
         for action in out:
             match action:
                 case actions.AdoptAll():
@@ -65,7 +65,7 @@ class FleetTapes(Observer):
                     tape.pulled(fragment, pulled.pop(fragment))
 
     def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
-        """The syncer has this snapshot of a learner."""
+        """Notes the step of the offer that the syncer took."""
         if self._equipment[learner.number].transfer.error_feedback:
             self._pulled[learner.number][contribution.fragment] = contribution.step
 

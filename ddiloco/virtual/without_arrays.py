@@ -29,10 +29,10 @@ def run_without_arrays(
 
     Args:
       experiment: of the virtual driver.
-      sizes: bytes of each fragment, to a learner; of no use to a baseline.
+      sizes: bytes of each fragment, to a learner; a baseline does not use them.
       record: takes the records of the run.
       stop: ends it early.
-      encoded_sizes: the same to the syncer; None: as `sizes`.
+      encoded_sizes: bytes of each fragment, to the syncer; None: as `sizes`.
     """
     observer = RecordingObserver(record, merged=lambda step: None)
     syncer = CountingSyncer(sizes, encoded_sizes)
@@ -42,10 +42,10 @@ def run_without_arrays(
 
 
 def rehearse(experiment: Experiment, sizes: Sequence[int], encoded_sizes: Sequence[int] | None = None) -> int:
-    """The global steps to which the fleet comes within its budget of tokens or of time, without training.
+    """How many global steps the fleet takes within its budget of tokens or of time; nothing is trained.
 
     `sizes`: bytes of each fragment, to a learner; `encoded_sizes`: to the syncer, None: the same. Batches
-    count as full, so that a run differs by what padding there is.
+    count as full; a real run differs by its padding.
 
     Raises:
       ConfigError: the fleet dies before it has spent its tokens.

@@ -1,4 +1,4 @@
-"""Two processes at the ends of a wire: one of them does as it is told, a learner's end is in the other."""
+"""Two processes at the ends of a wire: one follows orders, a learner's end is in the other."""
 
 from __future__ import annotations
 

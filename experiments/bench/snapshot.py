@@ -41,15 +41,15 @@ def run(quick: bool = False) -> list[dict]:
     during: list[float] = []
     lengths, worst = [], []
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
-        writer, told = PartWriter(pathlib.Path(folder)), _Told()
-        learner = SteppingLearner(equipment, fragments, LearnerRecording(0, writer, told))
+        writer, syncer = PartWriter(pathlib.Path(folder)), _SyncerEnd()
+        learner = SteppingLearner(equipment, fragments, LearnerRecording(0, writer, syncer))
         try:
             learner.gaps(3)
             for number in range(1, 3 if quick else 13):
-                told.written.clear()
+                syncer.written.clear()
                 begun = time.perf_counter()
                 learner.worker.inbox.put(SnapshotBegun(number, ()))
-                taken = learner.gaps_until(told.written.is_set)
+                taken = learner.gaps_until(syncer.written.is_set)
                 lengths.append(time.perf_counter() - begun)
                 alone = learner.gaps(len(taken))
                 worst.append(max(taken) / max(alone))
@@ -58,14 +58,14 @@ def run(quick: bool = False) -> list[dict]:
         finally:
             learner.end()
             writer.close(60.0)
-    if told.problem:
-        raise RuntimeError(told.problem)
+    if syncer.problem:
+        raise RuntimeError(syncer.problem)
     arrays = training_arrays(equipment, fragments)
     state, copy = arrays.state()[0], jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
     candidates = {"recorded": lambda: arrays.state()[0], "bare": lambda: copy(state)}
     copies = medians(candidates, 2 if quick else 14, warm_up=1)
     recorded, bare, step = 1e3 * copies["recorded"], 1e3 * copies["bare"], 1e3 * statistics.mean(plain)
-    more = {"steps": len(during), "part_mb": told.bytes / 1e6, "seconds": statistics.median(lengths)}
+    more = {"steps": len(during), "part_mb": syncer.bytes / 1e6, "seconds": statistics.median(lengths)}
     more["slowest_step_ratio"] = statistics.median(worst)
     return [
         row("snapshot", 1e3 * statistics.mean(during), step, step + bare, "ms a step", **more),
@@ -73,8 +73,8 @@ def run(quick: bool = False) -> list[dict]:
     ]
 
 
-class _Told:
-    """What the learner would tell its syncer."""
+class _SyncerEnd:
+    """In the syncer's place: notes what the learner's snapshot sends."""
 
     def __init__(self) -> None:
         self.written = threading.Event()

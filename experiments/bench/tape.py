@@ -59,9 +59,9 @@ def _tape(assembly: Assembly, count: int) -> float:
             begun = time.perf_counter()
             for step in range(count // 20):
                 now = time.monotonic()
-                tape.told(events.StepStarted(1024), now)
-                tape.told(events.StepFinished(), now)
-                tape.told(events.UpdateArrived(step % 24, block, step), now)
+                tape.heard(events.StepStarted(1024), now)
+                tape.heard(events.StepFinished(), now)
+                tape.heard(events.UpdateArrived(step % 24, block, step), now)
             blocks.append((time.perf_counter() - begun) / (count // 20))
         tape.end()
     return statistics.median(blocks)

@@ -85,22 +85,22 @@ def _receive(connection: socket.socket, size: int) -> memoryview:
 def _syncer(pipe: Connection, size: int) -> None:
     """The other process: answers each report with a pull and an update, and echoes on the raw socket."""
     platform.prepare(cache=False)
-    told: queue.SimpleQueue = queue.SimpleQueue()
+    inbox: queue.SimpleQueue = queue.SimpleQueue()
     links = []
 
     def connect(learner: int, incarnation: int, link) -> None:
         links.append(link)
 
-    server = SyncerServer(_terms(size), Security(), CONFIG, connect, told.put, lambda record: None)
+    server = SyncerServer(_terms(size), Security(), CONFIG, connect, inbox.put, lambda record: None)
     port = server.start("127.0.0.1:0")
     server.open()
     listening = socket.create_server(("127.0.0.1", 0))
     pipe.send((f"127.0.0.1:{port}", listening.getsockname()))
-    assert isinstance(told.get(timeout=PATIENCE), events.LearnerJoined)
+    assert isinstance(inbox.get(timeout=PATIENCE), events.LearnerJoined)
     zeros = [np.zeros(part.shape, part.dtype) for part in _formats(size)]
     links[0].deliver(Told(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
     raw, _ = listening.accept()
-    while isinstance(event := told.get(timeout=PATIENCE), events.StepReported):
+    while isinstance(event := inbox.get(timeout=PATIENCE), events.StepReported):
         _, arrays = links[0].pull(0)
         step = event.report.step
         links[0].deliver(Told(events.UpdateArrived(0, step, step), [arrays]))

@@ -191,7 +191,7 @@ def resolve(argument: str, overrides: Sequence[tuple[str, Any]]) -> ConfigDict:
 
 
 def tell(line: str) -> None:
-    """A line for whoever looks on; results are printed."""
+    """Writes a line to standard error, for whoever looks on; results go to standard output."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""How programs that train end: on a signal with everything saved, and with the figures of the run told."""
+"""How programs that train end: on a signal with everything saved, and with the figures of the run printed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def new_workdir() -> str:
 
 
 def tell(result, workdir: pathlib.Path, received: list[int]) -> int:
-    """Prints what a run of `run_job` came to; the exit code."""
+    """Prints the result of a run of `run_job`; the exit code."""
     s = result.summary
     if result.sample is not None:
         print(f"\nsample: {result.sample.rstrip()}\n")

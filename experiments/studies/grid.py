@@ -39,7 +39,7 @@ def load(argument: str, baseline: str | None = None) -> Sweep:
 
 
 def point_name(point: Mapping[str, Any]) -> str:
-    """A folder name that tells the point."""
+    """A folder name for the point."""
     return runs.folder_name(",".join(f"{name}={value}" for name, value in point.items()))
 
 

@@ -88,7 +88,7 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """A run with its name among others, and all settings that it is going to have, as `settings_of` tells."""
+    """A run with its name among others, and all its settings, as `settings_of` gives them."""
 
     name: str
     run: Run
@@ -100,19 +100,21 @@ class Planned:
 
 
 def run_lacking(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned, int], object]) -> None:
-    """Runs what lacks something, in order and `jobs` at a time, and tells of each as it starts.
+    """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
 
-    `ended` is told each run and its exit status, as by `run_all`.
+    `ended` gets each run and its exit status, as by `run_all`.
     """
     left = [(i, plan, why) for i, plan in enumerate(planned) if (why := plan.lacks()) is not None]
 
-    def tell(place: int) -> None:
+    def announce(place: int) -> None:
         i, plan, why = left[place]
         again = f", again: {why}" if finished(plan.run.workdir) else ""
         cli.tell(f"[{i + 1}/{len(planned)}] {plan.name}{again}")
 
     arguments = [plan.run.arguments() for _, plan, _ in left]
-    run_all("experiments.train", arguments, jobs, tell, lambda place, status: ended(left[place][1], status))
+    run_all(
+        "experiments.train", arguments, jobs, announce, lambda place, status: ended(left[place][1], status)
+    )
 
 
 def run_all(
@@ -125,7 +127,7 @@ def run_all(
     """Runs a program with each of the argument lists, in their order and `jobs` at a time.
 
     Processes are forked from one that has imported everything, where that can be, and end with this one.
-    `started` is told the place of a list, `ended` the place and the exit status. What `ended` raises, like
+    `started` gets the place of a list, `ended` the place and the exit status. What `ended` raises, like
     Ctrl-C, ends the processes under way by SIGTERM; the exception goes on when they are gone.
     """
     from ddiloco.launch import processes

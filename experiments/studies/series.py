@@ -37,7 +37,7 @@ class Axes:
 def axes_of(points: Sequence[Row]) -> Axes:
     """The axes of a sweep over these points, of settings in their order.
 
-    A setting with one value says nothing; nor does one that follows from an earlier one, as the batch of a
+    A setting with one value is left out, and so is one that follows from an earlier one, as the batch of a
     learner from the number of learners at an equal global batch.
     """
     kept: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ def values(runs: pd.DataFrame, name: str) -> list[float]:
 
 
 def line_of(point: Row, axes: Axes) -> str:
-    """The name of the line that a point is on; the value alone where only one setting tells lines apart."""
+    """The name of the line that a point is on; the value alone if lines differ in one setting only."""
     known = [name for name in axes.lines if name in point]
     if len(axes.lines) == 1:
         return ", ".join(str(point[name]) for name in known)

@@ -54,7 +54,7 @@ def _share(so_far: list[int], done: int) -> float:
 
 
 def _learners(workdir: pathlib.Path) -> int | None:
-    """M, of which the summary of a baseline, one job, does not tell; None if the settings cannot be read."""
+    """M, which the summary of a baseline, one job, lacks; None if the settings cannot be read."""
     try:
         return json.loads((workdir / "config.json").read_text())["sync"]["num_learners"]
     except (OSError, ValueError, KeyError):

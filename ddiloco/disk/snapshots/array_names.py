@@ -1,4 +1,4 @@
-"""The names of arrays in a part of a snapshot, for who writes and reads it: `params/<name>`, `inner/0`."""
+"""The names of the arrays in a part of a snapshot: `params/<name>`, `inner/0`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 
 def named(kind: str, arrays: Mapping[str, T] | Sequence[T]) -> dict[str, T]:
-    """The arrays as `<kind>/<name>`, or as `<kind>/<i>` from 0; of a fragment p, `kind` ends in `/<p>`."""
+    """The arrays as `<kind>/<name>`, or as `<kind>/<i>` from 0; for a fragment p, `kind` ends in `/<p>`."""
     pairs = arrays.items() if isinstance(arrays, Mapping) else enumerate(arrays)
     return {f"{kind}/{name}": array for name, array in pairs}
 
 
 def of_kind(kind: str, arrays: Mapping[str, T]) -> dict[str, T]:
-    """What `named` was given by name; empty if there is none of the kind."""
+    """The arrays of one kind by name, as `named` took them; empty if there are none."""
     prefix = f"{kind}/"
     return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 
 
 def numbered(kind: str, arrays: Mapping[str, T]) -> tuple[T, ...]:
-    """What `named` was given in order; empty if there is none of the kind."""
+    """The arrays of one kind in order, as `named` took them; empty if there are none."""
     return tuple(x for _, x in sorted(of_kind(kind, arrays).items(), key=lambda item: int(item[0])))

@@ -1,4 +1,4 @@
-"""Whether a run may resume from a snapshot under other settings than the snapshot was taken under."""
+"""Which settings may change before a run resumes from a snapshot."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from ddiloco.settings.experiment import DECOUPLED_FAMILY, Experiment, all_settin
 
 
 def check_resumable(then: Experiment, now: Experiment, step: int = 0) -> None:
-    """Sees that a run may resume under other settings.
+    """Checks that a run may resume with other settings.
 
     Args:
-      then: the settings that the snapshot was taken under.
-      now: those to resume under.
+      then: the settings of the run that took the snapshot.
+      now: the settings to resume with.
       step: the global step of the snapshot.
 
     Raises:
-      ConfigError: a setting has changed that must not; the message is one line.
+      ConfigError: a setting has changed that must not change; the message is one line.
     """
     before = {leaf.path: leaf for leaf in all_settings(then)}
     after = {leaf.path: leaf for leaf in all_settings(now)}
@@ -33,7 +33,7 @@ def check_resumable(then: Experiment, now: Experiment, step: int = 0) -> None:
 
 
 def why_fixed(leaf: Leaf, then: Experiment, now: Experiment) -> str | None:
-    """Why this setting must stay as it was; None: it need not."""
+    """Why this setting must not change; None: it may."""
     if leaf.path == "algorithm" and {then.algorithm, now.algorithm} <= set(DECOUPLED_FAMILY):
         return None
     if leaf.path == "sync.num_learners" and then.algorithm == "lone_learner":

@@ -1,4 +1,4 @@
-"""Snapshots of a run that is one job without a syncer: its state between two steps, in one part."""
+"""Snapshots of a baseline, which is one job without a syncer: its state between two steps, in one part."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ JOB_PART = "job"
 
 
 class JobSnapshots:
-    """Writes the snapshots of one job in a thread of its own, one at a time."""
+    """Writes the snapshots of one job, one at a time, in its own thread."""
 
     def __init__(
         self, workdir: pathlib.Path | None, experiment: Experiment, record: Callable[[Any], None]
     ) -> None:
-        """Without a workdir there are none."""
+        """Without a workdir, none are taken."""
         self._every = experiment.snapshot.every if workdir is not None else 0
         self._folder = (workdir or pathlib.Path()) / FOLDER
         self._store = SnapshotStore(self._folder, experiment.snapshot.keep)
@@ -32,24 +32,24 @@ class JobSnapshots:
         self._writing: concurrent.futures.Future[None] | None = None
 
     def due(self, step: int) -> bool:
-        """Whether there is to be one after so many steps."""
+        """Whether one is due after this step."""
         return bool(self._every) and step % self._every == 0
 
     def take(self, part: Part, header: Mapping[str, Any]) -> None:
-        """Begins to write a snapshot; it is given up if the one before is still being written.
+        """Begins to write a snapshot, unless the previous one is still being written.
 
         Args:
-          part: the job's state, which is left as it is from now on.
-          header: `step` and `time` of the state, and what else is to be known of it.
+          part: the job's state; must not change from now on.
+          header: `step` and `time` of the state, and anything else to store with it.
         """
         number = self._store.next_number()
         if self._writing is not None and not self._writing.done():
-            self._given_up(number, header, "the one before is still being written")
+            self._given_up(number, header, "the previous one is still being written")
             return
         self._writing = self._pool.submit(self._write, number, part, header)
 
     def close(self, timeout: float) -> None:
-        """Gives the one that is being written so many seconds to end."""
+        """Waits up to `timeout` seconds for the one that is being written."""
         self._pool.shutdown(wait=False)
         if self._writing is not None:
             concurrent.futures.wait([self._writing], timeout)
@@ -62,8 +62,8 @@ class JobSnapshots:
         except SnapshotError as error:
             self._store.discard(number)
             self._given_up(number, header, str(error))
-            told = f"{error}: a snapshot is given up; training goes on"
-            self._record(records.Alarm(told, header["time"]))
+            problem = f"{error}: a snapshot is given up; training goes on"
+            self._record(records.Alarm(problem, header["time"]))
             return
         values = {
             "number": number,

@@ -1,4 +1,4 @@
-"""The parts of a snapshot on disk: arrays and JSON values of one process each, written by Orbax."""
+"""The parts of a snapshot on disk: the arrays and JSON values of one process each, written by Orbax."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 
 SYNCER_PART = "syncer"
 STAGING = "staging"
-"""Where parts are written before the syncer takes them in: one that comes too late does no harm there."""
+"""Parts are written here before the syncer takes them in, so that one that comes too late does no harm."""
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -45,7 +45,7 @@ def parts_folder(snapshots: pathlib.Path) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one process contributes; whoever hands it to a writer leaves it as it is from then on."""
+    """What one process contributes; must not change once it is handed to a writer."""
 
     arrays: Mapping[str, np.ndarray | jax.Array]
     state: dict[str, Any]
@@ -54,11 +54,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class PartFiles:
-    """What a part that was written looks like on disk, and what it says.
+    """The files of a part that was written, and their checksums.
 
     Attributes:
-      files: by path relative to the part's folder, the size in bytes and the sha256 of each of its files.
-      content: sha256 of its state and arrays, whatever files they are in.
+      files: size in bytes and sha256 of each file, by its path in the part's folder.
+      content: sha256 of the state and the arrays, however they are divided into files.
     """
 
     files: Mapping[str, tuple[int, str]]
@@ -66,18 +66,18 @@ class PartFiles:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; `from_json` gives an equal one."""
-        return {"content": self.content, "files": {path: list(told) for path, told in self.files.items()}}
+        return {"content": self.content, "files": {path: list(file) for path, file in self.files.items()}}
 
     @classmethod
-    def from_json(cls, told: Any) -> PartFiles:
-        """Of what `to_json` told.
+    def from_json(cls, values: Any) -> PartFiles:
+        """From what `to_json` gave.
 
         Raises:
-          ValueError: it cannot be that; no path leads out of the part's folder.
+          ValueError: it is something else, or a path leads out of the part's folder.
         """
         try:
-            files = {path: (size, digest) for path, (size, digest) in told["files"].items()}
-            content, fields = told["content"], set(told)
+            files = {path: (size, digest) for path, (size, digest) in values["files"].items()}
+            content, fields = values["content"], set(values)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError("describes a part otherwise than by content and files") from None
         sound = fields == {"content", "files"} and _is_digest(content) and bool(files)
@@ -91,20 +91,20 @@ class PartFiles:
 
 
 class PartWriter:
-    """Writes the parts of one process, one after the other in a thread of its own. For several threads."""
+    """Writes the parts of one process, one after the other in its own thread. Any thread may use it."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """`folder` is that of the run's snapshots; it is made when the first part is written."""
+        """`folder`: of the run's snapshots; it is made when the first part is written."""
         self._folder = folder
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "snapshot")
         self._lock = threading.Lock()
         self._unfinished: set[concurrent.futures.Future[PartFiles]] = set()
 
     def write(self, number: int, name: str, part: Part) -> concurrent.futures.Future[PartFiles]:
-        """Begins to write a part; what comes of it, also that the disk refuses, comes out of the future.
+        """Begins to write a part, which is durable once the future has a result.
 
-        Any thread may call it. Arrays on devices are copied to the host by the writer's thread. The part is
-        durable once the future has a result. Errors are SnapshotError.
+        The writer's thread copies arrays from devices to the host. If the part cannot be written, the future
+        raises SnapshotError.
         """
         try:
             future = self._pool.submit(write_part, self._folder / f"{number:06d}", name, part)
@@ -116,7 +116,7 @@ class PartWriter:
         return future
 
     def close(self, timeout: float) -> None:
-        """Gives what is being written so many seconds to end; what has not begun is cancelled."""
+        """Waits up to `timeout` seconds for what is being written, and cancels the rest."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             running = [one for one in self._unfinished if not one.done()]
@@ -124,7 +124,7 @@ class PartWriter:
 
 
 def write_part(snapshot: pathlib.Path, name: str, part: Part) -> PartFiles:
-    """Writes a part as a new folder in that of its snapshot; returns when it is durable.
+    """Writes a part as a new folder in its snapshot's folder; returns when it is durable.
 
     Raises:
       SnapshotError: the disk refuses, or Orbax cannot write what is in the part.
@@ -136,7 +136,7 @@ def write_part(snapshot: pathlib.Path, name: str, part: Part) -> PartFiles:
         arrays = {key: np.asarray(array) for key, array in sorted(part.arrays.items())}
         state = json.loads(json.dumps(part.state))
         shapes = {key: [array.dtype.name, list(array.shape)] for key, array in arrays.items()}
-        # Orbax gives what has no axis back as a number, and takes nothing that is empty.
+        # Orbax returns an array without axes as a number, and refuses empty ones.
         stored = {key: array.reshape(array.shape or 1) for key, array in arrays.items() if array.size}
         snapshot.mkdir(parents=True, exist_ok=True)
         items: dict[str, Any] = {"state": ocp.args.JsonSave({"state": state, "arrays": shapes})}
@@ -154,41 +154,41 @@ def write_part(snapshot: pathlib.Path, name: str, part: Part) -> PartFiles:
 
 
 def check_listing(folder: pathlib.Path, files: PartFiles) -> None:
-    """Sees that the files of a part are there, each of its size, and no other; opens none.
+    """Checks, without opening any, that a part's files are all there with their sizes, and no others.
 
     Raises:
-      SnapshotError: it is not so.
+      SnapshotError: they are not.
     """
-    with _told_of(folder):
+    with _as_snapshot_error(folder):
         there = files_under(folder)
         if there != sorted(files.files):
             first = min(set(there) ^ set(files.files))
-            told = "does not belong there" if first in there else "is missing"
-            raise SnapshotError(f"{folder.name}/{first} {told}")
+            problem = "does not belong there" if first in there else "is missing"
+            raise SnapshotError(f"{folder.name}/{first} {problem}")
         for path, (size, _) in files.files.items():
             if (folder / path).stat().st_size != size:
                 raise SnapshotError(f"{folder.name}/{path} is not of the size that it was written with")
 
 
 def check_bytes(folder: pathlib.Path, files: PartFiles, below: str = "") -> None:
-    """Sees that every byte of a part is as it was written; of the files whose paths begin with `below`.
+    """Checks every byte of those files of a part whose paths begin with `below`.
 
     Raises:
-      SnapshotError: it is not so.
+      SnapshotError: a file is damaged.
     """
-    with _told_of(folder):
-        for path, told in files.files.items():
-            if path.startswith(below) and _digest(folder / path) != told:
+    with _as_snapshot_error(folder):
+        for path, written in files.files.items():
+            if path.startswith(below) and _digest(folder / path) != written:
                 raise SnapshotError(f"{folder.name}/{path} is damaged")
 
 
 def read_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
-    """Reads the state of a part, and none of its arrays.
+    """Reads the state of a part, without its arrays.
 
     Raises:
-      SnapshotError: it is not what was written.
+      SnapshotError: it is damaged.
     """
-    with _told_of(folder):
+    with _as_snapshot_error(folder):
         check_bytes(folder, files, "state/")
         return _restore(folder, state=ocp.args.JsonRestore()).state["state"]
 
@@ -197,9 +197,9 @@ def read_part(folder: pathlib.Path, content: str) -> Part:
     """Reads a part; its arrays are on the host, with dtypes and shapes as they were.
 
     Raises:
-      SnapshotError: what is read is not what was written, by its sha256.
+      SnapshotError: its sha256 is not `content`.
     """
-    with _told_of(folder):
+    with _as_snapshot_error(folder):
         items = {"arrays": ocp.args.PyTreeRestore()} if (folder / "arrays").is_dir() else {}
         read = _restore(folder, state=ocp.args.JsonRestore(), **items)
         stored = dict(read.get("arrays") or {})
@@ -214,12 +214,12 @@ def read_part(folder: pathlib.Path, content: str) -> Part:
 
 
 def is_part_name(name: str) -> bool:
-    """Whether a part may be called so."""
+    """Whether a part may have this name."""
     return bool(_NAME.fullmatch(name))
 
 
 def files_under(folder: pathlib.Path) -> list[str]:
-    """The paths, relative to the folder and sorted, of all in it that is not itself a folder."""
+    """The sorted paths of all files and links in a folder and below, relative to it."""
     return sorted(
         os.path.relpath(os.path.join(above, name), folder)
         for above, folders, names in os.walk(folder, onerror=_raise)
@@ -228,7 +228,7 @@ def files_under(folder: pathlib.Path) -> list[str]:
 
 
 def make_durable(folder: pathlib.Path) -> None:
-    """Sees that what a folder lists is on the disk; raises OSError."""
+    """Flushes a folder's list of files to the disk; raises OSError."""
     held = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(held)
@@ -240,13 +240,13 @@ def reason(error: BaseException) -> str:
     """What went wrong, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    told = next(iter(str(error).splitlines()), "")
-    return told or type(error).__name__
+    line = next(iter(str(error).splitlines()), "")
+    return line or type(error).__name__
 
 
 @contextlib.contextmanager
-def _told_of(folder: pathlib.Path) -> Iterator[None]:
-    """Whatever goes wrong below is told as a SnapshotError; of damaged files Orbax raises many kinds."""
+def _as_snapshot_error(folder: pathlib.Path) -> Iterator[None]:
+    """Turns every error into a SnapshotError: Orbax raises many kinds for a damaged file."""
     try:
         yield
     except SnapshotError:
@@ -286,8 +286,8 @@ def _content(state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _is_digest(told: Any) -> bool:
-    return isinstance(told, str) and bool(_DIGEST.fullmatch(told))
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and bool(_DIGEST.fullmatch(value))
 
 
 def _raise(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""What a resumed run begins with: the newest complete snapshot, and the run's records cut back to it."""
+"""Before a run resumes: finds the newest complete snapshot, and cuts the run's records back to it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ddiloco.settings.experiment import Experiment, parse
 
 
 def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
-    """The newest complete snapshot in the workdir; of each that cannot be used, a line is told.
+    """The newest complete snapshot in the workdir; prints a line about each one that cannot be used.
 
     With driver=remote only the syncer's arrays are verified here: each learner's process verifies its own.
 
     Raises:
-      ConfigError: there is none, or it is of a run that these settings cannot go on with.
+      ConfigError: there is none, or the run cannot resume from it with these settings.
     """
     folder, own = workdir / FOLDER, [SYNCER_PART] if experiment.driver == "remote" else None
     snapshot = SnapshotStore(folder, experiment.snapshot.keep).newest(_warn, own)
@@ -32,7 +32,7 @@ def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
 
 
 def trim_records(snapshot: Snapshot, workdir: pathlib.Path) -> pathlib.Path:
-    """Cuts the run's records back to the snapshot; the folder that has what was cut off.
+    """Cuts the run's records back to the snapshot; gives the folder with the rest.
 
     Raises:
       ConfigError: the disk refuses, or the snapshot has been damaged since it was opened.
@@ -62,7 +62,7 @@ def _cut(snapshot: Snapshot) -> Cut:
 
 
 def _furthest(header: Mapping[str, Any]) -> int:
-    """The step of the learner that was furthest ahead, which a resumed run must not end before."""
+    """The step of the learner furthest ahead; a resumed run must not end before it."""
     clocks = header.get("clocks", {}).get("learners", {})
     return max([header["step"], *(clock["learners"][m][1] for m, clock in clocks.items())])
 

@@ -1,8 +1,8 @@
-"""The snapshots of a run on disk: complete once a manifest, written last, vouches for every byte.
+"""The snapshots of a run on disk: one is complete once it has its manifest, with the checksums of all files.
 
-Orbax writes the parts, but its CheckpointManager cannot keep the snapshots: it takes each folder named by a
-step for complete, where here several processes write one and the manifest says when it is, and it would count
-damaged ones among those to keep.
+Orbax writes the parts, but its CheckpointManager cannot keep the snapshots. It takes every folder named after
+a step for complete, whereas several processes write a snapshot and only the manifest says when it is whole.
+It would also count damaged snapshots among those to keep.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _LONGEST_MANIFEST = 1 << 28
 
 
 class Snapshot:
-    """A complete snapshot. What is read of it is what was written, or SnapshotError is raised.
+    """A complete snapshot. Reading what is damaged raises SnapshotError.
 
     Attributes:
-      number: from 1, counting up, also when the run resumes.
+      number: counts up from 1; a resumed run counts on.
       folder: where it is.
-      header: JSON values: of which moment it is, and of which experiment.
+      header: JSON values: when and of which experiment it was taken.
       parts: the names of its parts.
       name: what a tape calls it by.
     """
@@ -58,7 +58,7 @@ class Snapshot:
     def __init__(
         self, folder: pathlib.Path, header: dict[str, Any], parts: Mapping[str, PartFiles], sha256: str
     ) -> None:
-        """`sha256`: of its manifest, hex."""
+        """`sha256`: of the manifest, hex."""
         self.number = int(folder.name)
         self.name = SnapshotName(self.number, sha256)
         self.folder = folder
@@ -85,28 +85,28 @@ class Snapshot:
 
 
 class SnapshotStore:
-    """The folder of a run's snapshots; for one thread of the process that decides when one is complete."""
+    """The folder of a run's snapshots; used by one thread, which decides when a snapshot is complete."""
 
     def __init__(self, folder: pathlib.Path, keep: int, keep_also: SnapshotName | None = None) -> None:
-        """`keep` complete snapshots stay, the newest ones, and `keep_also` the one with which tapes begin."""
+        """The newest `keep` complete snapshots stay, and `keep_also`, with which the run's tapes begin."""
         self.folder = folder
         self._keep = keep
         self._keep_also = None if keep_also is None else keep_also.number
         self._given = 0
 
     def next_number(self) -> int:
-        """A number above all that were given or are on the disk."""
+        """A number above all that were given before or are on the disk."""
         self._given = max([self._given, *self._numbers()]) + 1
         return self._given
 
     def complete(self, number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> None:
         """Makes a snapshot of these parts complete; returns when it is durable.
 
-        Then older ones go: those beyond `keep`, and all that are incomplete. What cannot be removed stays
-        until the next time.
+        Then removes older ones: those beyond `keep`, and all that are incomplete. What cannot be removed now
+        is tried again next time.
 
         Raises:
-          SnapshotError: parts are not there, the header tells of no consistent cut, or the disk refuses.
+          SnapshotError: a part is missing, the states are no consistent cut, or the disk refuses.
         """
         folder = self._at(number)
         try:
@@ -121,13 +121,13 @@ class SnapshotStore:
         self._retain(number)
 
     def discard(self, number: int) -> None:
-        """Removes a snapshot that was given up; what is still being written of it goes later."""
+        """Removes a snapshot that was given up; parts that are still being written go later."""
         _remove(self._at(number))
 
     def newest(self, warn: Callable[[str], None], own: Collection[str] | None = None) -> Snapshot | None:
-        """The newest snapshot that `open` finds sound, with the state of every part; None if there is none.
+        """The newest snapshot that `open` accepts and whose states can be read; None if there is none.
 
-        `warn` hears in a line of each one skipped.
+        `warn` gets a line about each one that is skipped.
         """
         for number in sorted(self._numbers(), reverse=True):
             try:
@@ -140,11 +140,11 @@ class SnapshotStore:
         return None
 
     def open(self, number: int, own: Collection[str] | None = None) -> Snapshot:
-        """A complete snapshot: all files are there, each of its size.
+        """A complete snapshot: all its files are there, with their sizes.
 
         Args:
-          number: its own.
-          own: the parts of which every byte is read, to see that it is as it was written; None: all.
+          number: its number.
+          own: the parts to check byte by byte; None: all.
 
         Raises:
           SnapshotError: it is incomplete or damaged.
@@ -191,13 +191,13 @@ class SnapshotStore:
 
 
 def _encoded(number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> bytes:
-    told = {
+    manifest = {
         "format": _FORMAT,
         "number": number,
         "header": header,
         "parts": {name: part.to_json() for name, part in parts.items()},
     }
-    rest = json.dumps(told, indent=1)[1:].lstrip().encode() + b"\n"
+    rest = json.dumps(manifest, indent=1)[1:].lstrip().encode() + b"\n"
     return b'{"sha256": "' + hashlib.sha256(rest).hexdigest().encode() + b'", ' + rest
 
 
@@ -211,8 +211,9 @@ def _manifest(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, PartFiles
     if opening is None or hashlib.sha256(data[opening.end() :]).hexdigest().encode() != opening[1]:
         raise ValueError(f"{_MANIFEST} is damaged")
     try:
-        told = json.loads(data)
-        form, number, header, parts = told["format"], told["number"], dict(told["header"]), told["parts"]
+        values = json.loads(data)
+        form, number = values["format"], values["number"]
+        header, parts = dict(values["header"]), values["parts"]
         files = {name: PartFiles.from_json(part) for name, part in parts.items() if is_part_name(name)}
     except (AttributeError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{_MANIFEST} is none") from None
@@ -224,7 +225,7 @@ def _manifest(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, PartFiles
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """The manifest first: what a crash leaves of a removal is incomplete."""
+    """Removes the manifest first: what a crash leaves then counts as incomplete."""
     try:
         (folder / _MANIFEST).unlink(missing_ok=True)
     except OSError:

@@ -1,1 +1,1 @@
-"""Event tapes: what each protocol core was told, in order, and what is needed to redo the arrays."""
+"""Event tapes: every event of each protocol core, in order, and notes for computing the arrays again."""

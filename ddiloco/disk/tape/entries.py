@@ -1,4 +1,4 @@
-"""The entries of a tape as Python has them, and as bytes: events of the cores, and notes on arrays."""
+"""The entries of a tape, in Python and as bytes: events of the cores, and notes on arrays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ddiloco.schema import codec
 
 @dataclasses.dataclass(frozen=True, order=True)
 class InnerOrigin:
-    """Where an inner optimizer state is from: a learner's process, and the number of its gift, from 1.
+    """Where an inner optimizer state comes from: a learner's process, which numbers those it gave from 1.
 
-    Process 0: it is in the learner's part of the snapshot of that number, from which the run goes on.
+    Process 0: from the learner's part of the snapshot of that number, from which the run resumed.
     """
 
     learner: int
@@ -26,7 +26,7 @@ class InnerOrigin:
 
     @property
     def in_snapshot(self) -> bool:
-        """Whether it was there when the run went on."""
+        """Whether it comes from the snapshot from which the run resumed."""
         return not self.process
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class InnerOrigin:
 
 @dataclasses.dataclass(frozen=True)
 class Adopted:
-    """A learner went on with this inner state; None: a fresh one, or if not `fresh` one that nobody knows."""
+    """A learner adopted this inner state. None: a fresh one; if `fresh` is False, one of unknown origin."""
 
     origin: InnerOrigin | None
     fresh: bool
@@ -45,14 +45,14 @@ class Adopted:
 
 @dataclasses.dataclass(frozen=True)
 class Gave:
-    """A learner gave its inner state away, as the last started step left it."""
+    """A learner gave a copy of its inner state, after the last step it had started."""
 
     number: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Pulled:
-    """The syncer had this offer (the newest of those it had) when the update before was applied."""
+    """The newest offer that the syncer had pulled when the update before this note was applied."""
 
     fragment: int
     step: int
@@ -69,7 +69,7 @@ class Committed:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """The process came to its end by itself; the syncer's, with these versions of its fragments."""
+    """The process ended by itself; the syncer's notes the versions of its fragments."""
 
     versions: tuple[int, ...] = ()
 
@@ -80,20 +80,20 @@ Thing = codec.Event | Note
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One line of a tape. `now` (seconds) is as the core was given it; None for what is no event."""
+    """One entry of a tape. `now`: seconds, as given to the core; None for a note."""
 
     now: float | None
     thing: Thing
 
 
 class _Reports:
-    """The last report of each learner: what writer and reader both expect the next one from."""
+    """The last report of each learner: writer and reader both predict the next one from it."""
 
     def __init__(self) -> None:
         self._last: dict[int, Report] = {}
 
     def encode(self, r: Report) -> pb.Report:
-        """In as few bytes as what follows from the last one allows."""
+        """Only what does not follow from the learner's last report."""
         last = self._last.get(r.learner)
         self._last[r.learner] = r
         if last is None or len(last.counters) != len(r.counters):
@@ -116,7 +116,7 @@ class _Reports:
         )  # fmt: skip
 
     def decode(self, m: pb.Report) -> Report:
-        """Raises ValueError or KeyError where the message cannot follow."""
+        """Raises ValueError or KeyError if the message does not fit the last report."""
         others = {p: FragmentCounters(*row) for p, *row in zip(*[iter(m.others)] * 4, strict=True)}
         if m.fragments:
             counters = tuple(others[p] for p in range(m.fragments - 1))
@@ -133,7 +133,7 @@ class _Reports:
 
 
 def _growth(old: Iterable[FragmentCounters], new: Iterable[FragmentCounters]) -> tuple[int, int]:
-    """Steps and tokens that the first fragment that kept its version has more."""
+    """How many steps and tokens were added; read from a fragment whose version is the same."""
     for before, after in zip(old, new, strict=True):
         if before.version == after.version:
             return after.steps - before.steps, after.tokens - before.tokens
@@ -145,13 +145,13 @@ def _grown(c: FragmentCounters, steps: int, tokens: int) -> FragmentCounters:
 
 
 class Encoder:
-    """Entries as messages; each tape has its own, since a report is told by what changed since the last."""
+    """Entries as messages; each tape has its own encoder, since a report is encoded against the last one."""
 
     def __init__(self) -> None:
         self._reports = _Reports()
 
     def __call__(self, thing: Thing, now: float | None = None) -> pb.Entry:
-        """The message. Raises ValueError where a number has more than 64 bits."""
+        """The message. Raises ValueError if a number has more than 64 bits."""
         match thing:
             case events.StepReported(report):
                 kind = {"report": self._reports.encode(report)}
@@ -163,7 +163,7 @@ class Encoder:
 
 
 class Decoder:
-    """Messages as entries; the same order as they were encoded in."""
+    """Messages as entries; must decode them in the order in which they were encoded."""
 
     def __init__(self) -> None:
         self._reports = _Reports()
@@ -172,7 +172,7 @@ class Decoder:
         """The entries of a record.
 
         Raises:
-          ValueError: it is none.
+          ValueError: the record cannot be read.
         """
         try:
             return [self._entry(message) for message in pb.Record.FromString(payload).entries]

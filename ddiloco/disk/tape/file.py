@@ -1,8 +1,8 @@
-"""The file under a tape: records with chained checksums, whole up to where a process was killed.
+"""The file of a tape: records with chained checksums, readable up to where its process was killed.
 
-After a first line that names the format, each record is a head of three little-endian 32-bit numbers, the
-length of its payload and two checksums, and the payload. The first checksum is of the length, the second of
-length and payload, and each goes on from the record before: no record can be changed, moved or left out.
+The first line names the format. Each record is three little-endian 32-bit numbers (the payload's length and
+two checksums) and the payload. The first checksum covers the length, the second length and payload; each
+continues the checksum of the record before, so no record can be changed, moved or left out unnoticed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _START = zlib.crc32(MAGIC)
 
 
 class TapeError(Exception):
-    """A tape is damaged, or does not fit what is asked of it; the message is one line and names the file."""
+    """A tape is damaged or cannot be used; the message is one line and names the file."""
 
 
 class TapeFile:
-    """A tape that is being written; one thread's."""
+    """A tape that is being written, by one thread."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Begins a new file. Raises OSError: there is one already, or the disk refuses."""
+        """Begins a new file. Raises OSError if it exists already, or the disk refuses."""
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         self._file = os.open(path, flags, 0o644)
@@ -36,9 +36,9 @@ class TapeFile:
         self._write(MAGIC)
 
     def append(self, payload: bytes) -> None:
-        """Hands a record to the operating system: it outlives this process. Raises OSError.
+        """Hands a record to the operating system, so that it outlives this process. Raises OSError.
 
-        After an error nothing more may be appended: half a record may be there.
+        After an error nothing more may be appended, since half a record may be there.
         """
         length = _LENGTH.pack(len(payload))
         check = zlib.crc32(length, self._chain)
@@ -46,7 +46,7 @@ class TapeFile:
         self._write(_HEAD.pack(len(payload), check, self._chain) + payload)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         with contextlib.suppress(OSError):
             os.close(self._file)
 
@@ -57,11 +57,11 @@ class TapeFile:
 
 
 class Content(NamedTuple):
-    """What a file holds.
+    """The records of a tape.
 
     Attributes:
-      records: payloads in their order, each with the byte at which its record begins.
-      torn: bytes after the last whole record, which were cut; 0 unless a process was killed as it wrote.
+      records: the payloads in order, each with the byte at which its record begins.
+      torn: bytes of an unfinished last record, which is left out; 0 unless the process was killed writing.
     """
 
     records: list[tuple[int, bytes]]
@@ -69,13 +69,10 @@ class Content(NamedTuple):
 
 
 def read(path: pathlib.Path) -> Content:
-    """Reads a tape, also one that is still being written.
-
-    A record that the file ends within is left out. Where bytes are there but are not those that were written,
-    nothing is used.
+    """Reads a tape, which may still be being written: an unfinished last record is left out.
 
     Raises:
-      TapeError: it cannot be read, is no tape, or a byte of it was changed.
+      TapeError: it cannot be read, is no tape, or is damaged anywhere.
     """
     try:
         data = path.read_bytes()

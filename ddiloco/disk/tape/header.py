@@ -1,4 +1,4 @@
-"""What stands first on a tape: whose it is, what it began from, and what the same numbers can be had on."""
+"""The first record of a tape: whose it is, what it began from, and the machine that it was recorded on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ddiloco.protocol.state import SyncerState
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What numbers depend on beside the settings."""
+    """What numerical results depend on besides the settings."""
 
     platform: str  # "cpu", "gpu" or "tpu"
-    devices: tuple[str, ...]  # kinds of the mesh's devices, one each
+    devices: tuple[str, ...]  # the kind of each device of the mesh
     mesh: Mapping[str, int]  # devices along each axis
     visible: int  # devices that the process sees
-    xla_flags: str  # of $XLA_FLAGS, but for the number of devices
+    xla_flags: str  # from $XLA_FLAGS, without the number of devices
     packages: Mapping[str, str]  # versions by name
 
     def differences(self, other: Machine) -> list[str]:
@@ -41,10 +41,10 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotName:
-    """A snapshot, as those call it who resume from it."""
+    """How a snapshot is named by the tapes of a run that resumes from it."""
 
     number: int
-    sha256: str  # of its manifest, which vouches for every byte; hex
+    sha256: str  # of its manifest, which has the checksums of all files; hex
 
     def __str__(self) -> str:
         return f"snapshot {self.number}"
@@ -52,7 +52,7 @@ class SnapshotName:
 
 @dataclasses.dataclass(frozen=True)
 class ResumedWith:
-    """With what a learner resumes from a snapshot, as `LearnerCore.resume` takes it."""
+    """What a learner has when it resumes from a snapshot, as `LearnerCore.resume` takes it."""
 
     snapshot: SnapshotName
     clock: int
@@ -61,23 +61,23 @@ class ResumedWith:
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """Of one process of one actor.
+    """The header of one process's tape.
 
     Attributes:
       role: "learner" or "syncer".
       learner: its number; None for the syncer.
-      process: a learner's first incarnation; the number of the syncer's process in the run, from 1.
-      driver: that of the run.
-      config: fingerprint of the settings that numbers and decisions follow from, hex.
+      process: a learner's first incarnation; for the syncer, the number of its process in the run, from 1.
+      driver: the run's.
+      config: fingerprint of the settings that numbers and decisions depend on, hex.
       layout: fingerprint of the fragments, hex.
-      machine: what the numbers depend on beside.
-      now: seconds, of the clock that entries are timed by.
+      machine: what else the numbers depend on.
+      now: seconds on the clock of the entries.
       wall: unix seconds at `now`; in virtual time the same as `now`.
-      position: of a learner, where its first batch comes from, as its batches tell it; None: their beginning.
-      state: of the syncer, what it began from.
-      sha256: of the syncer, of each fragment that it began from, hex.
-      resumed_from: of the syncer, the snapshot that the run resumes from, if it does.
-      resumed: of a learner that resumes from a snapshot, with what.
+      position: learner only: where its batches begin, as `Batches.get_state` gives it; None: at the start.
+      state: syncer only: what it began from.
+      sha256: syncer only: of each fragment that it began from, hex.
+      resumed_from: syncer only: the snapshot from which the run resumed, if it did.
+      resumed: learner only: what it resumed with, if it did.
     """
 
     role: str
@@ -96,24 +96,24 @@ class Header:
     resumed: ResumedWith | None = None
 
     def differences(self, other: Header) -> list[str]:
-        """What of that which numbers follow from is another, as short phrases."""
+        """What differs among the things that numbers depend on, as short phrases."""
         names = [name for name in ("config", "layout") if getattr(self, name) != getattr(other, name)]
-        told = {"config": "other settings", "layout": "other fragments"}
-        return [*(told[name] for name in names), *self.machine.differences(other.machine)]
+        phrases = {"config": "other settings", "layout": "other fragments"}
+        return [*(phrases[name] for name in names), *self.machine.differences(other.machine)]
 
     @property
     def actor(self) -> str:
-        """The name of whose tape it is: "learner 2", "the syncer"."""
+        """Whose tape it is: "learner 2", "the syncer"."""
         return "the syncer" if self.learner is None else f"learner {self.learner}"
 
 
 def to_json(header: Header) -> str:
-    """The header in a line of JSON."""
+    """The header as a line of JSON."""
     return json.dumps(dataclasses.asdict(header), separators=(",", ":"))
 
 
 def from_json(text: str) -> Header:
-    """The header of what `to_json` gave. Raises ValueError: the text is none."""
+    """The header from what `to_json` gave. Raises ValueError if it is something else."""
     try:
         values = json.loads(text)
         machine = values.pop("machine")
@@ -127,7 +127,7 @@ def from_json(text: str) -> Header:
             )
         sha256, name, resumed = (values.pop(key) for key in ("sha256", "resumed_from", "resumed"))
         if resumed is not None:
-            fragments = tuple(FragmentWork(**told) for told in resumed["fragments"])
+            fragments = tuple(FragmentWork(**work) for work in resumed["fragments"])
             resumed = ResumedWith(SnapshotName(**resumed["snapshot"]), resumed["clock"], fragments)
         return Header(
             machine=Machine(**machine),

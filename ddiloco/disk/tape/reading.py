@@ -1,4 +1,4 @@
-"""The tapes of a run, read back: one by process, in the order in which an actor's processes followed."""
+"""The tapes of a run, read back: one for each process, in the order in which the processes ran."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Tape:
 
     Attributes:
       path: its file.
-      header: what it says first.
+      header: its first record.
       entries: all others, in order.
-      torn: bytes that were cut off its end.
+      torn: bytes of an unfinished last record, which is left out.
     """
 
     path: pathlib.Path
@@ -48,7 +48,7 @@ class Tape:
 
     @property
     def ended(self) -> bool:
-        """Whether the process came to its end by itself."""
+        """Whether the process ended by itself."""
         return bool(self.entries) and isinstance(self.entries[-1].thing, End)
 
     def wall(self, now: float) -> float:
@@ -61,9 +61,9 @@ class RunTapes:
     """All tapes of a run.
 
     Attributes:
-      syncers: the syncer's processes, the first one first.
-      learners: by number, the processes of each learner, likewise.
-      warnings: of tapes that were cut, a line each.
+      syncers: the syncer's processes, in order.
+      learners: each learner's processes, in order, by its number.
+      warnings: a line about each tape that was cut.
     """
 
     syncers: list[Tape]
@@ -72,7 +72,7 @@ class RunTapes:
 
 
 def read_tape(path: pathlib.Path) -> Tape | None:
-    """A tape; None where a process was killed before it had written as much as its header.
+    """A tape; None if the process was killed before it had written the header.
 
     Raises:
       TapeError: it cannot be read, or is damaged.
@@ -87,7 +87,7 @@ def read_tape(path: pathlib.Path) -> Tape | None:
                 header = from_json(pb.Record.FromString(payload).header)
             else:
                 entries += decode(payload)
-        except Exception as error:  # protobuf's own is of no fixed class
+        except Exception as error:  # protobuf does not say which it raises
             raise TapeError(f"{path}: byte {at}: holds {error}") from None
     return Tape(path, header, entries, content.torn)
 

@@ -1,4 +1,4 @@
-"""Writes a tape as its actor goes along; a disk that refuses ends the tape, and never the run."""
+"""Writes a tape while its actor works; a disk that refuses ends the tape, but never the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddiloco.disk.tape.header import Header
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 
-_LONGEST_WAIT = 1.0  # seconds that the syncer's entries may wait to be written, where nothing hangs on them
+_LONGEST_WAIT = 1.0  # seconds that the syncer's entries may wait to be written if nothing depends on them
 
 
 class Recorder:
@@ -38,9 +38,9 @@ class Recorder:
         """Begins the file.
 
         Args:
-          path: of the file; None: nothing is written, and no header needed.
-          header: what the tape begins with.
-          record: takes an alarm.
+          path: of the file; None: nothing is written, and `header` is not needed.
+          header: the first record.
+          record: gets an alarm if the disk refuses.
         """
         self._path, self._record = path, record
         self._file: TapeFile | None = None
@@ -61,7 +61,7 @@ class Recorder:
         return self._file is not None
 
     def flush(self) -> None:
-        """Hands what was noted to the operating system, in one write: it outlives this process."""
+        """Hands what was noted to the operating system, so that it outlives this process."""
         if self._waiting and self._file is not None:
             waiting, self._waiting = self._waiting, []
             self._append(pb.Record(entries=waiting))
@@ -93,8 +93,8 @@ class Recorder:
     def _fail(self, error: Exception) -> None:
         self._close()
         reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{self._path}: ")
-        told = f"{self._path}: {reason}: the tape ends here, and the run cannot be replayed beyond it"
-        self._record(records.Alarm(told, time.time()))
+        problem = f"{self._path}: {reason}: the tape ends here, and the run cannot be replayed beyond it"
+        self._record(records.Alarm(problem, time.time()))
 
     def _close(self) -> None:
         if self._file is not None:
@@ -104,7 +104,7 @@ class Recorder:
 
 
 class LearnerTape(Recorder):
-    """What a process of a learner is told; a step is written once it is finished, with what came before."""
+    """The events of a learner's process; they are written at once, but a started step only with the next."""
 
     def __init__(
         self,
@@ -114,27 +114,27 @@ class LearnerTape(Recorder):
         header: Header | None = None,
         record: Callable[[records.Record], None] = lambda record: None,
     ) -> None:
-        """As of `Recorder`."""
+        """As for `Recorder`."""
         super().__init__(path, header, record)
         self._learner, self._process = learner, process
         self._given = 0
 
-    def told(self, event: events.LearnerEvent, now: float) -> None:
-        """Notes an event that the core has taken; to be called before its actions are carried out."""
+    def heard(self, event: events.LearnerEvent, now: float) -> None:
+        """Notes an event that the core has handled; call it before the actions are carried out."""
         self._note(event, now)
-        if not isinstance(event, events.StepStarted):  # of a step nothing is public before it is finished
+        if not isinstance(event, events.StepStarted):  # nobody else sees a step before it is finished
             self.flush()
 
     def adopted(self, fresh: bool, origin: InnerOrigin | None) -> None:
-        """Notes the inner state that the learner goes on with; `origin` where it is not a fresh one."""
+        """Notes the inner state that the learner adopted; `origin` if it is not a fresh one."""
         self._note(Adopted(origin, fresh))
 
     def pulled(self, fragment: int, step: int) -> None:
-        """Notes which offer the syncer had when the update just told was applied."""
+        """Notes which offer the syncer had pulled when the update just noted was applied."""
         self._note(Pulled(fragment, step))
 
     def gave(self) -> InnerOrigin:
-        """Notes that the inner state is given away as it stands; the name under which it goes."""
+        """Notes that a copy of the inner state is given away now; gives its name."""
         self._given += 1
         self._note(Gave(self._given))
         self.flush()
@@ -142,13 +142,13 @@ class LearnerTape(Recorder):
 
 
 class SyncerTape(Recorder):
-    """What a process of the syncer is told."""
+    """The events of a syncer's process."""
 
-    def told(self, event: events.SyncerEvent, decided: Sequence[actions.SyncerAction], now: float) -> None:
-        """Notes an event that the core has taken and answered; to be called before its actions are done.
+    def heard(self, event: events.SyncerEvent, decided: Sequence[actions.SyncerAction], now: float) -> None:
+        """Notes an event that the core has handled; call it before the actions are carried out.
 
-        What a merge is made of is written before it begins, for its result may be durable before this
-        process hears of it.
+        The contributions to a merge are written before it begins, since its result may be durable before
+        this process learns of it.
         """
         self._note(event, now)
         if any(isinstance(a, actions.Merge) for a in decided) or now >= self._written_at + _LONGEST_WAIT:

@@ -1,4 +1,4 @@
-"""A learner's end of the wire: keeps a connection to the syncer, for ever, and never in the steps' way."""
+"""A learner's end of the wire: keeps a connection to the syncer for ever, and never delays steps."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.roles.transfer import host_arrays
 from ddiloco.settings.remote import RemoteConfig, backoff
 
-TOLD_AFTER = 7  # tries, a quarter of a minute: a learner may be started before its syncer
+NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
 
 
 class Learner(Protocol):
-    """What of a LearnerWorker the wire touches."""
+    """The part of a LearnerWorker that the wire uses."""
 
     inbox: queue.SimpleQueue[Delivery]
 
@@ -43,10 +43,10 @@ class Learner(Protocol):
 
 
 class SyncerClient:
-    """Connects, and connects anew whenever the connection breaks, until `finish` or a refusal.
+    """Connects, again whenever the connection breaks, until `finish` or a refusal.
 
-    While there is no connection, steps go on: what the learner tells waits in the outbox. What the
-    syncer sends that cannot be read ends the connection, and is counted in `malformed`.
+    Without a connection steps go on, and messages to the syncer wait in the outbox. A message from the syncer
+    that cannot be read ends the connection, and is counted in `malformed`.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class SyncerClient:
         """
         self.outbox = Outbox(learner)
         self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
-        self.newest_incarnation = 0  # of this learner, of those that the syncer had heard of
+        self.newest_incarnation = 0  # of this learner, as far as the syncer knew
         self.position = ""  # JSON: where an earlier process's batches go on; empty: none is known
         self.resume_from = 0  # snapshot that has the learner's state, for its first process; 0: none
-        self.refusal: str | None = None  # why the syncer will never let it in, in a line
+        self.refusal: str | None = None  # one line: why the syncer will never let it in
         self.connections = self.malformed = 0
         self._address, self._learner, self._process = address, learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
@@ -77,7 +77,7 @@ class SyncerClient:
         self._donor_port = donor_port
         self._connection: _Connection | None = None
         self._worker: Learner | None = None
-        self._over = False  # the syncer has told so
+        self._over = False  # the syncer has said that the run is over
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._control: grpc.Call | None = None
@@ -95,12 +95,12 @@ class SyncerClient:
                 worker.inbox.put(Leave())
 
     def tell_of_snapshot(self, message: SnapshotMessage) -> None:
-        """Tells the syncer about a snapshot; never waits. Of a part, only after the steps that it holds."""
-        told = snapshot_message(message, self._terms.num_fragments)
+        """Sends a message about a snapshot; never waits. One about a part goes after its steps' records."""
+        sent = snapshot_message(message, self._terms.num_fragments)
         if isinstance(message, PartWritten):
-            self.outbox.say_after_records(told)
+            self.outbox.say_after_records(sent)
         else:
-            self.outbox.say(told)
+            self.outbox.say(sent)
 
     def peers(self, timeout: float) -> list[str]:
         """Addresses of learners that may have an inner state to give; none while there is no connection."""
@@ -108,7 +108,7 @@ class SyncerClient:
         return connection.peers(timeout) if connection is not None else []
 
     def finish(self, timeout: float) -> bool:
-        """Says what is left to say and goodbye, where there is a connection; whether all was heard."""
+        """Sends what is left and a goodbye, if there is a connection; returns whether all records arrived."""
         heard = self.outbox.finish(timeout)
         self.outbox.say(pb.FromLearner(goodbye=pb.Goodbye()))
         self._closing.set()
@@ -134,7 +134,7 @@ class SyncerClient:
                     self._refused(error.details() or error.code().name)
                     return
                 reason = error.details() or error.code().name
-            except Exception as error:  # whatever it is, the learner must not stay alone for ever
+            except Exception as error:  # whatever it is, the learner must connect again
                 reason = f"{type(error).__name__}: {error}"
             finally:
                 self.outbox.disconnected()
@@ -142,7 +142,7 @@ class SyncerClient:
                 return
             connected = self.connections > before
             failures = 1 if connected else failures + 1
-            if (connected or failures == TOLD_AFTER) and not self._over:
+            if (connected or failures == NOTED_AFTER) and not self._over:
                 self._note(f"no connection to the syncer at {self._address}: {reason}; trying on")
             self._closing.wait(backoff(failures, self._config.longest_backoff))
 
@@ -158,11 +158,11 @@ class SyncerClient:
                 self._worker.inbox.put(Leave())
 
     def _connect(self) -> None:
-        """One connection from its hello to its end.
+        """Runs one connection from its hello to its end.
 
         Raises:
-          grpc.RpcError: it could not be had, or broke.
-          WireError: the syncer sent what cannot be read.
+          grpc.RpcError: it could not be made, or broke.
+          WireError: a message from the syncer cannot be read.
         """
         with contextlib.ExitStack() as stack:
             channels = [
@@ -209,7 +209,7 @@ class _Connection:
         self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
         self._collector = Collector(client._terms.num_fragments)
         self._pulls: queue.SimpleQueue[pb.Pull | None] = queue.SimpleQueue()
-        self._cause: Exception | None = None  # why the updates ended, if they were the first to
+        self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
         if client.connections == 1:
@@ -218,7 +218,7 @@ class _Connection:
         client.accepted.set()
 
     def serve(self) -> None:
-        """Until the connection ends."""
+        """Runs until the connection ends."""
         threads = []
         for channel in self._channels:
             for target in (self._take_updates, self._answer_pulls):
@@ -273,9 +273,9 @@ class _Connection:
                 header = parse(pb.DownHeader, data)
                 update = update_of(header, terms.num_fragments)
                 pieces = receive(terms.down[update.fragment], header.size, stream)
-                told = self._collector.take(header, update, pieces)
-                if told is not None and self._client._worker is not None:
-                    self._client._worker.inbox.put(told)
+                delivery = self._collector.take(header, update, pieces)
+                if delivery is not None and self._client._worker is not None:
+                    self._client._worker.inbox.put(delivery)
         except (WireError, grpc.RpcError) as error:
             self._cause = self._cause or error
             self._control.cancel()  # without updates the connection is of no use

@@ -1,7 +1,7 @@
 """Inner optimizer states from learner to learner: what a learner that joins takes over from a peer.
 
-The parameters are not among them. A learner that joins starts from the global fragments: the donor's
-own steps on top of them will come to the syncer from the donor, and taken over they would be merged twice.
+Parameters are not taken over. A learner that joins starts from the global fragments: the donor sends its own
+steps to the syncer, so that a copy of them would be merged twice.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ddiloco.remote.wire.security import Security, check_reach
 from ddiloco.roles.exchange import Delivery, InnerState, InnerStateWanted
 from ddiloco.roles.transfer import host_arrays
 
-BOUNDARY_SECONDS = 20.0  # for the donor to come to a step boundary with the versions asked for
-AT_ONCE = 1  # donations of one learner; each holds a copy of its inner state
+BOUNDARY_SECONDS = 20.0  # for the donor to reach a step boundary with the requested versions
+AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
 
 
 class InnerFormat:
@@ -37,8 +37,8 @@ class InnerFormat:
     def __init__(self, leaves: Sequence[jax.ShapeDtypeStruct]) -> None:
         """`leaves`: those of a TrainProgram."""
         self.arrays = tuple(ArrayFormat(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
-        told = [[a.dtype.str, list(a.shape)] for a in self.arrays]
-        self.fingerprint = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        formats = [[a.dtype.str, list(a.shape)] for a in self.arrays]
+        self.fingerprint = hashlib.sha256(json.dumps(formats).encode()).hexdigest()
         self.bytes = sum(a.nbytes for a in self.arrays)
 
 
@@ -46,7 +46,7 @@ class Donor:
     """A learner's small server for its peers; the worker is asked through its inbox and never waits."""
 
     def __init__(self, security: Security, keepalive: float, longest: float = 30.0) -> None:
-        """`keepalive` is in seconds; `longest` too, after which a donation that is not read is given up."""
+        """Both are in seconds; after `longest` a donation that is not read is given up."""
         self._security, self._longest = security, longest
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Delivery] | None = None
@@ -55,10 +55,10 @@ class Donor:
         self._server = wire.listener(wire.DONATE, handlers, keepalive, AT_ONCE)
 
     def start(self, host: str) -> int:
-        """Listens on a free port of this host; the port.
+        """Listens on a free port of this host; returns the port.
 
         Raises:
-          ConfigError: the host cannot be had, or is beyond the loopback without token and TLS.
+          ConfigError: the host is not available, or is beyond the loopback without token and TLS.
         """
         check_reach(f"{host}:0", self._security)
         port = self._security.listen(self._server, f"{host}:0")
@@ -66,7 +66,7 @@ class Donor:
         return port
 
     def attach(self, inbox: queue.SimpleQueue[Delivery], inner: InnerFormat) -> None:
-        """Names the worker's inbox; until then every wish is refused."""
+        """Names the worker's inbox; until then every request is refused."""
         with self._lock:
             self._inbox, self._format = inbox, inner
 

@@ -1,4 +1,4 @@
-"""What a learner still has to tell its syncer; putting something in never waits, and memory is bounded."""
+"""Messages from a learner to its syncer; putting one in never waits, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ BATCH_EVERY = 0.2  # seconds that records may wait, so that they travel together
 class Outbox:
     """Events and records on their way out. Any thread puts them in; one connection at a time takes them out.
 
-    Of the reports that wait only the newest is kept: it says all that the older ones did. What a lost
-    connection may have lost is said anew on the next one: the last join or report, so that the syncer tells
-    at once where the learner stands, all records that it has not confirmed, and the learner's state, which
-    another syncer than the one before cannot know.
+    Of the reports that wait only the newest is kept: it holds all that the older ones did. What a broken
+    connection may have lost is sent again on the next one: the last join or report, so that the syncer knows
+    at once where the learner stands; all records that it has not confirmed; and the learner's state, which a
+    restarted syncer cannot know.
     """
 
     def __init__(self, learner: int, most_records: int = MOST_RECORDS) -> None:
@@ -56,7 +56,7 @@ class Outbox:
         self.say(from_learner(event), presence=isinstance(event, events.LearnerJoined | events.StepReported))
 
     def say(self, message: pb.FromLearner, presence: bool = False) -> None:
-        """Puts a message in; `presence`: one that shows the syncer where the learner stands."""
+        """Puts a message in; `presence`: it shows where the learner stands."""
         with self._change:
             if _is_report(message):
                 others = [m for m in self._events if not _is_report(m)]
@@ -70,7 +70,7 @@ class Outbox:
             self._change.notify_all()
 
     def say_after_records(self, message: pb.FromLearner) -> None:
-        """Puts a message in that goes out only after every record that was put in before."""
+        """Puts a message in that is sent only after every earlier record."""
         self._raw.put(message)
 
     def record(self, record: LearnerRecord) -> None:
@@ -78,7 +78,7 @@ class Outbox:
         self._raw.put(record)
 
     def position(self, position: dict[str, Any]) -> None:
-        """Keeps where the batches go on, in place of what was kept before."""
+        """Keeps where the batches go on; replaces the last position."""
         with self._change:
             self._position = position
 
@@ -92,7 +92,7 @@ class Outbox:
             self._change.notify_all()
 
     def connected(self) -> int:
-        """Begins anew on another connection, whose number it gives; the one before gets nothing any more."""
+        """Starts another connection and returns its number; the one before gets nothing any more."""
         with self._change:
             self._connection += 1
             self._sent = self._first
@@ -102,20 +102,20 @@ class Outbox:
             return self._connection
 
     def accepted(self) -> None:
-        """A syncer has let the learner in: the state goes out again."""
+        """A syncer has let the learner in: sends the state again."""
         with self._change:
             if self._state is not None:
                 self._records.append(self._state)
                 self._change.notify_all()
 
     def disconnected(self) -> None:
-        """Ends what the present connection takes out."""
+        """Ends the messages of the present connection."""
         with self._change:
             self._connection += 1
             self._change.notify_all()
 
     def finish(self, timeout: float) -> bool:
-        """Nothing more will be put in; waits until all records are confirmed. Whether they are."""
+        """Waits until all records are confirmed; returns whether they are. Nothing may be put in later."""
         deadline = time.monotonic() + timeout
         packed = threading.Event()
         self._raw.put(packed)
@@ -159,7 +159,7 @@ class Outbox:
         return pb.FromLearner(records=batch)
 
     def _pack(self) -> None:
-        """Turns records into messages, lest they keep device memory; the only thread that waits for it."""
+        """Turns records into messages, so that they keep no device memory; only this waits for devices."""
         while True:
             record = self._raw.get()
             if isinstance(record, threading.Event):
@@ -172,7 +172,7 @@ class Outbox:
                 continue
             try:
                 message = record_message(record)
-            except Exception:  # of a device that has failed; the steps' own thread tells of it
+            except Exception:  # of a device that has failed; the steps' own thread reports it
                 self.unreadable += 1
                 continue
             self._keep(message)

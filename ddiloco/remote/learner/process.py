@@ -26,22 +26,22 @@ from ddiloco.roles.resuming import Origin, ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.taping import Tapes
 
-_TOLD_SECONDS = 30.0  # for the last records to be heard, when the syncer is there
+_RECORDS_SECONDS = 30.0  # for the last records to be confirmed, if the syncer is there
 _PART_SECONDS = 20.0  # for a part of a snapshot to be written
-_ABANDONED_SECONDS = 2.0  # the same after the word to stop, when it may not be
+_ABANDONED_SECONDS = 2.0  # the same after `stop`, when the syncer may be gone
 
 
 class LearnerProcess:
-    """This process as a learner. Which one may be said late: until then it is a spare, with all compiled."""
+    """This process as a learner; until it has a number it may wait as a spare, with everything compiled."""
 
     def __init__(self, assembly: Assembly, security: Security) -> None:
-        """Its experiment is the syncer's, in all that both decide by; `security` what the syncer asks for."""
+        """Its experiment must agree with the syncer's, and `security` with what the syncer requires."""
         self._assembly, self._security = assembly, security
         self._experiment = assembly.experiment
         self._equipment: Equipment | None = None
 
     def compile(self) -> None:
-        """Gets all ready but for the learner's number; for learners that draw as many rows each."""
+        """Gets ready without the learner's number; only if all learners draw the same number of rows."""
         self._assembly.check_learner(0)
         self._equipment = self._assembly.own_equipment(0)
 
@@ -68,14 +68,14 @@ class LearnerProcess:
           Why the learner failed; None if it did not.
 
         Raises:
-          ConfigError, DataError: what is asked for cannot be, or the syncer refuses the learner.
+          ConfigError, DataError: a setting is impossible, or the syncer refuses the learner.
         """
         e, config = self._experiment, self._experiment.remote
         if learner >= e.sync.num_learners:
-            told = f"is {learner}, but must be below config.sync.num_learners, {e.sync.num_learners}"
-            raise ConfigError(f"learner_id: {told}")
-        # A number above all that earlier processes of the learner came to: each took one more at a return,
-        # and none returned more than once a microsecond.
+            problem = f"is {learner}, but must be below config.sync.num_learners, {e.sync.num_learners}"
+            raise ConfigError(f"learner_id: {problem}")
+        # Above the incarnations of all earlier processes of the learner: each took one more at a rejoin,
+        # at most once a microsecond.
         process = time.time_ns() // 1000
         self._assembly.check_learner(learner)
         terms = terms_of(e, self._assembly.layout)
@@ -92,7 +92,7 @@ class LearnerProcess:
             incarnation = max(process, client.newest_incarnation + 1)
             core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
             failure = self._train(core, equipment, client, donor, stop, folder, workdir)
-            client.finish(_ABANDONED_SECONDS if stop.is_set() else _TOLD_SECONDS)
+            client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
         if client.refusal is not None:
             raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
         return failure
@@ -115,7 +115,7 @@ class LearnerProcess:
     ) -> str | None:
         config, record = self._experiment.remote, client.outbox.record
         inner = InnerFormat(equipment.program.inner_leaves)
-        # Only who steps has something to give: learners that begin together shall not wait for each other.
+        # Only a learner that steps can donate: those that begin together must not wait for each other.
         recovery = ProcessRecovery(
             client, inner, self._security, config, folder, lambda: donor.attach(worker.inbox, inner)
         )
@@ -155,10 +155,10 @@ class LearnerProcess:
         recovery: ProcessRecovery,
         workdir: pathlib.Path | None,
     ) -> ResumedLearner | None:
-        """The learner as the snapshot has it that the run resumes from, if this process is to resume it.
+        """The learner's part of the snapshot that the run resumes from, if this process is to resume it.
 
-        Without a part it joins anew, with the inner state of another one; if its part is damaged it does too,
-        with an alarm.
+        Without a part, or with a damaged one (and an alarm), it joins as a new learner, with the inner state
+        of another one.
         """
         if not client.resume_from or workdir is None:
             return None
@@ -175,8 +175,8 @@ class LearnerProcess:
 
 
 def _wait(worker: LearnerWorker, stop: threading.Event) -> None:
-    told = False
+    leaving = False
     while not worker.join(0.2):
-        if stop.is_set() and not told:
-            told = True
+        if stop.is_set() and not leaving:
+            leaving = True
             worker.inbox.put(Leave())

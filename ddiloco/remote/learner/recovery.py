@@ -1,7 +1,7 @@
-"""How a learner's process takes over where another left off: inner optimizer state and position in the data.
+"""How a restarted learner continues: inner optimizer state and position in the data.
 
-In order: a healthy peer's inner state, the learner's own last copy on disk, that of another learner in the
-snapshot that the run goes on from, a fresh one.
+The inner state is, in this order: a healthy peer's, the learner's own last copy on disk, that of another
+learner in the snapshot that the run resumes from, a fresh one.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class ProcessRecovery:
         stepping: Callable[[], None] = lambda: None,
     ) -> None:
         """`folder`: of the learner's own copies; None: none. `stepping`: called at the first step."""
-        self.donated: InnerState | None = None  # by a learner of the snapshot that the run goes on from
+        self.donated: InnerState | None = None  # by a learner of the snapshot that the run resumes from
         self._client, self._inner = client, inner
         self._stepping: Callable[[], None] | None = stepping
         self._security, self._config, self._folder = security, config, folder
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
-        """What a learner welcomed with these versions goes on with; None: a fresh one."""
+        """The inner state for a learner welcomed with these versions; None: a fresh one."""
         begun = time.monotonic()
         sources = {
             "peer": lambda: self._from_peers(versions, begun + self._config.donation_timeout),
@@ -69,21 +69,21 @@ class ProcessRecovery:
         return state
 
     def finished(self, position: dict[str, Any]) -> None:
-        """Tells the syncer where the batches go on."""
+        """Reports to the syncer where the batches go on."""
         if self._stepping is not None:
             self._stepping()
             self._stepping = None
         self._client.outbox.position(position)
 
     def resume_data(self, batches: Batches) -> None:
-        """Has the batches go on where the syncer last heard that an earlier process was."""
+        """Moves the batches to the last position of an earlier process that the syncer knows."""
         if not self._client.position:
             return
         try:
             batches.set_state(json.loads(self._client.position))
-        except Exception as error:  # whatever was kept for it, the learner must not die of it
-            told = f"its data begins anew: {type(error).__name__}: {f'{error} '.splitlines()[0][:300]}"
-            self._client.outbox.record(records.Alarm(told, time.time()))
+        except Exception as error:  # a bad position must not kill the learner
+            problem = f"its data begins anew: {type(error).__name__}: {f'{error} '.splitlines()[0][:300]}"
+            self._client.outbox.record(records.Alarm(problem, time.time()))
 
     def _from_peers(self, versions: tuple[int, ...], deadline: float) -> InnerState | None:
         keepalive = self._config.keepalive
@@ -132,7 +132,7 @@ class Checkpointer:
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Ends the thread after the copy under way; whether it ended in time."""
+        """Ends the thread after the copy under way; returns whether it ended in time."""
         self._stopping.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -157,5 +157,5 @@ class Checkpointer:
         try:
             inner_files.save(self._folder, self._inner, state)
         except OSError as error:
-            told = f"{self._folder}: {error.strerror or error}: the inner optimizer state is not kept"
-            self._record(records.Alarm(told, time.time()))
+            problem = f"{self._folder}: {error.strerror or error}: the inner optimizer state is not kept"
+            self._record(records.Alarm(problem, time.time()))

@@ -1,4 +1,4 @@
-"""Takes the records that learners send: each once, though a broken connection has them sent again."""
+"""Takes the records that learners send: each once, although broken connections repeat some."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.record_messages import learner_record
 
 OVER = (State.FINISHED, State.FAILED)
-MOST_REPLACED = 64  # processes of one learner that are remembered after another took their place
+MOST_REPLACED = 64  # replaced processes of one learner that are remembered
 
 
 class _Learner:
     def __init__(self, process: int) -> None:
         self.process = process
-        self.next = 0  # number of the record that is awaited
+        self.next = 0  # number of the record that comes next
         self.lost_at: float | None = None
         self.state: State | None = None
 
@@ -27,11 +27,11 @@ class _Learner:
 class RecordIntake:
     """Knows how far each learner's process has come with its records, and how it ended.
 
-    A process whose connection is lost may step on: what it did meanwhile it tells when it is back. Only when
-    another process has taken its place, or the run is over, is it known to have died when it was lost.
+    A process whose connection is lost may step on, and sends its records when it connects again. Only when
+    another process has replaced it, or the run is over, does it count as dead since the loss.
 
-    Of two processes that is the newer which is heard of later, whatever their clocks say. A syncer that
-    begins anew may first hear of the newer one: it has its place back once the other is gone.
+    Of two processes the newer is the one that connects later, whatever their clocks show. A restarted syncer
+    may hear of the newer one first: that one gets its place back once the other is gone.
     """
 
     def __init__(self, record: Callable[[object], None]) -> None:
@@ -51,7 +51,7 @@ class RecordIntake:
                 known.lost_at = None
                 return
             if process in replaced and (known.lost_at is None or process < known.process):
-                return  # it lingers, and does not know yet that another has its place
+                return  # it lingers, and does not know yet that it was replaced
             if known is not None:
                 self._died(learner, known, now)
                 replaced[known.process] = known
@@ -70,7 +70,7 @@ class RecordIntake:
                 known.lost_at = time.time()
 
     def take(self, learner: int, process: int, message: pb.Records) -> int:
-        """Passes on those records that are new; the number of the next one awaited.
+        """Passes on the records that are new; returns the number of the record that comes next.
 
         Raises:
           WireError: a record cannot be read; those before it are taken.
@@ -86,7 +86,7 @@ class RecordIntake:
             return known.next
 
     def end(self) -> None:
-        """The run is over: who is not connected and has not finished has died."""
+        """The run is over: a process that is not connected and has not finished has died."""
         now = time.time()
         with self._lock:
             for learner, known in self._learners.items():

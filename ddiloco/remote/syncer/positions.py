@@ -1,4 +1,4 @@
-"""Where each learner's batches go on, as the syncer keeps it for the learner's next process."""
+"""Where each learner's batches go on; the syncer keeps this for the learner's next process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ddiloco.observe.files import replacing
 from ddiloco.remote.wire.agreement import WireError
 
 LONGEST = 64 << 10  # characters of one position
-WRITE_EVERY = 1.0  # seconds; what is lost with the machine is batches drawn twice, and nothing committed
+WRITE_EVERY = 1.0  # seconds; a lost machine only makes learners draw these last batches twice
 
 
 class Positions:
-    """A file of positions by learner; for several threads. Without a folder they are in memory alone."""
+    """A file of positions by learner; for several threads. Without a folder they are only in memory."""
 
     def __init__(self, folder: pathlib.Path | None) -> None:
         self._path = folder / "positions.json" if folder is not None else None
@@ -25,7 +25,7 @@ class Positions:
         self._by_learner: dict[str, str] = {}
 
     def load(self) -> None:
-        """Takes what an earlier syncer left; a file that cannot be read counts as none."""
+        """Reads what an earlier syncer left; ignores a file that cannot be read."""
         try:
             found = json.loads(self._path.read_text()) if self._path is not None else {}
         except (OSError, ValueError, RecursionError):
@@ -39,10 +39,10 @@ class Positions:
             return self._by_learner.get(str(learner), "")
 
     def put(self, learner: int, position: str) -> None:
-        """Keeps the learner's newest.
+        """Keeps the learner's newest position.
 
         Raises:
-          WireError: it is no position.
+          WireError: it is not a position.
         """
         if len(position) > LONGEST:
             raise WireError("malformed position", f"of {len(position)} characters")
@@ -60,6 +60,6 @@ class Positions:
         self._written = time.monotonic()
         if self._path is None:
             return
-        # Where the disk refuses it is tried again with the next; the durable state's alarm tells of that.
+        # If the disk refuses, the next write tries again; the durable state's alarm reports it.
         with contextlib.suppress(OSError), replacing(self._path) as new:
             new.write_text(json.dumps(self._by_learner))

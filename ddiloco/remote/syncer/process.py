@@ -35,7 +35,7 @@ _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
 
 
 class SyncerRun:
-    """One run of the decoupled family, seen from its syncer; learners come and go as they please."""
+    """One run of the decoupled family, seen from its syncer; learners may come and go at any time."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class SyncerRun:
         """Listens on `address`, HOST:PORT, from now on; `run` begins to answer.
 
         Raises:
-          ConfigError: the address cannot be had.
+          ConfigError: the address is not available.
           DataError: the snapshot is of other data.
-          DurableStateError: what an earlier syncer left cannot be gone on with.
+          DurableStateError: the run cannot continue from what an earlier syncer left.
           SnapshotError: the snapshot has been damaged since it was opened.
         """
         e = assembly.experiment
@@ -107,7 +107,7 @@ class SyncerRun:
             self._evaluator.evaluate(core.step, self._model.parameters())
 
     def run(self) -> Outcome:
-        """Merges to the last step, or until `stop` is set; without learners it waits for some."""
+        """Merges to the last step, or until `stop` is set; waits while there are no learners."""
         self._evaluator.start()
         if not self._alone:
             self._serve()
@@ -126,7 +126,7 @@ class SyncerRun:
             self._syncer.ended.wait(0.2)
 
     def _score(self, params: Mapping[str, Any]) -> Score | None:
-        """Of held-out data; for one thread at a time."""
+        """The score on held-out data; for one thread at a time."""
         if self._scorer is None:
             self._scorer = self._assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
         return self._scorer(params)
@@ -139,7 +139,7 @@ class SyncerRun:
         return None
 
     def _committed(self, step: int, fragments: list[Pieces]) -> None:
-        if step < self._assembly.experiment.train.steps:  # the last one is scored when all is over
+        if step < self._assembly.experiment.train.steps:  # the last one is scored at the end of the run
             self._evaluator.offer(step, lambda: assemble(self._model.layout, fragments))
 
     def _tokens_so_far(self) -> int:
@@ -158,10 +158,10 @@ def run_syncer(
     resumed: bool,
     alone: bool = False,
 ) -> Outcome:
-    """Makes and runs a SyncerRun, whose durable state is in `folder`; a resumed one goes on from there.
+    """Makes and runs a SyncerRun, whose durable state is in `folder`; a restarted one continues from there.
 
-    With a snapshot the durable state is made anew from that, and learners come back with what it has of them.
-    `alone`: all learners have left after their last step, so that only the result is to be saved.
+    With a snapshot the durable state is made from that, and learners resume from their parts of it.
+    `alone`: all learners have left after their last step, and only the result is to be saved.
     """
     durable = DurableState(folder, assembly.layout, record, stop)
     return SyncerRun(assembly, record, stop, address, security, durable, resumed, alone, snapshot).run()

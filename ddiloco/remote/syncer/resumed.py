@@ -1,4 +1,4 @@
-"""Which snapshot a run of processes resumes from, kept for the syncer that follows one that dies."""
+"""Which snapshot a run of processes resumes from, kept for a restarted syncer."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class ResumedFrom:
     def save(self, folder: pathlib.Path) -> None:
         """Keeps it in the syncer's folder; raises OSError."""
         incarnations = {str(m): i for m, i in self.incarnations.items()}
-        told = {"snapshot": dataclasses.asdict(self.name), "incarnations": incarnations}
-        array_file.replace(folder / _NAME, [json.dumps(told).encode()])
+        values = {"snapshot": dataclasses.asdict(self.name), "incarnations": incarnations}
+        array_file.replace(folder / _NAME, [json.dumps(values).encode()])
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> ResumedFrom | None:
-        """What `save` kept; None if there is nothing, or it cannot be read: then all join anew."""
+        """What `save` kept; None if there is nothing that can be read: then all join as new learners."""
         try:
-            told = json.loads((folder / _NAME).read_text())
-            name = SnapshotName(int(told["snapshot"]["number"]), str(told["snapshot"]["sha256"]))
-            return cls(name, {int(m): int(i) for m, i in told["incarnations"].items()})
+            values = json.loads((folder / _NAME).read_text())
+            name = SnapshotName(int(values["snapshot"]["number"]), str(values["snapshot"]["sha256"]))
+            return cls(name, {int(m): int(i) for m, i in values["incarnations"].items()})
         except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return None
 
 
 def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState, positions: Positions) -> None:
-    """Makes the syncer's durable state what the snapshot has of it, and the positions those of its learners.
+    """Takes the syncer's durable state and the learners' positions from the snapshot.
 
     Raises:
       ConfigError: the disk refuses.

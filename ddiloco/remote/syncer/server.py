@@ -55,7 +55,7 @@ class SyncerServer:
     ) -> None:
         """`connect` and `send` are those of a SyncerWorker, or do the same.
 
-        `resumed_from`: the snapshot that the run goes on from, if it does.
+        `resumed_from`: the snapshot that the run resumes from, if any.
         """
         self.intake = RecordIntake(record)
         self.positions = positions or Positions(None)
@@ -65,7 +65,7 @@ class SyncerServer:
         self._handshake = config.handshake
         self._lock = threading.Lock()
         self._over = False
-        self._open = threading.Event()  # until then what learners say stays in their outboxes
+        self._open = threading.Event()  # until then learners' messages stay in their outboxes
         self._sessions: dict[str, Session] = {}
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
@@ -81,21 +81,21 @@ class SyncerServer:
         self._server = wire.listener(wire.CONTROL, handlers, config.keepalive, calls)
 
     def start(self, address: str) -> int:
-        """Listens on HOST:PORT; the port, which is a free one if 0 was asked for.
+        """Listens on HOST:PORT, with 0 on a free port; returns the port.
 
         Raises:
-          ConfigError: the address cannot be had.
+          ConfigError: the address is not available.
         """
         port = self._security.listen(self._server, address)
         self._server.start()
         return port
 
     def open(self) -> None:
-        """Begins to hear what learners say; who connected before was let in, and has waited with it."""
+        """Begins to take learners' messages; learners that connected earlier have kept theirs until now."""
         self._open.set()
 
     def know(self, incarnations: Sequence[tuple[int, int]]) -> None:
-        """Tells of (learner, newest incarnation) of an earlier syncer, above which new processes begin."""
+        """Takes (learner, newest incarnation) of an earlier syncer; new processes begin above these."""
         with self._lock:
             for learner, incarnation in incarnations:
                 self._hear(learner, incarnation)
@@ -103,8 +103,8 @@ class SyncerServer:
     def gather(self, patience: float, stop: threading.Event) -> None:
         """Waits until all learners have joined, `patience` seconds have passed since the first, or `stop`.
 
-        Where a run goes on from a snapshot they have to come back: what one holds would be overwritten
-        unmerged if a round went on without it.
+        When a run resumes from a snapshot, all must join first: a round without a learner would overwrite
+        what it holds before that is merged.
         """
         deadline = None
         with self._lock:
@@ -117,13 +117,13 @@ class SyncerServer:
                 self._changed.wait(0.2)
 
     def _joined(self) -> int:
-        """How many learners have joined, since the snapshot if the run goes on from one."""
+        """How many learners have joined; if the run resumes from a snapshot, since then."""
         origin = self._resumed_from
         known = self._newest_incarnation.items()
         return sum(origin is None or not origin.number_for(learner, newest) for learner, newest in known)
 
     def stop(self, timeout: float) -> bool:
-        """Tells all learners that the run is over, and ends once they have said goodbye; whether all did."""
+        """Ends the run for all learners and waits for their goodbyes; returns whether all came."""
         deadline = time.monotonic() + timeout
         with self._lock:
             self._over = True
@@ -140,7 +140,7 @@ class SyncerServer:
         self.positions.flush()
         return not late
 
-    # One thread of gRPC for each call.
+    # Each call runs in a thread of gRPC's.
 
     def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         self._admit(context)
@@ -182,14 +182,14 @@ class SyncerServer:
         except Exception as error:  # gRPC raises bare ones where a stream breaks, or a call was aborted
             if answer is None:
                 raise
-            traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and it half a fragment
+            traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and its frames half a fragment
             answer.set_exception(ConnectionError("the transfer broke"))
-            context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # raised, gRPC would print it
+            context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # gRPC would print an exception
         answer.set_result((contribution, arrays))
         return b""
 
     def _check_deadline(self, session: Session, context: grpc.ServicerContext) -> None:
-        """Sees that gRPC ends an answer for which nobody waits any longer: it holds up to a fragment."""
+        """Has gRPC end an answer that is no longer awaited: it holds up to a fragment."""
         left = context.time_remaining()
         if left is None or left > 2 * self._terms.pull_timeout:
             self._record(_drop(session.learner, "wire: pulled fragment without a deadline"))
@@ -198,7 +198,7 @@ class SyncerServer:
             )
 
     def _peers(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """Who may have an inner state to give, beginning with the learner after the one that asks."""
+        """Learners that may have an inner state to give, beginning with the one after the asking learner."""
         del request
         own = self._session(context).learner
         with self._lock:
@@ -263,12 +263,12 @@ class SyncerServer:
             resume_from=0 if origin is None else origin.number_for(hello.learner, known),
         )
         session.say(pb.ToLearner(accepted=accepted))
-        if self._over:  # it was away as the others were told
+        if self._over:  # it was away when the others were told
             session.deliver(Leave())
         return session
 
     def _refusal(self, hello: pb.Hello) -> str | None:
-        """Why the learner does not fit this run, in a line."""
+        """In one line, why the learner does not fit this run."""
         if hello.version != wire.VERSION:
             return f"the syncer speaks version {wire.VERSION} of the wire, the learner {hello.version}"
         if hello.fingerprint != self._terms.fingerprint:
@@ -296,7 +296,7 @@ class SyncerServer:
             self._end(session, reason)
 
     def _hear_message(self, session: Session, message: pb.FromLearner) -> bool:
-        """Passes on what a learner says; whether it was its last word."""
+        """Passes on a learner's message; returns whether it was the last one."""
         match message.WhichOneof("kind"):
             case "goodbye":
                 return True
@@ -334,7 +334,7 @@ class SyncerServer:
         self._changed.notify_all()
 
     def _end(self, session: Session, reason: str) -> None:
-        """Closes a session; the core hears that its learner is gone, for it cannot tell why."""
+        """Closes a session; the core hears that its learner is lost, whatever the reason."""
         if not session.close(reason):
             return
         self.intake.lost(session.learner, session.process)

@@ -1,4 +1,4 @@
-"""One learner's connection as the syncer has it: what is to be said to it, and what it was asked for."""
+"""One learner's connection on the syncer's side: messages for it, and pulls that it has to answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
 
 Contributed = tuple[Contribution, Sequence[np.ndarray]]
 
-MOST_WAITING = 256  # messages to a learner that does not read; the oldest is then lost, as any may be
+MOST_WAITING = 256  # messages to a learner that does not read; then the oldest is lost, as any may be
 
 
 class Session:
@@ -34,7 +34,7 @@ class Session:
         numbers: Iterator[int],
         donor: str | None = None,
     ) -> None:
-        """`name` is known to this learner alone; `pull_timeout` is in seconds; `numbers` are those of pulls.
+        """`name` is known only to this learner; `pull_timeout` is in seconds; `numbers` are those of pulls.
 
         No two sessions may have a pull of the same number: an answer to an old one may come late.
         """
@@ -54,7 +54,7 @@ class Session:
     # What the syncer calls.
 
     def deliver(self, delivery: Delivery) -> None:
-        """Hands something over without waiting for the learner."""
+        """Queues something for the learner without waiting for it."""
         match delivery:
             case Told(events.Welcomed() | events.UpdateArrived()):
                 self.down.put(delivery)
@@ -103,12 +103,12 @@ class Session:
     # What the server calls.
 
     def answer_of(self, pull: int) -> tuple[int, concurrent.futures.Future[Contributed | None]] | None:
-        """The fragment and the open answer of a pull, which is taken: a second answer finds none."""
+        """Takes the fragment and the open answer of a pull; a second answer finds none."""
         with self._change:
             return self._pulls.pop(pull, None)
 
     def messages(self) -> Iterator[bytes]:
-        """What the control stream sends; ends when the session is closed, after all that was said before."""
+        """What the control stream sends; ends when the session is closed, after all earlier messages."""
         while True:
             with self._change:
                 while not self._waiting:
@@ -119,7 +119,7 @@ class Session:
             yield message.SerializeToString()
 
     def close(self, reason: str) -> bool:
-        """Ends the streams and gives up the pulls; whether it was open."""
+        """Ends the streams and gives up the pulls; returns whether the session was open."""
         with self._change:
             if self._closed:
                 return False

@@ -1,4 +1,4 @@
-"""What both ends of the wire agree on: the version, bounds on sizes, gRPC's options, what is malformed."""
+"""What both ends of the wire agree on: version, bounds on sizes, gRPC's options, checks of messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 VERSION = 4  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
-MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # what is longer is refused before it is held in memory
+MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
 LARGEST = 1 << 53  # of any whole number on the wire; counters that a float64 cannot hold are nonsense
 MAX_TEXT = 32 << 10  # characters of a traceback; of a reason 500
 
@@ -22,16 +22,16 @@ UPDATES = "/ddiloco.wire.Syncer/Updates"
 PULLED = "/ddiloco.wire.Syncer/Pulled"
 PEERS = "/ddiloco.wire.Syncer/Peers"
 DONATE = "/ddiloco.wire.Learner/Donate"
-SESSION_KEY = "ddiloco-session"  # metadata that ties a call to its learner's control stream
+SESSION_KEY = "ddiloco-session"  # metadata that connects a call with its learner's control stream
 
 M = TypeVar("M", bound=Message)
 
 
 class WireError(Exception):
-    """The other end sent what cannot be read.
+    """A message from the other end cannot be read.
 
     Attributes:
-      reason: one of a few phrases, to be counted by.
+      reason: one of a few phrases, used for counting.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -40,10 +40,10 @@ class WireError(Exception):
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """The protobuf message in `data`; of the records in it only how many there are is looked at.
+    """The protobuf message in `data`; records in it are only counted, not checked.
 
     Raises:
-      WireError: there is none, or one of its numbers cannot be.
+      WireError: there is none, or it has an impossible number.
     """
     try:
         message = kind.FromString(data)
@@ -83,7 +83,7 @@ def ended_after(seconds: float, end: Callable[[], object]) -> Iterator[None]:
 def listener(
     path: str, handlers: Mapping[str, grpc.RpcMethodHandler], keepalive: float, calls: int
 ) -> grpc.Server:
-    """A server of the service that `path` begins with; of calls, so many at once, the rest are refused."""
+    """A server of the service that `path` begins with; further calls at the same time are refused."""
     server = grpc.server(
         concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
         options=options(keepalive),
@@ -101,7 +101,7 @@ def options(keepalive: float) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_metadata_size", 8 << 10),
-        # Frames of a chunk each: with the default of 16 KiB half the time goes into frames.
+        # One frame for each chunk: with the default of 16 KiB half the time goes into frames.
         ("grpc.http2.max_frame_size", 2 * CHUNK_BYTES),
         ("grpc.keepalive_time_ms", milliseconds),
         ("grpc.keepalive_timeout_ms", milliseconds),
@@ -117,7 +117,7 @@ def options(keepalive: float) -> list[tuple[str, int]]:
 
 
 def permanent(code: grpc.StatusCode) -> bool:
-    """Whether a call that ended with this code would end so again, however often it is tried."""
+    """Whether a call that ended with this code would always end so again."""
     return code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
 
 

@@ -1,4 +1,4 @@
-"""What waits to be sent to a learner: numbers of fragments, so that a slow learner costs no memory."""
+"""What waits to be sent to a learner: fragment numbers only, so that a slow learner costs no memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Version(NamedTuple):
 
 
 class NewestFragments:
-    """The newest version of each fragment that the syncer has handed out; shared by all downlinks."""
+    """The newest version of each fragment that the syncer has sent; shared by all downlinks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,10 +41,9 @@ class NewestFragments:
 
 
 class Downlink:
-    """The fragments that one learner still has to get, taken by as many streams as it has.
+    """The fragments that one learner still has to get, taken by all of its streams.
 
-    A fragment that is updated again before it was sent is sent once, in its newest version; so is one that
-    the syncer sends again while it is still under way here.
+    A fragment that is updated or sent again while it waits here is sent once, in its newest version.
     """
 
     def __init__(self, newest: NewestFragments) -> None:
@@ -57,24 +56,24 @@ class Downlink:
         self._snapshot: SnapshotBegun | None = None  # the newest that the learner was asked to be in
         self._closed = False
 
-    def put(self, told: Told) -> None:
+    def put(self, message: Told) -> None:
         """Sends what goes with a welcome or an update when its turn comes."""
-        match told.event:
+        match message.event:
             case events.UpdateArrived(p, version, step):
-                self._newest.put(p, Version(version, step, told.fragments[0]))
+                self._newest.put(p, Version(version, step, message.fragments[0]))
                 with self._change:
                     self._updates[p] = None
                     self._change.notify_all()
             case events.Welcomed() as event:
-                held = zip(event.versions, event.merged_steps, told.fragments, strict=True)
+                held = zip(event.versions, event.merged_steps, message.fragments, strict=True)
                 for p, (version, step, pieces) in enumerate(held):
                     self._newest.put(p, Version(version, step, pieces))
                 self._welcome_with(event)
 
     def _welcome_with(self, event: events.Welcomed) -> None:
-        """Sends all fragments anew, in place of what was to be sent.
+        """Sends all fragments, in place of what was to be sent.
 
-        A learner that asks again while its welcome is under way gets that one: it cannot be lost here.
+        A learner that asks again while its welcome is under way gets that one: it is never lost.
         """
         with self._change:
             if event.incarnation == self._welcome:
@@ -86,7 +85,7 @@ class Downlink:
             self._change.notify_all()
 
     def begun(self, snapshot: SnapshotBegun) -> None:
-        """Has later versions carry the snapshot's number: they may come before the word that it has begun."""
+        """Has later versions carry the snapshot's number: they may arrive before the news of it."""
         with self._change:
             self._snapshot = snapshot
 
@@ -144,7 +143,7 @@ class Collector:
         self._num_fragments = num_fragments
 
     def take(self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces) -> Told | None:
-        """The event that this fragment completes, if any; an unfinished older welcome is let go."""
+        """The event that this fragment completes, if any; an unfinished older welcome is dropped."""
         if not header.welcome:
             return Told(update, (pieces,), header.epoch)
         with self._lock:

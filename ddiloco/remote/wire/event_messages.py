@@ -1,6 +1,6 @@
-"""Events of the protocol as messages of the wire, and back; `agreement.parse` has looked at the numbers.
+"""Events of the protocol as messages of the wire, and back; `agreement.parse` has checked the numbers.
 
-A message has the fields of its event, by the same names. Whose it is the connection says.
+A message has the fields of its event, by the same names, but not the learner: that is the connection's.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ SyncerNotice = events.ClockSet | events.NotMember | events.Rejected
 
 
 def from_learner(event: events.FromLearner) -> pb.FromLearner:
-    """The message of an event that a learner tells its syncer; whose it is, the connection says."""
+    """The message of a learner's event, without the learner's number."""
     return pb.FromLearner(event=codec.message_of(_short(event)))
 
 
 def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> events.FromLearner:
-    """The event that a learner tells; it is the learner's, whatever it says.
+    """The event in a message from this learner.
 
     Raises:
-      WireError: the message is no event, or of another number of fragments.
+      WireError: the message is not an event, or has another number of fragments.
     """
     m = message.event
     match m.WhichOneof("kind"):
@@ -54,15 +54,15 @@ def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> 
 
 
 def from_syncer(event: SyncerNotice) -> pb.ToLearner:
-    """The message of an event without arrays that the syncer tells a learner."""
+    """The message of an event without arrays from the syncer."""
     return pb.ToLearner(event=codec.message_of(_short(event)))
 
 
 def syncer_event(message: pb.ToLearner) -> SyncerNotice:
-    """The event without arrays that the syncer tells.
+    """The event without arrays in a message from the syncer.
 
     Raises:
-      WireError: the message is no such event, or has numbers that cannot be.
+      WireError: the message is not such an event, or has impossible numbers.
     """
     if message.event.WhichOneof("kind") not in ("clock_set", "not_member", "rejected"):
         raise _unexpected(message)
@@ -70,15 +70,15 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
 
 
 def up_header(pull: int, contribution: Contribution, size: int) -> pb.UpHeader:
-    """What stands before the chunks of a contribution of `size` bytes."""
+    """The header of a contribution of `size` bytes."""
     return pb.UpHeader(pull=pull, contribution=dataclasses.asdict(contribution), size=size)
 
 
 def contribution_of(header: pb.UpHeader, learner: int, fragment: int) -> Contribution:
-    """The contribution that a header announces, which must be of this fragment; it is the learner's.
+    """The learner's contribution that a header announces, which must be of this fragment.
 
     Raises:
-      WireError: it is of another, or has numbers that cannot be.
+      WireError: it is of another, or has impossible numbers.
     """
     contribution: Contribution = codec.read(header.contribution)
     if contribution.fragment != fragment:
@@ -99,14 +99,14 @@ def update_of(header: pb.DownHeader, num_fragments: int) -> events.UpdateArrived
 
 
 def by_fragment(rows: Sequence[R], num_fragments: int) -> Sequence[R]:
-    """The rows, one a fragment; raises WireError if there are more or fewer."""
+    """The rows, one for each fragment; raises WireError if there are more or fewer."""
     if len(rows) != num_fragments:
         raise WireError("another number of fragments", f"{len(rows)} where there are {num_fragments}")
     return rows
 
 
 def _short(event: Any) -> Any:
-    """The event with no more of its reason, where it has one, than travels."""
+    """The event, its reason (if any) cut to the length that is sent."""
     if isinstance(event, events.LearnerLost | events.Rejected):
         return dataclasses.replace(event, reason=event.reason[:LONGEST_REASON])
     return event

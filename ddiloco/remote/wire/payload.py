@@ -37,7 +37,7 @@ class Receiver:
     """Puts the chunks of one fragment together."""
 
     def __init__(self, formats: Sequence[ArrayFormat], size: int) -> None:
-        """Takes the memory, once it is known that what comes is what is awaited.
+        """Checks the size, then takes the memory.
 
         Args:
           formats: shapes and dtypes of the arrays that must come.
@@ -60,7 +60,7 @@ class Receiver:
         """Copies one more chunk.
 
         Raises:
-          WireError: it is empty, or more than is still to come.
+          WireError: it is empty, or longer than what is still to come.
         """
         if not 0 < len(chunk) <= self.left:
             raise WireError("chunk of another size", f"{len(chunk)} bytes came where {self.left} are left")
@@ -76,10 +76,10 @@ class Receiver:
 
 
 def receive(formats: Sequence[ArrayFormat], size: int, messages: Iterator[bytes]) -> tuple[np.ndarray, ...]:
-    """Reads one fragment off a stream of messages, and no message more.
+    """Reads one fragment from a stream of messages, and no further message.
 
     Raises:
-      WireError: its size is another than that of `formats`, or the stream ends before it does.
+      WireError: its size is not that of `formats`, or the stream ends early.
     """
     receiver = Receiver(formats, size)
     while receiver.left:

@@ -26,7 +26,7 @@ def record_message(record: LearnerRecord) -> pb.Record:
     """The message of a record; waits for metrics that are still on the devices.
 
     Raises:
-      TypeError: records of this kind do not travel.
+      TypeError: records of this kind are not sent.
     """
     match record:
         case records.StepDone(_, step, time, tokens, metrics):
@@ -37,18 +37,18 @@ def record_message(record: LearnerRecord) -> pb.Record:
         case records.Noted(name, values, time):
             return pb.Record(noted={"name": name, "json": json.dumps(as_json(values)), "time": time})
         case records.LearnerDied(_, time, traceback):
-            told = traceback[-MAX_TEXT // 4 :]  # a character has four bytes at most
-            return pb.Record(learner_died={"time": time, "traceback": told})
+            tail = traceback[-MAX_TEXT // 4 :]  # a character has four bytes at most
+            return pb.Record(learner_died={"time": time, "traceback": tail})
         case records.Alarm(sentence, time):
             return pb.Record(alarm={"sentence": sentence[:MAX_TEXT], "time": time})
     raise TypeError(f"a {type(record).__name__} does not travel")
 
 
 def learner_record(message: pb.Record, learner: int) -> LearnerRecord:
-    """The record that a message holds; it is the learner's, whatever it says.
+    """The record in a message from this learner.
 
     Raises:
-      WireError: it holds none that can be.
+      WireError: it holds no possible record.
     """
     kind = message.WhichOneof("kind")
     match kind:
@@ -65,7 +65,7 @@ def learner_record(message: pb.Record, learner: int) -> LearnerRecord:
                 raise WireError("malformed record", f"no state is called {m.state[:40]!r}") from None
         case "noted":
             m = message.noted
-            if m.name not in _NOTES:  # all that a learner notes; the rest is for the syncer to say
+            if m.name not in _NOTES:  # other records come from the syncer only
                 raise WireError("malformed record", f"a note of {m.name[:40]!r}")
             given = _values(m.json)
             values = {name: _value(given.get(name), kind) for name, kind in _NOTES[m.name].items()}
@@ -86,7 +86,7 @@ def _time(seconds: float) -> float:
 
 
 def _value(value: object, kind: type) -> str | float | None:
-    """The value if it is of the kind, a finite number or a short text; else None, or "unknown" for a text."""
+    """The value if it is a finite number or short text of the kind; else None, or "unknown" for a text."""
     if kind is str:
         return value[:LONGEST_REASON] if isinstance(value, str) else "unknown"
     number = isinstance(value, int | float) and not isinstance(value, bool)

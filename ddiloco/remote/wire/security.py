@@ -20,7 +20,7 @@ LEAST_TOKEN = 16  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Security:
-    """What one end shows and asks for.
+    """What one end presents and requires.
 
     Attributes:
       token: sent with every call, in the clear unless there is TLS; None: none is asked for.
@@ -36,17 +36,17 @@ class Security:
         return () if self.token is None else ((TOKEN_KEY, f"Bearer {self.token}"),)
 
     def admits(self, metadata: tuple | None) -> bool:
-        """Whether a call with this metadata has the token, in a time that tells nothing of it."""
+        """Whether a call with this metadata has the token; its time reveals nothing of the token."""
         if self.token is None:
             return True
         given = metadata_value(metadata, TOKEN_KEY)
         return hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode())
 
     def listen(self, server: grpc.Server, address: str) -> int:
-        """Binds the server to HOST:PORT; the port.
+        """Binds the server to HOST:PORT; returns the port.
 
         Raises:
-          ConfigError: the address cannot be had.
+          ConfigError: the address is not available.
         """
         try:
             if self.tls is None:
@@ -98,10 +98,10 @@ def load_security(token_file: str | None, tls: str | None) -> Security:
 
 
 def check_address(address: str, flag: str) -> str:
-    """The address, HOST:PORT.
+    """The address, checked to be HOST:PORT.
 
     Raises:
-      ConfigError: it is none.
+      ConfigError: it is not.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -110,7 +110,7 @@ def check_address(address: str, flag: str) -> str:
 
 
 def check_reach(address: str, security: Security) -> None:
-    """Sees that nobody beyond this machine can join unasked.
+    """Checks that no process beyond this machine can join without credentials.
 
     Raises:
       ConfigError: the address is not of the loopback, and there is neither token nor TLS.

@@ -1,4 +1,4 @@
-"""What a learner tells about snapshots, as messages of the wire, and back."""
+"""A learner's messages about snapshots as messages of the wire, and back."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, State
 
 
 def snapshot_message(message: SnapshotMessage, num_fragments: int) -> pb.FromLearner:
-    """The message of what a learner tells; whose it is, the connection says."""
+    """The message of the wire for one about a snapshot, without the learner's number."""
     match message:
         case StateRecorded(clock=None):
-            told = pb.StateRecorded(snapshot=message.number, incarnation=message.incarnation)
-            return pb.FromLearner(state_recorded=told)
+            state = pb.StateRecorded(snapshot=message.number, incarnation=message.incarnation)
+            return pb.FromLearner(state_recorded=state)
         case StateRecorded(clock=clock):
-            told = pb.StateRecorded(
+            state = pb.StateRecorded(
                 snapshot=message.number,
                 incarnation=message.incarnation,
                 recorded=True,
                 step=clock.learners[message.learner][1],
                 versions=[clock.version(p) for p in range(num_fragments)],
             )
-            return pb.FromLearner(state_recorded=told)
+            return pb.FromLearner(state_recorded=state)
         case PartWritten():
             files = "" if message.files is None else json.dumps(message.files.to_json())
             problem = message.problem
@@ -37,10 +37,10 @@ def snapshot_message(message: SnapshotMessage, num_fragments: int) -> pb.FromLea
 
 
 def told_of_snapshot(message: pb.FromLearner, learner: int, num_fragments: int) -> SnapshotMessage:
-    """What a learner tells about a snapshot.
+    """What a learner's message says about a snapshot.
 
     Raises:
-      WireError: the message is about none, or holds what cannot be.
+      WireError: the message is about none, or has impossible values.
     """
     match message.WhichOneof("kind"):
         case "state_recorded":

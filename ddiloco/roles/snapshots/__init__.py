@@ -1,1 +1,1 @@
-"""The workers' part in snapshots: record, collect, and begin again from one."""
+"""The workers' part in snapshots: recording states and collecting them."""

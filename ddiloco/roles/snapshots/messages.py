@@ -1,4 +1,4 @@
-"""What a learner tells the syncer about a snapshot."""
+"""A learner's messages to the syncer about a snapshot."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ddiloco.protocol.clocks import VectorClock
 
 @dataclasses.dataclass(frozen=True)
 class StateRecorded:
-    """The learner's mark: it has recorded its state, and what it tells from now on is after the cut.
+    """The learner's mark: it has recorded its state, and its later messages are after the cut.
 
     Attributes:
       learner: its number.
-      incarnation: under which it was asked.
+      incarnation: the one that was asked.
       number: of the snapshot.
-      clock: of what it recorded; None: there was nothing to record, or it could not be.
+      clock: of the recorded state; None: there was none, or it has nowhere to write.
     """
 
     learner: int
@@ -28,7 +28,7 @@ class StateRecorded:
 
 @dataclasses.dataclass(frozen=True)
 class PartWritten:
-    """What came of writing a learner's part: its files, or why there are none."""
+    """The result of writing a learner's part: its files, or why there are none."""
 
     learner: int
     number: int
@@ -37,7 +37,7 @@ class PartWritten:
 
     @classmethod
     def of(cls, learner: int, number: int, done: concurrent.futures.Future[PartFiles]) -> PartWritten:
-        """Of what `PartWriter.write` gave, once it is done."""
+        """From the future that `PartWriter.write` gave, once it is done."""
         if done.cancelled():
             return cls(learner, number, None, "its process is at its end")
         if done.exception() is not None:

@@ -1,4 +1,4 @@
-"""A learner's own part of a snapshot: copied on its devices between two steps, written by another thread."""
+"""A learner's part of a snapshot: copied on its devices between two steps, written by another thread."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def fragments_to_json(fragments: Sequence[FragmentWork]) -> list[list[Any]]:
     return [[f.version, f.merged_step, f.steps, f.tokens, f.offered] for f in fragments]
 
 
-def fragments_from_json(told: Sequence[Sequence[Any]]) -> list[FragmentWork]:
-    """What `fragments_to_json` gave."""
-    return [FragmentWork(*row) for row in told]
+def fragments_from_json(rows: Sequence[Sequence[Any]]) -> list[FragmentWork]:
+    """The fragments from what `fragments_to_json` gave."""
+    return [FragmentWork(*row) for row in rows]
 
 
 class LearnerRecording:
-    """Takes part in snapshots for one learner; all but the writing on the learner's own thread."""
+    """Takes part in snapshots for one learner, on the learner's thread; only writing is done on another."""
 
     def __init__(
-        self, learner: int, writer: PartWriter | None, tell: Callable[[SnapshotMessage], None]
+        self, learner: int, writer: PartWriter | None, send: Callable[[SnapshotMessage], None]
     ) -> None:
-        """`tell` gets a message to the syncer, from this thread or the writer's, without waiting.
+        """`send` sends a message to the syncer, without waiting, from this thread or the writer's.
 
-        `writer` is None for a learner that has nowhere to write, which is absent from all snapshots.
+        `writer` is None for a learner that has nowhere to write; it is absent from all snapshots.
         """
-        self._learner, self._writer, self._tell = learner, writer, tell
+        self._learner, self._writer, self._send = learner, writer, send
         self._epoch = Epoch()
         self._writing: concurrent.futures.Future[PartFiles] | None = None
 
     def sees(self, number: int) -> bool:
-        """Whether to record the state now, before what carries this epoch is handled."""
+        """Whether to record the state now, before the message with this number is handled."""
         return self._epoch.sees(number)
 
     def record(
@@ -47,40 +47,40 @@ class LearnerRecording:
         arrays: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
         state: dict[str, Any],
     ) -> None:
-        """Records the learner's state as of now, and has it written.
+        """Records the learner's state now, and has it written.
 
         Args:
           core: the learner's.
-          arrays: copies its arrays on the devices; gives them, and JSON values that belong to them.
-          state: what else the part tells, JSON values.
+          arrays: copies the arrays on the devices; gives them, and JSON values that belong to them.
+          state: other JSON values for the part.
         """
         number = self._epoch.number
         if not core.recovered or self._writer is None:
-            self._tell(StateRecorded(self._learner, core.incarnation, number, None))
+            self._send(StateRecorded(self._learner, core.incarnation, number, None))
             return
         if self._writing is not None and not self._writing.done():
             self._give_up(core, "the part before this one is still being written")
             return
         try:
-            copies, values = arrays()
-        except Exception as error:  # as when the devices have no memory for a copy; the steps go on
+            copies, of_arrays = arrays()
+        except Exception as error:  # such as no memory for a copy; training goes on
             self._give_up(core, f"the state cannot be copied: {type(error).__name__}: {error}")
             return
-        told = {
+        values = {
             "learner": self._learner,
             "incarnation": core.incarnation,
             "clock": core.clock,
             "fragments": fragments_to_json(core.fragments),
-            **values,
+            **of_arrays,
             **state,
         }
         self._mark(core, core.vector_clock)
-        self._writing = self._writer.write(number, learner_part(self._learner), Part(copies, told))
-        self._writing.add_done_callback(lambda done: self._tell(PartWritten.of(self._learner, number, done)))
+        self._writing = self._writer.write(number, learner_part(self._learner), Part(copies, values))
+        self._writing.add_done_callback(lambda done: self._send(PartWritten.of(self._learner, number, done)))
 
     def _mark(self, core: LearnerCore, clock: VectorClock | None) -> None:
-        self._tell(StateRecorded(self._learner, core.incarnation, self._epoch.number, clock))
+        self._send(StateRecorded(self._learner, core.incarnation, self._epoch.number, clock))
 
     def _give_up(self, core: LearnerCore, problem: str) -> None:
         self._mark(core, core.vector_clock)
-        self._tell(PartWritten(self._learner, self._epoch.number, None, problem.splitlines()[0]))
+        self._send(PartWritten(self._learner, self._epoch.number, None, problem.splitlines()[0]))

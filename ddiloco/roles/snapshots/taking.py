@@ -1,4 +1,4 @@
-"""The syncer's part in snapshots: begins them, collects what was in flight, and makes them complete."""
+"""The syncer's part in snapshots: begins them, collects messages in flight, and makes them complete."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.settings.experiment import Experiment, SnapshotConfig, to_json
 
-_SYNCER = -1  # stands for the syncer among those whose part is awaited
-_FLUSH_SECONDS = 2.0  # for what led to a snapshot to be in the run's files before it is complete
+_SYNCER = -1  # the syncer's number among those whose parts are awaited
+_FLUSH_SECONDS = 2.0  # for earlier records to reach the run's files before a snapshot is complete
 _MOST_IN_FLIGHT = 10_000  # messages kept; more than the channels of any fleet hold
 
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """What came of making a snapshot complete; `problem` is empty if it is."""
+    """The result of making a snapshot complete; `problem` is empty if it is."""
 
     number: int
     problem: str
@@ -57,15 +57,15 @@ class _Taking:
     clocks: dict[int, VectorClock] = dataclasses.field(default_factory=dict)
     in_flight: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     parts: dict[int, PartFiles] = dataclasses.field(default_factory=dict)
-    writing: bool = False  # the syncer's own part, and nothing is recorded any more
+    writing: bool = False  # the syncer's own part; nothing more is recorded
     completing: bool = False
 
 
 class SnapshotTaker:
-    """Owned by the syncer's thread; others write and complete, and put messages into its inbox.
+    """Owned by the syncer's thread; other threads write and complete, and send it messages.
 
     No learner and no merge waits for a snapshot. One that cannot be finished is given up and counted, with an
-    alarm where a disk or a device refused.
+    alarm if a disk or a device refused.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class SnapshotTaker:
         config: SnapshotConfig,
         header: Mapping[str, Any],
         step: int,
-        tell: Callable[[SnapshotMessage | Completed], None],
+        send: Callable[[SnapshotMessage | Completed], None],
         record: Callable[[Any], None],
         keep_also: SnapshotName | None = None,
     ) -> None:
-        """`folder`: of the run's snapshots. `header`: what is the same in all. `step`: the syncer's now.
+        """`folder`: of the run's snapshots. `header`: what is the same in all of them. `step`: the syncer's.
 
-        `tell` puts a message into the syncer's inbox, from any thread. `keep_also` stays beside the newest.
+        `send` puts a message into the syncer's inbox, from any thread. `keep_also` stays besides the newest.
         """
         self.folder = folder
         self.writer = PartWriter(parts_folder(folder))
@@ -89,13 +89,13 @@ class SnapshotTaker:
         self._core = SnapshotCore(config.timeout)
         self._header = dict(header)
         self._next_step = _after(step, config.every)
-        self._tell, self._record = tell, record
+        self._send, self._record = send, record
         self._gathering = False
         self._taking: _Taking | None = None
         self._finisher = concurrent.futures.ThreadPoolExecutor(1, "snapshot-complete")
 
     def wanted(self, step: int) -> bool:
-        """Whether the syncer, now at this step, is to gather its state, and then to call `begin`."""
+        """Whether a snapshot is due at this step; the syncer then gathers its state and calls `begin`."""
         if not self._every or step < self._next_step or self._gathering or self._taking is not None:
             return False
         self._next_step = _after(step, self._every)
@@ -103,20 +103,20 @@ class SnapshotTaker:
         return True
 
     def begin(self, core: SyncerCore, fragments: Sequence[FragmentState], now: float) -> list[Mark]:
-        """Records the syncer's state; the marks to send before anything else is. `now` is monotonic.
+        """Records the syncer's state; gives the marks to send before anything else. `now` is monotonic.
 
         Args:
-          core: as it stands.
-          fragments: as they were gathered since `wanted`.
+          core: the syncer's.
+          fragments: those gathered after `wanted`.
         """
         self._gathering = False
         state = core.state()
         if tuple(fragment.version for fragment in fragments) != state.versions:
-            return []  # they could not be gathered, or the run ends and the core hears of a merge no more
+            return []  # they could not be gathered, or a merge was left out because the run ends
         newest = dict(state.incarnations)
         asked = {learner: newest[learner] for learner in core.live}
         number = self._store.next_number()
-        try:  # a syncer that follows this one, should it crash, takes another number
+        try:  # so that a restarted syncer takes another number
             (self.folder / f"{number:06d}").mkdir(parents=True)
         except OSError as error:
             self._given_up(number, state.step, f"{self.folder}: {error.strerror or error}", alarm=True)
@@ -129,8 +129,8 @@ class SnapshotTaker:
         self._write_when_recorded()
         return marks
 
-    def told(self, event: events.SyncerEvent, arrays: Sequence[np.ndarray] | None) -> None:
-        """An event that the syncer is about to handle: it may have been in flight, or end a channel."""
+    def heard(self, event: events.SyncerEvent, arrays: Sequence[np.ndarray] | None) -> None:
+        """Takes an event before the syncer handles it: it may have been in flight, or end a channel."""
         taking = self._taking
         if taking is None or taking.writing:
             return
@@ -142,7 +142,7 @@ class SnapshotTaker:
             if incarnation < taking.asked[learner]:
                 return
             if left and learner not in taking.parts:
-                # The run is being stopped, most likely, and this would be the snapshot to resume from.
+                # The run is probably being stopped, and the newest snapshot must have this learner.
                 self._give_up(f"learner {learner} left before its part was written")
             else:
                 self.lost(learner)
@@ -150,11 +150,11 @@ class SnapshotTaker:
             number = len(taking.in_flight)
             if isinstance(event, events.FragmentArrived):
                 taking.arrays |= named(f"payload/{number}", arrays)
-            told = dataclasses.asdict(event)
-            taking.in_flight.append({"learner": learner, "message": type(event).__name__, **told})
+            values = dataclasses.asdict(event)
+            taking.in_flight.append({"learner": learner, "message": type(event).__name__, **values})
 
     def lost(self, learner: int) -> None:
-        """The learner is gone: it is left out unless its part is written."""
+        """The learner was lost: the snapshot leaves it out unless its part is written."""
         taking = self._taking
         if taking is None or taking.completing:
             return
@@ -165,12 +165,12 @@ class SnapshotTaker:
         self._complete_when_written()
 
     def silent(self, learner: int) -> None:
-        """The learner has not been heard of for long: it is left out unless its mark has come."""
+        """The learner has been silent for long: the snapshot leaves it out unless its mark has come."""
         if self._taking is not None and learner not in self._taking.clocks:
             self.lost(learner)
 
     def take(self, message: SnapshotMessage | Completed) -> None:
-        """A learner's mark or part, or what came of the completing; that of another is passed over."""
+        """Takes a message about the snapshot under way; ignores those about others."""
         taking = self._taking
         if taking is None or message.number != taking.number:
             return
@@ -196,11 +196,11 @@ class SnapshotTaker:
                     self._completed()
 
     def timeout(self, now: float) -> None:
-        """The time given by `next_deadline` may have come."""
+        """Gives up the snapshot under way if it has taken too long."""
         if self._core.expired(now) and not self._taking.completing:
             missing = sorted({*self._taking.asked} - {*self._taking.parts} - {*self._core.absent})
-            told = f"of learners {missing}" if missing else "of the syncer"
-            self._give_up(f"it took more than {self._core.timeout:g} s; missing: the parts {told}")
+            whose = f"of learners {missing}" if missing else "of the syncer"
+            self._give_up(f"it took more than {self._core.timeout:g} s; missing: the parts {whose}")
 
     def next_deadline(self) -> float | None:
         """When to call `timeout`, monotonic seconds."""
@@ -208,11 +208,11 @@ class SnapshotTaker:
 
     @property
     def nearly_complete(self) -> bool:
-        """Whether one is under way that needs no word of a learner's core any more."""
+        """Whether one is under way that only has to be written."""
         return self._taking is not None and self._taking.writing
 
     def close(self, timeout: float) -> None:
-        """The run is over: gives up what is under way."""
+        """Gives up the snapshot under way, since the run is over."""
         if self._taking is not None:
             self._give_up("the run is over")
         self._finisher.shutdown(wait=False, cancel_futures=True)
@@ -225,7 +225,7 @@ class SnapshotTaker:
         taking.writing = True
         state = {**dataclasses.asdict(taking.state), "in_flight": taking.in_flight}
         future = self.writer.write(taking.number, SYNCER_PART, Part(taking.arrays, state))
-        future.add_done_callback(lambda done: self._tell(PartWritten.of(_SYNCER, taking.number, done)))
+        future.add_done_callback(lambda done: self._send(PartWritten.of(_SYNCER, taking.number, done)))
 
     def _complete_when_written(self) -> None:
         taking = self._taking
@@ -248,9 +248,9 @@ class SnapshotTaker:
         self._finisher.submit(self._complete, taking.number, header, parts)
 
     def _complete(self, number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> None:
-        """On a thread of its own, since disks may hang.
+        """Makes a snapshot complete, on its own thread since disks may hang.
 
-        The records of all that the snapshot holds were made before: they are to outlive the run with it.
+        Flushes the run's records first: what led to the snapshot must be on disk if the snapshot is.
         """
         flushed = threading.Event()
         self._record(records.Flush(flushed))
@@ -265,10 +265,10 @@ class SnapshotTaker:
         except (OSError, SnapshotError) as error:
             problem = str(error)
         self._clear(number)
-        self._tell(Completed(number, problem))
+        self._send(Completed(number, problem))
 
     def _clear(self, number: int) -> None:
-        """Removes what was written of this one and those before it and is in none."""
+        """Removes parts of this snapshot and earlier ones that are still in the staging folder."""
         with contextlib.suppress(OSError):
             for left in parts_folder(self.folder).iterdir():
                 if not left.name.isdigit() or int(left.name) <= number:
@@ -297,8 +297,9 @@ class SnapshotTaker:
         values = {"number": number, "step": step, "reason": problem}
         self._record(records.Noted("snapshot_given_up", values, time.time()))
         if alarm:
-            told = f"{self.folder}: {problem.rsplit(': ', 1)[-1]}: a snapshot is given up; training goes on"
-            self._record(records.Alarm(told, time.time()))
+            short = problem.rsplit(": ", 1)[-1]
+            alarm_text = f"{self.folder}: {short}: a snapshot is given up; training goes on"
+            self._record(records.Alarm(alarm_text, time.time()))
 
     def _end(self) -> _Taking:
         taking, self._taking = self._taking, None
@@ -307,7 +308,7 @@ class SnapshotTaker:
 
 
 def snapshot_header(experiment: Experiment, layout: FragmentLayout) -> dict[str, Any]:
-    """What is the same in the headers of all snapshots of a run."""
+    """The part of the header that is the same in all snapshots of a run."""
     return {"experiment": to_json(experiment), "layout": layout.fingerprint}
 
 

@@ -18,7 +18,7 @@ from experiments.studies.chaos.processes import SYNCER
 from experiments.studies.chaos.traces import Trace
 
 _STATES = ("stalled", "dead", "recovering", "hung")
-_WORST = 10  # of the longest gaps so many are told
+_WORST = 10  # longest gaps that are listed
 
 
 def report(trace: Trace, loss: float | None, interval: int, num_fragments: int) -> dict[str, Any]:
@@ -66,16 +66,16 @@ def compared(chaos: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[s
     return {**chaos, "undisturbed": undisturbed, "loss_ratio": ratio}
 
 
-def problems(told: Mapping[str, Any]) -> list[str]:
+def problems(figures: Mapping[str, Any]) -> list[str]:
     """What must not have happened, in lines; none where all was well."""
-    outer, work = told["outer_steps"], told["work"]
-    found = [*outer["problems"], *work["problems"], *(f"{crash} by itself" for crash in told["crashes"])]
-    if told["uptime"] < 1:
-        found.append(f"uptime is {told['uptime']:.2%}: at times no learner stepped")
+    outer, work = figures["outer_steps"], figures["work"]
+    found = [*outer["problems"], *work["problems"], *(f"{crash} by itself" for crash in figures["crashes"])]
+    if figures["uptime"] < 1:
+        found.append(f"uptime is {figures['uptime']:.2%}: at times no learner stepped")
     return found
 
 
-def table(told: Mapping[str, Any]) -> str:
+def table(figures: Mapping[str, Any]) -> str:
     """The report in words and Markdown tables."""
     head = ("", "starts", "steps", "median step, ms", "at work", *_STATES)
     gaps = [
@@ -87,7 +87,7 @@ def table(told: Mapping[str, Any]) -> str:
             f"{gap['longest_steps']:.1f}",
             gap["stalls"],
         )
-        for name, gap in told["gaps"].items()
+        for name, gap in figures["gaps"].items()
     ]
     gaps_head = ["another process's fault", "survivors looked at", "median of longest gaps, ms"]
     gaps_head += ["longest, ms", "in median steps", "above 5 steps"]
@@ -99,36 +99,36 @@ def table(told: Mapping[str, Any]) -> str:
             times["died_before"],
             number(times["longest_without"], ".2f"),
         )
-        for name, times in told["recovery"].items()
+        for name, times in figures["recovery"].items()
     ]
     recovery_head = ["seconds from a restart to", "restarts", "median", "p90", "longest"]
     recovery_head += ["died before", "after at most"]
     return "\n\n".join(
         [
-            markdown(("", ""), _summary(told)),
-            markdown(head, map(_lane_cells, told["lanes"])),
+            markdown(("", ""), _summary(figures)),
+            markdown(head, map(_lane_cells, figures["lanes"])),
             markdown(gaps_head, gaps),
             markdown(recovery_head, recovery),
         ]
     )
 
 
-def _summary(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    outer, work, undisturbed = told["outer_steps"], told["work"], told.get("undisturbed")
-    faults = ", ".join(f"{count} {name}" for name, count in told["faults"].items()) or "none"
+def _summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    outer, work, undisturbed = figures["outer_steps"], figures["work"], figures.get("undisturbed")
+    faults = ", ".join(f"{count} {name}" for name, count in figures["faults"].items()) or "none"
     steps = f"{outer['committed']} committed, {outer['lost']} lost, {outer['twice']} made twice"
-    tokens = f"{told['tokens']} trained on, {told['merged_tokens']:.0f} merged, {work['twice_tokens']}"
+    tokens = f"{figures['tokens']} trained on, {figures['merged_tokens']:.0f} merged, {work['twice_tokens']}"
     rows = [
-        ("faults", f"{faults}; {told['missed']} found nobody"),
-        ("seconds", f"{told['seconds']:.1f}"),
-        ("goodput, uptime", f"{told['goodput']:.1%}, {told['uptime']:.2%}"),
+        ("faults", f"{faults}; {figures['missed']} found nobody"),
+        ("seconds", f"{figures['seconds']:.1f}"),
+        ("goodput, uptime", f"{figures['goodput']:.1%}, {figures['uptime']:.2%}"),
         ("outer steps", f"{steps}, {outer['unrecorded']} durable without a record"),
         ("tokens", f"{tokens} counted twice in {work['contributions']} contributions"),
-        ("held-out loss", number(told["loss"], ".4f")),
+        ("held-out loss", number(figures["loss"], ".4f")),
     ]
     if undisturbed is not None:
         alone = f"{number(undisturbed['loss'], '.4f')}, {undisturbed['tokens']} tokens"
-        more = None if told["loss_ratio"] is None else told["loss_ratio"] - 1
+        more = None if figures["loss_ratio"] is None else figures["loss_ratio"] - 1
         rows += [("the same undisturbed", alone), ("loss against undisturbed", number(more, "+.2%"))]
     return rows
 
@@ -145,12 +145,12 @@ def _lane(trace: Trace, target: str) -> dict[str, Any]:
     seconds: collections.Counter[str] = collections.Counter()
     for span in lanes.lane(trace, target):
         seconds[span.state] += span.end - span.start
-    told = {"target": target, "starts": len(trace.of(target))}
+    common = {"target": target, "starts": len(trace.of(target))}
     if target == SYNCER:
-        return {**told, "rounds": len(trace.rounds), "seconds": dict(seconds)}
+        return {**common, "rounds": len(trace.rounds), "seconds": dict(seconds)}
     quiet = [g.seconds for g in lanes.gaps_of(trace, target) if trace.storm and g.end < trace.storm]
     return {
-        **told,
+        **common,
         "steps": len(trace.marks[target]),
         "median_step_seconds": lanes.median_step(trace, target),
         "longest_gap_before_the_faults": max(quiet, default=None),
@@ -177,17 +177,17 @@ def _gaps(found: Sequence[Aftermath]) -> dict[str, dict[str, Any]]:
     def kind(a: Aftermath) -> str:
         return f"{a.blow.kind} of a {'syncer' if a.blow.target == SYNCER else 'learner'}"
 
-    told = {}
+    by_kind = {}
     for name, members in itertools.groupby(sorted(found, key=kind), kind):
         group = list(members)
-        told[name] = {
+        by_kind[name] = {
             "count": len(group),
             "median_seconds": statistics.median(a.gap_seconds for a in group),
             "longest_seconds": max(a.gap_seconds for a in group),
             "longest_steps": max(a.gap_steps for a in group),
             "stalls": sum(a.gap_steps > lanes.STALL for a in group),
         }
-    return told
+    return by_kind
 
 
 def _gap(trace: Trace, a: Aftermath) -> dict[str, Any]:

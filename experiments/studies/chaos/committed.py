@@ -28,7 +28,7 @@ class OuterSteps:
     committed: int = 0  # versions that the run ended with
     recorded: int = 0  # of them those with a line in rounds.jsonl
     unrecorded: int = 0  # those whose line died with the syncer, but which were durable
-    lost: int = 0  # versions that were told and later were not there
+    lost: int = 0  # versions that were announced and later were not there
     twice: int = 0  # versions that were made again
     problems: list[str] = dataclasses.field(default_factory=list)
 

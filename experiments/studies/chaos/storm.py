@@ -25,7 +25,7 @@ _LOOK = 0.2  # seconds between two looks at whether all learners step
 class Outcome(NamedTuple):
     """What a run came to: its part of chaos.json, what it left, and its exit code."""
 
-    told: dict[str, Any]
+    figures: dict[str, Any]
     trace: Trace
     code: int
 
@@ -41,7 +41,7 @@ def run(
     """Runs the experiment's processes, of the command line's config and these overrides, under the plan.
 
     Args:
-      experiment: what that config says.
+      experiment: the settings of that config.
       workdir: folder of the run.
       faults: file for the journal of what befell it.
       plan: the faults, whose time counts from when all learners have stepped.
@@ -63,8 +63,8 @@ def run(
     threading.Thread(target=strike, name="killer", daemon=True).start()
     arguments = [*cli.config_arguments(), *overrides]
     try:
-        told = {"observe": watch.observe, "route": watch.route}
-        code = run_all(experiment, arguments, workdir, stop, cli.tell, **told)
+        hooks = {"observe": watch.observe, "route": watch.route}
+        code = run_all(experiment, arguments, workdir, stop, cli.tell, **hooks)
     finally:
         over.set()
         struck.wait()
@@ -75,10 +75,10 @@ def run(
     return Outcome(aftermath.report(trace, loss, sync.interval, sync.num_fragments), trace, code)
 
 
-def steps_of_tokens(experiment: Experiment, told: dict[str, Any]) -> int:
+def steps_of_tokens(experiment: Experiment, figures: dict[str, Any]) -> int:
     """T of a run without faults that trains on as many tokens, by how fast the clock went in this one."""
     rows = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners))
-    return max(1, round(told["tokens"] * told["clock_rate"] / (rows * experiment.data.sequence_length)))
+    return max(1, round(figures["tokens"] * figures["clock_rate"] / (rows * experiment.data.sequence_length)))
 
 
 class Watch:
@@ -96,7 +96,7 @@ class Watch:
         self._proxies: dict[str, Proxy] = {}
 
     def observe(self, name: str, pid: int, code: int | None) -> None:
-        """What the supervisor tells; a syncer's durable versions are written down before its next start."""
+        """Notes a start or an end, and what a syncer leaves on disk, before it is restarted."""
         target = SYNCER if name.endswith(SYNCER) else name
         if code is None:
             self.journal.write("start", target, pid=pid)

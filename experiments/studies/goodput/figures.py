@@ -35,7 +35,7 @@ def draw_all(stem: pathlib.Path, cells: Sequence[Cell]) -> list[pathlib.Path]:
 
 def _draw_goodput(figure: Figure, cells: Sequence[Cell]) -> None:
     axes = figure.add_subplot()
-    told = False
+    has_published = False
     for label, own, colour in _systems(cells):
         chips = [cell.num_chips for cell in own]
         spread = [100 * (cell.ci95 or 0.0) for cell in own]
@@ -44,8 +44,8 @@ def _draw_goodput(figure: Figure, cells: Sequence[Cell]) -> None:
         points = [(count, percent) for count in chips if (percent := published(label, count)) is not None]
         if points:
             axes.scatter(*zip(*points, strict=True), color=colour, marker="x", s=60, zorder=5)
-            told = True
-    if told:
+            has_published = True
+    if has_published:
         axes.scatter([], [], color="0.3", marker="x", s=60, label="the paper")
     _label(axes, cells, "goodput (%)")
 

@@ -29,17 +29,17 @@ def parse_round(text: str, fragments: int) -> RoundId:
 
 
 def again(recorded: Recorded, until: RoundId | None) -> int:
-    """Does the run again, up to a round if one is given, and says how it compares; the exit code."""
+    """Replays the run, up to a round if one is given, and prints how it compares; the exit code."""
     _see_as_many_devices(recorded.tapes)
     experiment, workdir = recorded.experiment, recorded.workdir
     snapshot = replay.first_snapshot(recorded.plan, workdir)
     platform.prepare()
-    begun = said = time.monotonic()
+    begun = shown_at = time.monotonic()
 
     def progress(merge) -> None:
-        nonlocal said
-        if time.monotonic() > said + 5.0:
-            said = time.monotonic()
+        nonlocal shown_at
+        if time.monotonic() > shown_at + 5.0:
+            shown_at = time.monotonic()
             print(f"step {merge.round.step}/{experiment.train.steps}", flush=True)
 
     try:

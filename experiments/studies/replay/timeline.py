@@ -180,8 +180,8 @@ def _happened(thing: Any) -> str:
         case events.Heartbeat() | events.Timeout():
             return type(thing).__name__.lower()
         case events.LearnerJoined() as e:
-            told = "asks to join" if e.versions is None else f"returns at step {e.step}"
-            return f"learner {e.learner} {told} as incarnation {e.incarnation}"
+            request = "asks to join" if e.versions is None else f"returns at step {e.step}"
+            return f"learner {e.learner} {request} as incarnation {e.incarnation}"
         case events.LearnerReady() as e:
             return f"learner {e.learner} is ready at step {e.step}"
         case events.LearnerLost() as e:
@@ -213,32 +213,32 @@ def _noted(thing: Any) -> str:
 
 
 def _followed(decided: Sequence[Any]) -> str:
-    told = []
+    phrases = []
     for action in decided:
         match action:
             case actions.MakeOffer(contribution=c):
-                told.append(f"copies fragment {c.fragment} at step {c.step}")
+                phrases.append(f"copies fragment {c.fragment} at step {c.step}")
             case actions.Publish(contribution=c):
-                told.append(f"publishes fragment {c.fragment}")
+                phrases.append(f"publishes fragment {c.fragment}")
             case actions.PullFragment(round=r, learner=m):
-                told.append(f"pulls fragment {r.fragment} from {m}")
+                phrases.append(f"pulls fragment {r.fragment} from {m}")
             case actions.Merge(round=r) as a:
-                told.append(
+                phrases.append(
                     f"merges fragment {r.fragment} of {_listed([c.learner for c in a.contributions])}"
                 )
             case actions.Tell(receivers, events.UpdateArrived(p, version, _)):
-                told.append(f"sends fragment {p} version {version} to {len(receivers)}")
+                phrases.append(f"sends fragment {p} version {version} to {len(receivers)}")
             case actions.Tell(((m, _),), events.Welcomed()):
-                told.append(f"welcomes {m}")
+                phrases.append(f"welcomes {m}")
             case actions.Tell(_, events.ClockSet(step)):
-                told.append(f"tells laggards of step {step}")
+                phrases.append(f"tells laggards of step {step}")
             case actions.Drop(reason=reason):
-                told.append(f"drops it: {reason}")
+                phrases.append(f"drops it: {reason}")
             case actions.Record(name=name) if name != "round":
-                told.append(name.replace("_", " "))
+                phrases.append(name.replace("_", " "))
             case actions.Finish():
-                told.append("the run is over")
-    return f"; {', '.join(told)}" if told else ""
+                phrases.append("the run is over")
+    return f"; {', '.join(phrases)}" if phrases else ""
 
 
 def _round_step(thing: Any, decided: Sequence[Any]) -> int | None:

@@ -1,9 +1,9 @@
 """The same learners under another policy: recorded steps, joins and losses meet another syncer's core.
 
 No array is touched. What a learner does of itself stays: when it steps and on how many tokens, when it
-joins and is lost, and where its clock is. What follows from the policy is anew: rounds, their quorums and
-grace windows, who is pulled and merged, and with it what each learner's counters stand for. Pulls, merges and
-updates take as long as they took in the run.
+joins and is lost, and where its clock is. What follows from the policy is worked out again: rounds,
+their quorums and grace windows, who is pulled and merged, and so what each learner's counters stand for.
+Pulls, merges and updates take as long as they took in the run.
 """
 
 from __future__ import annotations

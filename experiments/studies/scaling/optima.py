@@ -96,8 +96,8 @@ def fit_optima(optima: Mapping[Place, float]) -> Fit:
         raise ScalingError(f"best values: there are {len(places)}, at one N and M, which make no law")
     law = LAWS["power"] if min(len(sizes), len(learners)) > 1 else SINGLE if len(sizes) > 1 else BY_LEARNERS
     if len(places) <= len(law.parameters):
-        told = f"there are {len(places)}, and {law.formula} goes through as many whether it holds or not"
-        raise ScalingError(f"best values: {told}")
+        problem = f"there are {len(places)}, and {law.formula} goes through as many whether it holds or not"
+        raise ScalingError(f"best values: {problem}")
     return fit(law, {place: [value] for place, value in optima.items()})
 
 

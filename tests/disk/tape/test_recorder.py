@@ -31,9 +31,9 @@ def test_a_step_is_written_in_one_piece_once_it_is_finished(tmp_path):
     writes = []
     write = os.write
     with mock.patch.object(os, "write", lambda file, data: writes.append(len(data)) or write(file, data)):
-        tape.told(events.StepStarted(10), 1.5)
+        tape.heard(events.StepStarted(10), 1.5)
         assert (writes, things(path)) == ([], [])
-        tape.told(events.StepFinished(), 1.6)
+        tape.heard(events.StepFinished(), 1.6)
     assert len(writes) == 1
     assert things(path) == [events.StepStarted(10), events.StepFinished()]
 
@@ -48,7 +48,7 @@ def test_a_state_that_is_given_away_is_on_the_disk_first_under_a_number_of_its_o
 
 def test_a_learner_without_a_tape_numbers_what_it_gives_all_the_same():
     tape = LearnerTape(3, 7)
-    tape.told(events.StepFinished(), 1.0)
+    tape.heard(events.StepFinished(), 1.0)
     assert not tape.on
     assert tape.gave() == InnerOrigin(3, 7, 1)
     tape.end()
@@ -56,11 +56,11 @@ def test_a_learner_without_a_tape_numbers_what_it_gives_all_the_same():
 
 def test_what_a_merge_is_made_of_is_written_before_it_begins_and_a_version_before_it_is_sent(tmp_path):
     tape = SyncerTape(path := tmp_path / "a.tape", SYNCER)
-    tape.told(events.Timeout(), [], 0.5)
+    tape.heard(events.Timeout(), [], 0.5)
     assert things(path) == []
-    tape.told(events.Timeout(), [actions.Merge(RoundId(1, 0), 1, ())], 0.6)
+    tape.heard(events.Timeout(), [actions.Merge(RoundId(1, 0), 1, ())], 0.6)
     assert things(path) == [events.Timeout()] * 2
-    tape.told(events.MergeFinished(RoundId(1, 0)), [], 0.7)
+    tape.heard(events.MergeFinished(RoundId(1, 0)), [], 0.7)
     tape.committed(0, 1, b"x" * 32)
     assert things(path)[2:] == [events.MergeFinished(RoundId(1, 0)), Committed(0, 1, b"x" * 32)]
     tape.end((1,))
@@ -70,10 +70,10 @@ def test_what_a_merge_is_made_of_is_written_before_it_begins_and_a_version_befor
 
 def test_a_syncer_that_merges_nothing_is_on_the_disk_within_a_second(tmp_path):
     tape = SyncerTape(path := tmp_path / "a.tape", SYNCER)
-    tape.told(events.Timeout(), [], 10.0)
-    tape.told(events.Timeout(), [], 10.5)
+    tape.heard(events.Timeout(), [], 10.0)
+    tape.heard(events.Timeout(), [], 10.5)
     assert len(things(path)) == 1
-    tape.told(events.Timeout(), [], 11.0)
+    tape.heard(events.Timeout(), [], 11.0)
     assert len(things(path)) == 3
 
 
@@ -81,7 +81,7 @@ def test_a_syncer_that_merges_nothing_is_on_the_disk_within_a_second(tmp_path):
 def test_a_full_disk_ends_the_tape_with_an_alarm_and_not_the_run(tmp_path, written):
     alarms = []
     tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER, alarms.append)
-    tape.told(events.StepFinished(), 1.0)
+    tape.heard(events.StepFinished(), 1.0)
     write, calls = os.write, []
 
     def full(file, data):
@@ -91,8 +91,8 @@ def test_a_full_disk_ends_the_tape_with_an_alarm_and_not_the_run(tmp_path, writt
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with mock.patch.object(os, "write", full):
-        tape.told(events.StepFinished(), 2.0)
-    tape.told(events.StepFinished(), 3.0)
+        tape.heard(events.StepFinished(), 2.0)
+    tape.heard(events.StepFinished(), 3.0)
     tape.gave()
     tape.end()
     [alarm] = alarms
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_alarm_and_no_tape(tmp_path):
     (tmp_path / "tape").write_text("a file where a folder must be")
     alarms = []
     tape = LearnerTape(3, 7, tmp_path / "tape" / "a.tape", LEARNER, alarms.append)
-    tape.told(events.StepFinished(), 1.0)
+    tape.heard(events.StepFinished(), 1.0)
     assert not tape.on
     assert len(alarms) == 1
 

@@ -110,11 +110,11 @@ def test_it_is_complete_when_every_learner_has_recorded_and_every_part_is_writte
 def test_what_comes_before_a_learners_mark_is_in_flight_and_what_comes_after_is_not(desk):
     desk.begin()
     contribution = Contribution(0, 1, 0, 0, 3, 3, 24)
-    desk.taker.told(events.FragmentArrived(RoundId(4, 0), contribution), [np.full(3, 7.0, np.float32)])
+    desk.taker.heard(events.FragmentArrived(RoundId(4, 0), contribution), [np.full(3, 7.0, np.float32)])
     desk.mark(0)
-    desk.taker.told(report(0, 5), None)
-    desk.taker.told(report(1, 2), None)
-    desk.taker.told(report(1, 2, incarnation=0), None)  # of an earlier one
+    desk.taker.heard(report(0, 5), None)
+    desk.taker.heard(report(1, 2), None)
+    desk.taker.heard(report(1, 2, incarnation=0), None)  # of an earlier one
     desk.mark(1)
     for learner in (0, 1):
         desk.write(learner)
@@ -131,7 +131,7 @@ def test_a_learner_that_is_lost_before_its_part_is_written_is_left_out(desk, mar
     desk.begin()
     if marked:
         desk.mark(1)
-    desk.taker.told(events.LearnerLost(1, 1, "killed"), None)
+    desk.taker.heard(events.LearnerLost(1, 1, "killed"), None)
     desk.mark(0)
     desk.write(0)
     desk.settle()
@@ -143,9 +143,9 @@ def test_a_learner_that_leaves_by_itself_before_its_part_is_written_gives_the_sn
     """As when a run is stopped: resumed from a snapshot without learners, it would lose what they held."""
     desk.begin()
     desk.mark(0)
-    desk.taker.told(events.LearnerLost(1, 0, events.LEFT), None)  # of an earlier incarnation
+    desk.taker.heard(events.LearnerLost(1, 0, events.LEFT), None)  # of an earlier incarnation
     assert not desk.noted
-    desk.taker.told(events.LearnerLost(1, 1, events.LEFT), None)
+    desk.taker.heard(events.LearnerLost(1, 1, events.LEFT), None)
     [(name, values)] = desk.noted
     assert (name, values["reason"]) == ("snapshot_given_up", "learner 1 left before its part was written")
     assert desk.newest() is None

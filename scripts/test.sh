@@ -3,4 +3,5 @@
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 ruff check .
 mypy
-exec python -m pytest -n "${PYTEST_WORKERS:-auto}" --dist worksteal "$@"
+# One worker more than cores: tests of processes and of time-outs wait for half of their time.
+exec python -m pytest -n "${PYTEST_WORKERS:-$(($(nproc) + 1))}" --dist worksteal "$@"

@@ -2,7 +2,8 @@
 
     python -m tests.mutation [WORD...]
 
-Each is planted in a copy of the repository, whose tests run until one fails. Exit code 1 if one survived.
+Each is planted in a copy of the repository, whose tests run until one fails. Exit code 1 if one survived,
+or if the text that it changes is no longer there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 from tests.mutation.mutants import MUTANTS, Mutant
 
 ROOT = pathlib.Path(__file__).parents[2]
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".hypothesis", ".*_cache")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", ".hypothesis", ".*_cache")
 LIMIT = 900  # seconds for the tests of one mutant; what makes them hang is found by that
 
 
@@ -29,7 +30,7 @@ def place(mutant: Mutant, root: pathlib.Path) -> pathlib.Path:
     """
     found = [path for path in sorted((root / "ddiloco").rglob("*.py")) for _ in _times(mutant.old, path)]
     if len(found) != 1:
-        raise LookupError(f"{mutant.name}: its text stands in the package {len(found)} times, not once")
+        raise LookupError(f"its text stands in the package {len(found)} times, not once")
     return found[0]
 
 
@@ -71,10 +72,15 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="ddiloco-mutants-") as folder:
         root = pathlib.Path(folder) / "repository"
         shutil.copytree(ROOT, root, ignore=LEFT_OUT)
+        (root / "build").symlink_to(ROOT / "build")  # compiled programs are found by what they compute
         for mutant in chosen:
-            found = finder(mutant, root)
+            try:
+                found = finder(mutant, root)
+                told = f"`{found}`" if found else "**nothing**"
+            except LookupError as error:
+                found, told = None, f"**{error}**"
             survived += found is None
-            print(f"| {mutant.name} | {f'`{found}`' if found else '**nothing**'} |", flush=True)
+            print(f"| {mutant.name} | {told} |", flush=True)
     print(f"\n{len(chosen) - survived} of {len(chosen)} found")
     return 1 if survived else 0
 

@@ -190,6 +190,13 @@ def test_cosine_of_a_single_learner_is_one():
         assert rule(vectors, np.array([0, 2, 0], np.float32)).cosine == 1
 
 
+def test_the_cosine_of_rda_leaves_out_who_did_not_move():
+    (first, second), _ = draw(0, 2)
+    alone = RULES["rda"]([first, second], np.ones(2, np.float32))
+    beside = RULES["rda"]([first, second, np.zeros_like(first)], np.ones(3, np.float32))
+    assert float(beside.cosine) == pytest.approx(float(alone.cosine), rel=1e-4)
+
+
 @pytest.mark.parametrize("rule", [direct, rda])
 def test_no_array_of_all_outer_gradients_is_ever_stored(rule):
     piece = jax.ShapeDtypeStruct((512, 512), jnp.float32)

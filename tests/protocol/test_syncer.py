@@ -6,7 +6,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -380,6 +380,16 @@ def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits(
     assert only(actions.Drop, desk.tell(events.Timeout(), at=3.0)).reason == "pull timed out"
     merge = only(actions.Merge, desk.arrive(second, at=3.5))
     assert [c.learner for c in merge.contributions] == [0, 1]
+
+
+def test_work_on_the_version_before_is_not_merged():
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.complete(desk.report(0, 2))
+    (pull,) = pulls(desk.report(0, 4))
+    old = Contribution(0, 1, 0, version=0, step=4, steps=2, tokens=20)
+    dropped = only(actions.Drop, desk.tell(events.FragmentArrived(pull.round, old)))
+    assert dropped.reason == "stale fragment"
+    assert desk.core.versions == (1,)
 
 
 @pytest.mark.parametrize("end", ["lost", "replaced", "merging"])

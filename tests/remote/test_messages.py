@@ -11,6 +11,7 @@ from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.remote.syncer.intake import RecordIntake
+from ddiloco.remote.syncer.positions import LONGEST, Positions
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import LARGEST, WireError, parse
 from ddiloco.remote.wire.event_messages import (
@@ -81,8 +82,9 @@ def test_a_contribution_comes_out_as_it_went_in(pull, contribution):
     header = parse(pb.UpHeader, up_header(pull, contribution, 77).SerializeToString())
     assert (header.pull, header.size) == (pull, 77)
     assert contribution_of(header, 3, contribution.fragment) == contribution
-    with pytest.raises(WireError, match="another fragment"):
-        contribution_of(header, 3, contribution.fragment + 1)
+    for other in (contribution.fragment - 1, contribution.fragment + 1):
+        with pytest.raises(WireError, match="another fragment"):
+            contribution_of(header, 3, other)
 
 
 def mangled(draw, data):
@@ -215,3 +217,11 @@ def test_a_newer_process_has_its_place_back_once_one_that_lingered_is_gone():
     intake.joined(0, 8)
     assert intake.take(0, 8, pb.Records(records=[step])) == 1, "what it told before counts once"
     assert intake.tokens == 10
+
+
+def test_a_position_longer_than_any_can_be_is_refused():
+    positions = Positions(None)
+    positions.put(0, "x" * LONGEST)
+    with pytest.raises(WireError, match="malformed position"):
+        positions.put(0, "y" * (LONGEST + 1))
+    assert positions.get(0) == "x" * LONGEST

@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddiloco.outer.codecs import ArrayFormat
@@ -36,6 +36,7 @@ def test_what_is_cut_into_chunks_of_any_size_comes_out_bit_for_bit(shapes, dtype
         assert ours.size == 0 or ours.ctypes.data % ALIGNMENT == 0
 
 
+@example([bytes(80)], 67)
 @given(st.lists(st.binary(max_size=80), max_size=8), st.integers(0, 200))
 def test_whatever_comes_is_taken_or_refused_as_malformed(messages, size):
     formats = [ArrayFormat((4, 4), np.dtype(np.float32)), ArrayFormat((3,), np.dtype(np.uint8))]

@@ -419,7 +419,7 @@ MUTANTS = (
         "terms: the number of steps need not be the same",
         'if leaf.metadata["both_ends"]}',
         'if leaf.metadata["both_ends"] and leaf.path != "train.steps"}',
-        (*WIRE, "integration/test_remote.py"),
+        ("remote/test_terms.py",),
     ),
     Mutant(
         "disk: a file whose checksum does not fit is read",

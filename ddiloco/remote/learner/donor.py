@@ -7,6 +7,7 @@ steps to the syncer, so that a copy of them would be merged twice.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import queue
@@ -52,7 +53,9 @@ class Donor:
         self._inbox: queue.SimpleQueue[Delivery] | None = None
         self._format: InnerFormat | None = None
         handlers = {"Donate": grpc.unary_stream_rpc_method_handler(self._donate)}
-        self._server = wire.listener(wire.DONATE, handlers, keepalive, AT_ONCE)
+        # gRPC counts a call for a moment after its client has everything: the next one must not be refused.
+        self._server = wire.listener(wire.DONATE, handlers, keepalive, 2 * AT_ONCE)
+        self._giving = threading.BoundedSemaphore(AT_ONCE)
 
     def start(self, host: str) -> int:
         """Listens on a free port of this host; returns the port.
@@ -87,7 +90,11 @@ class Donor:
             inbox, inner = self._inbox, self._format
         if inbox is None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not step yet")
-        with wire.ended_after(self._longest, context.cancel):
+        if not self._giving.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the learner is giving to another")
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._giving.release)
+            stack.enter_context(wire.ended_after(self._longest, context.cancel))
             state = self._at_boundary(inbox, tuple(wanted.versions), context)
             arrays = host_arrays(state.arrays)
             header = pb.DonationHeader(

@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 
-from tests.mutation.mutants import MUTANTS, Mutant
+from tests.mutation import outer, protocol, remote
+from tests.mutation.mutant import Mutant
 
+MUTANTS = (*protocol.MUTANTS, *outer.MUTANTS, *remote.MUTANTS)
 ROOT = pathlib.Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", ".hypothesis", ".*_cache")
 LIMIT = 900  # seconds for the tests of one mutant; what makes them hang is found by that

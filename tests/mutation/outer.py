@@ -1,0 +1,99 @@
+"""Mistakes in the mathematics between learners and global model."""
+
+from tests.mutation.mutant import Mutant
+
+MERGING = ("outer/test_merging.py", "outer/test_outer_step.py")
+CODECS = ("outer/test_codecs.py",)
+
+MUTANTS = (
+    Mutant(
+        "weights: steps count, not tokens a step",
+        "return c_tokens * (c_tokens / c_steps) if c_steps else 0.0",
+        "return c_tokens * c_steps if c_steps else 0.0",
+        ("outer/test_contribution_weights.py", *MERGING),
+    ),
+    Mutant(
+        "merging: a learner that would not move counts in the mean of directions",
+        "pointing = jnp.where(norms > 0, shares, 0)",
+        "pointing = shares",
+        MERGING,
+    ),
+    Mutant(
+        "merging: opposite directions have no fallback",
+        "degenerate = ~(agreement > DEGENERATE * pointing.sum())",
+        "degenerate = ~(agreement > 0)",
+        MERGING,
+    ),
+    Mutant(
+        "merging: the degenerate case is scaled like the other",
+        "scale = jnp.where(degenerate, 1, jnp.dot(shares, norms) / agreement)",
+        "scale = jnp.dot(shares, norms) / agreement",
+        MERGING,
+    ),
+    Mutant(
+        "merging: norms of absent learners count",
+        "return jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed",
+        "return norms",
+        MERGING,
+    ),
+    Mutant(
+        "outer step: embeddings are merged by direction too",
+        '"direct" if is_embedding(piece.name) else self._config.merge',
+        "self._config.merge",
+        ("outer/test_outer_step.py", "outer/test_global_model.py"),
+    ),
+    Mutant(
+        "optimizer: rho's average is not corrected for its start",
+        "rho = jnp.where(times > 0, rho_sum / (1 - rho_decay ** jnp.maximum(times, 1)), 0)",
+        "rho = jnp.where(times > 0, rho_sum, 0)",
+        ("outer/test_optimizer.py",),
+    ),
+    Mutant(
+        "optimizer: the moving average has the gain of momentum",
+        "lambda u, g: decay * u + (1 - decay) * g, state.average, gradients",
+        "lambda u, g: decay * u + g, state.average, gradients",
+        ("outer/test_optimizer.py",),
+    ),
+    Mutant(
+        "codecs: codes are cut, not rounded",
+        "multiples = jnp.round(blocks / jnp.where(used, scales, 1.0)[:, None])",
+        "multiples = jnp.trunc(blocks / jnp.where(used, scales, 1.0)[:, None])",
+        CODECS,
+    ),
+    Mutant(
+        "codecs: the most negative of four bits is read as positive",
+        "return _scaled(scales, jnp.where(nibbles > 7, nibbles - 16, nibbles), shape)",
+        "return _scaled(scales, jnp.where(nibbles > 9, nibbles - 16, nibbles), shape)",
+        CODECS,
+    ),
+    Mutant(
+        "codecs: a block that is not finite becomes numbers",
+        "return jnp.where(finite, scales, jnp.nan), codes.astype(jnp.int8)",
+        "return jnp.where(finite, scales, 0.0), codes.astype(jnp.int8)",
+        CODECS,
+    ),
+    Mutant(
+        "encoding: error feedback keeps what was unsound",
+        "sound = jnp.isfinite(jnp.sum(jnp.square(value)))",
+        "sound = True",
+        ("outer/test_codecs.py", "test_corruption.py", "roles/test_codecs.py"),
+    ),
+    Mutant(
+        "fragments: no cut is finer than the mean",
+        'cuts = (1, 2, 3) if split_large and strategy == "balanced" else (1,)',
+        "cuts = (1,)",
+        ("outer/test_fragments.py",),
+    ),
+    Mutant(
+        "global model: values whose squares overflow are let in",
+        "            if not math.isfinite(square):",
+        "            if math.isnan(square):",
+        ("outer/test_global_model.py",),
+    ),
+    Mutant(
+        "global model: a merge without work makes no version",
+        "        self._versions[p] += 1\n",
+        "        self._versions[p] += bool(metrics)\n",
+        ("outer/test_global_model.py",),
+    ),
+)

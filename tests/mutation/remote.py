@@ -1,0 +1,116 @@
+"""Mistakes in what travels between processes, and what outlives them."""
+
+from tests.mutation.mutant import Mutant
+
+WIRE = ("remote/test_payload.py", "remote/test_messages.py", "remote/test_buffers.py", "remote/test_wire.py")
+
+MUTANTS = (
+    Mutant(
+        "payload: a fragment of another size is awaited",
+        '        if size != expected:\n            raise WireError("fragment of another size"',
+        '        if size > expected:\n            raise WireError("fragment of another size"',
+        WIRE,
+    ),
+    Mutant(
+        "payload: a chunk may be longer than what is left",
+        "if not 0 < len(chunk) <= self.left:",
+        "if not 0 < len(chunk):",
+        WIRE,
+    ),
+    Mutant(
+        "messages: numbers that a float64 cannot hold pass",
+        "if max(values) > LARGEST:",
+        "if max(values) > 1 << 60:",
+        WIRE,
+    ),
+    Mutant(
+        "messages: another fragment is taken for the one asked for",
+        "if contribution.fragment != fragment:",
+        "if contribution.fragment < fragment:",
+        WIRE,
+    ),
+    Mutant(
+        "downlink: a version that was sent is sent again",
+        "if self._newest.get(fragment).version > self._sent.get(fragment, -1):",
+        "if self._newest.get(fragment).version >= self._sent.get(fragment, -1):",
+        WIRE,
+    ),
+    Mutant(
+        "downlink: parts of two welcomes are put together",
+        "self._welcome, self._collected = header.welcome, {}",
+        "self._welcome = header.welcome",
+        WIRE,
+    ),
+    Mutant(
+        "intake: a record that comes twice counts twice",
+        "if number >= known.next:",
+        "if number >= known.next - 1:",
+        WIRE,
+    ),
+    Mutant(
+        "intake: a process that was replaced is heard again",
+        "if process in replaced and (known.lost_at is None or process < known.process):",
+        "if process in replaced and process < known.process:",
+        (*WIRE, "integration/test_hangs.py"),
+    ),
+    Mutant(
+        "outbox: records that are confirmed are sent again",
+        "while self._records and self._first < following:",
+        "while self._records and self._first < following - 1:",
+        WIRE,
+    ),
+    Mutant(
+        "outbox: what a lost connection may have lost is not said anew",
+        "self._sent = self._first\n            if self._presence",
+        "if self._presence",
+        WIRE,
+    ),
+    Mutant(
+        "positions: one of any length is kept",
+        "if len(position) > LONGEST:",
+        "if len(position) > 100 * LONGEST:",
+        WIRE,
+    ),
+    Mutant(
+        "resumed: a learner that has come back is sent to the snapshot again",
+        "return self.name.number if newest_incarnation <= self.incarnations.get(learner, 0) else 0",
+        "return self.name.number",
+        ("remote/test_origins.py", "remote/test_snapshots.py", *WIRE),
+    ),
+    Mutant(
+        "donor: an inner state of older versions is taken",
+        "short = len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True))",
+        "short = len(had) != len(versions) or all(a < b for a, b in zip(had, versions, strict=True))",
+        ("remote/test_donor.py",),
+    ),
+    Mutant(
+        "donor: an inner state with a number that is not finite is taken",
+        "if not all(np.isfinite(a).all() for a in arrays if np.issubdtype(a.dtype, np.floating)):",
+        "if not all(np.isfinite(a).any() for a in arrays if np.issubdtype(a.dtype, np.floating)):",
+        ("remote/test_donor.py",),
+    ),
+    Mutant(
+        "server: an incarnation beyond belief is believed",
+        "if report.incarnation > time.time_ns() // 1000 + FURTHEST_AHEAD:",
+        "if report.incarnation > 1 << 60:",
+        (*WIRE, "integration/test_hangs.py"),
+    ),
+    Mutant(
+        "server: a push without a deadline is taken",
+        "if left is None or left > 2 * self._terms.pull_timeout:",
+        "if left is None:",
+        (*WIRE, "remote/test_half_sent.py", "integration/test_hangs.py"),
+    ),
+    Mutant(
+        "terms: the number of steps need not be the same",
+        'if leaf.metadata["both_ends"]}',
+        'if leaf.metadata["both_ends"] and leaf.path != "train.steps"}',
+        ("remote/test_terms.py",),
+    ),
+    Mutant(
+        "disk: a file whose checksum does not fit is read",
+        "if not data.startswith(magic) or hashlib.sha256(body).digest() != data[-_DIGEST_BYTES:]:",
+        "if not data.startswith(magic):",
+        ("test_durable.py", "remote/test_donor.py"),
+    ),
+)

@@ -32,11 +32,11 @@ def place(mutant: Mutant, root: pathlib.Path) -> pathlib.Path:
     """
     found = [path for path in sorted((root / "ddiloco").rglob("*.py")) for _ in _times(mutant.old, path)]
     if len(found) != 1:
-        raise LookupError(f"its text stands in the package {len(found)} times, not once")
+        raise LookupError(f"the text of {mutant.name!r} stands in the package {len(found)} times, not once")
     return found[0]
 
 
-def tests_of(mutant: Mutant, root: pathlib.Path) -> list[str]:
+def named_tests(mutant: Mutant, root: pathlib.Path) -> list[str]:
     """The files and folders of tests that the mutant names, as far as they are there."""
     every = sorted(str(path.relative_to(root)) for path in (root / "tests").rglob("*"))
     named = [[path for path in every if f"/{path}".endswith(f"/{end}")] for end in mutant.tests]
@@ -54,7 +54,7 @@ def finder(mutant: Mutant, root: pathlib.Path) -> str | None:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
-            [*command, *tests_of(mutant, root)], cwd=root, capture_output=True, text=True, timeout=LIMIT
+            [*command, *named_tests(mutant, root)], cwd=root, capture_output=True, text=True, timeout=LIMIT
         )
     except subprocess.TimeoutExpired:
         return f"no end within {LIMIT} s"

@@ -49,7 +49,8 @@ def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batc
             process.communicate()
     assert done.returncode == 143
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["inner_states"] == {"fresh": 2, "peer": 1}
+    # Of the two that begin, the later one may find the other stepping, and take its state over.
+    assert summary["inner_states"] in ({"fresh": 2, "peer": 1}, {"fresh": 1, "peer": 2})
     assert summary["eval_loss"] < 0.3
     positions = json.loads((tmp_path / "syncer" / "positions.json").read_text())
     drawn = {learner: json.loads(position)["batches"] for learner, position in positions.items()}

@@ -29,6 +29,7 @@ def another_process(work: Callable[..., None], *arguments: Any) -> Iterator[Conn
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
     process.start()
+    theirs.close()  # so that the end of the other process is seen here
     try:
         yield ours
     finally:
@@ -41,6 +42,7 @@ def heard(pipe: Connection) -> Any:
 
     Raises:
       TimeoutError: it says nothing.
+      EOFError: it has ended.
     """
     if not pipe.poll(PATIENCE):
         raise TimeoutError(f"the other process said nothing in {PATIENCE:g} s")

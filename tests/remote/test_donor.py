@@ -1,5 +1,6 @@
 """Inner optimizer states from learner to learner, over a real wire: of which boundary, to whom, what not."""
 
+import concurrent.futures
 import dataclasses
 import pathlib
 import queue
@@ -99,6 +100,15 @@ def test_a_wish_that_nobody_waits_for_any_longer_is_cancelled():
             ask(donor.address, timeout=0.5)
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         until(lambda: donor.wishes[0].answer.cancelled(), "the wish to be cancelled")
+
+
+def test_a_peer_that_asks_while_the_call_before_ends_waits_its_turn():
+    with Steps(None) as donor, concurrent.futures.ThreadPoolExecutor() as others:
+        first = others.submit(ask, donor.address, timeout=1.0)
+        until(lambda: donor.wishes, "the first wish")
+        donor.given = state(2)
+        assert_same(ask(donor.address), donor.given)
+        assert first.exception().code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from ddiloco.roles.transfer import host_arrays
 
 BOUNDARY_SECONDS = 20.0  # for the donor to reach a step boundary with the requested versions
 AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
+TURN_SECONDS = 2.0  # how long a call waits for the one before: it ends a moment after its peer has everything
 
 
 class InnerFormat:
@@ -53,8 +54,7 @@ class Donor:
         self._inbox: queue.SimpleQueue[Delivery] | None = None
         self._format: InnerFormat | None = None
         handlers = {"Donate": grpc.unary_stream_rpc_method_handler(self._donate)}
-        # gRPC counts a call for a moment after its client has everything: the next one must not be refused.
-        self._server = wire.listener(wire.DONATE, handlers, keepalive, 2 * AT_ONCE)
+        self._server = wire.listener(wire.DONATE, handlers, keepalive, AT_ONCE + 2)
         self._giving = threading.BoundedSemaphore(AT_ONCE)
 
     def start(self, host: str) -> int:
@@ -90,7 +90,7 @@ class Donor:
             inbox, inner = self._inbox, self._format
         if inbox is None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not step yet")
-        if not self._giving.acquire(blocking=False):
+        if not self._giving.acquire(timeout=TURN_SECONDS):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the learner is giving to another")
         with contextlib.ExitStack() as stack:
             stack.callback(self._giving.release)

@@ -22,15 +22,6 @@ class Tell:
 
 
 @dataclasses.dataclass(frozen=True)
-class PullFragment:
-    """Fetch a learner's fragment; answered by FragmentArrived or PullFailed."""
-
-    round: RoundId
-    learner: int
-    incarnation: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Merge:
     """Merge these contributions into `version` of the fragment; answered by MergeFinished."""
 
@@ -65,16 +56,12 @@ class Finish:
     """Every round up to the last step is merged, or can never be merged: learners may leave."""
 
 
-SyncerAction = Tell | PullFragment | Merge | Drop | Record | Finish
+SyncerAction = Tell | Merge | Drop | Record | Finish
 
 
 @dataclasses.dataclass(frozen=True)
 class TellSyncer:
-    """Send an event to the syncer's core, without waiting for an answer.
-
-    From a LearnerJoined on the learner has the incarnation in it: a pull that names this one is answered with
-    what the learner has published before, too.
-    """
+    """Send an event to the syncer's core, without waiting for an answer."""
 
     event: events.LearnerJoined | events.StepReported
 
@@ -102,19 +89,25 @@ class MakeOffer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Publish:
-    """An offer's step is complete: the syncer may pull it from now on."""
+class SendOffer:
+    """An offer's step is complete: send it to the syncer, for this round."""
 
+    round: RoundId
     contribution: Contribution
 
 
 @dataclasses.dataclass(frozen=True)
 class ApplyUpdate:
-    """theta_p <- (1 - mixing) Theta_p + mixing theta_p, before the next step starts."""
+    """theta_p <- (1 - mixing) Theta_p + mixing theta_p, before the next step starts.
+
+    With `offered` (the step of the learner's offer that is in Theta_p) what it did since then stays:
+    theta_p <- Theta_p + theta_p - offer.
+    """
 
     fragment: int
     version: int
     mixing: float
+    offered: int | None = None
 
 
-LearnerAction = TellSyncer | Leave | AdoptAll | MakeOffer | Publish | ApplyUpdate | Drop
+LearnerAction = TellSyncer | Leave | AdoptAll | MakeOffer | SendOffer | ApplyUpdate | Drop

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.membership import Member, Membership, State
-from ddiloco.protocol.messages import Report
+from ddiloco.protocol.messages import Contribution, Given, Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
@@ -40,6 +40,10 @@ class Attendance:
     def newest(self, learner: int) -> Member | None:
         """The learner's newest incarnation, gone or not."""
         return self._members.newest(learner)
+
+    def current(self, learner: int, incarnation: int) -> Member | None:
+        """Exactly this incarnation, unless it is gone or replaced."""
+        return self._members.current(learner, incarnation)
 
     def is_live(self, learner: int, incarnation: int) -> bool:
         """Whether exactly this incarnation counts."""
@@ -158,10 +162,12 @@ class Attendance:
         m.take(report)
         return [*out, *self._speaks(m, now), *self._resend(m, merged, now)]
 
-    def broadcast(self, fragment: int, merged: SyncerState, now: float) -> Actions:
+    def broadcast(
+        self, fragment: int, merged: SyncerState, given: Sequence[Contribution], now: float
+    ) -> Actions:
         """Sends an update to all recovered members, in the merge or not; a welcome brings all fragments."""
         receivers = [m for m in self._members.present() if m.state is not State.JOINING]
-        return self._send(fragment, receivers, merged, now)
+        return self._send(fragment, receivers, merged, now, tuple(Given(c.learner, c.step) for c in given))
 
     def _begin(
         self, m: Member, step: int, versions: Sequence[int], merged: SyncerState, now: float
@@ -201,14 +207,21 @@ class Attendance:
                 out += self._send(fragment, [m], merged, now)
         return out
 
-    def _send(self, fragment: int, receivers: list[Member], merged: SyncerState, now: float) -> Actions:
+    def _send(
+        self,
+        fragment: int,
+        receivers: list[Member],
+        merged: SyncerState,
+        now: float,
+        given: tuple[Given, ...] = (),
+    ) -> Actions:
         if not receivers:
             return []
         version, step = merged.versions[fragment], merged.merged_steps[fragment]
         for m in receivers:
             m.sent[fragment] = (version, now)
         pairs = tuple((m.learner, m.incarnation) for m in receivers)
-        return [actions.Tell(pairs, events.UpdateArrived(fragment, version, step))]
+        return [actions.Tell(pairs, events.UpdateArrived(fragment, version, step, given))]
 
     # What is possible.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddiloco.protocol.messages import Contribution, Report, RoundId
+from ddiloco.protocol.messages import Contribution, Given, Report, RoundId
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +56,15 @@ FromLearner = LearnerJoined | LearnerReady | LearnerLost | StepReported
 
 @dataclasses.dataclass(frozen=True)
 class FragmentArrived:
-    """A pulled fragment is with the syncer, and its arrays were found sound."""
+    """A fragment that a learner was asked for is with the syncer, and its arrays were found sound."""
 
     round: RoundId
     contribution: Contribution
 
 
 @dataclasses.dataclass(frozen=True)
-class PullFailed:
-    """A pulled fragment will not come: there was none, it was unsound, or the transfer broke."""
+class OfferFailed:
+    """An offer that was under way will not come: it was unsound, or the transfer broke."""
 
     round: RoundId
     learner: int
@@ -84,7 +84,7 @@ class Timeout:
     """The time given by `next_deadline` has come."""
 
 
-SyncerEvent = FromLearner | FragmentArrived | PullFailed | MergeFinished | Timeout
+SyncerEvent = FromLearner | FragmentArrived | OfferFailed | MergeFinished | Timeout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +117,21 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True)
 class ClockSet:
-    """The syncer says that global step `step` has come.
-
-    A grace window is open, or learners that are done have nothing more for any round.
-    """
+    """The syncer ends the training of learners that lag: those that are done have nothing more to give."""
 
     step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OfferAsked:
+    """The syncer asks for a fragment, for the round in which its `version` is replaced.
+
+    The learner offers it at the first step boundary with work on that version and a clock of at least `clock`.
+    """
+
+    round: RoundId
+    version: int
+    clock: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +141,10 @@ class UpdateArrived:
     fragment: int
     version: int
     step: int
+    merged: tuple[Given, ...] = ()
 
 
-FromSyncer = Welcomed | NotMember | Rejected | ClockSet | UpdateArrived
+FromSyncer = Welcomed | NotMember | Rejected | ClockSet | OfferAsked | UpdateArrived
 """What the syncer tells a learner."""
 
 

@@ -22,7 +22,8 @@ class FragmentWork:
     merged_step: int  # global step at which `version` was merged
     steps: int = 0
     tokens: int = 0
-    offered: bool = False  # whether one was made since `version` was applied
+    offered: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """By the step after which an offer was made: the steps and tokens in it. Only offers on `version`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class _StartedStep:
     """A step that the devices still work on, with what becomes public once it is complete."""
 
     report: Report | None  # None once the learner was welcomed again: the step is of its earlier state
-    offers: tuple[Contribution, ...]
+    offers: tuple[actions.SendOffer, ...]
 
 
 class LearnerCore:
@@ -55,6 +56,8 @@ class LearnerCore:
         self._welcomed_as: int | None = None  # incarnation whose welcome was adopted
         self._reported_step = -1
         self._fragments: list[FragmentWork] = []
+        self._asked: dict[int, events.OfferAsked] = {}  # by fragment, what the syncer waits for
+        self._last: Report | None = None  # repeated as a sign of life
         self._started: collections.deque[_StartedStep] = collections.deque()
 
     @property
@@ -94,25 +97,14 @@ class LearnerCore:
     def resume(self, clock: int, fragments: Sequence[FragmentWork]) -> list[actions.LearnerAction]:
         """Takes up the state of an earlier process of the learner, then rejoins with it.
 
-        What that process had offered is offered again, since its published copies are lost.
-
         Raises:
           LocalProtocolError: the core has begun already, or the state is of another number of fragments.
         """
         if self.recovered or len(fragments) != self.policy.num_fragments:
             raise LocalProtocolError(f"a state of {len(fragments)} fragments cannot be taken up")
         self.clock = self._joined_step = self._reported_step = clock
-        self._fragments = [dataclasses.replace(f, offered=False) for f in fragments]
-        offered = [p for p, f in enumerate(fragments) if f.offered and f.steps]
-        for p in offered:
-            self._fragments[p].offered = True
-        contributions = [self._contribution(p) for p in offered]
-        return [
-            self._join(),
-            *map(actions.MakeOffer, contributions),
-            *map(actions.Publish, contributions),
-            _send(self._report()),
-        ]
+        self._fragments = [dataclasses.replace(f, offered={}) for f in fragments]
+        return [self._join(), _send(self._report())]
 
     def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
         """Takes one event, returns the actions that follow, in order.
@@ -133,6 +125,8 @@ class LearnerCore:
                 return self._step_finished()
             case events.ClockSet():
                 return self._clock_set(event)
+            case events.OfferAsked():
+                return self._offer_asked(event)
             case events.UpdateArrived():
                 return self._update_arrived(event)
             case events.Heartbeat():
@@ -151,6 +145,8 @@ class LearnerCore:
         merged = zip(event.versions, event.merged_steps, strict=True)
         self._fragments = [FragmentWork(version, step) for version, step in merged]
         self._started = collections.deque(_StartedStep(None, ()) for _ in self._started)
+        self._asked.clear()
+        self._last = None
         return [actions.AdoptAll(event.step, event.versions)]
 
     def _not_member(self, event: events.NotMember) -> list[actions.LearnerAction]:
@@ -159,12 +155,16 @@ class LearnerCore:
             return []
         self.incarnation += 1
         self._started = collections.deque(self._renumbered(step) for step in self._started)
+        self._asked.clear()
+        self._last = None
         return [self._join()]
 
     def _heartbeat(self) -> list[actions.LearnerAction]:
         if not self.recovered:
             return [self._join()]
-        return [] if self._started else [_send(self._report())]
+        if self._started:
+            return [_send(self._last)] if self._last is not None else []
+        return [_send(self._report())]
 
     def _join(self) -> actions.TellSyncer:
         if not self.recovered:
@@ -175,7 +175,10 @@ class LearnerCore:
 
     def _renumbered(self, step: _StartedStep) -> _StartedStep:
         own, report = self.incarnation, step.report
-        offers = tuple(dataclasses.replace(c, incarnation=own) for c in step.offers)
+        offers = tuple(
+            actions.SendOffer(o.round, dataclasses.replace(o.contribution, incarnation=own))
+            for o in step.offers
+        )
         return _StartedStep(None if report is None else dataclasses.replace(report, incarnation=own), offers)
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
@@ -189,7 +192,7 @@ class LearnerCore:
             fragment.tokens += event.tokens
         offers = self._offers()
         self._started.append(_StartedStep(self._report(), offers))
-        return list(map(actions.MakeOffer, offers))
+        return list(map(_copy, offers))
 
     def _step_finished(self) -> list[actions.LearnerAction]:
         if not self._started:
@@ -198,37 +201,64 @@ class LearnerCore:
         if step.report is None:
             return list(map(_send, self._last_report()))
         self._reported_step = step.report.step
-        reports = [step.report, *self._last_report()]
-        return [*map(actions.Publish, step.offers), *map(_send, reports)]
+        self._last = step.report
+        return [_send(step.report), *step.offers, *map(_send, self._last_report())]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
-        """Joins the round of a later step with what there is, rather than have it overwritten unmerged."""
+        """Ends with the others, with what there is."""
         if not self.recovered or event.step <= self.clock:
             return []
         if self.total_steps is not None and event.step > self.total_steps:
             return [actions.Drop(self.learner, "clock past the last step")]
         self.clock = event.step
-        offers, report = self._offers(), self._report()
-        make: list[actions.LearnerAction] = [*map(actions.MakeOffer, offers)]
-        if self._started:  # the copies are complete when the last started step is
+        if self._started:
             last = self._started.pop()
-            self._started.append(_StartedStep(report, last.offers + offers))
-            return make
-        self._reported_step = self.clock
-        return [*make, *map(actions.Publish, offers), _send(report)]
+            self._started.append(_StartedStep(self._report(), last.offers))
+            return self._offer_now()
+        return [*map(_send, self._last_report()), *self._offer_now()]
+
+    def _offer_asked(self, event: events.OfferAsked) -> list[actions.LearnerAction]:
+        """Offers the fragment at once if that is due: as the last started step leaves it."""
+        if not self.recovered:
+            return [actions.Drop(self.learner, "asked before welcome")]
+        if not 0 <= event.round.fragment < len(self._fragments):
+            return [actions.Drop(self.learner, "asked for an unknown fragment")]
+        self._asked[event.round.fragment] = event
+        return self._offer_now()
+
+    def _offer_now(self) -> list[actions.LearnerAction]:
+        offers = self._offers()
+        make: list[actions.LearnerAction] = [*map(_copy, offers)]
+        if not self._started:
+            return [*make, *offers]
+        last = self._started.pop()
+        self._started.append(_StartedStep(last.report, last.offers + offers))
+        return make
 
     def _update_arrived(self, event: events.UpdateArrived) -> list[actions.LearnerAction]:
         if not self.recovered:
             return [actions.Drop(self.learner, "update before welcome")]
         if not 0 <= event.fragment < len(self._fragments):
             return [actions.Drop(self.learner, "update of an unknown fragment")]
-        fragment = self._fragments[event.fragment]
-        if event.version <= fragment.version:
+        old = self._fragments[event.fragment]
+        if event.version <= old.version:
             return [actions.Drop(self.learner, "stale update")]
-        self._fragments[event.fragment] = FragmentWork(event.version, event.step)
-        self.clock = max(self.clock, event.step)
-        apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing)
+        new = self._fragments[event.fragment] = FragmentWork(event.version, event.step)
+        offered = self._kept_since(old, event)
+        if offered is not None:
+            steps, tokens = old.offered[offered]
+            new.steps, new.tokens = old.steps - steps, old.tokens - tokens
+        self._started = collections.deque(_without(event.fragment, step) for step in self._started)
+        if event.step - self.clock > self.policy.band:
+            self.clock = event.step
+        apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing, offered)
         return [apply, *map(_send, self._last_report())]
+
+    def _kept_since(self, old: FragmentWork, event: events.UpdateArrived) -> int | None:
+        """The step of the offer that is in the update, if the learner keeps what it did since."""
+        offered = next((g.step for g in event.merged if g.learner == self.learner), None)
+        known = self.policy.rebase and event.version == old.version + 1 and offered in old.offered
+        return offered if known else None
 
     def _report(self) -> Report:
         counters = tuple(FragmentCounters(f.version, f.steps, f.tokens) for f in self._fragments)
@@ -239,42 +269,44 @@ class LearnerCore:
         if self._started or not self.done or self._reported_step >= self.clock:
             return []
         self._reported_step = self.clock
-        return [self._report()]
+        self._last = self._report()
+        return [self._last]
 
     def _outstanding(self) -> list[int]:
-        """The newest due step of each fragment that was offered and whose update has not been applied.
-
-        A due step that the clock jumped over counts only from the next step on, which offers the fragment:
-        before that the learner would wait for a round that lacks its own offer.
-        """
+        """The newest due step of each fragment with work to offer whose update has not been applied."""
         due = (self.schedule.last_due(p, self.clock) for p in range(len(self._fragments)))
         return [
             step
             for step, fragment in zip(due, self._fragments, strict=True)
-            if fragment.offered and step > max(fragment.merged_step, self._joined_step)
+            if fragment.steps and step > max(fragment.merged_step, self._joined_step)
         ]
 
-    def _offers(self) -> tuple[Contribution, ...]:
-        """The fragments that are offered to the syncer from this boundary on."""
-        wanted = [p for p, f in enumerate(self._fragments) if f.steps and self._to_be_offered(p)]
-        for p in wanted:
-            self._fragments[p].offered = True
-        return tuple(self._contribution(p) for p in wanted)
-
-    def _to_be_offered(self, p: int) -> bool:
-        """From the due step on, and for the overlap after it: a later pull then finds the later state.
-
-        The bound limits the copies when no pull comes, as while the syncer is away. A learner that
-        joins after the due step offers its first step, in case the round still lacks its quorum.
-        """
-        fragment = self._fragments[p]
-        due = self.schedule.last_due(p, self.clock)
-        fresh = self.clock - due <= self.policy.overlap
-        return due > fragment.merged_step and (fresh or not fragment.offered)
+    def _offers(self) -> tuple[actions.SendOffer, ...]:
+        """What was asked for and is due now; forgets what can no longer come."""
+        offers = []
+        for p, asked in list(self._asked.items()):
+            f = self._fragments[p]
+            if f.version > asked.version:
+                del self._asked[p]
+            elif f.version == asked.version and f.steps and self.clock >= asked.clock:
+                del self._asked[p]
+                f.offered[self.clock] = (f.steps, f.tokens)
+                offers.append(actions.SendOffer(asked.round, self._contribution(p)))
+        return tuple(offers)
 
     def _contribution(self, p: int) -> Contribution:
         f = self._fragments[p]
         return Contribution(self.learner, self.incarnation, p, f.version, self.clock, f.steps, f.tokens)
+
+
+def _without(fragment: int, step: _StartedStep) -> _StartedStep:
+    """The step without the offers of a fragment, which an update has made worthless."""
+    kept = tuple(o for o in step.offers if o.round.fragment != fragment)
+    return step if len(kept) == len(step.offers) else dataclasses.replace(step, offers=kept)
+
+
+def _copy(offer: actions.SendOffer) -> actions.MakeOffer:
+    return actions.MakeOffer(offer.contribution)
 
 
 def _send(report: Report) -> actions.TellSyncer:

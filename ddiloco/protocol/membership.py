@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 from ddiloco.protocol.estimates import MovingAverage
-from ddiloco.protocol.messages import FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 
 
 class State(enum.Enum):
@@ -32,6 +32,18 @@ TRANSITIONS = {
 
 
 @dataclasses.dataclass
+class Asked:
+    """What a learner was asked for."""
+
+    incarnation: int
+    clock: int  # from which it offers
+    seen: int  # its clock as the syncer knew it when it asked
+    steps: int | None  # on the fragment's version, likewise; None: it had another
+    arrived_at: float | None = None
+    due: float | None = None  # when its report said that the offer is made; None: it is not yet
+
+
+@dataclasses.dataclass
 class Member:
     """One incarnation of one learner."""
 
@@ -43,6 +55,11 @@ class Member:
     reports: int = 0
     reported_at: float | None = None
     step_time: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds
+    delivery: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds from report to offer
+    most_tokens: float = 0.0  # that a step may have: twice what was reported
+    margin: float = 0.0  # of its steps by which an offer is planned to come before it is due
+    asked: dict[int, Asked] = dataclasses.field(default_factory=dict)  # by fragment, the last time
+    lead: float = 2.0  # steps of the front before a due step at which it is asked
     counters: tuple[FragmentCounters, ...] = ()
     sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, when
 
@@ -58,6 +75,15 @@ class Member:
         """The fragment version that the learner last said it holds."""
         return self.counters[fragment].version
 
+    def can_have(self, c: Contribution) -> bool:
+        """Whether the learner's reports allow for the work that a contribution claims."""
+        if not self.counters:
+            return False
+        known = self.counters[c.fragment]
+        steps, tokens = (known.steps, known.tokens) if known.version == c.version else (0, 0)
+        unreported = max(0, c.step - self.step)
+        return c.steps <= steps + unreported and c.tokens <= tokens + unreported * self.most_tokens
+
     def knows_better(self, report: Report) -> bool:
         """Whether the report is older than one of the same step that came before it."""
         pairs = zip(report.counters, self.counters, strict=False)
@@ -66,6 +92,8 @@ class Member:
     def take(self, report: Report) -> None:
         """Adopts what a newer report says."""
         self.reports += 1
+        of_a_step = (2 * c.tokens / c.steps for c in report.counters if c.steps)
+        self.most_tokens = max(self.most_tokens, *of_a_step, 0.0)
         self.step = report.step
         self.counters = report.counters
 

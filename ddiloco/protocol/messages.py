@@ -43,3 +43,11 @@ class Contribution:
     step: int
     steps: int
     tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A learner whose offer is in an update, and the step after which it had made that offer."""
+
+    learner: int
+    step: int

@@ -40,10 +40,15 @@ class SyncPolicy:
         at_least=0.0,
         at_most=1.0,
     )
+    rebase: bool = _knob(
+        False, "whether a learner keeps what it did between its offer and the update that contains it"
+    )
     max_run_ahead: int | None = _knob(
         None, "inner steps that a learner may take past an update that it lacks; None: no bound", at_least=0
     )
-    pull_timeout: float = _knob(60.0, "seconds after which a pulled fragment is given up", above=0.0)
+    offer_timeout: float = _knob(
+        60.0, "seconds after which an offer that was reported is given up, and asked for again", above=0.0
+    )
     silence_timeout: float = _knob(
         60.0, "seconds without a word after which a learner is not live", above=0.0
     )
@@ -52,6 +57,8 @@ class SyncPolicy:
     )
 
     def __post_init__(self) -> None:
+        if self.rebase and self.mixing:
+            raise ValueError(f"mixing: is {self.mixing}, but must be 0 with rebase, which keeps own work too")
         if self.max_run_ahead is not None and self.max_run_ahead >= self.interval:
             raise ValueError(
                 f"max_run_ahead: is {self.max_run_ahead}, but must be below interval, {self.interval}: "
@@ -68,6 +75,11 @@ class SyncPolicy:
             )
 
     @property
+    def band(self) -> int:
+        """Steps that a learner may lag behind an update without its clock being set forward."""
+        return 0 if self.quorum is None else self.interval // 2
+
+    @property
     def heartbeat(self) -> float:
-        """Seconds after which a learner that cannot step repeats its report, in case one was lost."""
+        """Seconds after which a learner repeats its report: as a sign of life, and in case one was lost."""
         return self.silence_timeout / 4

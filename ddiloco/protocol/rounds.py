@@ -1,19 +1,19 @@
-"""One synchronisation of one fragment, from the first learner that reaches its step to the broadcast."""
+"""One synchronisation of one fragment, from the asking of learners to the broadcast."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 
+from ddiloco.protocol.membership import Asked
 from ddiloco.protocol.messages import Contribution, RoundId
 
 
 class Phase(enum.Enum):
-    """Where a round stands; it goes back to GATHERING when pulls fail and leave it below its quorum."""
+    """Where a round stands."""
 
-    GATHERING = "gathering"  # too few learners have reported the step
-    GRACE = "grace"  # the quorum is in; others may join until the deadline
-    PULLING = "pulling"  # fragments are on their way
+    GATHERING = "gathering"  # offers are asked for and come in; the quorum is not complete
+    GRACE = "grace"  # the quorum is complete; further offers are waited for until the deadline
     MERGING = "merging"
 
 
@@ -22,27 +22,19 @@ class Round:
     """A round in flight."""
 
     id: RoundId
-    opened_at: float
+    version: int  # which the round replaces
     phase: Phase = Phase.GATHERING
-    deadline: float | None = None  # of the grace window or of the pulls
-    quorum_time: float = 0.0
-    grace_started: float = 0.0
-    grace_used: float = 0.0
-    pulling_since: float = 0.0
-    pulled: dict[int, int] = dataclasses.field(default_factory=dict)  # learner: incarnation, not yet arrived
+    began: float | None = None  # when the first learner had reached the step
+    deadline: float | None = None  # of the grace window
+    quorum_seconds: float = 0.0
+    grace_began: float = 0.0
+    grace_seconds: float = 0.0
+    merging_since: float = 0.0
     asked: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # (learner, incarnation), ever
+    owed: dict[int, Asked] = dataclasses.field(default_factory=dict)
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
-    passed_over: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
 
     def overdue(self, now: float) -> bool:
-        """Whether the deadline has come."""
+        """Whether the grace window is over."""
         return self.deadline is not None and now >= self.deadline
-
-    def pass_over(self, learner: int, incarnation: int, reports: int) -> None:
-        """Stops asking the learner until it has sent more than `reports` reports."""
-        self.pulled.pop(learner, None)
-        self.passed_over[learner] = (incarnation, reports)
-
-    def is_passed_over(self, learner: int, incarnation: int, reports: int) -> bool:
-        """Whether a pull from the learner failed and it has not reported since."""
-        return self.passed_over.get(learner) == (incarnation, reports)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddiloco.protocol import actions, events
+from ddiloco.protocol.asking import Front, ask, note_arrival, note_merge, offer_clock
 from ddiloco.protocol.attendance import Attendance
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
@@ -47,6 +48,7 @@ class SyncerCore:
         self._next = self._due_from(min(self._merged.merged_steps) + 1, 0)
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
         self._sync_time = MovingAverage()
+        self._front = Front()
 
     # What a driver calls.
 
@@ -66,9 +68,9 @@ class SyncerCore:
             case events.StepReported():
                 out = self._attendance.reported(event.report, self._merged, now)
             case events.FragmentArrived():
-                out = self._fragment_arrived(event)
-            case events.PullFailed():
-                out = self._pull_failed(event)
+                out = self._fragment_arrived(event, now)
+            case events.OfferFailed():
+                out = self._offer_failed(event)
             case events.MergeFinished():
                 out = self._merge_finished(event, now)
             case events.Timeout():
@@ -78,6 +80,7 @@ class SyncerCore:
     def next_deadline(self) -> float | None:
         """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""
         times = [r.deadline for r in self._rounds if r.deadline is not None]
+        times += [a.due for r in self._rounds for a in r.owed.values() if a.due is not None]
         return min([*times, *self._attendance.deadlines()], default=None)
 
     def state(self) -> SyncerState:
@@ -110,93 +113,119 @@ class SyncerCore:
         """The learners that count towards a quorum."""
         return tuple(m.learner for m in self._attendance.live())
 
-    # Rounds: quorum, grace window, pull, merge, broadcast.
+    # Rounds: ask, gather, wait for a grace window, merge, broadcast.
 
     def _advance(self, now: float) -> Actions:
         """Moves every round as far as it can go, and opens those whose turn has come."""
-        self._forget_pulls()
-        out: Actions = []
+        self._front.move(self._quorum_clock(), now)
+        out = self._forget_owed(now)
         before = None
         while before != (before := self._progress()):
-            out += self._open_rounds(now)
+            out += self._open_rounds()
             out += self._move_rounds(now)
             out += self._call_the_rest()
             out += self._abandon_and_finish()
-        return out
+        return out + self._ask(now)
 
     def _progress(self) -> tuple[RoundId | None, bool, list[tuple[RoundId, Phase]]]:
         """Changes whenever a round opens, moves or ends."""
         return (self._next, self.finished, [(r.id, r.phase) for r in self._rounds])
 
-    def _move_rounds(self, now: float) -> Actions:
+    def _open_rounds(self) -> Actions:
         out: Actions = []
-        for r in self._rounds:
-            if r.phase is Phase.GATHERING and self._has_quorum(r):
-                out += self._start_grace(r, now)
-            if r.phase is Phase.GRACE and (r.overdue(now) or not self._behind(r.id.step)):
-                out += self._pull(r, now)
-            if r.phase is Phase.PULLING and r.overdue(now):
-                out += self._give_up_pulls(r)
-            if r.phase is Phase.PULLING and not r.pulled:
-                out += self._merge(r)
-        return out
-
-    def _open_rounds(self, now: float) -> Actions:
-        out: Actions = []
-        front = max((m.step for m in self._attendance.live()), default=0)
-        while (due := self._next) is not None and due.step <= front:
+        live = self._attendance.live()
+        front = max((m.step for m in live), default=0) if self.policy.quorum is None else self._front.step
+        furthest = front + max((m.lead for m in live), default=0)
+        while (due := self._next) is not None and live and due.step <= furthest:
             if any(r.id.fragment == due.fragment for r in self._rounds):
                 break
             if self._too_late(due):
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
-            elif len(self._rounds) < max(1, self.policy.overlap):
-                self._rounds.append(Round(due, opened_at=now))
+            elif sum(r.id.step <= front for r in self._rounds) < max(1, self.policy.overlap):
+                self._rounds.append(Round(due, self.versions[due.fragment]))
             else:
                 break
             self._next = self._due_from(due.step, due.fragment + 1)
         return out
 
+    def _ask(self, now: float) -> Actions:
+        """Asks learners for their offers, each so early that these are here when they are due."""
+        out: Actions = []
+        for r in self._rounds:
+            if r.phase is Phase.MERGING:
+                continue
+            due_at = self._front.reaches(r.id.step, now) if self.policy.quorum is not None else None
+            asked: dict[int, list[Member]] = {}
+            for m in self._attendance.live():
+                if r.id.step - self._front.step <= m.lead and self._may_be_asked(m, r):
+                    asked.setdefault(offer_clock(m, r.id.step, due_at), []).append(m)
+            for clock, members in asked.items():
+                for m in members:
+                    r.asked.add((m.learner, m.incarnation))
+                    r.owed[m.learner] = ask(m, r.id, r.version, clock)
+                pairs = tuple((m.learner, m.incarnation) for m in members)
+                out.append(actions.Tell(pairs, events.OfferAsked(r.id, r.version, clock)))
+        return out
+
+    def _move_rounds(self, now: float) -> Actions:
+        out: Actions = []
+        for r in self._rounds:
+            if r.began is None and any(m.step >= r.id.step for m in self._attendance.live()):
+                r.began = now
+            if r.phase is Phase.GATHERING and self._has_quorum(r):
+                out += self._start_grace(r, now)
+            if r.phase is Phase.GRACE and (r.overdue(now) or not r.owed):
+                out += self._merge(r, now)
+        return out
+
     def _has_quorum(self, r: Round) -> bool:
-        count = len(r.arrived) + len(self._candidates(r))
+        """Whether enough learners have come to the round's step, and enough offers are here."""
+        live = self._attendance.live()
         if self.policy.quorum is None:
-            return count > 0 and not self._behind(r.id.step) and not self._attendance.gathering
-        return count >= self.policy.quorum
+            all_here = all(m.step >= r.id.step and not self._owes(m, r) for m in live)
+            return bool(r.arrived) and all_here and not self._attendance.gathering
+        there = {m.learner for m in live if m.step >= r.id.step} | {
+            who for who, c in r.arrived.items() if not self._attendance.is_live(who, c.incarnation)
+        }
+        return min(len(there), len(r.arrived)) >= self.policy.quorum
+
+    def _owes(self, m: Member, r: Round) -> bool:
+        """Whether a learner that is there has something to give that is not here."""
+        return m.learner not in r.arrived and self._has_work(m, r) and not self._failed(m, r)
 
     def _start_grace(self, r: Round, now: float) -> Actions:
-        """Opens the window, and sets slower learners' clocks: a step boundary within it lets them in."""
+        """Opens the window; learners that are later than was foreseen offer what they have."""
         r.phase = Phase.GRACE
-        r.quorum_time = now - r.opened_at
-        r.grace_started = now
+        r.quorum_seconds = now - (r.began if r.began is not None else now)
+        r.grace_began = now
         r.deadline = now + self._grace_window(r)
-        behind = self._behind(r.id.step)
-        return [actions.Tell(behind, events.ClockSet(r.id.step))] if behind and r.deadline > now else []
+        late = [m for m in self._attendance.live() if m.learner in r.owed and r.owed[m.learner].clock > m.step + 1]
+        for m in late:
+            r.owed[m.learner] = ask(m, r.id, r.version, m.step + 1)
+        pairs = tuple((m.learner, m.incarnation) for m in late)
+        return [actions.Tell(pairs, events.OfferAsked(r.id, r.version, 0))] if late and r.deadline > now else []
 
-    def _pull(self, r: Round, now: float) -> Actions:
+    def _merge(self, r: Round, now: float) -> Actions:
+        for who, c in list(r.arrived.items()):  # what a long wait has made old is asked for again
+            m = self._attendance.current(who, c.incarnation)
+            if m is not None and self._has_work(m, r):
+                trained_on = m.counters[r.id.fragment].steps - c.steps
+                if trained_on > max(1, self.policy.interval // 2):
+                    del r.arrived[who]
         if not self._has_quorum(r):
             r.phase, r.deadline = Phase.GATHERING, None
             return []
-        r.phase = Phase.PULLING
-        r.grace_used = now - r.grace_started
-        r.pulling_since = now
-        r.deadline = now + self.policy.pull_timeout
-        r.pulled = {m.learner: m.incarnation for m in self._candidates(r)}
-        r.asked |= set(r.pulled.items())
-        return [actions.PullFragment(r.id, learner, incarnation) for learner, incarnation in r.pulled.items()]
-
-    def _give_up_pulls(self, r: Round) -> Actions:
-        late = list(r.pulled)
-        for learner in late:
-            self._pass_over(r, learner)
-        return [actions.Drop(learner, "pull timed out", r.id) for learner in late]
-
-    def _merge(self, r: Round) -> Actions:
-        r.deadline = None
-        if len(r.arrived) < (self.policy.quorum or 1):
-            r.phase = Phase.GATHERING
+        if sum(other.phase is Phase.MERGING for other in self._rounds) >= max(1, self.policy.overlap):
             return []
-        r.phase = Phase.MERGING
+        r.phase, r.deadline = Phase.MERGING, None
+        r.grace_seconds = now - r.grace_began
+        r.merging_since = now
+        for m in self._attendance.live():
+            if m.learner in r.arrived or m.learner in r.owed:
+                asked = m.asked.get(r.id.fragment)
+                note_merge(m, asked.arrived_at if asked else now, self.policy.interval / 2, now)
         contributions = tuple(r.arrived[learner] for learner in sorted(r.arrived))
-        return [actions.Merge(r.id, self.versions[r.id.fragment] + 1, contributions)]
+        return [actions.Merge(r.id, r.version + 1, contributions)]
 
     def _merge_finished(self, event: events.MergeFinished, now: float) -> Actions:
         r = self._find(event.round)
@@ -204,9 +233,10 @@ class SyncerCore:
             raise LocalProtocolError(f"{event.round} finished merging, but was not being merged")
         self._rounds.remove(r)
         self._merged = self._merged.after(r.id)
-        self._sync_time.add(now - r.pulling_since)
+        self._sync_time.add(now - r.merging_since)
+        given = [r.arrived[learner] for learner in sorted(r.arrived)]
         return [
-            *self._attendance.broadcast(r.id.fragment, self._merged, now),
+            *self._attendance.broadcast(r.id.fragment, self._merged, given, now),
             self._round_record(r, now),
         ]
 
@@ -232,7 +262,7 @@ class SyncerCore:
             return []
         if not all(map(self._attendance.done, live)):
             return []
-        hopeless = [r for r in self._rounds if r.phase is Phase.GATHERING and not self._has_quorum(r)]
+        hopeless = [r for r in self._rounds if r.phase is Phase.GATHERING and not self._may_complete(r)]
         out: Actions = [
             actions.Record("round_abandoned", {"step": r.id.step, "fragment": r.id.fragment})
             for r in hopeless
@@ -245,22 +275,22 @@ class SyncerCore:
 
     # Arrivals.
 
-    def _fragment_arrived(self, event: events.FragmentArrived) -> Actions:
+    def _fragment_arrived(self, event: events.FragmentArrived, now: float) -> Actions:
         c = event.contribution
         r = self._find(event.round)
-        if r is None or not self._welcomes(r, c):
+        m = self._attendance.current(c.learner, c.incarnation)
+        if m is not None:
+            note_arrival(m, c, self._front, self.policy.interval / 2, now)
+        if r is None or m is None or not self._welcomes(r, c):
             return [actions.Drop(c.learner, "unexpected fragment", event.round)]
-        if (
-            c.fragment != r.id.fragment
-            or c.version != self.versions[r.id.fragment]
-            or c.steps < 1
-            or c.tokens < 0
-        ):
-            r.asked.discard((c.learner, c.incarnation))
-            if c.learner in r.pulled:
-                self._pass_over(r, c.learner)
+        if (asked := r.owed.pop(c.learner, None)) is not None:
+            asked.arrived_at = now
+        if c.fragment != r.id.fragment or c.version != r.version or c.steps < 1 or c.tokens < 0:
+            r.failed[c.learner] = (m.incarnation, m.reports)
             return [actions.Drop(c.learner, "stale fragment", r.id)]
-        r.pulled.pop(c.learner, None)
+        if not m.can_have(c):
+            r.failed[c.learner] = (m.incarnation, m.reports)
+            return [actions.Drop(c.learner, "more work than it reported", r.id)]
         r.arrived[c.learner] = c
         return []
 
@@ -270,27 +300,29 @@ class SyncerCore:
         asked = who in r.asked and self._attendance.is_live(*who)
         return asked and r.phase is not Phase.MERGING and c.learner not in r.arrived
 
-    def _pull_failed(self, event: events.PullFailed) -> Actions:
+    def _offer_failed(self, event: events.OfferFailed) -> Actions:
         r = self._find(event.round)
-        if r is None or r.phase is not Phase.PULLING or r.pulled.get(event.learner) != event.incarnation:
+        m = self._attendance.current(event.learner, event.incarnation)
+        if r is None or m is None or event.learner not in r.owed:
             return []
-        self._pass_over(r, event.learner)
+        del r.owed[event.learner]
+        r.failed[event.learner] = (m.incarnation, m.reports)
         return [actions.Drop(event.learner, event.reason, r.id)]
 
     # Questions.
 
-    def _candidates(self, r: Round) -> list[Member]:
-        """Live learners at the round's step with work on the fragment's current version to give."""
-        return [m for m in self._attendance.live() if m.learner not in r.arrived and self._can_give(m, r)]
+    def _may_be_asked(self, m: Member, r: Round) -> bool:
+        return m.learner not in r.owed and m.learner not in r.arrived and not self._failed(m, r)
 
-    def _can_give(self, m: Member, r: Round) -> bool:
-        if m.step < r.id.step or r.is_passed_over(m.learner, m.incarnation, m.reports):
-            return False
-        return bool(m.counters) and self._has_work(m, r)
+    def _failed(self, m: Member, r: Round) -> bool:
+        """Whether its offer failed, and it has not reported since."""
+        return r.failed.get(m.learner) == (m.incarnation, m.reports)
 
     def _has_work(self, m: Member, r: Round) -> bool:
+        if not m.counters:
+            return False
         counters = m.counters[r.id.fragment]
-        return counters.version == self.versions[r.id.fragment] and counters.steps > 0
+        return counters.version == r.version and counters.steps > 0
 
     def _may_gain(self, r: Round) -> bool:
         """Whether a learner at the round's step has given or still may, by a step or a second pull."""
@@ -298,6 +330,11 @@ class SyncerCore:
             m.step >= r.id.step and (not self._attendance.done(m) or not m.counters or self._has_work(m, r))
             for m in self._attendance.live()
         )
+
+    def _may_complete(self, r: Round) -> bool:
+        """Whether learners that are all done have enough to give."""
+        owing = sum(self._owes(m, r) for m in self._attendance.live())
+        return len(r.arrived) + owing >= (self.policy.quorum or 1)
 
     def _behind(self, step: int) -> tuple[tuple[int, int], ...]:
         """(learner, incarnation) of the live learners that have yet to reach a step."""
@@ -309,7 +346,7 @@ class SyncerCore:
         if not known or self.policy.quorum is None:
             return 0.0
         step_time = min(known)
-        spare = slack(self.policy.overlap, step_time, r.quorum_time, self._sync_time.value or 0.0)
+        spare = slack(self.policy.overlap, step_time, r.quorum_seconds, self._sync_time.value or 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _quorum_clock(self) -> int:
@@ -336,16 +373,21 @@ class SyncerCore:
     def _find(self, round_id: RoundId) -> Round | None:
         return next((r for r in self._rounds if r.id == round_id), None)
 
-    def _forget_pulls(self) -> None:
-        """Stops waiting for learners that have since gone, been replaced or fallen silent."""
+    def _forget_owed(self, now: float) -> Actions:
+        """Stops waiting for learners that have gone or fallen silent, and for offers that do not come."""
+        out: Actions = []
         for r in self._rounds:
-            for learner, incarnation in list(r.pulled.items()):
-                if not self._attendance.is_live(learner, incarnation):
-                    self._pass_over(r, learner)
-
-    def _pass_over(self, r: Round, learner: int) -> None:
-        m = self._attendance.newest(learner)
-        r.pass_over(learner, r.pulled[learner], m.reports if m is not None else 0)
+            for learner, asked in list(r.owed.items()):
+                m = self._attendance.current(learner, asked.incarnation)
+                if m is None or not self._attendance.is_live(learner, asked.incarnation):
+                    del r.owed[learner]
+                elif asked.due is None and m.step >= asked.clock and self._has_work(m, r):
+                    asked.due = now + self.policy.offer_timeout
+                elif asked.due is not None and now >= asked.due:
+                    del r.owed[learner]
+                    r.failed[learner] = (m.incarnation, m.reports)
+                    out.append(actions.Drop(learner, "offer timed out", r.id))
+        return out
 
     def _round_record(self, r: Round, now: float) -> actions.Record:
         given = r.arrived.values()
@@ -359,8 +401,8 @@ class SyncerCore:
                 "learners": sorted(r.arrived),
                 "live": len(self._attendance.live()),
                 "tokens": sum(c.tokens for c in given),
-                "quorum_seconds": r.quorum_time,
-                "grace_seconds": r.grace_used,
-                "sync_seconds": now - r.pulling_since,
+                "quorum_seconds": r.quorum_seconds,
+                "grace_seconds": r.grace_seconds,
+                "sync_seconds": now - r.merging_since,
             },
         )

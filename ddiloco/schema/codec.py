@@ -13,7 +13,13 @@ from ddiloco.schema import events_pb2 as pb
 
 Event = events.LearnerEvent | events.SyncerEvent
 
-_PARTS = (messages.RoundId, messages.FragmentCounters, messages.Report, messages.Contribution)
+_PARTS = (
+    messages.RoundId,
+    messages.FragmentCounters,
+    messages.Report,
+    messages.Contribution,
+    messages.Given,
+)
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*typing.get_args(Event), *_PARTS)}
 _FIELDS = {_KINDS[field.message_type.name]: field.name for field in pb.Event.DESCRIPTOR.fields}
 

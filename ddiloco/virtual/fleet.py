@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddiloco.goodput.accounting import State
-from ddiloco.protocol import actions, events
+from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.calendar import Calendar
@@ -55,7 +55,6 @@ class Fleet:
             self._observer,
             merge_time,
             self._deliver,
-            self._pull,
         )
 
     @property
@@ -165,11 +164,15 @@ class Fleet:
 
     # Messages.
 
-    def _send(self, process: VirtualLearner, event: events.SyncerEvent) -> None:
+    def _send(self, process: VirtualLearner, event: events.SyncerEvent, payload: Payload) -> None:
+        size = 0
         if isinstance(event, events.LearnerJoined):
             self._routes[event.learner, event.incarnation] = process
-        for time in process.place.up.arrivals(self.calendar.now, 0):
-            self.calendar.at(time, self.syncer.take, event)
+        if isinstance(event, events.FragmentArrived):
+            size = self.syncer.arrays.encoded_size(event.round.fragment)
+            self._observer.transferred(event.contribution.learner, size, 0)
+        for time in process.place.up.arrivals(self.calendar.now, size):
+            self.calendar.at(time, self.syncer.take, event, payload)
 
     def _deliver(
         self,
@@ -187,25 +190,3 @@ class Fleet:
             self.calendar.at(time, process.take, event, fragments)
         if size and times:
             self._observer.transferred(learner, 0, size * len(times))
-
-    def _pull(self, pull: actions.PullFragment, size: int) -> None:
-        process = self._routes.get((pull.learner, pull.incarnation))
-        if process is None:
-            return
-        for time in process.place.down.arrivals(self.calendar.now, 0):
-            self.calendar.at(time, self._answer_pull, process, pull, size)
-
-    def _answer_pull(self, process: VirtualLearner, pull: actions.PullFragment, size: int) -> None:
-        if not process.answers:
-            return
-        found = process.pull(pull.round.fragment, pull.incarnation)
-        if found is None:
-            reply = events.PullFailed(pull.round, pull.learner, pull.incarnation, "nothing published")
-            size, payload = 0, None
-        else:
-            contribution, payload = found
-            reply = events.FragmentArrived(pull.round, contribution)
-        for time in process.place.up.arrivals(self.calendar.now, size):
-            self.calendar.at(time, self.syncer.take, reply, payload)
-        if size:
-            self._observer.transferred(pull.learner, size, 0)

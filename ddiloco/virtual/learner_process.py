@@ -9,7 +9,6 @@ from typing import Any
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload
@@ -58,7 +57,7 @@ class VirtualLearner:
         arrays: LearnerArrays,
         calendar: Calendar,
         observer: Observer,
-        send: Callable[[VirtualLearner, events.SyncerEvent], None],
+        send: Callable[[VirtualLearner, events.SyncerEvent, Payload], None],
     ) -> None:
         self.core = core
         self.process = core.incarnation  # its number; the core's own goes up with each rejoin
@@ -75,9 +74,8 @@ class VirtualLearner:
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
-        self._offers: dict[tuple[int, int], Payload] = {}
-        self._shelf: dict[int, tuple[Contribution, Payload]] = {}
-        self._on_the_wire: set[int] = set()  # fragments pulled, of which no update has come since
+        self._offers: dict[int, dict[int, Payload]] = {}  # by fragment and step, since its last update
+        self._on_the_wire: set[int] = set()  # fragments sent, of which no update has come since
         self._beating = False
         self._shown: tuple[State, int] | None = None
 
@@ -88,7 +86,7 @@ class VirtualLearner:
 
     def start(self) -> None:
         """Asks the syncer to let it take part."""
-        self._send(self, events.LearnerJoined(self.number, self.core.incarnation))
+        self._send(self, events.LearnerJoined(self.number, self.core.incarnation), None)
         self._go_on()
 
     def take(self, event: events.FromSyncer, fragments: Sequence[Payload] = ()) -> None:
@@ -99,22 +97,6 @@ class VirtualLearner:
         if not self._stands_still:
             self._empty_inbox()
             self._go_on()
-
-    def pull(self, fragment: int, incarnation: int) -> tuple[Contribution, Payload] | None:
-        """The newest published offer, from the host's memory; None if there is none."""
-        if fragment not in self._shelf or incarnation != self.core.incarnation:
-            return None
-        contribution, payload = self._shelf[fragment]
-        self.arrays.pulled(fragment, payload)
-        self._observer.pulled(self, contribution, self._calendar.now)
-        self._on_the_wire.add(fragment)
-        self._show()
-        return dataclasses.replace(contribution, incarnation=incarnation), payload
-
-    @property
-    def answers(self) -> bool:
-        """Whether its host answers: a paused one does, a dead or hung one does not."""
-        return self.alive and not self._deaf
 
     # What happens to it.
 
@@ -185,7 +167,7 @@ class VirtualLearner:
         if self._step is None and self.core.recovered and not self.core.done and not self.core.blocked:
             self._start_step()
         self._show()
-        if self._step is None and not self._beating:
+        if not self._beating:
             self._beating = True
             self._calendar.after(self.core.policy.heartbeat, self._beat)
 
@@ -217,8 +199,7 @@ class VirtualLearner:
     def _beat(self) -> None:
         self._beating = False
         if self.alive and not self._stands_still:
-            if self._step is None:
-                self._handle(events.Heartbeat())
+            self._handle(events.Heartbeat())
             self._go_on()
 
     def _handle(self, event: events.LearnerEvent, fragments: Sequence[Payload] = ()) -> None:
@@ -230,23 +211,27 @@ class VirtualLearner:
     def _perform(self, action: actions.LearnerAction, fragments: Sequence[Payload] = ()) -> None:
         match action:
             case actions.TellSyncer(event):
-                self._send(self, event)
+                self._send(self, event, None)
             case actions.Leave():
                 self.die(State.FINISHED)
             case actions.AdoptAll(step=step, versions=versions):
                 self.arrays.adopt(fragments)
-                self._shelf.clear()
                 self._offers.clear()
                 self._on_the_wire.clear()
-                self._send(self, events.LearnerReady(self.number, self.core.incarnation, step, versions))
+                ready = events.LearnerReady(self.number, self.core.incarnation, step, versions)
+                self._send(self, ready, None)
             case actions.MakeOffer(contribution=c):
-                self._offers[c.fragment, c.step] = self.arrays.offer(c.fragment)
-            case actions.Publish(contribution=c):
-                self._shelf[c.fragment] = (c, self._offers.pop((c.fragment, c.step)))
-            case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
+                self._offers.setdefault(c.fragment, {})[c.step] = self.arrays.offer(c.fragment)
+            case actions.SendOffer(round, c):
+                payload = self._offers[c.fragment][c.step]
+                self.arrays.sent(c.fragment, payload)
+                self._observer.sent(self, c, self._calendar.now)
+                self._on_the_wire.add(c.fragment)
+                self._send(self, events.FragmentArrived(round, c), payload)
+            case actions.ApplyUpdate(fragment=fragment, mixing=mixing, offered=offered):
                 [payload] = fragments
-                self.arrays.apply(fragment, mixing, payload)
-                self._shelf.pop(fragment, None)
+                offers = self._offers.pop(fragment, {})
+                self.arrays.apply(fragment, mixing, payload, offers.get(offered))
                 self._on_the_wire.discard(fragment)
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)

@@ -24,11 +24,11 @@ class LearnerArrays(Protocol):
     def offer(self, fragment: int) -> Payload:
         """Copies a fragment as the last step left it."""
 
-    def pulled(self, fragment: int, payload: Payload) -> None:
-        """The syncer takes this offer; the next update of the fragment may contain it."""
+    def sent(self, fragment: int, payload: Payload) -> None:
+        """The offer is on its way; the next update of the fragment may contain it."""
 
-    def apply(self, fragment: int, mixing: float, payload: Payload) -> None:
-        """theta_p <- (1 - mixing) Theta_p + mixing theta_p."""
+    def apply(self, fragment: int, mixing: float, payload: Payload, offer: Payload = None) -> None:
+        """theta_p <- (1 - mixing) Theta_p + mixing theta_p, or with an offer Theta_p + theta_p - offer."""
 
     def lose(self) -> None:
         """The process has died, and its memory is lost."""
@@ -62,8 +62,8 @@ class Observer:
     def learner_handled(self, learner: Any, event: events.LearnerEvent, out: list[Any], now: float) -> None:
         """The core of a `VirtualLearner` took an event and answered with these actions."""
 
-    def pulled(self, learner: Any, contribution: Contribution, now: float) -> None:
-        """The syncer takes this offer of a `VirtualLearner`."""
+    def sent(self, learner: Any, contribution: Contribution, now: float) -> None:
+        """A `VirtualLearner` sends this offer to the syncer."""
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         """A learner has finished an inner step."""

@@ -86,8 +86,8 @@ class RecordingObserver(Observer):
     ) -> None:
         self._tapes.learner_handled(learner, event, out, now)
 
-    def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
-        self._tapes.pulled(learner, contribution, now)
+    def sent(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
+        self._tapes.sent(learner, contribution, now)
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         self.tokens += tokens

@@ -14,7 +14,6 @@ from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
 
 Deliver = Callable[[int, int, events.FromSyncer, Sequence[Payload], int], None]  # whom, ..., bytes
-Pull = Callable[[actions.PullFragment, int], None]
 
 
 class VirtualSyncer:
@@ -29,7 +28,6 @@ class VirtualSyncer:
         observer: Observer,
         merge_time: Callable[[], float],
         deliver: Deliver,
-        pull: Pull,
     ) -> None:
         self.finished_at: float | None = None
         self.durable = SyncerState.initial(policy.num_fragments)
@@ -39,7 +37,6 @@ class VirtualSyncer:
         self._observer = observer
         self._merge_time = merge_time
         self._deliver = deliver
-        self._pull = pull
         self._process = 0
         self._timeout_at: float | None = None
         self._arrivals: Arrivals[Payload] = Arrivals()
@@ -65,7 +62,7 @@ class VirtualSyncer:
             c = event.contribution
             problem = self.arrays.problem(event.round.fragment, payload)
             if problem is not None:
-                event = events.PullFailed(event.round, c.learner, c.incarnation, problem)
+                event = events.OfferFailed(event.round, c.learner, c.incarnation, problem)
         out = self.core.handle(event, self._calendar.now)
         if isinstance(event, events.LearnerJoined):
             self.durable = self.core.state()
@@ -84,8 +81,6 @@ class VirtualSyncer:
                 size = sum(map(self.arrays.size, fragments))
                 for receiver in receivers:
                     self._deliver(*receiver, event, payload, size)
-            case actions.PullFragment():
-                self._pull(action, self.arrays.encoded_size(action.round.fragment))
             case actions.Merge():
                 given = self._arrivals.take(action)
                 self._calendar.after(self._merge_time(), self._merge, self._process, action, given)

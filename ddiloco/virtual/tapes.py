@@ -64,7 +64,7 @@ class FleetTapes(Observer):
                 case actions.ApplyUpdate(fragment=fragment) if fragment in pulled:
                     tape.pulled(fragment, pulled.pop(fragment))
 
-    def pulled(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
+    def sent(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
         """Notes the step of the offer that the syncer took."""
         if self._equipment[learner.number].transfer.error_feedback:
             self._pulled[learner.number][contribution.fragment] = contribution.step

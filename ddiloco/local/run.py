@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
 import threading
 import time
@@ -15,7 +16,7 @@ from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations, Evaluator
@@ -28,7 +29,7 @@ from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
-from ddiloco.roles.transfer import host_arrays
+from ddiloco.roles.transfer import Offer, host_arrays
 
 _LEAVE_SECONDS = 60.0  # for threads to end after Leave; a hung device must not hold up the others
 
@@ -42,14 +43,6 @@ class LocalLink:
     def deliver(self, delivery: Delivery) -> None:
         """Puts it into the learner's inbox."""
         self._worker.inbox.put(delivery)
-
-    def pull(self, fragment: int) -> tuple[Contribution, Pieces] | None:
-        """Pulls the newest offer off the learner's shelf."""
-        published = self._worker.shelf.pull(fragment)
-        if published is None:
-            return None
-        contribution, offer = published
-        return contribution, host_arrays(offer.arrays)
 
 
 class LocalRun:
@@ -90,6 +83,7 @@ class LocalRun:
         tape = self._tapes.syncer(core.state(), self._model, self._resumed_from)
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
         self._taker = self._snapshots(workdir, core.step)
+        self._senders = concurrent.futures.ThreadPoolExecutor(len(equipment), thread_name_prefix="offers")
         self._learners = self._make_learners(equipment)
         self._tokens_before = 0  # by learners of the snapshot that this run does not have
         if origin is None:
@@ -116,6 +110,7 @@ class LocalRun:
                 self._record(records.StateChanged(number, State.FAILED, now))
                 self._record(records.LearnerDied(number, now, reason))
         self._syncer.stop(_LEAVE_SECONDS)
+        self._senders.shutdown(wait=False, cancel_futures=True)
         self._evaluator.stop(_LEAVE_SECONDS)
         params, step = self._model.parameters(), self._syncer.core.step
         loss = self._last_evaluation.evaluate(step, self._tokens_so_far(), params)
@@ -158,6 +153,9 @@ class LocalRun:
                 self._syncer.connect(learner, event.incarnation, link)
             self._syncer.send(event)
 
+        def send_offer(round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+            self._senders.submit(self._send_offer, round_id, contribution, offer)
+
         taker = self._taker
         if position is not None:
             equipment.batches.set_state(position)
@@ -166,6 +164,7 @@ class LocalRun:
             core,
             equipment,
             send,
+            send_offer,
             self._record,
             recovery=None if origin is None or learner in origin.learners else DonatedInner(origin),
             tape=self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with),
@@ -174,6 +173,16 @@ class LocalRun:
         )
         link = LocalLink(worker)
         return worker
+
+    def _send_offer(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        """Waits for the offer's copy to host memory, and hands it to the syncer."""
+        try:
+            arrays = host_arrays(offer.arrays)
+        except Exception as error:  # of the devices
+            c = contribution
+            self._syncer.send(events.OfferFailed(round_id, c.learner, c.incarnation, str(error)))
+            return
+        self._syncer.take_offer(events.FragmentArrived(round_id, contribution), arrays)
 
     def _gather(self) -> None:
         """Waits until all learners have resumed: a round without one would overwrite its unmerged work."""

@@ -100,14 +100,14 @@ class SendOffer:
 class ApplyUpdate:
     """theta_p <- (1 - mixing) Theta_p + mixing theta_p, before the next step starts.
 
-    With `offered` (the step of the learner's offer that is in Theta_p) what it did since then stays:
-    theta_p <- Theta_p + theta_p - offer.
+    With `rebase` the learner keeps what it did since its offer: theta_p <- Theta_p + theta_p - offer.
     """
 
     fragment: int
     version: int
     mixing: float
-    offered: int | None = None
+    merged: int | None = None  # step after which the learner made the offer that is in the update
+    rebase: bool = False  # only with `merged`
 
 
 LearnerAction = TellSyncer | Leave | AdoptAll | MakeOffer | SendOffer | ApplyUpdate | Drop

@@ -126,7 +126,7 @@ class ClockSet:
 class OfferAsked:
     """The syncer asks for a fragment, for the round in which its `version` is replaced.
 
-    The learner offers it at the first step boundary with work on that version and a clock of at least `clock`.
+    The learner offers it at the first step boundary with work on that version and its clock at least `clock`.
     """
 
     round: RoundId

@@ -244,21 +244,21 @@ class LearnerCore:
         if event.version <= old.version:
             return [actions.Drop(self.learner, "stale update")]
         new = self._fragments[event.fragment] = FragmentWork(event.version, event.step)
-        offered = self._kept_since(old, event)
-        if offered is not None:
-            steps, tokens = old.offered[offered]
+        merged = self._merged_offer(old, event)
+        rebase = merged is not None and self.policy.rebase
+        if rebase:
+            steps, tokens = old.offered[merged]
             new.steps, new.tokens = old.steps - steps, old.tokens - tokens
         self._started = collections.deque(_without(event.fragment, step) for step in self._started)
         if event.step - self.clock > self.policy.band:
             self.clock = event.step
-        apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing, offered)
+        apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing, merged, rebase)
         return [apply, *map(_send, self._last_report())]
 
-    def _kept_since(self, old: FragmentWork, event: events.UpdateArrived) -> int | None:
-        """The step of the offer that is in the update, if the learner keeps what it did since."""
-        offered = next((g.step for g in event.merged if g.learner == self.learner), None)
-        known = self.policy.rebase and event.version == old.version + 1 and offered in old.offered
-        return offered if known else None
+    def _merged_offer(self, old: FragmentWork, event: events.UpdateArrived) -> int | None:
+        """The step of this process's offer that is in the update; None if there is none."""
+        step = next((given.step for given in event.merged if given.learner == self.learner), None)
+        return step if event.version == old.version + 1 and step in old.offered else None
 
     def _report(self) -> Report:
         counters = tuple(FragmentCounters(f.version, f.steps, f.tokens) for f in self._fragments)

@@ -1,4 +1,4 @@
-"""The syncer's side of the protocol: quorum, grace window, pull, merge, broadcast, in this order."""
+"""The syncer's side of the protocol: offers, quorum, grace window, merge, broadcast."""
 
 from __future__ import annotations
 
@@ -199,11 +199,15 @@ class SyncerCore:
         r.quorum_seconds = now - (r.began if r.began is not None else now)
         r.grace_began = now
         r.deadline = now + self._grace_window(r)
-        late = [m for m in self._attendance.live() if m.learner in r.owed and r.owed[m.learner].clock > m.step + 1]
+        late = [
+            m for m in self._attendance.live() if m.learner in r.owed and r.owed[m.learner].clock > m.step + 1
+        ]
         for m in late:
             r.owed[m.learner] = ask(m, r.id, r.version, m.step + 1)
         pairs = tuple((m.learner, m.incarnation) for m in late)
-        return [actions.Tell(pairs, events.OfferAsked(r.id, r.version, 0))] if late and r.deadline > now else []
+        return (
+            [actions.Tell(pairs, events.OfferAsked(r.id, r.version, 0))] if late and r.deadline > now else []
+        )
 
     def _merge(self, r: Round, now: float) -> Actions:
         for who, c in list(r.arrived.items()):  # what a long wait has made old is asked for again
@@ -325,7 +329,7 @@ class SyncerCore:
         return counters.version == r.version and counters.steps > 0
 
     def _may_gain(self, r: Round) -> bool:
-        """Whether a learner at the round's step has given or still may, by a step or a second pull."""
+        """Whether a learner at the round's step has given or still may."""
         return bool(r.arrived) or any(
             m.step >= r.id.step and (not self._attendance.done(m) or not m.counters or self._has_work(m, r))
             for m in self._attendance.live()

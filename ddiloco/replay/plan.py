@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, InnerOrigin, Pulled
+from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, InnerOrigin
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.disk.tape.reading import RunTapes, Tape
 from ddiloco.protocol import actions, events
@@ -107,17 +107,18 @@ class Offer(Work):
 
 @dataclasses.dataclass(frozen=True)
 class Apply(Work):
-    """A learner applies an update; `pulled`: the offer that the syncer had pulled, with error feedback."""
+    """A learner applies an update, as the action says."""
 
     fragment: int
     version: int
     mixing: float
-    pulled: OfferId | None = None
+    merged: OfferId | None  # the learner's offer that is in the update
+    rebase: bool
 
     @property
     def needs(self) -> tuple[Key, ...]:
         needs: tuple[Key, ...] = (VersionId(self.fragment, self.version),)
-        return needs if self.pulled is None else (*needs, self.pulled)
+        return needs if self.merged is None else (*needs, self.merged)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +218,8 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     core = LearnerCore(h.learner, h.process, policy, total_steps)
     works: list[Work] = []
     if h.resumed is not None:
-        works = [Return(BEFORE), *_offered(core, tape)]
+        works = [Return(BEFORE)]
+        _resume(core, tape)
     handled: list[Handled] = []
     welcome: actions.AdoptAll | None = None  # its inner state is in an entry still to come
     since = h.process
@@ -232,12 +234,6 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                 welcome, since = None, core.incarnation
             case Gave(number=number):
                 works.append(Give(i, InnerOrigin(h.learner, h.process, number)))
-            case Pulled(fragment=p, step=step):
-                at = max((k for k, w in enumerate(works) if isinstance(w, Apply)), default=None)
-                if at is None or works[at].fragment != p:
-                    raise TapeError(f"{tape.path}: entry {i}: an offer was pulled, but of no update")
-                pulled = OfferId(h.learner, h.process, since, p, step)
-                works[at] = dataclasses.replace(works[at], pulled=pulled)
             case End():
                 pass
             case _:
@@ -254,20 +250,21 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                             offer = OfferId(h.learner, h.process, since, c.fragment, c.step)
                             works.append(Offer(i, offer, c))
                         case actions.ApplyUpdate():
-                            works.append(Apply(i, action.fragment, action.version, action.mixing))
+                            p, step = action.fragment, action.merged
+                            merged = None if step is None else OfferId(h.learner, h.process, since, p, step)
+                            update = Apply(i, p, action.version, action.mixing, merged, action.rebase)
+                            works.append(update)
         handled.append(Handled(now, thing, decided))
     return Actor(f"learner {h.learner}", [tape], works, [handled])
 
 
-def _offered(core: LearnerCore, tape: Tape) -> list[Work]:
-    """What a learner that resumes from a snapshot offers again."""
+def _resume(core: LearnerCore, tape: Tape) -> None:
+    """Gives a learner's core the state that it had in the snapshot."""
     h = tape.header
     try:
-        decided = core.resume(h.resumed.clock, h.resumed.fragments)
+        core.resume(h.resumed.clock, h.resumed.fragments)
     except LocalProtocolError as error:
         raise TapeError(f"{tape.path}: {error}") from None
-    taken = [a.contribution for a in decided if isinstance(a, actions.MakeOffer)]
-    return [Offer(BEFORE, OfferId(h.learner, h.process, h.process, c.fragment, c.step), c) for c in taken]
 
 
 def _handled(core: LearnerCore | SyncerCore, tape: Tape, i: int, now: float, event: Any) -> Sequence[Any]:

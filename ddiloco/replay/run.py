@@ -215,11 +215,10 @@ class _Replay:
                         f"{work.tokens} in the run: the data are not the same"
                     )
             case plans.Offer(id=key):
-                self._things[key] = arrays.offer(key.fragment)
-            case plans.Apply(pulled=pulled):
-                if pulled is not None:
-                    arrays.pulled(work.fragment, self._things[pulled])
-                arrays.apply(work.fragment, work.mixing, self._things[work.needs[0]])
+                self._things[key] = arrays.offer(key.fragment, key.step)
+            case plans.Apply(merged=merged):
+                step = None if merged is None else merged.step
+                arrays.apply(work.fragment, work.mixing, self._things[work.needs[0]], step, work.rebase)
             case plans.Give(origin=origin):
                 self._things[origin] = host_arrays(arrays.inner())
 

@@ -188,7 +188,8 @@ class Assembly:
 
     def _transfer(self, placement: tuple[tuple[str, Sharding], ...]) -> FragmentTransfer:
         outer, shardings = self.experiment.outer, dict(placement)
-        transfer = FragmentTransfer(self.layout, shardings, outer.codec, outer.error_feedback)
+        rebase = self.experiment.sync.rebase
+        transfer = FragmentTransfer(self.layout, shardings, outer.codec, outer.error_feedback, rebase)
         # Zeros, since making initial parameters would compile their generators for every mesh.
         transfer.compile(
             {

@@ -1,10 +1,9 @@
-"""What a learner and the syncer exchange: offers, arrivals, deliveries."""
+"""What a learner and the syncer exchange: arrivals, deliveries."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import threading
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -14,47 +13,9 @@ import numpy as np
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.roles.transfer import Offer
 
 Pieces = Sequence[np.ndarray]
 Arrays = TypeVar("Arrays")
-
-
-class Shelf:
-    """Holds the newest published offer of each fragment; the learner puts, the syncer pulls.
-
-    The copy to host memory began when the offer was made, so a pull seldom waits for it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._published: dict[int, tuple[Contribution, Offer]] = {}
-        self._pulled: dict[int, tuple[Contribution, Offer]] = {}
-
-    def put(self, contribution: Contribution, offer: Offer) -> None:
-        """Publishes an offer in place of the fragment's last one."""
-        with self._lock:
-            self._published[contribution.fragment] = (contribution, offer)
-
-    def pull(self, fragment: int) -> tuple[Contribution, Offer] | None:
-        """The fragment's newest published offer, if there is one."""
-        with self._lock:
-            published = self._published.get(fragment)
-            if published is not None:
-                self._pulled[fragment] = published
-            return published
-
-    def overwrite(self, fragment: int) -> tuple[Contribution, Offer] | None:
-        """Removes a fragment that an update overwrites; gives its offer that was pulled last, if any was."""
-        with self._lock:
-            self._published.pop(fragment, None)
-            return self._pulled.pop(fragment, None)
-
-    def clear(self) -> None:
-        """Removes all fragments."""
-        with self._lock:
-            self._published.clear()
-            self._pulled.clear()
 
 
 class Arrivals(Generic[Arrays]):

@@ -97,7 +97,7 @@ class TrainingArrays:
         self._state: TrainState | None = None
         self._anchors: dict[int, tuple[jax.Array, ...]] = {}
         self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # the next offers send it along
-        self._left: dict[int, tuple[jax.Array, ...]] = {}  # what the offers that were pulled left out
+        self._offers: dict[int, dict[int, Offer]] = {}  # by fragment and step, since the last update
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
         """Loads all fragments of a welcome and an inner state; error feedback starts from zero.
@@ -106,7 +106,7 @@ class TrainingArrays:
         """
         transfer = self._equipment.transfer
         self._state = self._equipment.program.state_from(transfer.whole(fragments), inner)
-        self._left.clear()
+        self._offers.clear()
         if transfer.keeps_anchors:
             self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
         if transfer.error_feedback:
@@ -129,34 +129,38 @@ class TrainingArrays:
                 self._erred(clock + 1, differing)
         return program.tokens(batch), metrics
 
-    def offer(self, fragment: int) -> Offer:
-        """The fragment after the last step handed out, encoded; its copy to the host is under way."""
+    def offer(self, fragment: int, step: int) -> Offer:
+        """The fragment after the last step handed out, encoded; its copy to the host is under way.
+
+        `step`: the learner's clock; it names the offer until an update of the fragment is applied.
+        """
         anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
-        return self._equipment.transfer.offer(fragment, self._state.params, anchor, residual)
+        offer = self._equipment.transfer.offer(fragment, self._state.params, anchor, residual)
+        self._offers.setdefault(fragment, {})[step] = offer
+        return offer
 
-    def pulled(self, fragment: int, offer: Offer) -> None:
-        """Notes that the syncer has pulled this offer; a later call for the fragment replaces it.
+    def offered(self, fragment: int, step: int) -> Offer:
+        """The offer that was made then."""
+        return self._offers[fragment][step]
 
-        The next update is assumed to contain the offer. If it does not, because the pull came too late or
-        the syncer died, one encoding's error is lost and another is sent for nothing; nothing worse happens.
+    def apply(
+        self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
+    ) -> None:
+        """theta_p <- (1 - mixing) Theta_p + mixing theta_p, or with `rebase` Theta_p + theta_p - offer.
+
+        The next offers hold the difference to Theta_p. If the update contains the offer made after step
+        `merged`, they also send what that one left out, without the share `mixing`, which stays in theta_p;
+        otherwise still what earlier ones left out.
         """
-        residual = offer.residual  # numpy if the offer was read from a file
-        self._left[fragment] = self._equipment.transfer.place(fragment, residual) if residual else ()
-
-    def apply(self, fragment: int, mixing: float, pieces: Pieces) -> None:
-        """theta_p <- (1 - mixing) Theta_p + mixing theta_p.
-
-        The next offers hold the difference to Theta_p, not to the mixture. They also send what the pulled
-        offer left out, without the share `mixing`, which stays in theta_p. If none was pulled, they still
-        send what earlier ones left out.
-        """
+        offer = self._offers.pop(fragment, {}).get(merged)
         placed = self._equipment.transfer.place(fragment, pieces)
-        params = self._equipment.transfer.apply(fragment, self._state.params, placed, mixing)
+        own = offer.own if rebase and offer is not None else ()
+        params = self._equipment.transfer.apply(fragment, self._state.params, placed, mixing, own)
         self._state = dataclasses.replace(self._state, params=params)
         if self._equipment.transfer.keeps_anchors:
             self._anchors[fragment] = placed
-        left = self._left.pop(fragment, ())
-        if left:
+        if offer is not None and offer.residual:
+            left = offer.residual
             self._residuals[fragment] = tuple((1 - mixing) * x for x in left) if mixing else left
 
     def inner(self) -> list[jax.Array]:
@@ -172,7 +176,7 @@ class TrainingArrays:
 
         Returns:
           Arrays on their way to the host, which later steps do not change: `params/<name>`, `inner/<i>` in
-          the order of `Program.inner_leaves`, and `anchor/<p>/<i>`, `residual/<p>/<i>` and `left/<p>/<i>`
+          the order of `Program.inner_leaves`, and `anchor/<p>/<i>` and `residual/<p>/<i>`
           if the codec keeps them; none of these before the first welcome. And JSON values: `position` of
           the batches, and `steps` of this process.
         """
@@ -206,11 +210,12 @@ class TrainingArrays:
 
     @property
     def _held(self) -> dict[str, dict[int, tuple[jax.Array, ...]]]:
-        return {"anchor": self._anchors, "residual": self._residuals, "left": self._left}
+        return {"anchor": self._anchors, "residual": self._residuals}
 
     def lose(self) -> None:
         """Drops the state, as when a process dies; batches already drawn do not come again."""
         self._state = None
+        self._offers.clear()
         for held in self._held.values():
             held.clear()
 

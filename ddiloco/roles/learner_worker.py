@@ -17,13 +17,13 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.roles.exchange import (
     Delivery,
     InnerState,
     InnerStateWanted,
     Leave,
     Pieces,
-    Shelf,
     SnapshotBegun,
     Told,
 )
@@ -68,28 +68,27 @@ class LearnerWorker:
         core: LearnerCore,
         equipment: Equipment,
         to_syncer: Callable[[events.SyncerEvent], None],
+        send_offer: Callable[[RoundId, Contribution, Offer], None],
         record: Callable[[Any], None],
         recovery: Recovery | None = None,
         tape: LearnerTape | None = None,
         recording: LearnerRecording | None = None,
         resumed: ResumedLearner | None = None,
     ) -> None:
-        """`recovery` is None if the learner's process is never restarted; `tape`, if none is kept.
+        """`send_offer` must not wait. `recovery` is None if the learner's process is never restarted.
 
-        `recording` is None if no snapshots are taken. `resumed`: the learner's state in the snapshot, if the
-        run resumes from one.
+        `tape` and `recording` are None if no tape is kept and no snapshots are taken. `resumed`: the learner's
+        state in the snapshot, if the run resumes from one.
         """
         self.core = core
-        self.shelf = Shelf()
         self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self.tokens = 0  # trained on so far; written by this thread alone
         self.failure: str | None = None
         self.joining = threading.Event()  # set once the syncer knows that the learner joins or resumes
         self._equipment = equipment
-        self._to_syncer = to_syncer
+        self._to_syncer, self._send_offer = to_syncer, send_offer
         self._record = record
         self._arrays = TrainingArrays(equipment, self._erred)
-        self._offers: dict[tuple[int, int], Offer] = {}  # by fragment and step, those not published yet
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._recovery = recovery
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
@@ -250,22 +249,14 @@ class LearnerWorker:
                 inner = self._recovery.inner_state(versions) if self._recovery is not None else None
                 self._tape.adopted(inner is None, inner.origin if inner is not None else None)
                 self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
-                self.shelf.clear()
-                self._offers.clear()
                 self._to_syncer(events.LearnerReady(core.learner, core.incarnation, step, versions))
             case actions.MakeOffer(contribution=c):
-                self._offers[c.fragment, c.step] = self._arrays.offer(c.fragment)
-            case actions.Publish(contribution=c):
-                self.shelf.put(c, self._offers.pop((c.fragment, c.step)))
-            case actions.ApplyUpdate(fragment=fragment, mixing=mixing):
-                pulled = self.shelf.overwrite(fragment)
-                if pulled is not None:
-                    contribution, offer = pulled
-                    self._arrays.pulled(fragment, offer)
-                    if offer.residual:
-                        self._tape.pulled(fragment, contribution.step)
+                self._arrays.offer(c.fragment, c.step)
+            case actions.SendOffer(round_id, c):
+                self._send_offer(round_id, c, self._arrays.offered(c.fragment, c.step))
+            case actions.ApplyUpdate():
                 [pieces] = fragments
-                self._arrays.apply(fragment, mixing, pieces)
+                self._arrays.apply(action.fragment, action.mixing, pieces, action.merged, action.rebase)
             case actions.Drop(reason=reason):
                 values = {"learner": core.learner, "reason": reason}
                 self._record(records.Noted("drop", values, time.time()))

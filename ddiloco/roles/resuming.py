@@ -26,7 +26,7 @@ from ddiloco.roles.snapshots.recording import fragments_from_json
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.settings.experiment import Experiment
 
-_CODEC_STATE = ("anchor", "residual", "left")  # kept by a learner for the codec of its outer gradients
+_CODEC_STATE = ("anchor", "residual")  # kept by a learner for the codec of its outer gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +156,6 @@ class Origin:
             if error_feedback:
                 kept = numbered(f"residual/{p}", part.arrays) if self._same_codec else ()
                 arrays |= named(f"residual/{p}", kept or [np.zeros_like(piece) for piece in anchor])
-        if error_feedback and self._same_codec:
-            arrays |= {name: x for name, x in part.arrays.items() if name.startswith("left/")}
         return arrays
 
 

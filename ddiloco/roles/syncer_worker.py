@@ -15,7 +15,7 @@ import numpy as np
 
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
-from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContribution, pieces_sha256
+from ddiloco.outer.global_model import FragmentState, GlobalModel, pieces_sha256
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
@@ -32,9 +32,6 @@ class LearnerLink(Protocol):
     def deliver(self, delivery: Delivery) -> None:
         """Hands over a delivery, without waiting for the learner."""
 
-    def pull(self, fragment: int) -> tuple[Contribution, Sequence[np.ndarray]] | None:
-        """The newest published offer, encoded, on the host; None if there is none. May wait."""
-
 
 class Durability(Protocol):
     """Where committed state is kept, to outlive the process."""
@@ -47,8 +44,8 @@ class Durability(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pulled:
-    """A learner's fragment has been pulled, decoded and validated."""
+class Arrived:
+    """A learner's fragment is here, decoded and validated."""
 
     event: events.FragmentArrived
     pieces: Pieces
@@ -83,14 +80,14 @@ class Stop:
     """Wakes the thread up, to end."""
 
 
-Message = events.SyncerEvent | Pulled | Merged | Failed | Gathered | SnapshotMessage | Completed | Stop
+Message = events.SyncerEvent | Arrived | Merged | Failed | Gathered | SnapshotMessage | Completed | Stop
 
 
 class SyncerWorker:
     """The syncer's thread; sole owner of its core and of the committed fragments that it hands out.
 
-    Pulls run on a pool. Merges run one after the other on another thread, the only one that uses the
-    GlobalModel. Both report to this thread through its inbox.
+    Offers are decoded on the threads that bring them. Merges run one after the other on another thread, the
+    only one that changes the GlobalModel. Both report to this thread through its inbox.
     """
 
     def __init__(
@@ -119,9 +116,6 @@ class SyncerWorker:
         self._links: dict[tuple[int, int], LearnerLink] = {}
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
         self._arrivals: Arrivals[Pieces] = Arrivals()
-        # One thread for each pull that may be under way: no pull over a network waits for another.
-        pulls = core.policy.num_learners * max(1, core.policy.overlap)
-        self._pullers = concurrent.futures.ThreadPoolExecutor(pulls, thread_name_prefix="syncer-pull")
         self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
@@ -142,6 +136,22 @@ class SyncerWorker:
         """Puts an event, or a message about a snapshot, into the inbox; never waits."""
         self._inbox.put(event)
 
+    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
+        """Takes a learner's fragment, encoded, in host memory; decodes it on the calling thread.
+
+        It is decoded against the committed version: the core drops contributions that were made on another.
+        """
+        p, c = event.round.fragment, event.contribution
+        try:
+            pieces = self._model.decode(p, arrays, self._committed[p])
+            self._model.validate(p, pieces)
+        except Exception as error:
+            self._inbox.put(events.OfferFailed(event.round, c.learner, c.incarnation, str(error)))
+            return
+        size = sum(array.nbytes for array in arrays)
+        self._record(records.Transferred(c.learner, sent=size, received=0))
+        self._inbox.put(Arrived(event, pieces))
+
     def stop(self, timeout: float) -> bool:
         """Ends the thread after the merges under way; whether it ended within `timeout` seconds."""
         self._stopping.set()
@@ -159,7 +169,6 @@ class SyncerWorker:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         finally:
-            self._pullers.shutdown(wait=False, cancel_futures=True)
             self._merger.shutdown(wait=True, cancel_futures=True)
             self._tape.end([self._model.fragment(p)[0] for p in range(len(self._committed))])
             self.ended.set()
@@ -177,7 +186,7 @@ class SyncerWorker:
         if self._snapshots is not None:
             self._snapshots.timeout(time.monotonic())
         match message:
-            case Pulled(event, pieces):
+            case Arrived(event, pieces):
                 decided = self._decide(event, pieces)
                 self._arrivals.keep(event, decided, pieces)
                 self._carry_out(decided)
@@ -262,10 +271,6 @@ class SyncerWorker:
                 delivery = Told(event, [self._committed[p] for p in fragments_with(event)])
                 for receiver in receivers:
                     self._deliver(receiver, delivery)
-            case actions.PullFragment():
-                link = self._links[action.learner, action.incarnation]
-                anchor = self._committed[action.round.fragment]
-                self._pullers.submit(self._pull, action, link, anchor)
             case actions.Merge():
                 self._merger.submit(self._merge, action, self._arrivals.take(action))
             case actions.Drop():
@@ -293,23 +298,6 @@ class SyncerWorker:
         self._record(records.Noted(action.name, values, time.time()))
 
     # The methods below run on other threads, and change nothing of this object but the inbox.
-
-    def _pull(self, action: actions.PullFragment, link: LearnerLink, anchor: Pieces) -> None:
-        """Pulls, and decodes against `anchor`, the version on which the core accepts contributions."""
-        try:
-            pulled = link.pull(action.round.fragment)
-            if pulled is None:
-                raise InvalidContribution("nothing published")
-            contribution, arrays = pulled
-            contribution = dataclasses.replace(contribution, incarnation=action.incarnation)
-            pieces = self._model.decode(action.round.fragment, arrays, anchor)
-            self._model.validate(action.round.fragment, pieces)
-        except Exception as error:
-            self._inbox.put(events.PullFailed(action.round, action.learner, action.incarnation, str(error)))
-            return
-        size = sum(array.nbytes for array in arrays)
-        self._record(records.Transferred(action.learner, sent=size, received=0))
-        self._inbox.put(Pulled(events.FragmentArrived(action.round, contribution), pieces))
 
     def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
         try:

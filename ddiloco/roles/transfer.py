@@ -25,10 +25,12 @@ class Offer:
     Attributes:
       arrays: what the syncer gets, as `ddiloco.outer.encoding.wire_format` says; on its way to the host.
       residual: what the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
+      own: the fragment itself, which stays with the learner too. (): not kept.
     """
 
     arrays: tuple[jax.Array, ...]
     residual: tuple[jax.Array, ...] = ()
+    own: tuple[jax.Array, ...] = ()
 
 
 def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
@@ -42,6 +44,7 @@ class FragmentTransfer:
     Attributes:
       keeps_anchors: whether offers are encoded against the version that the learner adopted.
       error_feedback: whether they take a residual and leave another.
+      rebase: whether offers hold the fragment itself, so that an update can be applied beside later work.
     """
 
     def __init__(
@@ -50,9 +53,11 @@ class FragmentTransfer:
         shardings: dict[str, NamedSharding],
         codec: str = "f32",
         error_feedback: bool = False,
+        rebase: bool = False,
     ) -> None:
         self.keeps_anchors = not CODECS[codec].of_parameters
         self.error_feedback = error_feedback
+        self.rebase = rebase
         self._layout = layout
         self._names = [layout.names(p) for p in range(layout.num_fragments)]
         self._placement = [placement(layout, p, shardings) for p in range(layout.num_fragments)]
@@ -65,14 +70,18 @@ class FragmentTransfer:
             else jax.jit(functools.partial(_copy, layout, p))
             for p in range(layout.num_fragments)
         ]
-        self._mix = [
-            jax.jit(
-                functools.partial(_mix, layout, p),
-                donate_argnums=0,
-                out_shardings={name: shardings[name] for name in self._names[p]},
-            )
-            for p in range(layout.num_fragments)
-        ]
+        self._own = [jax.jit(functools.partial(_copy, layout, p)) for p in range(layout.num_fragments)]
+        self._mix, self._rebase = (
+            [
+                jax.jit(
+                    functools.partial(function, layout, p),
+                    donate_argnums=0,
+                    out_shardings={name: shardings[name] for name in self._names[p]},
+                )
+                for p in range(layout.num_fragments)
+            ]
+            for function in (_mix, _rebased)
+        )
 
     def offer(
         self,
@@ -93,22 +102,33 @@ class FragmentTransfer:
             offer = Offer(self._take[fragment](tensors))
         for array in offer.arrays:
             array.copy_to_host_async()
-        return offer
+        if not self.rebase:
+            return offer
+        own = self._own[fragment](tensors) if self.keeps_anchors else offer.arrays
+        return dataclasses.replace(offer, own=own)
 
     def place(self, fragment: int, pieces: Sequence[np.ndarray]) -> tuple[jax.Array, ...]:
         """A global fragment on the devices; each piece is sharded like its tensor if it divides evenly."""
         return jax.device_put(tuple(pieces), self._placement[fragment])
 
     def apply(
-        self, fragment: int, params: Parameters, pieces: Sequence[np.ndarray | jax.Array], mixing: float
+        self,
+        fragment: int,
+        params: Parameters,
+        pieces: Sequence[np.ndarray | jax.Array],
+        mixing: float,
+        offered: Sequence[jax.Array] = (),
     ) -> Parameters:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated.
 
-        `pieces` of Theta_p: from the host, or as `place` gave them.
+        `pieces` of Theta_p: from the host, or as `place` gave them. With `offered`, an offer's `own`, it is
+        theta_p <- Theta_p + theta_p - offered instead.
         """
         tensors = {name: params[name] for name in self._names[fragment]}
-        mixed = self._mix[fragment](tensors, self.place(fragment, pieces), np.float32(mixing))
-        return {**params, **mixed}
+        placed = self.place(fragment, pieces)
+        if offered:
+            return {**params, **self._rebase[fragment](tensors, placed, tuple(offered))}
+        return {**params, **self._mix[fragment](tensors, placed, np.float32(mixing))}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
         """All parameters, on the host, from the pieces of all fragments."""
@@ -120,6 +140,8 @@ class FragmentTransfer:
             zeros = self.place(p, [np.zeros(shape, np.float32) for shape in self._layout.piece_shapes(p)])
             self.offer(p, params, zeros, zeros if self.error_feedback else ())
             params = self.apply(p, params, zeros, 1.0)
+            if self.rebase:
+                params = self.apply(p, params, zeros, 0.0, zeros)
         return params
 
 
@@ -171,3 +193,15 @@ def _mix(
         for ours, theirs in zip(own, update, strict=True)
     )
     return put(layout, fragment, tensors, mixed)
+
+
+def _rebased(
+    layout: FragmentLayout,
+    fragment: int,
+    tensors: Parameters,
+    update: tuple[jax.Array, ...],
+    offered: tuple[jax.Array, ...],
+) -> Parameters:
+    own = take(layout, fragment, tensors)
+    later = tuple(theirs + (ours - then) for ours, theirs, then in zip(own, update, offered, strict=True))
+    return put(layout, fragment, tensors, later)

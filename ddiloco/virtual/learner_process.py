@@ -74,7 +74,7 @@ class VirtualLearner:
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
-        self._offers: dict[int, dict[int, Payload]] = {}  # by fragment and step, since its last update
+        self._offers: dict[tuple[int, int], Payload] = {}  # by fragment and step, those not sent yet
         self._on_the_wire: set[int] = set()  # fragments sent, of which no update has come since
         self._beating = False
         self._shown: tuple[State, int] | None = None
@@ -221,18 +221,16 @@ class VirtualLearner:
                 ready = events.LearnerReady(self.number, self.core.incarnation, step, versions)
                 self._send(self, ready, None)
             case actions.MakeOffer(contribution=c):
-                self._offers.setdefault(c.fragment, {})[c.step] = self.arrays.offer(c.fragment)
-            case actions.SendOffer(round, c):
-                payload = self._offers[c.fragment][c.step]
-                self.arrays.sent(c.fragment, payload)
-                self._observer.sent(self, c, self._calendar.now)
+                self._offers[c.fragment, c.step] = self.arrays.offer(c.fragment, c.step)
+            case actions.SendOffer(round_id, c):
                 self._on_the_wire.add(c.fragment)
-                self._send(self, events.FragmentArrived(round, c), payload)
-            case actions.ApplyUpdate(fragment=fragment, mixing=mixing, offered=offered):
+                payload = self._offers.pop((c.fragment, c.step))
+                self._send(self, events.FragmentArrived(round_id, c), payload)
+            case actions.ApplyUpdate():
                 [payload] = fragments
-                offers = self._offers.pop(fragment, {})
-                self.arrays.apply(fragment, mixing, payload, offers.get(offered))
-                self._on_the_wire.discard(fragment)
+                self.arrays.apply(action.fragment, action.mixing, payload, action.merged, action.rebase)
+                self._offers = {key: o for key, o in self._offers.items() if key[0] != action.fragment}
+                self._on_the_wire.discard(action.fragment)
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)
 

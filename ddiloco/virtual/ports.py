@@ -21,14 +21,13 @@ class LearnerArrays(Protocol):
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
         """Takes an inner step; returns its tokens and metrics. `clock`: steps before this one."""
 
-    def offer(self, fragment: int) -> Payload:
-        """Copies a fragment as the last step left it."""
+    def offer(self, fragment: int, step: int) -> Payload:
+        """Copies a fragment as the last step left it; the step names the offer."""
 
-    def sent(self, fragment: int, payload: Payload) -> None:
-        """The offer is on its way; the next update of the fragment may contain it."""
-
-    def apply(self, fragment: int, mixing: float, payload: Payload, offer: Payload = None) -> None:
-        """theta_p <- (1 - mixing) Theta_p + mixing theta_p, or with an offer Theta_p + theta_p - offer."""
+    def apply(
+        self, fragment: int, mixing: float, payload: Payload, merged: int | None = None, rebase: bool = False
+    ) -> None:
+        """As an ApplyUpdate says."""
 
     def lose(self) -> None:
         """The process has died, and its memory is lost."""
@@ -47,7 +46,7 @@ class SyncerArrays(Protocol):
         """A global fragment."""
 
     def problem(self, fragment: int, payload: Payload) -> str | None:
-        """Why a pulled fragment is unsound; None if it is sound."""
+        """Why a learner's fragment is unsound; None if it is sound."""
 
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
         """Merges and commits; returns the metrics of the round."""
@@ -61,9 +60,6 @@ class Observer:
 
     def learner_handled(self, learner: Any, event: events.LearnerEvent, out: list[Any], now: float) -> None:
         """The core of a `VirtualLearner` took an event and answered with these actions."""
-
-    def sent(self, learner: Any, contribution: Contribution, now: float) -> None:
-        """A `VirtualLearner` sends this offer to the syncer."""
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         """A learner has finished an inner step."""

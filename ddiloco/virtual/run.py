@@ -51,7 +51,7 @@ class GlobalArrays:
         return self.model.fragment(fragment)[1]
 
     def problem(self, fragment: int, payload: Payload) -> str | None:
-        """Why a pulled fragment is unsound; None if it is sound."""
+        """Why a learner's fragment is unsound; None if it is sound."""
         try:
             self.model.validate(fragment, self._decoded(fragment, payload))
         except InvalidContribution as error:
@@ -85,9 +85,6 @@ class RecordingObserver(Observer):
         self, learner: VirtualLearner, event: events.LearnerEvent, out: list[Any], now: float
     ) -> None:
         self._tapes.learner_handled(learner, event, out, now)
-
-    def sent(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
-        self._tapes.sent(learner, contribution, now)
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         self.tokens += tokens

@@ -1,4 +1,4 @@
-"""The syncer in virtual time: pulls, merges that take their time, crashes (drives a SyncerCore)."""
+"""The syncer in virtual time: merges that take their time, crashes (drives a SyncerCore)."""
 
 from __future__ import annotations
 

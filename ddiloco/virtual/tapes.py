@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -10,7 +9,6 @@ from ddiloco.disk.tape.recorder import LearnerTape
 from ddiloco.observe import records
 from ddiloco.outer.global_model import GlobalModel, pieces_sha256
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.state import SyncerState
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.taping import Tapes
@@ -35,7 +33,6 @@ class FleetTapes(Observer):
         self._model, self._equipment = model, equipment
         self._syncer = self._tapes.syncer(SyncerState.initial(model.layout.num_fragments), model)
         self._learners: dict[int, tuple[int, LearnerTape]] = {}  # by number: newest process and its tape
-        self._pulled: dict[int, dict[int, int]] = collections.defaultdict(dict)  # by learner: fragment, step
 
     def syncer_handled(
         self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float
@@ -54,20 +51,10 @@ class FleetTapes(Observer):
         now: float,
     ) -> None:
         """The core of a learner took an event and answered with these actions."""
-        tape, pulled = self._tape(learner.number, learner.process), self._pulled[learner.number]
+        tape = self._tape(learner.number, learner.process)
         tape.heard(event, now)
-        for action in out:
-            match action:
-                case actions.AdoptAll():
-                    tape.adopted(fresh=True, origin=None)
-                    pulled.clear()
-                case actions.ApplyUpdate(fragment=fragment) if fragment in pulled:
-                    tape.pulled(fragment, pulled.pop(fragment))
-
-    def sent(self, learner: VirtualLearner, contribution: Contribution, now: float) -> None:
-        """Notes the step of the offer that the syncer took."""
-        if self._equipment[learner.number].transfer.error_feedback:
-            self._pulled[learner.number][contribution.fragment] = contribution.step
+        if any(isinstance(action, actions.AdoptAll) for action in out):
+            tape.adopted(fresh=True, origin=None)
 
     def end(self) -> None:
         """The run is over."""
@@ -80,7 +67,6 @@ class FleetTapes(Observer):
         if newest != process:
             if tape is not None:
                 tape.close()
-                self._pulled[learner].clear()
             tape = self._tapes.learner(learner, process, self._equipment[learner])
             self._learners[learner] = process, tape
         return tape

@@ -51,14 +51,6 @@ class Gave:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pulled:
-    """The newest offer that the syncer had pulled when the update before this note was applied."""
-
-    fragment: int
-    step: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Committed:
     """A fragment's new version, with the SHA-256 of its pieces."""
 
@@ -74,7 +66,7 @@ class End:
     versions: tuple[int, ...] = ()
 
 
-Note = Adopted | Gave | Pulled | Committed | End
+Note = Adopted | Gave | Committed | End
 Thing = codec.Event | Note
 
 
@@ -155,7 +147,7 @@ class Encoder:
         match thing:
             case events.StepReported(report):
                 kind = {"report": self._reports.encode(report)}
-            case Adopted() | Gave() | Pulled() | Committed() | End():
+            case Adopted() | Gave() | Committed() | End():
                 kind = {type(thing).__name__.lower(): dataclasses.asdict(thing)}
             case _:
                 kind = {"event": codec.message_of(thing)}
@@ -201,7 +193,6 @@ def _adopted(m: pb.Adopted) -> Adopted:
 _NOTES = {
     "adopted": _adopted,
     "gave": lambda m: Gave(m.number),
-    "pulled": lambda m: Pulled(m.fragment, m.step),
     "committed": lambda m: Committed(m.fragment, m.version, m.sha256),
     "end": lambda m: End(tuple(m.versions)),
 }

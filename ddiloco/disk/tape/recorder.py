@@ -15,7 +15,6 @@ from ddiloco.disk.tape.entries import (
     End,
     Gave,
     InnerOrigin,
-    Pulled,
     Thing,
 )
 from ddiloco.disk.tape.file import TapeFile
@@ -128,10 +127,6 @@ class LearnerTape(Recorder):
     def adopted(self, fresh: bool, origin: InnerOrigin | None) -> None:
         """Notes the inner state that the learner adopted; `origin` if it is not a fresh one."""
         self._note(Adopted(origin, fresh))
-
-    def pulled(self, fragment: int, step: int) -> None:
-        """Notes which offer the syncer had pulled when the update just noted was applied."""
-        self._note(Pulled(fragment, step))
 
     def gave(self) -> InnerOrigin:
         """Notes that a copy of the inner state is given away now; gives its name."""

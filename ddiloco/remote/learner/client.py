@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import grpc
+import jax
 
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -24,9 +27,9 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Delivery, Leave, Shelf, SnapshotBegun, Told
+from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
-from ddiloco.roles.transfer import host_arrays
+from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
@@ -37,9 +40,48 @@ class Learner(Protocol):
 
     inbox: queue.SimpleQueue[Delivery]
 
-    @property
-    def shelf(self) -> Shelf:
-        """Where published offers are."""
+
+class _Offer(NamedTuple):
+    """What a learner sends for a round."""
+
+    round: RoundId
+    contribution: Contribution
+    arrays: Sequence[jax.Array]
+
+
+class _Offers:
+    """Offers on their way out, oldest first; one that an update has made worthless is not sent."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._waiting: dict[int, _Offer] = {}  # by fragment
+        self._closed = False
+
+    def put(self, offer: _Offer) -> None:
+        """Puts one in, in place of the fragment's last one."""
+        with self._change:
+            self._waiting[offer.round.fragment] = offer
+            self._change.notify()
+
+    def forget(self, fragment: int, version: int) -> None:
+        """Drops the fragment's offer if it was made on an older version than this."""
+        with self._change:
+            waiting = self._waiting.get(fragment)
+            if waiting is not None and waiting.contribution.version < version:
+                del self._waiting[fragment]
+
+    def take(self) -> _Offer | None:
+        """The oldest, once there is one; None: closed."""
+        with self._change:
+            while not self._waiting and not self._closed:
+                self._change.wait()
+            return None if self._closed else self._waiting.pop(next(iter(self._waiting)))
+
+    def close(self) -> None:
+        """Drops all of them, for good."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
 
 
 class SyncerClient:
@@ -93,6 +135,12 @@ class SyncerClient:
             self._worker = worker
             if self._over:
                 worker.inbox.put(Leave())
+
+    def send_offer(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask anew."""
+        connection = self._connection
+        if connection is not None:
+            connection.offers.put(_Offer(round_id, contribution, offer.arrays))
 
     def tell_of_snapshot(self, message: SnapshotMessage) -> None:
         """Sends a message about a snapshot; never waits. One about a part goes after its steps' records."""
@@ -200,7 +248,7 @@ class SyncerClient:
 
 
 class _Connection:
-    """One accepted connection: a thread for control, and by channel one for updates and one for answers."""
+    """One accepted connection: a thread for control, and by channel one for updates and one for offers."""
 
     def __init__(
         self, client: SyncerClient, channels: list[grpc.Channel], control: grpc.Call, accepted: pb.Accepted
@@ -208,7 +256,7 @@ class _Connection:
         self._client, self._channels, self._control = client, channels, control
         self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
         self._collector = Collector(client._terms.num_fragments)
-        self._pulls: queue.SimpleQueue[pb.Pull | None] = queue.SimpleQueue()
+        self.offers = _Offers()
         self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
@@ -221,7 +269,7 @@ class _Connection:
         """Runs until the connection ends."""
         threads = []
         for channel in self._channels:
-            for target in (self._take_updates, self._answer_pulls):
+            for target in (self._take_updates, self._send_offers):
                 threads.append(threading.Thread(target=target, args=(channel,), daemon=True))
                 threads[-1].start()
         try:
@@ -233,8 +281,8 @@ class _Connection:
             raise
         finally:
             self._control.cancel()
+            self.offers.close()
             for channel in self._channels:
-                self._pulls.put(None)
                 channel.close()
 
     def peers(self, timeout: float) -> list[str]:
@@ -248,10 +296,6 @@ class _Connection:
     def _take(self, message: pb.ToLearner) -> None:
         client = self._client
         match message.WhichOneof("kind"):
-            case "pull":
-                if message.pull.fragment >= client._terms.num_fragments:
-                    raise WireError("another fragment", f"{message.pull.fragment} was asked for")
-                self._pulls.put(message.pull)
             case "records_taken":
                 client.outbox.taken(message.records_taken.next)
             case "leave":
@@ -272,6 +316,8 @@ class _Connection:
             while (data := next(stream, None)) is not None:
                 header = parse(pb.DownHeader, data)
                 update = update_of(header, terms.num_fragments)
+                if not header.welcome:
+                    self.offers.forget(update.fragment, update.version)
                 pieces = receive(terms.down[update.fragment], header.size, stream)
                 delivery = self._collector.take(header, update, pieces)
                 if delivery is not None and self._client._worker is not None:
@@ -282,34 +328,25 @@ class _Connection:
         except ValueError:  # the channel is closed
             pass
 
-    def _answer_pulls(self, channel: grpc.Channel) -> None:
-        send = channel.stream_unary(wire.PULLED)
-        while (pull := self._pulls.get()) is not None:
+    def _send_offers(self, channel: grpc.Channel) -> None:
+        send = channel.stream_unary(wire.OFFERS)
+        while (offer := self.offers.take()) is not None:
             try:
-                self._answer(send, pull)
-            except grpc.RpcError as error:
-                self._fail(pull, error.details() or error.code().name)
+                self._send(send, offer)
+            except grpc.RpcError:  # the syncer knows: it refused the offer, or the transfer broke
+                pass
             except ValueError:  # the channel is closed
                 return
             except Exception as error:  # of the devices, as their memory is read
-                self._fail(pull, f"{type(error).__name__}: {error}")
+                c, reason = offer.contribution, f"{type(error).__name__}: {error}"
+                self._client.outbox.send(events.OfferFailed(offer.round, c.learner, c.incarnation, reason))
 
-    def _answer(self, send: grpc.StreamUnaryMultiCallable, pull: pb.Pull) -> None:
-        worker = self._client._worker
-        published = worker.shelf.pull(pull.fragment) if worker is not None else None
-        if published is None:
-            self._fail(pull, "")
-            return
-        contribution, offer = published
+    def _send(self, send: grpc.StreamUnaryMultiCallable, offer: _Offer) -> None:
         arrays = host_arrays(offer.arrays)
-        header = up_header(pull.pull, contribution, payload_bytes(arrays))
+        header = up_header(offer.round, offer.contribution, payload_bytes(arrays))
 
         def messages() -> Iterator[bytes]:
             yield header.SerializeToString()
             yield from chunks(arrays)
 
-        send(messages(), metadata=self._metadata, timeout=self._client._terms.pull_timeout)
-
-    def _fail(self, pull: pb.Pull, reason: str) -> None:
-        failed = pb.PullFailed(pull=pull.pull, reason=reason[:200])
-        self._client.outbox.say(pb.FromLearner(pull_failed=failed))
+        send(messages(), metadata=self._metadata, timeout=self._client._terms.offer_timeout)

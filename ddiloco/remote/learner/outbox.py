@@ -51,7 +51,7 @@ class Outbox:
         self._raw: queue.SimpleQueue[LearnerRecord | pb.FromLearner | threading.Event] = queue.SimpleQueue()
         threading.Thread(target=self._pack, name=f"records-{learner}", daemon=True).start()
 
-    def send(self, event: events.FromLearner) -> None:
+    def send(self, event: events.FromLearner | events.OfferFailed) -> None:
         """Puts an event in."""
         self.say(from_learner(event), presence=isinstance(event, events.LearnerJoined | events.StepReported))
 

@@ -128,6 +128,7 @@ class LearnerProcess:
             core,
             equipment,
             client.outbox.send,
+            client.send_offer,
             record,
             recovery,
             tape,

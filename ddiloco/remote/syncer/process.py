@@ -94,6 +94,7 @@ class SyncerRun:
             e.remote,
             self._syncer.connect,
             self._syncer.send,
+            self._syncer.take_offer,
             record,
             positions,
             resumed_from,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import threading
 import time
@@ -11,6 +10,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
+import numpy as np
 
 from ddiloco.observe import records
 from ddiloco.protocol import events
@@ -22,7 +22,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import NewestFragments
-from ddiloco.remote.wire.event_messages import contribution_of, learner_event
+from ddiloco.remote.wire.event_messages import learner_event, offer_of
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
@@ -39,7 +39,7 @@ MOST_CONNECTIONS = 16  # of one learner, the bound of RemoteConfig.connections
 class SyncerServer:
     """Listens for learners; every connection is a session, and a session is their link.
 
-    Memory by learner: one fragment for each pull that is under way, and what gRPC holds of one message.
+    Memory by learner: one fragment for each round that it was asked for, and what gRPC holds of one message.
     """
 
     def __init__(
@@ -49,11 +49,12 @@ class SyncerServer:
         config: RemoteConfig,
         connect: Callable[[int, int, LearnerLink], None],
         send: Callable[[events.SyncerEvent | SnapshotMessage], None],
+        take_offer: Callable[[events.FragmentArrived, Sequence[np.ndarray]], None],
         record: Callable[[object], None],
         positions: Positions | None = None,
         resumed_from: ResumedFrom | None = None,
     ) -> None:
-        """`connect` and `send` are those of a SyncerWorker, or do the same.
+        """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
         `resumed_from`: the snapshot that the run resumes from, if any.
         """
@@ -61,7 +62,7 @@ class SyncerServer:
         self.positions = positions or Positions(None)
         self._resumed_from = resumed_from
         self._terms, self._security = terms, security
-        self._connect, self._send, self._record = connect, send, record
+        self._connect, self._send, self._take_offer, self._record = connect, send, take_offer, record
         self._handshake = config.handshake
         self._lock = threading.Lock()
         self._over = False
@@ -69,13 +70,12 @@ class SyncerServer:
         self._sessions: dict[str, Session] = {}
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
-        self._pull_numbers = itertools.count(1)
         self._changed = threading.Condition(self._lock)  # of the two above
         calls = (terms.num_learners + 4) * (2 + 2 * MOST_CONNECTIONS)
         handlers = {
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Updates": grpc.unary_stream_rpc_method_handler(self._updates),
-            "Pulled": grpc.stream_unary_rpc_method_handler(self._pulled),
+            "Offers": grpc.stream_unary_rpc_method_handler(self._offers),
             "Peers": grpc.unary_unary_rpc_method_handler(self._peers),
         }
         self._server = wire.listener(wire.CONTROL, handlers, config.keepalive, calls)
@@ -161,41 +161,42 @@ class SyncerServer:
         del request
         yield from self._session(context).down.messages()
 
-    def _pulled(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def _offers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         session = self._session(context)
         self._check_deadline(session, context)
-        answer = None
+        offer = None
         try:
             header = parse(pb.UpHeader, next(requests, b""))
-            asked = session.answer_of(header.pull)
-            if asked is None:  # it came too late, or a second time
+            announced = offer_of(header, session.learner, self._terms.num_fragments)
+            if not session.expects(announced.round):  # nobody asked, or it is sent a second time
                 self._record(_drop(session.learner, "wire: unawaited fragment"))
-                context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment any longer")
-            fragment, answer = asked
-            contribution = contribution_of(header, session.learner, fragment)
-            arrays = receive(self._terms.up[fragment], header.size, requests)
+                context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment")
+            offer = announced
+            arrays = receive(self._terms.up[offer.round.fragment], header.size, requests)
         except WireError as error:
             self._count(session.learner, error)
-            if answer is not None:
-                answer.set_exception(ConnectionError(error.reason))
+            self._broken(offer, error.reason)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception as error:  # gRPC raises bare ones where a stream breaks, or a call was aborted
-            if answer is None:
+            if offer is None:
                 raise
             traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and its frames half a fragment
-            answer.set_exception(ConnectionError("the transfer broke"))
+            self._broken(offer, "the transfer broke")
             context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # gRPC would print an exception
-        answer.set_result((contribution, arrays))
+        self._take_offer(offer, arrays)
         return b""
 
+    def _broken(self, offer: events.FragmentArrived | None, reason: str) -> None:
+        if offer is not None:
+            c = offer.contribution
+            self._send(events.OfferFailed(offer.round, c.learner, c.incarnation, reason))
+
     def _check_deadline(self, session: Session, context: grpc.ServicerContext) -> None:
-        """Has gRPC end an answer that is no longer awaited: it holds up to a fragment."""
+        """Has gRPC end a transfer that is no longer awaited: it holds up to a fragment."""
         left = context.time_remaining()
-        if left is None or left > 2 * self._terms.pull_timeout:
-            self._record(_drop(session.learner, "wire: pulled fragment without a deadline"))
-            context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "a pulled fragment has a deadline, of the pull timeout"
-            )
+        if left is None or left > 2 * self._terms.offer_timeout:
+            self._record(_drop(session.learner, "wire: offer without a deadline"))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an offer has a deadline, of the offer timeout")
 
     def _peers(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Learners that may have an inner state to give, beginning with the one after the asking learner."""
@@ -241,8 +242,6 @@ class SyncerServer:
             hello.learner,
             hello.process,
             self._newest,
-            self._terms.pull_timeout,
-            self._pull_numbers,
             donor_address(context.peer(), hello.donor_port),
         )
         with self._lock:
@@ -305,12 +304,6 @@ class SyncerServer:
                 if message.records.position:
                     self.positions.put(session.learner, message.records.position)
                 session.say(pb.ToLearner(records_taken=pb.RecordsTaken(next=taken)), replaces=True)
-            case "pull_failed":
-                asked = session.answer_of(message.pull_failed.pull)
-                if asked is not None and message.pull_failed.reason:
-                    asked[1].set_exception(ConnectionError(message.pull_failed.reason[:200]))
-                elif asked is not None:
-                    asked[1].set_result(None)
             case "state_recorded" | "part_written":
                 self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
             case _:
@@ -318,6 +311,9 @@ class SyncerServer:
         return False
 
     def _hear_event(self, session: Session, event: events.SyncerEvent) -> None:
+        if isinstance(event, events.OfferFailed):
+            self._send(event)
+            return
         report = event.report if isinstance(event, events.StepReported) else event
         if report.incarnation > time.time_ns() // 1000 + FURTHEST_AHEAD:
             raise WireError("incarnation beyond belief", str(report.incarnation))

@@ -1,22 +1,17 @@
-"""One learner's connection on the syncer's side: messages for it, and pulls that it has to answer."""
+"""One learner's connection on the syncer's side: messages for it, and what it was asked for."""
 
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import threading
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Iterator
 
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
-
-Contributed = tuple[Contribution, Sequence[np.ndarray]]
 
 MOST_WAITING = 256  # messages to a learner that does not read; then the oldest is lost, as any may be
 
@@ -30,25 +25,18 @@ class Session:
         learner: int,
         process: int,
         newest: NewestFragments,
-        pull_timeout: float,
-        numbers: Iterator[int],
         donor: str | None = None,
     ) -> None:
-        """`name` is known only to this learner; `pull_timeout` is in seconds; `numbers` are those of pulls.
-
-        No two sessions may have a pull of the same number: an answer to an old one may come late.
-        """
+        """`name` is known only to this learner."""
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
         self.incarnation = 0  # the newest that has joined or reported over this connection
         self.reason = "connection lost"  # why it ended
         self.down = Downlink(newest)
         self.lost_messages = 0
-        self._pull_timeout = pull_timeout
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
-        self._numbers = numbers
-        self._pulls: dict[int, tuple[int, concurrent.futures.Future[Contributed | None]]] = {}
+        self._asked: dict[int, RoundId] = {}  # by fragment, what the learner may send
         self._closed = False
 
     # What the syncer calls.
@@ -58,6 +46,10 @@ class Session:
         match delivery:
             case Told(events.Welcomed() | events.UpdateArrived()):
                 self.down.put(delivery)
+            case Told(events.OfferAsked() as event):
+                with self._change:
+                    self._asked[event.round.fragment] = event.round
+                self.say(from_syncer(event))
             case Told(event):
                 self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet))
             case SnapshotBegun():
@@ -65,28 +57,6 @@ class Session:
                 self.say(pb.ToLearner(snapshot_begun=pb.SnapshotBegun(snapshot=delivery.number)))
             case Leave():
                 self.say(pb.ToLearner(leave=pb.Leave()))
-
-    def pull(self, fragment: int) -> Contributed | None:
-        """Asks for a fragment and waits for the answer; None if the learner has none published.
-
-        Raises:
-          ConnectionError: the connection ends, or the learner cannot send it.
-          TimeoutError: it does not come within the pull timeout.
-        """
-        answer: concurrent.futures.Future[Contributed | None] = concurrent.futures.Future()
-        with self._change:
-            if self._closed:
-                raise ConnectionError("not connected")
-            number = next(self._numbers)
-            self._pulls[number] = (fragment, answer)
-        self.say(pb.ToLearner(pull=pb.Pull(pull=number, fragment=fragment)))
-        try:
-            return answer.result(self._pull_timeout)
-        except concurrent.futures.TimeoutError:
-            raise TimeoutError("the fragment did not come in time") from None
-        finally:
-            with self._change:
-                self._pulls.pop(number, None)
 
     def say(self, message: pb.ToLearner, replaces: bool = False) -> None:
         """Puts a message into the control stream; with `replaces` in place of those of its kind."""
@@ -102,10 +72,13 @@ class Session:
 
     # What the server calls.
 
-    def answer_of(self, pull: int) -> tuple[int, concurrent.futures.Future[Contributed | None]] | None:
-        """Takes the fragment and the open answer of a pull; a second answer finds none."""
+    def expects(self, round_id: RoundId) -> bool:
+        """Whether the learner was asked for this, and has not begun to send it; it may do so once."""
         with self._change:
-            return self._pulls.pop(pull, None)
+            if self._asked.get(round_id.fragment) != round_id:
+                return False
+            del self._asked[round_id.fragment]
+            return True
 
     def messages(self) -> Iterator[bytes]:
         """What the control stream sends; ends when the session is closed, after all earlier messages."""
@@ -119,16 +92,13 @@ class Session:
             yield message.SerializeToString()
 
     def close(self, reason: str) -> bool:
-        """Ends the streams and gives up the pulls; returns whether the session was open."""
+        """Ends the streams; returns whether the session was open."""
         with self._change:
             if self._closed:
                 return False
             self._closed, self.reason = True, reason
-            pulls, self._pulls = self._pulls, {}
             self._change.notify_all()
         self.down.close()
-        for _, answer in pulls.values():
-            answer.set_exception(ConnectionError(reason))
         return True
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 4  # of wire.proto with the events in it; both ends must have the same
+VERSION = 5  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
 LARGEST = 1 << 53  # of any whole number on the wire; counters that a float64 cannot hold are nonsense
@@ -19,7 +19,7 @@ MAX_TEXT = 32 << 10  # characters of a traceback; of a reason 500
 
 CONTROL = "/ddiloco.wire.Syncer/Control"
 UPDATES = "/ddiloco.wire.Syncer/Updates"
-PULLED = "/ddiloco.wire.Syncer/Pulled"
+OFFERS = "/ddiloco.wire.Syncer/Offers"
 PEERS = "/ddiloco.wire.Syncer/Peers"
 DONATE = "/ddiloco.wire.Learner/Donate"
 SESSION_KEY = "ddiloco-session"  # metadata that connects a call with its learner's control stream

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddiloco.protocol import events
+from ddiloco.protocol.messages import Given
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told
@@ -18,6 +20,7 @@ class Version(NamedTuple):
     version: int
     merged_step: int
     pieces: Pieces
+    merged: tuple[Given, ...] = ()
 
 
 class NewestFragments:
@@ -59,8 +62,8 @@ class Downlink:
     def put(self, message: Told) -> None:
         """Sends what goes with a welcome or an update when its turn comes."""
         match message.event:
-            case events.UpdateArrived(p, version, step):
-                self._newest.put(p, Version(version, step, message.fragments[0]))
+            case events.UpdateArrived(p, version, step, merged):
+                self._newest.put(p, Version(version, step, message.fragments[0], merged))
                 with self._change:
                     self._updates[p] = None
                     self._change.notify_all()
@@ -123,7 +126,12 @@ class Downlink:
         snapshot = self._snapshot
         later = snapshot is not None and newest.version > snapshot.versions[fragment]
         header = pb.DownHeader(
-            update={"fragment": fragment, "version": newest.version, "step": newest.merged_step},
+            update={
+                "fragment": fragment,
+                "version": newest.version,
+                "step": newest.merged_step,
+                "merged": list(map(dataclasses.asdict, newest.merged)),
+            },
             size=payload_bytes(newest.pieces),
             welcome=welcome,
             step=self._step,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.schema import codec
@@ -19,15 +19,15 @@ LONGEST_REASON = 500
 
 R = TypeVar("R")
 
-SyncerNotice = events.ClockSet | events.NotMember | events.Rejected
+SyncerNotice = events.ClockSet | events.OfferAsked | events.NotMember | events.Rejected
 
 
-def from_learner(event: events.FromLearner) -> pb.FromLearner:
+def from_learner(event: events.FromLearner | events.OfferFailed) -> pb.FromLearner:
     """The message of a learner's event, without the learner's number."""
     return pb.FromLearner(event=codec.message_of(_short(event)))
 
 
-def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> events.FromLearner:
+def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> events.SyncerEvent:
     """The event in a message from this learner.
 
     Raises:
@@ -41,7 +41,7 @@ def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> 
             rows = m.learner_ready.versions
         case "step_reported":
             rows = m.step_reported.report.counters
-        case "learner_lost":
+        case "learner_lost" | "offer_failed":
             rows = None
         case _:
             raise _unexpected(message)
@@ -64,26 +64,28 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
     Raises:
       WireError: the message is not such an event, or has impossible numbers.
     """
-    if message.event.WhichOneof("kind") not in ("clock_set", "not_member", "rejected"):
+    if message.event.WhichOneof("kind") not in ("clock_set", "offer_asked", "not_member", "rejected"):
         raise _unexpected(message)
     return _short(codec.event_of(message.event))
 
 
-def up_header(pull: int, contribution: Contribution, size: int) -> pb.UpHeader:
-    """The header of a contribution of `size` bytes."""
-    return pb.UpHeader(pull=pull, contribution=dataclasses.asdict(contribution), size=size)
+def up_header(round_id: RoundId, contribution: Contribution, size: int) -> pb.UpHeader:
+    """The header of a contribution of `size` bytes to a round."""
+    fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
+    return pb.UpHeader(round=fields[0], contribution=fields[1], size=size)
 
 
-def contribution_of(header: pb.UpHeader, learner: int, fragment: int) -> Contribution:
-    """The learner's contribution that a header announces, which must be of this fragment.
+def offer_of(header: pb.UpHeader, learner: int, num_fragments: int) -> events.FragmentArrived:
+    """What a header announces: the learner's contribution to a round.
 
     Raises:
-      WireError: it is of another, or has impossible numbers.
+      WireError: it is of another fragment than the round, or has impossible numbers.
     """
+    round_id: RoundId = codec.read(header.round)
     contribution: Contribution = codec.read(header.contribution)
-    if contribution.fragment != fragment:
-        raise WireError("another fragment", f"{contribution.fragment} came where {fragment} was asked for")
-    return dataclasses.replace(contribution, learner=learner)
+    if contribution.fragment != round_id.fragment or round_id.fragment >= num_fragments:
+        raise WireError("another fragment", f"{contribution.fragment} for {round_id} of {num_fragments}")
+    return events.FragmentArrived(round_id, dataclasses.replace(contribution, learner=learner))
 
 
 def update_of(header: pb.DownHeader, num_fragments: int) -> events.UpdateArrived:
@@ -107,7 +109,7 @@ def by_fragment(rows: Sequence[R], num_fragments: int) -> Sequence[R]:
 
 def _short(event: Any) -> Any:
     """The event, its reason (if any) cut to the length that is sent."""
-    if isinstance(event, events.LearnerLost | events.Rejected):
+    if isinstance(event, events.LearnerLost | events.OfferFailed | events.Rejected):
         return dataclasses.replace(event, reason=event.reason[:LONGEST_REASON])
     return event
 

@@ -23,7 +23,7 @@ class Terms:
       num_learners: M; learners are numbered below it.
       up: by fragment, shapes and dtypes of what a learner sends.
       down: the same of what the syncer sends.
-      pull_timeout: seconds that a fragment may take.
+      offer_timeout: seconds that a fragment may take.
     """
 
     fingerprint: str
@@ -31,7 +31,7 @@ class Terms:
     num_learners: int
     up: Sequence[Sequence[ArrayFormat]]
     down: Sequence[Sequence[ArrayFormat]]
-    pull_timeout: float
+    offer_timeout: float
 
     @property
     def num_fragments(self) -> int:
@@ -49,5 +49,5 @@ def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
         num_learners=experiment.sync.num_learners,
         up=[wire_format(layout, p, codec) for p in fragments],
         down=[wire_format(layout, p, "f32") for p in fragments],
-        pull_timeout=experiment.sync.pull_timeout,
+        offer_timeout=experiment.sync.offer_timeout,
     )

@@ -11,7 +11,7 @@ NAMES = (
     "ddiloco.launch.supervisor",
     "ddiloco.remote.learner.process",
     "ddiloco.remote.syncer.process",
-    "ddiloco.replay.run",
+    "experiments.studies.replay.run",
     "ddiloco.run.dry_run",
     "ddiloco.run.job",
     "matplotlib.backends.backend_agg",

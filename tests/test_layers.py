@@ -36,7 +36,6 @@ RANKS = (
     "ddiloco/remote/syncer",
     "ddiloco/virtual",
     "ddiloco/baselines",
-    "ddiloco/replay",
     "ddiloco/run",
     "ddiloco/launch",
     "ddiloco",

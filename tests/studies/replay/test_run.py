@@ -14,12 +14,12 @@ from ddiloco.disk.tape.reading import learner_tape, read_run, read_tape
 from ddiloco.local import run as local
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.messages import RoundId
-from ddiloco.replay import plan as plans
-from ddiloco.replay import run as replay
 from ddiloco.roles.exchange import Shelf
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import to_json
 from ddiloco.virtual.lives import Change, write_trace
+from experiments.studies.replay import plan as plans
+from experiments.studies.replay import run as replay
 from tests import workbench
 from tests.virtual_runs import shared_workshop, virtual
 

@@ -12,7 +12,7 @@ NAMES = (
     "ddiloco.remote.learner.process",
     "ddiloco.remote.syncer.process",
     "experiments.studies.replay.run",
-    "ddiloco.run.dry_run",
+    "experiments.front.dry_run",
     "ddiloco.run.job",
     "matplotlib.backends.backend_agg",
     "ml_collections.config_flags",

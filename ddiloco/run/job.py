@@ -21,6 +21,7 @@ from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.local.run import run_local
 from ddiloco.observe.monitor import Monitor, RunInfo
+from ddiloco.observe.trimming import next_previous
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.roles.assembly import Assembly
@@ -170,9 +171,7 @@ def set_aside(workdir: pathlib.Path) -> None:
     left = [path for path in workdir.glob("*") if path.name != "previous"]
     if not left:
         return
-    previous = workdir / "previous"
-    number = 1 + max((int(p.name) for p in previous.glob("*") if p.name.isdigit()), default=0)
-    target = previous / str(number)
+    target = next_previous(workdir)
     target.mkdir(parents=True)
     for path in left:
         shutil.move(path, target / path.name)

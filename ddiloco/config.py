@@ -84,11 +84,13 @@ def leaves(settings: Any, prefix: str = "", around: Mapping[str, Any] = _UNMARKE
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "config") -> T:
-    """Makes a `cls` from nested mappings (a ConfigDict or parsed JSON), checking every field.
+    """Makes a dataclass from nested mappings (a ConfigDict or parsed JSON), checking every field.
 
     Raises:
-      ConfigError: an unknown field, a value of another type, or one outside its bounds.
+      ConfigError: an unknown or missing field, a value of another type, or one outside its bounds.
     """
+    if not hasattr(values, "items"):
+        raise ConfigError(f"{prefix}: is {values!r}, but is a group of settings")
     known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
@@ -100,6 +102,8 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "config") -> T:
     for name, field in known.items():
         if name in values:
             arguments[name] = _checked(values[name], hints[name], field.metadata, f"{prefix}.{name}")
+        elif field.default is field.default_factory:  # it has neither
+            raise ConfigError(f"{prefix}.{name}: is missing")
     try:
         return cls(**arguments)
     except ConfigError:
@@ -122,10 +126,6 @@ def _plain(value: Any) -> Any:
 
 
 def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], name: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping) and not hasattr(value, "items"):
-            raise ConfigError(f"{name}: is {value!r}, but is a group of settings")
-        return build(hint, value, name)  # type: ignore[arg-type]
     value = _typed(value, hint, name)
     for item in value if isinstance(value, tuple) else (value,):
         if item is not None:
@@ -137,19 +137,33 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
     if hint is Any:
         return value
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        options = typing.get_args(hint)
-        if value is None and type(None) in options:
+        if value is None and type(None) in typing.get_args(hint):
             return None
-        (hint,) = (option for option in options if option is not type(None))
-    if typing.get_origin(hint) is tuple:
+        (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
+    if dataclasses.is_dataclass(hint):
+        return build(hint, value, name)  # type: ignore[arg-type]
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if kind is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{name}: is {value!r}, but must be a sequence")
-        return tuple(_typed(item, typing.get_args(hint)[0], name) for item in value)
+        hints = inner[:1] * len(value) if inner[-1] is ... else inner
+        if len(value) != len(hints):
+            raise ConfigError(f"{name}: is {value!r}, but must have {len(hints)} entries")
+        return tuple(_typed(item, hint, name) for item, hint in zip(value, hints, strict=True))
+    if kind is Mapping:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name}: is {value!r}, but must be a mapping")
+        return {_key(key, inner[0], name): _typed(item, inner[1], name) for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise ConfigError(f"{name}: is {value!r}, but must be of type {hint.__name__}")
     return value
+
+
+def _key(key: Any, hint: Any, name: str) -> Any:
+    """The key of a mapping, which JSON makes text of a number."""
+    return _typed(int(key) if hint is int and isinstance(key, str) and key.isdecimal() else key, hint, name)
 
 
 _RULES: dict[str, tuple[Callable[[Any, Any], bool], str]] = {

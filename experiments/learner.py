@@ -25,10 +25,10 @@ roles.define_security()
 def main(_) -> int:
     security = roles.security()
     from ddiloco.remote.learner.process import LearnerProcess
-    from ddiloco.remote.wire.security import check_address
     from ddiloco.run.recipes import assembly_of
     from ddiloco.settings.experiment import parse, with_steps_of_tokens
     from ddiloco.training import platform
+    from experiments.front.credentials import check_address
 
     experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
     learner, address = _LEARNER_ID.value, check_address(_SYNCER.value, "syncer")

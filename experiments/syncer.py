@@ -29,10 +29,11 @@ def main(_) -> int:
     security = roles.security()
     from ddiloco.disk.durable import DurableStateError
     from ddiloco.remote.syncer.process import run_syncer
-    from ddiloco.remote.wire.security import check_address, check_reach
+    from ddiloco.remote.wire.security import check_reach
     from ddiloco.run.job import run_job
     from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
+    from experiments.front.credentials import check_address
 
     if _FINISH.value and not _RESUME.value:
         raise cli.UsageError("finish: needs --resume, since there is nothing to save otherwise")

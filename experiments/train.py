@@ -17,11 +17,11 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 def main(_) -> int:
     from ddiloco.launch.all_roles import run_all
-    from ddiloco.run.dry_run import describe
     from ddiloco.run.job import run_job
     from ddiloco.settings.experiment import parse
-    from ddiloco.settings.listing import listing
     from ddiloco.training import platform
+    from experiments.front.dry_run import describe
+    from experiments.front.listing import listing
 
     experiment = parse(_CONFIG.value)
     if _SETTINGS.value:

@@ -53,9 +53,7 @@ class Workshop:
         make, make_decoder = OuterStep._compiled, FragmentDecoder._executable
 
         def compiled(step: OuterStep, *key: Hashable) -> Any:
-            return self._once(
-                (step._config, step._num_learners, step._donate, *key), lambda: make(step, *key)
-            )
+            return self._once((step._config, step._num_learners, *key), lambda: make(step, *key))
 
         def decoder(decode: FragmentDecoder, p: int) -> Any:
             key = ("decoder", decode._name, decode._layout.piece_shapes(p))

@@ -77,7 +77,10 @@ class JobArrays:
 
 
 class BaselineRun:
-    """Trains one copy of the model in the calling thread; in the metrics it is learner 0."""
+    """Trains one copy of the model in the calling thread; in the metrics it is learner 0.
+
+    `data_parallel` draws the batches of all learners as one, `lone_learner` those of learner 0.
+    """
 
     def __init__(
         self,
@@ -136,14 +139,3 @@ class BaselineRun:
 
     def _enter(self, state: State) -> None:
         self._record(records.StateChanged(0, state, time.time()))
-
-
-def run_baseline(
-    assembly: Assembly,
-    record: Callable[[Any], None],
-    stop: threading.Event,
-    workdir: pathlib.Path | None = None,
-    snapshot: Snapshot | None = None,
-) -> Outcome:
-    """Runs `data_parallel` (the batches of all learners in one) or `lone_learner` (those of learner 0)."""
-    return BaselineRun(assembly, record, stop, workdir, snapshot).run()

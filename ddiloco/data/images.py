@@ -78,31 +78,21 @@ def augmented(
 ) -> np.ndarray:
     """An (H, W, C) image as (size, size, C) uint8, randomly cropped, moved and flipped as configured."""
     if config.crop == "resized":
-        image = np.pad(image, (*[(config.padding, config.padding)] * 2, (0, 0)))
+        image = bordered(image, config.padding)
         image = resized(image, part_of(image.shape[:2], config.smallest_area, rng), size)
     else:
         image = squared(image, size, config.central_share)
         if config.crop == "padded" and config.padding:
-            image = shifted(image, *rng.integers(-config.padding, config.padding + 1, 2))
+            top, left = config.padding - rng.integers(-config.padding, config.padding + 1, 2)
+            image = bordered(image, config.padding)[top : top + size, left : left + size]
     if config.flip and rng.random() < 0.5:
         image = image[:, ::-1]
     return np.ascontiguousarray(image)
 
 
-def shifted(image: np.ndarray, down: int, right: int) -> np.ndarray:
-    """The image moved by so many pixels, black where nothing was: a crop of the padded image."""
-    moved = np.zeros_like(image)
-    height, width = image.shape[:2]
-    to_rows, from_rows = (
-        slice(max(down, 0), height + min(down, 0)),
-        slice(max(-down, 0), height - max(down, 0)),
-    )
-    to_cols, from_cols = (
-        slice(max(right, 0), width + min(right, 0)),
-        slice(max(-right, 0), width - max(right, 0)),
-    )
-    moved[to_rows, to_cols] = image[from_rows, from_cols]
-    return moved
+def bordered(image: np.ndarray, padding: int) -> np.ndarray:
+    """An (H, W, C) image with a black border of so many pixels on each side."""
+    return np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
 
 
 def part_of(

@@ -210,14 +210,3 @@ class LocalRun:
 
     def _tokens_so_far(self) -> int:
         return self._tokens_before + sum(learner.tokens for learner in self._learners)
-
-
-def run_local(
-    assembly: Assembly,
-    record: Callable[[Any], None],
-    stop: threading.Event,
-    workdir: pathlib.Path | None = None,
-    snapshot: Snapshot | None = None,
-) -> Outcome:
-    """Makes and runs a LocalRun."""
-    return LocalRun(assembly, record, stop, workdir, snapshot).run()

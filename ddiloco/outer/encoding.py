@@ -98,11 +98,11 @@ class FragmentDecoder:
       [[0.  0.5]]
     """
 
-    def __init__(self, layout: FragmentLayout, codec: str, device: jax.Device | None = None) -> None:
-        """Compiles nothing yet. `device` is the CPU device to compute on, by default the first."""
+    def __init__(self, layout: FragmentLayout, codec: str) -> None:
+        """Compiles nothing yet."""
         self._layout = layout
         self._name, self._codec = codec, CODECS[codec]
-        self._device = device or jax.local_devices(backend="cpu")[0]
+        self._device = jax.local_devices(backend="cpu")[0]
         self._executables: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
 
     def compile(self) -> None:

@@ -62,8 +62,6 @@ class GlobalModel:
         parameters: Mapping[str, np.ndarray],
         config: OuterConfig,
         num_learners: int,
-        *,
-        device: jax.Device | None = None,
     ) -> None:
         """Copies the parameters; versions begin at 0.
 
@@ -72,7 +70,6 @@ class GlobalModel:
           parameters: every tensor of the layout, float32.
           config: merge rule, outer optimizer and codec.
           num_learners: M, the most contributions that a merge can have.
-          device: CPU device to compute on; by default the first.
 
         Raises:
           ValueError: the parameters are not those of the layout.
@@ -82,9 +79,9 @@ class GlobalModel:
             wrong = sorted(set(given.items()) ^ set(layout.shapes))
             raise ValueError(f"parameters are not those of the layout; the first to differ is {wrong[0][0]}")
         self.layout = layout
-        self.decode = FragmentDecoder(layout, config.codec, device)
-        self._step = OuterStep(layout, config, num_learners, device=device, donate=True)
-        self._device = device or jax.local_devices(backend="cpu")[0]
+        self.decode = FragmentDecoder(layout, config.codec)
+        self._step = OuterStep(layout, config, num_learners)
+        self._device = jax.local_devices(backend="cpu")[0]
         self._pieces = [self._owned(take(layout, p, parameters)) for p in range(layout.num_fragments)]
         self._states = [self._step.init(pieces) for pieces in self._pieces]
         self._versions = [0] * layout.num_fragments

@@ -93,50 +93,6 @@ def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
     return _optax_optimizer(config.optimizer)(learning_rate=config.learning_rate)
 
 
-class MovingAverageState(NamedTuple):
-    """State of `moving_average`: u_t, of the fragment's shapes."""
-
-    average: optax.Updates
-
-
-def moving_average(learning_rate: float, decay: float) -> optax.GradientTransformation:
-    """Steps along a moving average of the outer gradients.
-
-      u_t = decay * u_{t-1} + (1 - decay) * g_t
-      update = -learning_rate * u_t
-
-    The weights of all past g_t add up to 1, unlike those of momentum: the effective step is `learning_rate`,
-    whatever the decay.
-
-    Args:
-      learning_rate: outer learning rate.
-      decay: 0 <= decay < 1.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> optimizer = moving_average(learning_rate=1.0, decay=0.5)
-      >>> state = optimizer.init(jnp.zeros(1))
-      >>> for _ in range(3):
-      ...     update, state = optimizer.update(jnp.ones(1), state)
-      ...     print(update)
-      [-0.5]
-      [-0.75]
-      [-0.875]
-    """
-
-    def init(params: optax.Params) -> MovingAverageState:
-        return MovingAverageState(optax.tree.zeros_like(params))
-
-    def update(
-        gradients: optax.Updates, state: MovingAverageState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, MovingAverageState]:
-        del params
-        average = jax.tree.map(lambda u, g: decay * u + (1 - decay) * g, state.average, gradients)
-        return jax.tree.map(lambda u: -learning_rate * u, average), MovingAverageState(average)
-
-    return optax.GradientTransformation(init, update)
-
-
 class PersistenceState(NamedTuple):
     """State of `persistence`.
 
@@ -219,7 +175,10 @@ def measurements(state: Any) -> dict[str, jax.Array]:
 OPTIMIZERS: dict[str, Callable[[OuterConfig], optax.GradientTransformation]] = {
     "nesterov": lambda config: optax.sgd(config.learning_rate, config.momentum, nesterov=True),
     "direct": lambda config: optax.scale(-1.0),
-    "moving_average": lambda config: moving_average(config.learning_rate, config.momentum),
+    # The weights of all past outer gradients add up to 1, unlike momentum's: the rate is the effective step.
+    "moving_average": lambda config: optax.chain(
+        optax.ema(config.momentum, debias=False), optax.scale(-config.learning_rate)
+    ),
     "persistence": lambda config: persistence(config.target, config.momentum, config.rho_decay),
 }
 

@@ -53,29 +53,12 @@ class OuterStep:
       [0.293 0.293] 1.0
     """
 
-    def __init__(
-        self,
-        layout: FragmentLayout,
-        config: OuterConfig,
-        num_learners: int,
-        *,
-        device: jax.Device | None = None,
-        donate: bool = False,
-    ) -> None:
-        """Compiles nothing yet.
-
-        Args:
-          layout: the fragments.
-          config: merge rule and outer optimizer.
-          num_learners: M, the most contributions that a round can have.
-          device: CPU device to run on, whatever the default backend; by default the first.
-          donate: whether calls may write into the memory of their arguments `opt_state` and `spare`.
-        """
+    def __init__(self, layout: FragmentLayout, config: OuterConfig, num_learners: int) -> None:
+        """Compiles nothing yet. `num_learners`: M, the most contributions that a round can have."""
         self._layout = layout
         self._config = config
         self._num_learners = num_learners
-        self._device = device or jax.local_devices(backend="cpu")[0]
-        self._donate = donate
+        self._device = jax.local_devices(backend="cpu")[0]  # whatever the default backend
         self._optimizer = make_outer_optimizer(config)
         self._executables: dict[Any, jax.stages.Compiled] = {}
 
@@ -102,11 +85,11 @@ class OuterStep:
         Args:
           p: the fragment.
           pieces: Theta_p, float32, numpy or on the CPU device; never written.
-          opt_state: the optimizer's state; with `donate` the caller must not use it again.
+          opt_state: the optimizer's state, whose memory the new one takes: do not use it again.
           contributions: theta_{m,p} of up to M learners, each like `pieces`; never written.
           weights: one for each contribution, not negative; only their ratios count.
-          spare: with `donate`, jax arrays like `pieces` that nobody needs any more, whose memory the result
-            takes. Where a numpy view of one is still alive, the result takes new memory instead.
+          spare: jax arrays like `pieces` that nobody needs any more, whose memory the result takes. Where
+            a numpy view of one is still alive, the result takes new memory instead.
 
         Raises:
           ValueError: there are more contributions than M, or not as many weights.
@@ -120,19 +103,10 @@ class OuterStep:
         anchor = self._placed(pieces)
         slots = (*(self._placed(contribution) for contribution in contributions), *[anchor] * absent)
         shares = jax.device_put(normalised([*weights, *[0.0] * absent]), self._device)
-        arguments = (opt_state, anchor, slots, shares)
-        if self._donate:
-            spare = tuple(jnp.zeros_like(piece) for piece in anchor) if spare is None else tuple(spare)
-        else:
-            spare = ()
-        results = self._executable(p)(spare, *arguments)
+        spare = tuple(jnp.zeros_like(piece) for piece in anchor) if spare is None else tuple(spare)
+        results = self._executable(p)(spare, opt_state, anchor, slots, shares)
         new, opt_state, metrics = jax.block_until_ready(results)
         return OuterResult(new, opt_state, {name: float(value) for name, value in metrics.items()})
-
-    @property
-    def num_compiled(self) -> int:
-        """How many executables there are."""
-        return len(self._executables)
 
     def _placed(self, pieces: Pieces) -> tuple[jax.Array, ...]:
         return tuple(
@@ -161,11 +135,10 @@ class OuterStep:
         weights = described(jax.ShapeDtypeStruct((self._num_learners,), jnp.float32))
         step = jax.jit(
             functools.partial(_step, self._optimizer, rules),
-            donate_argnums=(0, 1) if self._donate else (),
+            donate_argnums=(0, 1),
             keep_unused=True,  # otherwise `spare` would be dropped
         )
-        spare = pieces if self._donate else ()
-        return step.lower(spare, state, pieces, (pieces,) * self._num_learners, weights).compile()
+        return step.lower(pieces, state, pieces, (pieces,) * self._num_learners, weights).compile()
 
 
 def _step(

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.baselines.virtual import run_without_arrays as run_job_without_arrays
-from ddiloco.baselines.wall import run_baseline
+from ddiloco.baselines.wall import BaselineRun
 from ddiloco.config import ConfigError
 from ddiloco.disk import checkpoints
 from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
-from ddiloco.local.run import run_local
+from ddiloco.local.run import LocalRun
 from ddiloco.observe.monitor import Monitor, RunInfo
+from ddiloco.observe.trimming import next_previous
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.roles.assembly import Assembly
@@ -135,8 +136,7 @@ def _run(
 ) -> Outcome:
     baseline = experiment.algorithm in BASELINES
     if experiment.driver == "local":
-        run = run_baseline if baseline else run_local
-        return run(assembly, record, stop, workdir, snapshot)
+        return (BaselineRun if baseline else LocalRun)(assembly, record, stop, workdir, snapshot).run()
     if assembly is not None and baseline:
         return run_virtual_baseline(assembly, record, stop)
     if assembly is not None:
@@ -170,9 +170,7 @@ def set_aside(workdir: pathlib.Path) -> None:
     left = [path for path in workdir.glob("*") if path.name != "previous"]
     if not left:
         return
-    previous = workdir / "previous"
-    number = 1 + max((int(p.name) for p in previous.glob("*") if p.name.isdigit()), default=0)
-    target = previous / str(number)
+    target = next_previous(workdir)
     target.mkdir(parents=True)
     for path in left:
         shutil.move(path, target / path.name)

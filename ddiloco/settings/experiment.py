@@ -254,9 +254,9 @@ def parse(config: Mapping[str, Any]) -> Experiment:
         raise ConfigError(f"config.model.name: is {name!r}, but must be one of {known}")
     values["model"] = build(MODELS[name].config, model, "config.model")
     task = MODELS[name].task
-    values["data"] = _group(TASKS[task].data_settings, values, "data")
+    values["data"] = build(TASKS[task].data_settings, values.get("data", {}), "config.data")
     if TASKS[task].sample_settings is not None:
-        values["sample"] = _group(TASKS[task].sample_settings, values, "sample")
+        values["sample"] = build(TASKS[task].sample_settings, values.get("sample", {}), "config.sample")
     elif values.get("sample") is not None:
         raise ConfigError(f"config.sample: is there, but {task} (of the model {name}) shows nothing")
     experiment = build(Experiment, values)
@@ -301,10 +301,3 @@ def _model_name(experiment: Experiment) -> str:
     if isinstance(experiment.model, LoopConfig):
         return loop.NAME
     return name_of(experiment.model)
-
-
-def _group(cls: type, values: Mapping[str, Any], name: str) -> Any:
-    group = values.get(name, {})
-    if not hasattr(group, "items"):
-        raise ConfigError(f"config.{name}: is {group!r}, but is a group of settings")
-    return build(cls, group, f"config.{name}")

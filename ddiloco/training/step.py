@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ddiloco.models.parameter import Constrain
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
-from ddiloco.training.parameters import Parameters, abstract_parameters, init_parameters
+from ddiloco.training.parameters import Parameters, abstract_parameters
 from ddiloco.training.sharding import (
     batch_sharding,
     constrainer,
@@ -62,30 +62,6 @@ def _laid(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
 def state_shardings(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainState:
     """The sharding of every array of the state."""
     return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model_config, inner, mesh))
-
-
-def init_state(
-    model_config: Any, inner: InnerConfig, mesh: Mesh, seed: int, params: Mapping[str, Any] | None = None
-) -> TrainState:
-    """The state before the first step, of which each device makes its own shard.
-
-    Args:
-      model_config: settings of the model.
-      inner: settings of the inner optimizer.
-      mesh: the learner's mesh.
-      seed: of the initial parameters, unless `params` are given.
-      params: parameters to start from, host or device arrays; copied, so that donating the state does not
-        change them.
-    """
-    shardings = state_shardings(model_config, inner, mesh)
-    if params is None:
-        own = init_parameters(model_config, seed, shardings.params)
-    else:
-        own = jax.device_put({name: params[name] for name in shardings.params}, shardings.params)
-        own = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings.params)(own)
-    optimizer = make_inner_optimizer(inner, total_steps=1)
-    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(own)
-    return TrainState(own, opt_state)
 
 
 def make_train_step(

@@ -27,8 +27,8 @@ _SEED = flags.DEFINE_integer(
 
 
 def main(arguments) -> int:
-    from ddiloco.chaos.ledger import Violation
     from ddiloco.training import platform
+    from experiments.studies.schedules.ledger import Violation
 
     if len(arguments) != 2 or arguments[1] not in NAMES:
         raise cli.UsageError(f"name one benchmark of {', '.join(NAMES)}")

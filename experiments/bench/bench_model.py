@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ddiloco.local.run import run_local
+from ddiloco.local.run import LocalRun
 from ddiloco.observe.records import StepDone
 from ddiloco.outer.fragments import take
 from ddiloco.protocol import events
@@ -62,7 +62,7 @@ def run_to_the_end(assembly: Assembly, workdir: pathlib.Path | None = None) -> l
       RuntimeError: the run failed.
     """
     records: list[Any] = []
-    outcome = run_local(assembly, records.append, threading.Event(), workdir)
+    outcome = LocalRun(assembly, records.append, threading.Event(), workdir).run()
     if outcome.failure is not None:
         raise RuntimeError(outcome.failure)
     return records

@@ -8,10 +8,10 @@ from __future__ import annotations
 import random
 import time
 
-from ddiloco.chaos.ledger import Violation
-from ddiloco.chaos.schedules import RandomSchedule, draw_plan, explore
 from ddiloco.virtual.calendar import Calendar
 from experiments.bench.measuring import row
+from experiments.studies.schedules.ledger import Violation
+from experiments.studies.schedules.random_schedule import RandomSchedule, draw_plan, explore
 
 SAMPLED = 10  # one of this many schedules also runs for the reference and for the limit
 

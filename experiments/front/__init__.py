@@ -1,1 +1,1 @@
-"""The front of every command: flags and configs in, one-line errors and exit codes out."""
+"""The front of every command: flags and configs in, one-line errors and exit codes out, and previews."""

@@ -15,7 +15,7 @@ def define_security() -> None:
 
 def security():
     """The Security that the flags name."""
-    from ddiloco.remote.wire.security import load_security
+    from experiments.front.credentials import load_security
 
     return load_security(flags.FLAGS.token_file, flags.FLAGS.tls)
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from ddiloco.baselines.wall import run_baseline
+from ddiloco.baselines.wall import BaselineRun
 from ddiloco.disk.snapshots.one_job import JobSnapshots
 from ddiloco.disk.snapshots.store import FOLDER, Part, SnapshotStore
 from ddiloco.observe import records
@@ -33,7 +33,7 @@ def run(workshop, settings, workdir=None, snapshot=None, stop_after=None):
             stop.set()
 
     with workshop.open():
-        return run_baseline(workshop.assembly(settings), record, stop, workdir, snapshot), taken
+        return BaselineRun(workshop.assembly(settings), record, stop, workdir, snapshot).run(), taken
 
 
 def steps(taken):

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from ddiloco.baselines import virtual as virtual_baseline
-from ddiloco.baselines.wall import run_baseline
+from ddiloco.baselines.wall import BaselineRun
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.interruptions import Interruption
 from ddiloco.observe import records
@@ -167,7 +167,8 @@ def run(workshop, data_dir):
 def test_data_parallel_gives_the_same_parameters_under_both_drivers(run, workshop, data_dir):
     taken, ours = [], run("data_parallel")
     with workshop.open():
-        theirs = run_baseline(workshop.assembly(experiment(data_dir, "data_parallel")), taken.append, Never())
+        assembly = workshop.assembly(experiment(data_dir, "data_parallel"))
+        theirs = BaselineRun(assembly, taken.append, Never()).run()
     assert ours.sha256 == parameters_sha256(theirs.params)
     assert ours.outcome.eval_loss == theirs.eval_loss
     tokens = [(r.step, r.tokens) for r in taken if isinstance(r, records.StepDone)]

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from ddiloco.baselines.wall import run_baseline
+from ddiloco.baselines.wall import BaselineRun
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.observe import records
@@ -18,7 +18,7 @@ from tests.workbench import assert_equal, devices, experiment
 def test_a_baseline_is_the_plain_loop_over_its_shards(algorithm, shards, data_dir, one_device):
     assembly = assembly_of(experiment(data_dir, algorithm, train={"steps": 6}, eval={"every": 4}))
     taken = []
-    outcome = run_baseline(assembly, taken.append, threading.Event())
+    outcome = BaselineRun(assembly, taken.append, threading.Event()).run()
 
     [mesh] = {mesh for mesh, _ in assembly.jobs()}
     program = assembly.program(mesh, shards)
@@ -57,7 +57,7 @@ def test_a_stop_ends_a_baseline_at_a_step_boundary(data_dir, one_device):
         if isinstance(one, records.StepDone) and one.step == 3:
             stop.set()
 
-    outcome = run_baseline(assembly, record, stop)
+    outcome = BaselineRun(assembly, record, stop).run()
     assert (outcome.finished, outcome.failure) == (False, None)
     assert outcome.step == max(one.step for one in taken if isinstance(one, records.StepDone))
     assert 3 <= outcome.step <= 5

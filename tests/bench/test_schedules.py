@@ -2,9 +2,9 @@
 
 import pytest
 
-from ddiloco.chaos.ledger import Violation
 from experiments.bench import schedules as bench_schedules
-from tests.chaos.planted_bugs import quorum_off_by_one
+from experiments.studies.schedules.ledger import Violation
+from tests.studies.schedules.planted_bugs import quorum_off_by_one
 
 
 def first_to_break():

@@ -18,7 +18,6 @@ from ddiloco.data.images import (
     make_image_batches,
     part_of,
     resized,
-    shifted,
     squared,
 )
 from ddiloco.data.settings import ClassificationConfig
@@ -157,13 +156,12 @@ def test_a_small_held_out_split_is_scored_once_and_the_rest_is_padding(config):
     assert not found[-1]["image"][2:].any()
 
 
-@given(down=st.integers(-3, 3), right=st.integers(-3, 3))
-def test_a_shift_is_a_crop_of_the_padded_image(down, right):
-    image = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
-    padded = np.pad(image, ((3, 3), (3, 3), (0, 0)))
-    np.testing.assert_array_equal(
-        shifted(image, down, right), padded[3 - down : 10 - down, 3 - right : 8 - right]
-    )
+def test_a_padded_crop_is_every_crop_of_the_padded_image_in_turn(config):
+    image = np.random.default_rng(0).integers(0, 256, (8, 8, 1), np.uint8)
+    padded, rng = np.pad(image, ((2, 2), (2, 2), (0, 0))), np.random.default_rng(1)
+    crops = {padded[top : top + 8, left : left + 8].tobytes() for top in range(5) for left in range(5)}
+    moved = dataclasses.replace(config, crop="padded", padding=2, flip=False)
+    assert {augmented(image, 8, moved, rng).tobytes() for _ in range(400)} == crops
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0.05, 1.0), st.integers(0, 10_000))

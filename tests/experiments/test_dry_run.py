@@ -6,11 +6,11 @@ import jax
 import pytest
 
 from ddiloco.models import model_of
-from ddiloco.run.dry_run import bandwidth, describe
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from ddiloco.training.parameters import num_parameters
 from experiments.front import cli
+from experiments.front.dry_run import bandwidth, describe
 
 SIZES = {"tiny": 0.8e6, "small": 24e6, "2b": 2e9, "5b": 5e9, "9b": 9e9}
 

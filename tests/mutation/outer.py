@@ -50,8 +50,8 @@ MUTANTS = (
     ),
     Mutant(
         "optimizer: the moving average has the gain of momentum",
-        "lambda u, g: decay * u + (1 - decay) * g, state.average, gradients",
-        "lambda u, g: decay * u + g, state.average, gradients",
+        "optax.ema(config.momentum, debias=False)",
+        "optax.trace(config.momentum)",
         ("outer/test_optimizer.py",),
     ),
     Mutant(

@@ -2,7 +2,7 @@
 
 from tests.mutation.mutant import Mutant
 
-PROTOCOL = ("tests/protocol", "chaos/test_liveness.py", "chaos/test_schedules.py")
+PROTOCOL = ("tests/protocol", "schedules/test_liveness.py", "schedules/test_random_schedule.py")
 
 MUTANTS = (
     # Schedule and clocks.

@@ -24,11 +24,10 @@ def float64_rda(vectors, weights):
     return np.dot(weights, norms) * mean / np.linalg.norm(mean)
 
 
-@pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("merge", ["rda", "direct"])
-def test_two_rounds_equal_the_mathematics_and_embeddings_are_merged_directly(merge, donate):
+def test_two_rounds_equal_the_mathematics_and_embeddings_are_merged_directly(merge):
     config = OuterConfig(merge=merge, optimizer="nesterov", learning_rate=0.7, momentum=0.9)
-    step = OuterStep(LAYOUT, config, 4, donate=donate)
+    step = OuterStep(LAYOUT, config, 4)
     weights = np.array([1.0, 3.0, 4.0])
     shares = weights / 8
     for p in range(2):
@@ -83,7 +82,7 @@ def test_a_varying_quorum_compiles_once_a_fragment():
     step = OuterStep(LAYOUT, OuterConfig(), 4)
     thetas = [take(LAYOUT, p, parameters(0)) for p in range(2)]
     states = [step.init(theta) for theta in thetas]
-    step(0, thetas[0], states[0], [], [])
+    states[0] = step(0, thetas[0], states[0], [], []).opt_state
     before = len(compiled)
     step.compile(0)
     assert len(compiled) == before
@@ -92,9 +91,8 @@ def test_a_varying_quorum_compiles_once_a_fragment():
     for quorum in (4, 1, 3, 2, 0):
         for p in range(2):
             contributions = [take(LAYOUT, p, parameters(m)) for m in range(quorum)]
-            step(p, thetas[p], states[p], contributions, [1.0] * quorum)
+            states[p] = step(p, thetas[p], states[p], contributions, [1.0] * quorum).opt_state
     assert len(compiled) == before + 1
-    assert step.num_compiled == 2
 
 
 def test_absent_slots_change_nothing():
@@ -108,14 +106,13 @@ def test_absent_slots_change_nothing():
         np.testing.assert_allclose(two, eight, rtol=1e-6)
 
 
-def test_without_donation_all_arguments_stay_as_they_are():
+def test_what_the_learners_sent_and_theta_stay_as_they_are():
     step = OuterStep(LAYOUT, OuterConfig(), 2)
     theta = tuple(aligned(x.copy()) for x in take(LAYOUT, 0, parameters(0)))
     sent = tuple(aligned(x.copy()) for x in take(LAYOUT, 0, parameters(1)))
     saved = [x.copy() for x in (*theta, *sent)]
-    state = step.init(theta)
-    first = step(0, theta, state, [sent], [1.0])
-    again = step(0, theta, state, [sent], [1.0])
+    first = step(0, theta, step.init(theta), [sent], [1.0])
+    again = step(0, theta, step.init(theta), [sent], [1.0])
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(a, b)
     for now, then in zip((*theta, *sent), saved, strict=True):

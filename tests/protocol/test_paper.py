@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from ddiloco.chaos.weather import Weather, WeatheredFleet
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import grace, slack
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
-from tests.chaos.witness import Witness, join_all
+from experiments.studies.schedules.weather import Weather, WeatheredFleet
 from tests.protocol.desk import Desk, only, pulled, pulls
+from tests.studies.schedules.witness import Witness, join_all
 
 
 def running_learner(**policy):

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from ddiloco.chaos.ledger import ProcessLedger
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
+from experiments.studies.schedules.ledger import ProcessLedger
 
 TOTAL = 60
 

@@ -20,9 +20,10 @@ from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.syncer.server import donor_address
 from ddiloco.remote.wire.agreement import WireError
-from ddiloco.remote.wire.security import Security, load_security
+from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.settings.remote import RemoteConfig
+from experiments.front.credentials import load_security
 from tests.remote.ends import CONFIG, PATIENCE, LearnerEnd, SyncerEnd, ended, joined, until
 
 ROOT = pathlib.Path(__file__).parents[2]

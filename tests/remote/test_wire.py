@@ -17,10 +17,11 @@ from ddiloco.protocol import events
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import payload_bytes
-from ddiloco.remote.wire.security import Security, check_reach, load_security
+from ddiloco.remote.wire.security import Security, check_reach
 from ddiloco.roles.exchange import Leave, Told
 from ddiloco.schema import events_pb2
 from ddiloco.settings.remote import RemoteConfig
+from experiments.front.credentials import load_security
 from tests.remote.ends import (
     CONFIG,
     PATIENCE,

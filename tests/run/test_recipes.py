@@ -8,10 +8,10 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.data.shards import reshard
-from ddiloco.run.dry_run import describe
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse, to_json
 from experiments.examples import plain_loop
+from experiments.front.dry_run import describe
 
 pytestmark = pytest.mark.usefixtures("one_device")
 MODEL = {"name": "loop", "factory": "experiments.examples.plain_loop:make_loop", "settings": {"width": 4}}

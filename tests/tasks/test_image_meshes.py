@@ -9,9 +9,9 @@ import pytest
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.loss import caption_loss, label_loss
-from ddiloco.training.step import init_state, make_train_step, shard_batch
+from ddiloco.training.step import make_train_step, shard_batch
 from tests.models import test_captioner, test_vit
-from tests.training.batches import mesh_of
+from tests.training.batches import init_state, mesh_of
 
 INNER = InnerConfig(learning_rate=1e-3, warmup_steps=0)
 VIT = dataclasses.replace(test_vit.TINY, num_classes=8, num_layers=1)

@@ -1,11 +1,17 @@
-"""Batches of random tokens packed as the data pipeline packs them, and meshes to run them on."""
+"""Batches of random tokens packed as the data pipeline packs them, meshes and states to run them on."""
+
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from ddiloco.models.dense import DenseConfig
+from ddiloco.training.inner_optimizer import make_inner_optimizer
 from ddiloco.training.mesh import MeshConfig, carve
+from ddiloco.training.parameters import init_parameters
+from ddiloco.training.step import TrainState, state_shardings
 
 TINY = DenseConfig(
     vocab_size=32,
@@ -43,3 +49,13 @@ def packed_batch(seed: int, rows: int, seq_len: int, vocab_size: int) -> dict[st
 def mesh_of(num_devices: int, **sizes: int) -> Mesh:
     """One mesh over the first devices."""
     return carve(jax.devices()[:num_devices], 1, MeshConfig(**sizes))[0]
+
+
+def init_state(model_config, inner, mesh, seed, params=None):
+    """The state before the first step, with these parameters (copied) or with initial ones."""
+    laid = state_shardings(model_config, inner, mesh)
+    params = init_parameters(model_config, seed, laid.params) if params is None else params
+    placed = jax.device_put({name: params[name] for name in laid.params}, laid.params)
+    own = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=laid.params)(placed)
+    optimizer = make_inner_optimizer(inner, total_steps=1)
+    return TrainState(own, jax.jit(optimizer.init, out_shardings=laid.opt_state)(own))

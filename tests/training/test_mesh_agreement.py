@@ -8,8 +8,8 @@ import pytest
 
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
-from ddiloco.training.step import init_state, make_train_step, shard_batch
-from tests.training.batches import TINY, mesh_of, packed_batch
+from ddiloco.training.step import make_train_step, shard_batch
+from tests.training.batches import TINY, init_state, mesh_of, packed_batch
 
 CONFIG = dataclasses.replace(TINY, num_heads=8, num_kv_heads=8)
 INNER = InnerConfig(learning_rate=1e-3, warmup_steps=0)

@@ -12,8 +12,8 @@ from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.parameters import abstract_parameters
 from ddiloco.training.sharding import parameter_shardings
-from ddiloco.training.step import init_state, make_train_step, shard_batch
-from tests.training.batches import mesh_of, packed_batch
+from ddiloco.training.step import make_train_step, shard_batch
+from tests.training.batches import init_state, mesh_of, packed_batch
 
 CONFIG = MoEConfig(
     vocab_size=32,

@@ -16,11 +16,10 @@ from ddiloco.training.step import (
     abstract_batch,
     abstract_state,
     compile_train_step,
-    init_state,
     make_train_step,
     shard_batch,
 )
-from tests.training.batches import TINY, mesh_of, packed_batch
+from tests.training.batches import TINY, init_state, mesh_of, packed_batch
 
 ONE_LAYER = dataclasses.replace(TINY, num_layers=1)
 INNER = InnerConfig(learning_rate=1e-2, warmup_steps=2)

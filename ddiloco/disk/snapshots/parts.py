@@ -19,6 +19,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from ddiloco.config import ConfigError, build
+
 SYNCER_PART = "syncer"
 STAGING = "staging"
 """Parts are written here before the syncer takes them in, so that one that comes too late does no harm."""
@@ -76,18 +78,17 @@ class PartFiles:
           ValueError: it is something else, or a path leads out of the part's folder.
         """
         try:
-            files = {path: (size, digest) for path, (size, digest) in values["files"].items()}
-            content, fields = values["content"], set(values)
-        except (AttributeError, KeyError, TypeError, ValueError):
+            part = build(cls, values, "part")
+        except ConfigError:
             raise ValueError("describes a part otherwise than by content and files") from None
-        sound = fields == {"content", "files"} and _is_digest(content) and bool(files)
-        for path, (size, digest) in files.items():
+        sound = _is_digest(part.content) and bool(part.files)
+        for path, (size, digest) in part.files.items():
             names = path.split("/")
             sound &= not {"", ".", ".."} & set(names) and "\0" not in path and "\\" not in path
-            sound &= type(size) is int and 0 <= size <= _LARGEST_FILE and _is_digest(digest)
+            sound &= 0 <= size <= _LARGEST_FILE and _is_digest(digest)
         if not sound:
             raise ValueError("describes a part by a path, a size or a sha256 that is none")
-        return cls(files, content)
+        return part
 
 
 class PartWriter:
@@ -286,8 +287,8 @@ def _content(state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and bool(_DIGEST.fullmatch(value))
+def _is_digest(value: str) -> bool:
+    return bool(_DIGEST.fullmatch(value))
 
 
 def _raise(error: OSError) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ddiloco.config import build
 from ddiloco.protocol.learner import FragmentWork
 from ddiloco.protocol.state import SyncerState
 
@@ -114,31 +115,7 @@ def to_json(header: Header) -> str:
 
 def from_json(text: str) -> Header:
     """The header from what `to_json` gave. Raises ValueError if it is something else."""
-    try:
-        values = json.loads(text)
-        machine = values.pop("machine")
-        state = values.pop("state")
-        machine["devices"] = tuple(machine["devices"])
-        if state is not None:
-            state = SyncerState(
-                tuple(state["versions"]),
-                tuple(state["merged_steps"]),
-                tuple((m, number) for m, number in state["incarnations"]),
-            )
-        sha256, name, resumed = (values.pop(key) for key in ("sha256", "resumed_from", "resumed"))
-        if resumed is not None:
-            fragments = tuple(FragmentWork(**work) for work in resumed["fragments"])
-            resumed = ResumedWith(SnapshotName(**resumed["snapshot"]), resumed["clock"], fragments)
-        return Header(
-            machine=Machine(**machine),
-            state=state,
-            sha256=tuple(sha256),
-            resumed_from=None if name is None else SnapshotName(**name),
-            resumed=resumed,
-            **values,
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a header that cannot be read: {error}") from None
+    return build(Header, json.loads(text), "header")
 
 
 def _shown(value: Any) -> str:

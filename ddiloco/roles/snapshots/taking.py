@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ddiloco.disk.snapshots.array_names import named
-from ddiloco.disk.snapshots.cut import clocks_to_json
+from ddiloco.disk.snapshots.cut import Clocks
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
 from ddiloco.disk.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.disk.tape.header import SnapshotName
@@ -240,7 +240,7 @@ class SnapshotTaker:
             "time": taking.time,
             "learners": learners,
             "absent": sorted(set(taking.asked) - set(learners)),
-            "clocks": clocks_to_json(taking.clock, taking.clocks),
+            "clocks": dataclasses.asdict(Clocks(taking.clock, taking.clocks)),
             "in_flight": [f"{m['message']} of learner {m['learner']}" for m in taking.in_flight],
         }
         parts = {learner_part(m): taking.parts[m] for m in learners}

@@ -1,1 +1,1 @@
-"""Questions put to a recorded run: what happened when, and what another policy would have come to."""
+"""A recorded run done again from its tapes, and questions put to it: what happened, what would have."""

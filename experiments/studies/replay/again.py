@@ -9,10 +9,10 @@ import time
 from ddiloco.disk import checkpoints
 from ddiloco.disk.tape.reading import RunTapes
 from ddiloco.protocol.messages import RoundId
-from ddiloco.replay import run as replay
 from ddiloco.run.recipes import assembly_of
 from ddiloco.training import platform
 from experiments.front import cli
+from experiments.studies.replay import run as replay
 from experiments.studies.replay.recorded import Recorded
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.disk.tape.reading import RunTapes, read_run
-from ddiloco.replay.plan import Plan
-from ddiloco.replay.run import make_plan, recorded_experiment
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli
+from experiments.studies.replay.plan import Plan
+from experiments.studies.replay.run import make_plan, recorded_experiment
 
 
 @dataclasses.dataclass(frozen=True)

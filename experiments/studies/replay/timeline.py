@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, Pulled
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.clocks import VectorClock
-from ddiloco.replay import plan as plans
-from ddiloco.replay.order import perform
-from ddiloco.replay.plan import Actor, Key, Plan, VersionId, Work
+from experiments.studies.replay import plan as plans
+from experiments.studies.replay.order import perform
+from experiments.studies.replay.plan import Actor, Key, Plan, VersionId, Work
 
 
 class Line(NamedTuple):

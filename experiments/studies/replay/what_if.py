@@ -20,8 +20,8 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.replay.plan import Handled, Plan
 from ddiloco.virtual.calendar import Calendar
+from experiments.studies.replay.plan import Handled, Plan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Snapshots of two small parts, to complete, damage and read."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
-from ddiloco.disk.snapshots.cut import clocks_to_json
+from ddiloco.disk.snapshots.cut import Clocks
 from ddiloco.disk.snapshots.parts import write_part
 from ddiloco.disk.snapshots.store import Part, SnapshotStore
 from ddiloco.protocol.clocks import VectorClock
@@ -15,7 +18,8 @@ ARRAYS = {
     "residual/0/0": np.array([-1, 7], np.int32),
 }
 STATE = {"steps_taken": 12, "position": {"shards": {"0": [1, [2, 3]]}}, "loss": 0.1, "none": None}
-CLOCKS = clocks_to_json(VectorClock({0: (0, 3)}, {0: 1}), {0: VectorClock({0: (0, 5)}, {0: 1})})
+_CLOCK = VectorClock({0: (0, 5)}, {0: 1})
+CLOCKS = json.loads(json.dumps(dataclasses.asdict(Clocks(VectorClock({0: (0, 3)}, {0: 1}), {0: _CLOCK}))))
 HEADER = {"step": 4, "clocks": CLOCKS}
 
 

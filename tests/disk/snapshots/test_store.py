@@ -1,5 +1,6 @@
 """The store: what was written comes back; what is not all there, or not as it was written, never does."""
 
+import dataclasses
 import itertools
 import random
 import shutil
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.disk.snapshots import parts
-from ddiloco.disk.snapshots.cut import clocks_to_json
+from ddiloco.disk.snapshots.cut import Clocks
 from ddiloco.disk.snapshots.parts import read_part, write_part
 from ddiloco.disk.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.disk.tape.header import SnapshotName
@@ -213,7 +214,7 @@ def test_a_crash_at_any_moment_of_writing_leaves_the_last_complete_one(copied, m
 
 def test_states_of_no_one_moment_are_not_completed(tmp_path):
     store = SnapshotStore(tmp_path, keep=1)
-    ahead = clocks_to_json(VectorClock({0: (0, 9)}), {0: VectorClock({0: (0, 5)})})
+    ahead = dataclasses.asdict(Clocks(VectorClock({0: (0, 9)}), {0: VectorClock({0: (0, 5)})}))
     with pytest.raises(SnapshotError, match="no consistent cut"):
         store.complete(1, {"clocks": ahead}, written(tmp_path, 1))
     assert "incomplete" in skipped(store)

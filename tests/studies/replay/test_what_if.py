@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ddiloco.disk.tape.reading import read_run
-from ddiloco.replay import plan as plans
+from experiments.studies.replay import plan as plans
 from experiments.studies.replay.what_if import delays, recorded, what_if
 from tests.workbook import POLICY, fleet_tapes, lose
 

@@ -17,15 +17,15 @@ from ddiloco.disk.tape.file import TapeError
 from ddiloco.disk.tape.reading import RunTapes
 from ddiloco.outer.global_model import GlobalModel, parameters_sha256, pieces_sha256
 from ddiloco.protocol.messages import RoundId
-from ddiloco.replay import plan as plans
-from ddiloco.replay.order import Uses, perform_all
-from ddiloco.replay.plan import Actor, Key, Plan, VersionId, Work
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.resuming import Origin
 from ddiloco.roles.taping import fingerprint, machine_of
 from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.experiment import BASELINES, Experiment, parse
+from experiments.studies.replay import plan as plans
+from experiments.studies.replay.order import Uses, perform_all
+from experiments.studies.replay.plan import Actor, Key, Plan, VersionId, Work
 
 
 class ReplayMismatch(Exception):

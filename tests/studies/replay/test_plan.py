@@ -14,9 +14,9 @@ from ddiloco.disk.tape.file import MAGIC, TapeError
 from ddiloco.disk.tape.reading import learner_tape, read_run, syncer_tape
 from ddiloco.protocol import events
 from ddiloco.protocol.state import SyncerState
-from ddiloco.replay import plan as plans
-from ddiloco.replay.order import Uses, perform, perform_all
 from ddiloco.virtual.lives import Change
+from experiments.studies.replay import plan as plans
+from experiments.studies.replay.order import Uses, perform, perform_all
 from tests.workbook import POLICY, fleet_tapes, lose
 
 STEPS = 40

@@ -14,12 +14,12 @@ from ddiloco.disk.tape.reading import learner_tape, read_run, read_tape
 from ddiloco.local import run as local
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.messages import RoundId
-from ddiloco.replay import plan as plans
-from ddiloco.replay import run as replay
 from ddiloco.roles.exchange import Shelf
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import to_json
 from ddiloco.virtual.lives import Change, write_trace
+from experiments.studies.replay import plan as plans
+from experiments.studies.replay import run as replay
 from tests import workbench
 from tests.virtual_runs import shared_workshop, virtual
 
@@ -98,7 +98,7 @@ def test_a_run_of_threads_comes_to_its_parameters_again(algorithm, data_dir, tmp
     train = {"min_step_seconds": (0.01, 0.013)}
     e = workbench.experiment(data_dir, algorithm, train=train, outer=CODEC, data={"prefetch": 2})
     assembly = assembly_of(e)
-    outcome = local.run_local(assembly, lambda record: None, threading.Event(), tmp_path)
+    outcome = local.LocalRun(assembly, lambda record: None, threading.Event(), tmp_path).run()
     plan = replay.make_plan(e, read_run(tmp_path))
     done = replay.replay(assembly, plan)
     assert done.sha256 == parameters_sha256(outcome.params)
@@ -205,7 +205,7 @@ def test_what_a_syncer_can_pull_is_on_the_tape_before_it_can(data_dir, tmp_path,
         put(shelf, contribution, snapshot)
 
     with mock.patch.object(Shelf, "put", looked):
-        outcome = local.run_local(assembly_of(e), lambda record: None, threading.Event(), tmp_path)
+        outcome = local.LocalRun(assembly_of(e), lambda record: None, threading.Event(), tmp_path).run()
     assert outcome.finished
     assert missing == []
     assert seen

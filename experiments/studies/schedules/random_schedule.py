@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from ddiloco.chaos.faults import FAULTS, LONGEST, syncer_crash
-from ddiloco.chaos.invariants import Invariants
-from ddiloco.chaos.ledger import Violation, require
-from ddiloco.chaos.timeline import Timeline
-from ddiloco.chaos.weather import Weather, WeatheredFleet
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.learner_process import VirtualLearner
 from ddiloco.virtual.ports import Observer
+from experiments.studies.schedules.faults import FAULTS, LONGEST, syncer_crash
+from experiments.studies.schedules.invariants import Invariants
+from experiments.studies.schedules.ledger import Violation, require
+from experiments.studies.schedules.timeline import Timeline
+from experiments.studies.schedules.weather import Weather, WeatheredFleet
 
 MAX_EVENTS = 100_000
 SLOWEST = 10.0  # seconds of a step, at most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 
-from ddiloco.chaos.ledger import ProcessLedger, require
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, Report, RoundId
@@ -12,6 +11,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
+from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation
 

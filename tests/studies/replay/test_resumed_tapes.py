@@ -11,10 +11,10 @@ from ddiloco.disk.snapshots.store import SnapshotStore
 from ddiloco.disk.tape.entries import Adopted
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.disk.tape.reading import read_run
-from ddiloco.local.run import run_local
-from ddiloco.replay import plan as plans
-from ddiloco.replay import run as replay
+from ddiloco.local.run import LocalRun
 from ddiloco.run import job
+from experiments.studies.replay import plan as plans
+from experiments.studies.replay import run as replay
 from experiments.studies.replay import timeline, what_if
 from tests.local.test_snapshots import completed, settings
 from tests.virtual_runs import shared_workshop
@@ -41,7 +41,7 @@ def run_job(workshop, e, workdir, until=lambda told: False):
             if until(told):
                 stop.set()
 
-        return run_local(assembly, heard, stop, workdir, snapshot)
+        return LocalRun(assembly, heard, stop, workdir, snapshot).run()
 
     with workshop.open(), mock.patch.object(job, "Assembly", workshop.assembly):
         assert job.run_job(e, workdir, threading.Event(), live=False, runner=runner).failure is None

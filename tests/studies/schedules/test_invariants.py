@@ -5,13 +5,13 @@ import types
 
 import pytest
 
-from ddiloco.chaos.invariants import Invariants
-from ddiloco.chaos.ledger import ProcessLedger, Violation
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
+from experiments.studies.schedules.invariants import Invariants
+from experiments.studies.schedules.ledger import ProcessLedger, Violation
 
 POLICY = SyncPolicy(num_learners=2, num_fragments=2, interval=2, overlap=1, quorum=2)
 TOTAL = 8

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Iterable, Iterator
 
 from ddiloco.disk.tape.file import TapeError
-from ddiloco.replay.plan import Actor, Key, Plan, Work
+from experiments.studies.replay.plan import Actor, Key, Plan, Work
 
 Perform = Callable[[Actor, Work], None]
 

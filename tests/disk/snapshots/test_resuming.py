@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from ddiloco.config import ConfigError, leaves
-from ddiloco.disk.snapshots.changes import check_resumable, why_fixed
+from ddiloco.disk.snapshots.resuming import check_resumable, why_fixed
 from ddiloco.settings.experiment import all_settings, parse, to_json
 from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
 

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from ddiloco.chaos.faults import crash, false_alarm, hang, syncer_crash
-from ddiloco.chaos.weather import Weather, WeatheredFleet
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
-from tests.chaos.witness import Witness, join_all
+from experiments.studies.schedules.faults import crash, false_alarm, hang, syncer_crash
+from experiments.studies.schedules.weather import Weather, WeatheredFleet
+from tests.studies.schedules.witness import Witness, join_all
 
 
 def fleet_of(policy, total_steps, seed, weather, **more):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddiloco.chaos.ledger import Violation
-from ddiloco.chaos.schedules import RandomSchedule, draw_plan, explore
 from ddiloco.protocol.syncer import SyncerCore
-from tests.chaos.planted_bugs import PLANTED
+from experiments.studies.schedules.ledger import Violation
+from experiments.studies.schedules.random_schedule import RandomSchedule, draw_plan, explore
+from tests.studies.schedules.planted_bugs import PLANTED
 
 CHUNKS = 8
 PER_CHUNK = 30

@@ -1,1 +1,0 @@
-"""The replay driver: a recorded run done again from its tapes, and questions put to it."""

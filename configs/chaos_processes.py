@@ -19,7 +19,6 @@ from experiments.studies.chaos.processes import ProcessChaos
 SECONDS = {"default": 570.0, "short": 100.0, "quick": 16.0}  # for which faults come
 CALM = {"default": 20.0, "short": 20.0, "quick": 14.0}  # after the last fault, for the dead to come back
 STEP_SECONDS = 0.2
-CLOCK_RATE = 1.5  # clock ticks a step: learners out of phase set each other's clocks forward
 
 
 def get_config(preset: str = "default") -> ConfigDict:
@@ -30,9 +29,9 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.model.num_layers, config.model.model_dim, config.model.mlp_dim = 2, 64, 176
     config.train.batch_size = 4
     seconds = chaos.steady_seconds + chaos.seconds + CALM[preset]
-    config.train.steps = round(CLOCK_RATE * seconds / STEP_SECONDS)  # T
+    config.train.steps = round(seconds / STEP_SECONDS)  # T
     config.train.min_step_seconds = (STEP_SECONDS,) * config.sync.num_learners
-    config.sync.pull_timeout, config.sync.silence_timeout, config.sync.resend_timeout = 2.0, 3.0, 2.0
+    config.sync.offer_timeout, config.sync.silence_timeout, config.sync.resend_timeout = 2.0, 3.0, 2.0
     config.remote.restarts = 100_000  # times that one process is started again
     config.remote.longest_backoff = 0.5  # seconds until it is, and between two tries to connect
     config.remote.spares = 0 if preset == "quick" else 2  # processes that take a dead learner's place

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import math
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
@@ -18,6 +19,7 @@ from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.roles.device_calls import DeviceCalls
 from ddiloco.roles.exchange import (
     Delivery,
     InnerState,
@@ -31,6 +33,9 @@ from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.resuming import ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.transfer import Offer
+
+HANGS = 10.0  # times as long as the longest step before it, from which on a step has no more heartbeats
+Result = TypeVar("Result")
 
 
 class Recovery(Protocol):
@@ -60,7 +65,9 @@ class LearnerWorker:
     """One learner's thread; sole owner of its core and its arrays.
 
     Up to `steps_in_flight` steps are handed to the devices at a time, so that these never wait for this
-    thread; a step is reported once the devices have finished it.
+    thread; a step is reported once the devices have finished it. The core gets a heartbeat whenever the
+    syncer has heard nothing for `policy.heartbeat` seconds, in mid-step too, unless that step takes so much
+    longer than those before it that the devices may hang.
     """
 
     def __init__(
@@ -99,6 +106,9 @@ class LearnerWorker:
         self._wanted: list[InnerStateWanted] = []
         self._leaving = False
         self._timeline = State.STARTING
+        self._devices = DeviceCalls(f"devices-{core.learner}")
+        self._heartbeat_at = 0.0  # by time.monotonic
+        self._longest_step = 0.0  # seconds
         self._thread = threading.Thread(target=self._run, name=f"learner-{core.learner}", daemon=True)
 
     def start(self) -> None:
@@ -112,6 +122,7 @@ class LearnerWorker:
 
     def _run(self) -> None:
         learner = self.core.learner
+        self._devices.start()
         try:
             self._join()
             while not self._leaving:
@@ -126,13 +137,14 @@ class LearnerWorker:
         finally:
             for wish in self._wanted:
                 wish.answer.cancel()
+            self._devices.stop()
             self._tape.end()
 
     def _join(self) -> None:
         """Asks the syncer to join, or resumes with the learner's state in the snapshot."""
         resumed, self._resumed = self._resumed, None
         if resumed is None:
-            self._to_syncer(events.LearnerJoined(self.core.learner, self.core.incarnation))
+            self._tell(events.LearnerJoined(self.core.learner, self.core.incarnation))
             self.joining.set()
             return
         resumed.load(self._arrays, self.core.policy.mixing)
@@ -152,39 +164,67 @@ class LearnerWorker:
             self._enter(State.FINISHED if self.core.done else State.WAITING_FOR_PEERS)
             self._wait()
         else:
-            self._enter(State.STEPPING)
-            started = time.monotonic()
-            self._start_step()
-            slowest = self._equipment.min_step_seconds
-            self._finish_steps(leave=0 if slowest else self._equipment.steps_in_flight - 1)
-            self._idle(started + slowest)
+            self._take_step()
 
     def _wait(self) -> None:
-        if not self._take_deliveries(self.core.policy.heartbeat):
-            self._handle(events.Heartbeat())
+        self._take_deliveries(self._quiet_seconds())
+        self._beat()
+
+    def _take_step(self) -> None:
+        self._enter(State.STEPPING)
+        started, slowest = time.monotonic(), self._equipment.min_step_seconds
+        self._start_step()
+        self._idle(started + slowest)
+        self._finish_steps(leave=0 if slowest else self._equipment.steps_in_flight - 1)
+        self._longest_step = max(self._longest_step, time.monotonic() - started)
 
     def _start_step(self) -> None:
-        tokens, metrics = self._arrays.step(self.core.clock)
+        clock = self.core.clock
+        tokens, metrics = self._patiently(lambda: self._arrays.step(clock))
         self.tokens += tokens
         position = self._arrays.position() if self._recovery is not None else None
         self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, position))
         self._handle(events.StepStarted(tokens))
 
+    def _idle(self, until: float) -> None:
+        """Plays slower devices: the step is still under way, and what arrives is handled at once."""
+        while not self._leaving and (seconds := until - time.monotonic()) > 0:
+            self._take_deliveries(min(seconds, self._quiet_seconds()))
+            self._beat()
+
     def _finish_steps(self, leave: int) -> None:
         """Waits until the devices have at most `leave` steps left, and reports those that are complete."""
         while self._in_flight and (len(self._in_flight) > leave or self._in_flight[0].complete):
-            step = self._in_flight.popleft()
-            jax.block_until_ready(step.metrics)
+            step = self._in_flight[0]
+            if not step.complete:
+                self._patiently(lambda metrics=step.metrics: jax.block_until_ready(metrics))
+            self._in_flight.popleft()
             done = records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, step.metrics)
             self._record(done)
             self._handle(events.StepFinished())
             if step.position is not None:
                 self._recovery.finished(step.position)
 
-    def _idle(self, until: float) -> None:
-        """Simulates slower hardware; what arrives meanwhile is still handled at once."""
-        while not self._leaving and (seconds := until - time.monotonic()) > 0:
-            self._take_deliveries(seconds)
+    def _patiently(self, call: Callable[[], Result]) -> Result:
+        """The result of a call that may wait for the devices, with heartbeats meanwhile."""
+        hangs_at = time.monotonic() + HANGS * self._longest_step
+        return self._devices.wait(call, self._quiet_seconds, lambda: self._beat(hangs_at))
+
+    def _tell(self, event: events.SyncerEvent) -> None:
+        self._to_syncer(event)
+        self._heartbeat_at = time.monotonic() + self.core.policy.heartbeat
+
+    def _quiet_seconds(self) -> float:
+        """Until the next heartbeat."""
+        return max(0.0, self._heartbeat_at - time.monotonic())
+
+    def _beat(self, hangs_at: float = math.inf) -> None:
+        now = time.monotonic()
+        if now < self._heartbeat_at:
+            return
+        if now < hangs_at:
+            self._handle(events.Heartbeat())
+        self._heartbeat_at = now + self.core.policy.heartbeat
 
     def _take_deliveries(self, timeout: float | None) -> bool:
         """Handles all that has arrived, after waiting up to `timeout` seconds; whether anything had."""
@@ -242,14 +282,14 @@ class LearnerWorker:
         core = self.core
         match action:
             case actions.TellSyncer(event):
-                self._to_syncer(event)
+                self._tell(event)
             case actions.Leave(reason=reason):
                 raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
             case actions.AdoptAll(step=step, versions=versions):
                 inner = self._recovery.inner_state(versions) if self._recovery is not None else None
                 self._tape.adopted(inner is None, inner.origin if inner is not None else None)
                 self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
-                self._to_syncer(events.LearnerReady(core.learner, core.incarnation, step, versions))
+                self._tell(events.LearnerReady(core.learner, core.incarnation, step, versions))
             case actions.MakeOffer(contribution=c):
                 self._arrays.offer(c.fragment, c.step)
             case actions.SendOffer(round_id, c):

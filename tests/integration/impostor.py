@@ -158,7 +158,7 @@ class Impostor:
     def _push(self, name, messages):
         try:
             send = self._channel.stream_unary(wire.PULLED)
-            timeout = None if name == "without end" else self._terms.pull_timeout
+            timeout = None if name == "without end" else self._terms.offer_timeout
             send(iter(messages), metadata=self._metadata, timeout=timeout)
             self.answers[name] = None
         except grpc.RpcError as error:

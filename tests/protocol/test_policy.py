@@ -41,7 +41,7 @@ def test_settings_that_contradict_each_other_are_refused_by_name(values, message
         ("max_grace", -0.5, "at least 0.0"),
         ("mixing", 1.5, "at least 0.0 and at most 1.0"),
         ("max_run_ahead", -1, "at least 0"),
-        ("pull_timeout", 0.0, "above 0.0"),
+        ("offer_timeout", 0.0, "above 0.0"),
         ("silence_timeout", 0.0, "above 0.0"),
         ("resend_timeout", float("nan"), "above 0.0"),
     ],

@@ -97,7 +97,7 @@ def test_nobody_left_does_not_finish_a_run_and_the_first_to_return_does():
 
 def test_an_endless_run_keeps_a_bounded_state():
     """Learners come, die and lose updates for a long time; what is kept does not grow with it."""
-    desk = Desk(num_learners=4, num_fragments=3, interval=3, quorum=1, gamma=0.0, pull_timeout=1.0)
+    desk = Desk(num_learners=4, num_fragments=3, interval=3, quorum=1, gamma=0.0, offer_timeout=1.0)
     sizes = []
     step = 0
     for incarnation in range(1, 41):
@@ -173,7 +173,7 @@ def test_a_welcome_names_the_versions_and_their_steps():
 @pytest.mark.parametrize("offsets", list(itertools.permutations([0.0, 0.25, 0.5])))
 def test_every_deadline_is_in_the_future_and_its_timeout_moves_it_on(offsets):
     """A deadline that stayed in the past would have a driver spin."""
-    desk = Desk(learners=3, num_fragments=2, interval=2, quorum=2, pull_timeout=3.0, silence_timeout=7.0)
+    desk = Desk(learners=3, num_fragments=2, interval=2, quorum=2, offer_timeout=3.0, silence_timeout=7.0)
     for step in (1, 2, 3):
         for learner, offset in sorted(enumerate(offsets), key=lambda pair: pair[1]):
             desk.report(learner, step, at=step + offset)
@@ -373,7 +373,7 @@ def test_a_step_beyond_belief_does_not_move_the_schedule(total_steps):
 
 def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits():
     """Otherwise a round over links slower than the timeout would never be complete."""
-    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0, pull_timeout=3.0)
+    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0, offer_timeout=3.0)
     desk.report(0, 2)
     first, second = pulls(desk.report(1, 2))
     desk.arrive(first)
@@ -394,7 +394,7 @@ def test_work_on_the_version_before_is_not_merged():
 
 @pytest.mark.parametrize("end", ["lost", "replaced", "merging"])
 def test_a_late_fragment_is_not_taken_of_one_that_has_gone_or_once_the_merge_began(end):
-    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None, pull_timeout=3.0)
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None, offer_timeout=3.0)
     desk.report(0, 2)
     first, second = pulls(desk.report(1, 2))
     if end == "lost":

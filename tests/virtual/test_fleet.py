@@ -25,7 +25,7 @@ WILD = {
     "noise": lambda rng: rng.uniform(0.5, 1.5),
 }
 WILD_POLICY = dataclasses.replace(
-    TWO, num_fragments=2, silence_timeout=10.0, pull_timeout=4.0, resend_timeout=4.0
+    TWO, num_fragments=2, silence_timeout=10.0, offer_timeout=4.0, resend_timeout=4.0
 )
 
 
@@ -103,7 +103,7 @@ def test_a_second_restart_changes_nothing_and_without_one_nobody_is_served():
 
 
 def test_in_a_partition_the_others_go_on_and_once_it_is_healed_the_learner_takes_part_again():
-    policy = dataclasses.replace(BOTH, interval=2, silence_timeout=4.0, pull_timeout=2.0, resend_timeout=2.0)
+    policy = dataclasses.replace(BOTH, interval=2, silence_timeout=4.0, offer_timeout=2.0, resend_timeout=2.0)
     fleet, told = small_fleet(policy, 40)
     fleet.calendar.at(4.5, fleet.cut, 1)
     fleet.calendar.at(20.5, fleet.cut, 1, False)

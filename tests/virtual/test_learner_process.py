@@ -10,7 +10,7 @@ from ddiloco.virtual.lives import PAUSES, Change
 from ddiloco.virtual.ports import CountingLearner
 from tests.virtual.small_fleet import BOTH, CHIPS, ONE, TOKENS, TWO, run, small_fleet
 
-IMPATIENT = dataclasses.replace(BOTH, pull_timeout=3.0, silence_timeout=8.0, resend_timeout=2.0)
+IMPATIENT = dataclasses.replace(BOTH, offer_timeout=3.0, silence_timeout=8.0, resend_timeout=2.0)
 
 
 def test_left_alone_a_learner_steps_without_a_gap_and_is_done():

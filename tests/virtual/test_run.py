@@ -21,7 +21,7 @@ from tests.workbench import assert_equal, experiment, run_local
 MERGE = ("step", "fragment", "version", "learners", "tokens")
 STRICT = {"sync": {"max_run_ahead": 0}}  # streaming in which the arrays too cannot but repeat
 TROUBLE = {
-    "sync": {"silence_timeout": 8.0, "pull_timeout": 4.0, "resend_timeout": 4.0},
+    "sync": {"silence_timeout": 8.0, "offer_timeout": 4.0, "resend_timeout": 4.0},
     "virtual": {
         "step_seconds": (1.0, 1.4),
         "step_variation": 0.2,

@@ -50,7 +50,7 @@ def draw_policy(rng: random.Random) -> SyncPolicy:
         gamma=rng.choice([0.0, 0.5, 0.95, 0.95]),
         max_grace=rng.choice([0.0, 1.0, 2.0, 2.0]),
         max_run_ahead={"streaming": rng.randrange(interval), "diloco": 0}.get(kind),
-        pull_timeout=rng.uniform(3, 15),
+        offer_timeout=rng.uniform(3, 15),
         silence_timeout=rng.uniform(5, 20),
         resend_timeout=rng.uniform(3, 10),
     )
@@ -198,7 +198,7 @@ class RandomSchedule(Observer):
         since = max(self._calm_at, self.commit_times[-2])
         weather = self.plan.weather
         aftermath = LONGEST + RETURN  # a fault may begin just before the calm
-        timeouts = policy.silence_timeout + 2 * (policy.pull_timeout + policy.resend_timeout)
+        timeouts = policy.silence_timeout + 2 * (policy.offer_timeout + policy.resend_timeout)
         turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)
         bound = aftermath + timeouts + turn
         require(now - since <= bound, f"merges are at most {bound:.0f} s apart", f"{now - since:.0f} s")

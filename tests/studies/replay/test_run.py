@@ -31,7 +31,7 @@ LINKS = {
     "loss": (0.1,),
     "merge_seconds": 0.1,
 }
-WAITS = {"silence_timeout": 8.0, "pull_timeout": 4.0, "resend_timeout": 4.0}
+WAITS = {"silence_timeout": 8.0, "offer_timeout": 4.0, "resend_timeout": 4.0}
 CHANGES = [
     Change(4.0, 0, "detect"),
     Change(6.0, 0, "step"),

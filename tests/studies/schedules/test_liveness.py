@@ -28,7 +28,7 @@ def test_with_any_learner_alive_rounds_keep_completing(chunk):
         interval=6,
         overlap=2,
         quorum=1,
-        pull_timeout=5.0,
+        offer_timeout=5.0,
         silence_timeout=10.0,
         resend_timeout=5.0,
     )
@@ -42,7 +42,7 @@ def test_with_any_learner_alive_rounds_keep_completing(chunk):
         fleet.run(max_events=100_000)
         times = witness.merge_times
         gaps = [b - a for a, b in itertools.pairwise(times)]
-        assert max(gaps) < policy.pull_timeout + policy.resend_timeout + 2 * policy.interval, seed
+        assert max(gaps) < policy.offer_timeout + policy.resend_timeout + 2 * policy.interval, seed
         assert len(times) >= 0.8 * 120, (seed, len(times))
 
 
@@ -80,7 +80,7 @@ def test_a_syncer_that_is_away_costs_no_committed_merge_and_unbounded_learners_n
         interval=8,
         quorum=quorum,
         max_run_ahead=bound,
-        pull_timeout=5.0,
+        offer_timeout=5.0,
         silence_timeout=8.0,
         resend_timeout=5.0,
     )

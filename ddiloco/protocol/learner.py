@@ -190,9 +190,9 @@ class LearnerCore:
         for fragment in self._fragments:
             fragment.steps += 1
             fragment.tokens += event.tokens
-        offers = self._offers()
+        copies, offers = self._offers()
         self._started.append(_StartedStep(self._report(), offers))
-        return list(map(_copy, offers))
+        return [*copies]
 
     def _step_finished(self) -> list[actions.LearnerAction]:
         if not self._started:
@@ -223,17 +223,17 @@ class LearnerCore:
             return [actions.Drop(self.learner, "asked before welcome")]
         if not 0 <= event.round.fragment < len(self._fragments):
             return [actions.Drop(self.learner, "asked for an unknown fragment")]
-        self._asked[event.round.fragment] = event
+        if not any(offer.round == event.round for step in self._started for offer in step.offers):
+            self._asked[event.round.fragment] = event
         return self._offer_now()
 
     def _offer_now(self) -> list[actions.LearnerAction]:
-        offers = self._offers()
-        make: list[actions.LearnerAction] = [*map(_copy, offers)]
+        copies, offers = self._offers()
         if not self._started:
-            return [*make, *offers]
+            return [*copies, *offers]
         last = self._started.pop()
         self._started.append(_StartedStep(last.report, last.offers + offers))
-        return make
+        return [*copies]
 
     def _update_arrived(self, event: events.UpdateArrived) -> list[actions.LearnerAction]:
         if not self.recovered:
@@ -281,18 +281,21 @@ class LearnerCore:
             if fragment.steps and step > max(fragment.merged_step, self._joined_step)
         ]
 
-    def _offers(self) -> tuple[actions.SendOffer, ...]:
-        """What was asked for and is due now; forgets what can no longer come."""
-        offers = []
+    def _offers(self) -> tuple[list[actions.MakeOffer], tuple[actions.SendOffer, ...]]:
+        """What was asked for and is due now, with the copies for it; forgets what can no longer come."""
+        copies, offers = [], []
         for p, asked in list(self._asked.items()):
             f = self._fragments[p]
             if f.version > asked.version:
                 del self._asked[p]
             elif f.version == asked.version and f.steps and self.clock >= asked.clock:
                 del self._asked[p]
-                f.offered[self.clock] = (f.steps, f.tokens)
-                offers.append(actions.SendOffer(asked.round, self._contribution(p)))
-        return tuple(offers)
+                contribution = self._contribution(p)
+                if self.clock not in f.offered:  # else it is asked for a second time, as when it was lost
+                    f.offered[self.clock] = (f.steps, f.tokens)
+                    copies.append(actions.MakeOffer(contribution))
+                offers.append(actions.SendOffer(asked.round, contribution))
+        return copies, tuple(offers)
 
     def _contribution(self, p: int) -> Contribution:
         f = self._fragments[p]
@@ -303,10 +306,6 @@ def _without(fragment: int, step: _StartedStep) -> _StartedStep:
     """The step without the offers of a fragment, which an update has made worthless."""
     kept = tuple(o for o in step.offers if o.round.fragment != fragment)
     return step if len(kept) == len(step.offers) else dataclasses.replace(step, offers=kept)
-
-
-def _copy(offer: actions.SendOffer) -> actions.MakeOffer:
-    return actions.MakeOffer(offer.contribution)
 
 
 def _send(report: Report) -> actions.TellSyncer:

@@ -14,6 +14,7 @@ class Phase(enum.Enum):
 
     GATHERING = "gathering"  # offers are asked for and come in; the quorum is not complete
     GRACE = "grace"  # the quorum is complete; further offers are waited for until the deadline
+    READY = "ready"  # as many rounds are merging as may; whatever comes meanwhile is taken
     MERGING = "merging"
 
 

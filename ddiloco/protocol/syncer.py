@@ -175,6 +175,8 @@ class SyncerCore:
             if r.phase is Phase.GATHERING and self._has_quorum(r):
                 out += self._start_grace(r, now)
             if r.phase is Phase.GRACE and (r.overdue(now) or not r.owed):
+                r.phase, r.deadline = Phase.READY, None
+            if r.phase is Phase.READY:
                 out += self._merge(r, now)
         return out
 
@@ -217,11 +219,11 @@ class SyncerCore:
                 if trained_on > max(1, self.policy.interval // 2):
                     del r.arrived[who]
         if not self._has_quorum(r):
-            r.phase, r.deadline = Phase.GATHERING, None
+            r.phase = Phase.GATHERING
             return []
         if sum(other.phase is Phase.MERGING for other in self._rounds) >= max(1, self.policy.overlap):
             return []
-        r.phase, r.deadline = Phase.MERGING, None
+        r.phase = Phase.MERGING
         r.grace_seconds = now - r.grace_began
         r.merging_since = now
         for m in self._attendance.live():

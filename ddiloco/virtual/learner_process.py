@@ -74,7 +74,7 @@ class VirtualLearner:
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
-        self._offers: dict[tuple[int, int], Payload] = {}  # by fragment and step, those not sent yet
+        self._offers: dict[tuple[int, int], Payload] = {}  # by fragment and step, since its last update
         self._on_the_wire: set[int] = set()  # fragments sent, of which no update has come since
         self._beating = False
         self._shown: tuple[State, int] | None = None
@@ -224,7 +224,7 @@ class VirtualLearner:
                 self._offers[c.fragment, c.step] = self.arrays.offer(c.fragment, c.step)
             case actions.SendOffer(round_id, c):
                 self._on_the_wire.add(c.fragment)
-                payload = self._offers.pop((c.fragment, c.step))
+                payload = self._offers[c.fragment, c.step]
                 self._send(self, events.FragmentArrived(round_id, c), payload)
             case actions.ApplyUpdate():
                 [payload] = fragments

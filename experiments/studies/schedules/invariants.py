@@ -29,7 +29,7 @@ class _Process:
         self.core = core
         self.standing: dict[Member, _Standing] = {}
         self.reports: dict[Member, Report] = {}  # the newest by clock
-        self.pulled: set[tuple[RoundId, Member]] = set()
+        self.asked: set[tuple[RoundId, Member]] = set()
         self.arrived: dict[RoundId, set[Contribution]] = {}
         self.merging: dict[RoundId, actions.Merge] = {}
 
@@ -125,7 +125,7 @@ class Invariants:
                     process.reports[member] = report
             case events.FragmentArrived(round=which, contribution=c):
                 member = (c.learner, c.incarnation)
-                if (which, member) in process.pulled and self._stands(member, _Standing.PRESENT):
+                if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
                     process.arrived.setdefault(which, set()).add(c)
 
     def _within(self, step: int) -> bool:
@@ -150,8 +150,6 @@ class Invariants:
             case actions.Tell(receivers, message):
                 for member in receivers:
                     self._check_message(member, message)
-            case actions.PullFragment():
-                self._check_pull(action)
             case actions.Merge():
                 self._check_merge(action)
             case actions.Finish():
@@ -171,6 +169,8 @@ class Invariants:
                 front = max((r.step for r in self._syncer.reports.values()), default=0)
                 require(step <= front, "a clock is set to a step that was reported", message)
                 require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
+            case events.OfferAsked():
+                self._check_asking(member, message)
             case events.UpdateArrived(p, version, step):
                 known = (committed.versions[p], committed.merged_steps[p])
                 require((version, step) == known, "what is committed is broadcast", message)
@@ -181,20 +181,26 @@ class Invariants:
         if self.total_steps is not None:
             require(which.step <= self.total_steps, "no round is past the last step", which)
 
-    def _check_pull(self, pull: actions.PullFragment) -> None:
-        member = (pull.learner, pull.incarnation)
-        self._check_due(pull.round)
-        require(self._stands(member, _Standing.PRESENT), "members alone are pulled from", pull)
-        report = self._syncer.reports.get(member)
-        come = report is not None and report.step >= pull.round.step
-        require(come, "those are pulled from that have come to the step", pull, report)
+    def _check_asking(self, member: Member, asked: events.OfferAsked) -> None:
+        which = asked.round
+        self._check_due(which)
+        require(self._stands(member, _Standing.PRESENT), "members alone are asked", member)
+        require(asked.version == self.committed.versions[which.fragment], "the newest is asked for", asked)
+        require(asked.clock <= which.step, "nobody is to wait for a later step than the round's", asked)
         if self.policy.quorum is None:
-            for learner in self._syncer.core.live:
-                other = self._syncer.reports.get((learner, self._newest[learner]))
-                come = other is not None and other.step >= pull.round.step
-                # One that rejoined at that step has reached it, though it has not reported since.
-                require(come or other is None, "the quorum of all is of all that are live", pull, other)
-        self._syncer.pulled.add((pull.round, member))
+            require(asked.clock == which.step, "where all are needed, all give the round's step", asked)
+        self._syncer.asked.add((which, member))
+
+    def _check_come(self, which: RoundId, given: set[int]) -> None:
+        """Whether learners enough for a quorum have come to the round's step; one that died had given."""
+        live = set(self._syncer.core.live)
+        reports = {m: self._syncer.reports.get((m, self._newest[m])) for m in live}
+        # One that rejoined at that step has reached it, though it has not reported since.
+        come = {m for m, report in reports.items() if report is None or report.step >= which.step}
+        if self.policy.quorum is None:
+            require(come == live, "the quorum of all is of all that are live", which, live - come)
+        else:
+            require(len(come | given - live) >= self.policy.quorum, "a quorum has come to the step", which)
 
     def _check_merge(self, merge: actions.Merge) -> None:
         which, given = merge.round, merge.contributions
@@ -217,6 +223,7 @@ class Invariants:
         require(
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge
         )
+        self._check_come(which, learners)
         self._syncer.merging[which] = merge
         most = max(1, self.policy.overlap)
         require(len(self._syncer.merging) <= most, f"at most {most} rounds are in flight", merge)

@@ -23,7 +23,7 @@ class ProcessLedger:
     """Counts a process's own steps and tokens, and compares its core with them after every event.
 
     Steps are numbered from 1 here: clocks jump, these numbers do not. Work on a version is the steps after
-    the one at which that version was applied.
+    the one at which that version was applied, or with rebase after the offer that the version contains.
     """
 
     def __init__(self) -> None:
@@ -33,6 +33,7 @@ class ProcessLedger:
         self._held: list[int] = []
         self._spans: dict[tuple[int, int, int], tuple[int, int]] = {}  # fragment, version, clock: first, last
         self._in_flight: collections.deque[int] = collections.deque()  # steps started, not yet finished
+        self._finished = 0
         self._reported = -1
         self._incarnation = 0
 
@@ -51,7 +52,9 @@ class ProcessLedger:
                 self._tokens.append(self._tokens[-1] + event.tokens)
                 self._in_flight.append(self.steps)
             case events.StepFinished():
-                done = self._in_flight.popleft()
+                done = self._finished = self._in_flight.popleft()
+            case events.Heartbeat() if self._in_flight:  # the last report once more
+                done = self._finished
         for action in out:
             match action:
                 case actions.AdoptAll(versions=versions):
@@ -60,8 +63,11 @@ class ProcessLedger:
                     self._reported = -1
                 case actions.ApplyUpdate(fragment=p, version=version):
                     require(version > self._held[p], "a learner's versions only rise", action)
+                    first = self.steps
+                    if action.rebase:
+                        _, first = self._spans[p, self._held[p], action.merged]
                     self._held[p] = version
-                    self._applied[p][version] = self.steps
+                    self._applied[p][version] = first
                 case actions.MakeOffer(contribution=c):
                     self._offered(core, c)
                 case actions.TellSyncer(events.StepReported(report)):

@@ -50,6 +50,7 @@ def draw_policy(rng: random.Random) -> SyncPolicy:
         gamma=rng.choice([0.0, 0.5, 0.95, 0.95]),
         max_grace=rng.choice([0.0, 1.0, 2.0, 2.0]),
         max_run_ahead={"streaming": rng.randrange(interval), "diloco": 0}.get(kind),
+        rebase=rng.choice([False, True]),
         offer_timeout=rng.uniform(3, 15),
         silence_timeout=rng.uniform(5, 20),
         resend_timeout=rng.uniform(3, 10),

@@ -104,7 +104,7 @@ class LearnerCore:
             raise LocalProtocolError(f"a state of {len(fragments)} fragments cannot be taken up")
         self.clock = self._joined_step = self._reported_step = clock
         self._fragments = [dataclasses.replace(f, offered={}) for f in fragments]
-        return [self._join(), _send(self._report())]
+        return [self._join(), self._say(self._report())]
 
     def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
         """Takes one event, returns the actions that follow, in order.
@@ -163,8 +163,8 @@ class LearnerCore:
         if not self.recovered:
             return [self._join()]
         if self._started:
-            return [_send(self._last)] if self._last is not None else []
-        return [_send(self._report())]
+            return [self._say(self._last)] if self._last is not None else []
+        return [self._say(self._report())]
 
     def _join(self) -> actions.TellSyncer:
         if not self.recovered:
@@ -199,10 +199,9 @@ class LearnerCore:
             raise LocalProtocolError("a step finished that was never started")
         step = self._started.popleft()
         if step.report is None:
-            return list(map(_send, self._last_report()))
+            return self._say_last()
         self._reported_step = step.report.step
-        self._last = step.report
-        return [_send(step.report), *step.offers, *map(_send, self._last_report())]
+        return [self._say(step.report), *step.offers, *self._say_last()]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
         """Ends with the others, with what there is."""
@@ -215,7 +214,7 @@ class LearnerCore:
             last = self._started.pop()
             self._started.append(_StartedStep(self._report(), last.offers))
             return self._offer_now()
-        return [*map(_send, self._last_report()), *self._offer_now()]
+        return [*self._say_last(), *self._offer_now()]
 
     def _offer_asked(self, event: events.OfferAsked) -> list[actions.LearnerAction]:
         """Offers the fragment at once if that is due: as the last started step leaves it."""
@@ -253,7 +252,7 @@ class LearnerCore:
         if event.step - self.clock > self.policy.band:
             self.clock = event.step
         apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing, merged, rebase)
-        return [apply, *map(_send, self._last_report())]
+        return [apply, *self._say_last()]
 
     def _merged_offer(self, old: FragmentWork, event: events.UpdateArrived) -> int | None:
         """The step of this process's offer that is in the update; None if there is none."""
@@ -264,13 +263,16 @@ class LearnerCore:
         counters = tuple(FragmentCounters(f.version, f.steps, f.tokens) for f in self._fragments)
         return Report(self.learner, self.incarnation, self.clock, counters)
 
-    def _last_report(self) -> list[Report]:
+    def _say_last(self) -> list[actions.LearnerAction]:
         """A report without a step: an update took the clock to the last step, so no step will follow."""
         if self._started or not self.done or self._reported_step >= self.clock:
             return []
         self._reported_step = self.clock
-        self._last = self._report()
-        return [self._last]
+        return [self._say(self._report())]
+
+    def _say(self, report: Report) -> actions.TellSyncer:
+        self._last = report
+        return actions.TellSyncer(events.StepReported(report))
 
     def _outstanding(self) -> list[int]:
         """The newest due step of each fragment with work to offer whose update has not been applied."""
@@ -306,7 +308,3 @@ def _without(fragment: int, step: _StartedStep) -> _StartedStep:
     """The step without the offers of a fragment, which an update has made worthless."""
     kept = tuple(o for o in step.offers if o.round.fragment != fragment)
     return step if len(kept) == len(step.offers) else dataclasses.replace(step, offers=kept)
-
-
-def _send(report: Report) -> actions.TellSyncer:
-    return actions.TellSyncer(events.StepReported(report))

@@ -186,9 +186,8 @@ class SyncerCore:
         if self.policy.quorum is None:
             all_here = all(m.step >= r.id.step and not self._owes(m, r) for m in live)
             return bool(r.arrived) and all_here and not self._attendance.gathering
-        there = {m.learner for m in live if m.step >= r.id.step} | {
-            who for who, c in r.arrived.items() if not self._attendance.is_live(who, c.incarnation)
-        }
+        steps = {m.learner: m.step for m in live}
+        there = [who for who in {*steps, *r.arrived} if steps.get(who, r.id.step) >= r.id.step]
         return min(len(there), len(r.arrived)) >= self.policy.quorum
 
     def _owes(self, m: Member, r: Round) -> bool:

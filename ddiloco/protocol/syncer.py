@@ -134,7 +134,9 @@ class SyncerCore:
     def _open_rounds(self) -> Actions:
         out: Actions = []
         live = self._attendance.live()
-        front = max((m.step for m in live), default=0) if self.policy.quorum is None else self._front.step
+        last = all(map(self._attendance.done, live))  # then what lacks its quorum is to be given up
+        of_all = self.policy.quorum is None or last
+        front = max((m.step for m in live), default=0) if of_all else self._front.step
         furthest = front + max((m.lead for m in live), default=0)
         while (due := self._next) is not None and live and due.step <= furthest:
             if any(r.id.fragment == due.fragment for r in self._rounds):
@@ -151,13 +153,16 @@ class SyncerCore:
     def _ask(self, now: float) -> Actions:
         """Asks learners for their offers, each so early that these are here when they are due."""
         out: Actions = []
+        live = self._attendance.live()
+        too_few = len(live) < (self.policy.quorum or 0)  # for a front; lost ones may have offered
         for r in self._rounds:
             if r.phase is Phase.MERGING:
                 continue
             due_at = self._front.reaches(r.id.step, now) if self.policy.quorum is not None else None
             asked: dict[int, list[Member]] = {}
-            for m in self._attendance.live():
-                if r.id.step - self._front.step <= m.lead and self._may_be_asked(m, r):
+            for m in live:
+                near = (too_few and r.began is not None) or r.id.step - self._front.step <= m.lead
+                if near and self._may_be_asked(m, r):
                     asked.setdefault(offer_clock(m, r.id.step, due_at), []).append(m)
             for clock, members in asked.items():
                 for m in members:

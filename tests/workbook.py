@@ -76,7 +76,8 @@ def fleet_tapes(
 ) -> Taped:
     """Plays a fleet whose learners step in 1, 1.3 and 1.6 s over links of 0.05 s, and writes its tapes.
 
-    An offer takes 0.1 s more on its way up. `crashes`: when the syncer is killed, in seconds; it is back 1.5 seconds later.
+    An offer takes 0.1 s more on its way up. `crashes`: when the syncer is killed, in seconds; it is back 1.5
+    seconds later.
     """
     taped = Taped(workdir, policy)
 

@@ -143,7 +143,7 @@ class LearnerEnd:
         return delivery
 
     def offer(self, fragment, value, given=None, step=4, version=0):
-        """Offers arrays, full of one value unless they are given, for the round of the step; what it claims."""
+        """Offers arrays, full of one value unless given, for the round of the step; what it claims."""
         contribution = Contribution(0, 100, fragment, version, step, 3, 30)
         offer = Offer(given or arrays(fragment, value))
         self.client.send_offer(RoundId(step, fragment), contribution, offer)

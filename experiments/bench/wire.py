@@ -86,7 +86,7 @@ def _receive(connection: socket.socket, size: int) -> memoryview:
 
 
 def _syncer(pipe: Connection, size: int) -> None:
-    """The other process: a question after each report, an update after each offer, an echo on the raw socket."""
+    """The other process: a question after each report, an update after each offer, an echo on the socket."""
     platform.prepare(cache=False)
     inbox: queue.SimpleQueue = queue.SimpleQueue()
     links = []

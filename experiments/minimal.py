@@ -31,7 +31,7 @@ class Run:
         self.syncer, self.now = SyncerCore(policy, STEPS), 0.0
         self.learners = [LearnerCore(m, 1, policy, STEPS) for m in (0, 1)]
         self.best, self.theta = TARGETS.mean(axis=0), np.zeros(4)  # theta: the global numbers
-        self.own, self.copies, self.shelf = np.zeros((2, 4)), {}, {}
+        self.own, self.copies = np.zeros((2, 4)), {}
         self.mail = collections.deque()  # (core, event)
 
     def run(self) -> None:
@@ -64,6 +64,10 @@ class Run:
                     print(f"learner {core.learner} reports step {event.report.step}")
                 self.mail.append((self.syncer, event))
             case actions.Tell(receivers, event):
+                if isinstance(event, events.OfferAsked):
+                    asked = " and ".join(f"learner {m}" for m, _ in receivers)
+                    wanted = f"fragment {event.round.fragment} at step {event.clock}"
+                    print(f"  asked ahead: {asked}, for {wanted}")
                 self.mail.extend((self.learners[m], event) for m, _ in receivers)
             case actions.AdoptAll(step, versions):
                 print(f"learner {core.learner} is welcomed, and begins with the global numbers")
@@ -72,12 +76,9 @@ class Run:
                 self.mail.append((self.syncer, ready))
             case actions.MakeOffer(c):
                 self.copies[c] = self.own[c.learner][HALVES[c.fragment]].copy()
-            case actions.Publish(c):
-                self.shelf[c.learner, c.fragment] = c
-            case actions.PullFragment(round, m):
-                print(f"  quorum at step {round.step}: fragment {round.fragment} of learner {m} is pulled")
-                offered = self.shelf[m, round.fragment]
-                self.mail.append((self.syncer, events.FragmentArrived(round, offered)))
+            case actions.SendOffer(round, c):
+                print(f"  learner {c.learner} offers fragment {c.fragment} at step {c.step}")
+                self.mail.append((self.syncer, events.FragmentArrived(round, c)))
             case actions.Merge(round, version, contributions):
                 self.merge(HALVES[round.fragment], contributions)
                 text = f"version {version} of fragment {round.fragment}, {len(contributions)} learners in it"

@@ -76,12 +76,13 @@ def fleet_tapes(
 ) -> Taped:
     """Plays a fleet whose learners step in 1, 1.3 and 1.6 s over links of 0.05 s, and writes its tapes.
 
-    `crashes`: when the syncer is killed, in seconds; it is back 1.5 seconds later.
+    An offer takes 0.1 s more on its way up. `crashes`: when the syncer is killed, in seconds; it is back 1.5
+    seconds later.
     """
     taped = Taped(workdir, policy)
 
     def link(name):
-        return Link(LinkQuality(latency=0.05), random.Random(name))
+        return Link(LinkQuality(latency=0.05, bandwidth=1e3), random.Random(name))
 
     places = {
         m: Place(lambda m=m: 1.0 + 0.3 * m, link(f"up {m}"), link(f"down {m}"))
@@ -92,7 +93,7 @@ def fleet_tapes(
         steps,
         places,
         lambda learner: CountingLearner(10),
-        CountingSyncer(),
+        CountingSyncer([0] * policy.num_fragments, [100] * policy.num_fragments),
         merge_time=lambda: 0.2,
         notice_seconds=1.0,
         recovery_seconds=2.0,

@@ -72,7 +72,8 @@ class Asking:
                 continue
             asked: dict[int, list[Member]] = {}
             for m in live:
-                if r.id.step - self.front.step > m.lead or not r.may_ask(m) or self._busy(m, now):
+                of = m.step if self._policy.quorum is None else self.front.step
+                if r.id.step - of > m.lead or not r.may_ask(m) or self._busy(m, now):
                     continue
                 asked.setdefault(self._clock(m, r, now), []).append(m)
             for clock, members in asked.items():

@@ -117,7 +117,7 @@ class SyncerCore:
 
     def _advance(self, now: float) -> Actions:
         """Moves every round as far as it can go, and opens those whose turn has come."""
-        self._asking.front.move(self._quorum_clock(), now)
+        self._asking.front.move(self._front(), now)
         out = self._forget_owed(now)
         before = None
         while before != (before := self._progress()):
@@ -315,17 +315,18 @@ class SyncerCore:
         spare = slack(self.policy.overlap, step_time, r.quorum_seconds, self._sync_time.value or 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
-    def _quorum_clock(self) -> int:
-        """The step that enough live learners for a quorum have reached."""
+    def _front(self) -> int:
+        """The step that enough live learners for a quorum have reached; all of them, if there are too few."""
         steps = sorted((m.step for m in self._attendance.live()), reverse=True)
-        needed = len(steps) if self.policy.quorum is None else self.policy.quorum
-        return steps[needed - 1] if steps and needed <= len(steps) else 0
+        if not steps:
+            return 0
+        return steps[-1] if self.policy.quorum is None else steps[: self.policy.quorum][-1]
 
     def _too_late(self, due: RoundId) -> bool:
-        """Whether the fragment's next turn has come; never where learners wait for updates."""
-        if self.policy.max_run_ahead is not None:
-            return False
-        return self._quorum_clock() >= due.step + self.policy.interval
+        """Whether the fragment's next turn has come for a whole quorum; never where learners wait."""
+        enough = len(self._attendance.live()) >= (self.policy.quorum or 1)
+        next_turn = due.step + self.policy.interval
+        return self.policy.max_run_ahead is None and enough and self._asking.front.step >= next_turn
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first round of the schedule, from this one on, that has not been merged."""

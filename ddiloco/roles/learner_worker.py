@@ -84,8 +84,8 @@ class LearnerWorker:
     ) -> None:
         """`send_offer` must not wait. `recovery` is None if the learner's process is never restarted.
 
-        `tape` and `recording` are None if no tape is kept and no snapshots are taken. `resumed`: the learner's
-        state in the snapshot, if the run resumes from one.
+        `tape` and `recording` are None if no tape is kept and no snapshots are taken. `resumed`: the state of
+        the learner in the snapshot, if the run resumes from one.
         """
         self.core = core
         self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()

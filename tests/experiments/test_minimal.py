@@ -7,14 +7,14 @@ import numpy as np
 from experiments.minimal import STEPS, TARGETS, Run
 
 
-def test_every_round_has_its_quorum_its_pulls_its_merge_and_its_updates_and_comes_nearer(capsys):
+def test_every_round_has_its_questions_its_offers_its_merge_and_its_updates_and_comes_nearer(capsys):
     run = Run()
     run.run()
     told = capsys.readouterr().out
     rounds = re.findall(
-        r"learner 0 reports step (\d+)\nlearner 1 reports step \1\n"
-        r"  quorum at step \1: fragment (\d) of learner 0 is pulled\n"
-        r"  quorum at step \1: fragment \2 of learner 1 is pulled\n"
+        r"learner 0 reports step (\d+)\n  learner 0 offers fragment (\d) at step \1\n"
+        r"learner 1 reports step \1\n  learner 1 offers fragment \2 at step \1\n"
+        r"(?:  asked ahead: learner 0 and learner 1, for fragment \d at step \d+\n)?"
         r"  merged and broadcast: version (\d) of fragment \2, 2 learners in it; distance to the best (.*)\n"
         r"  learner 0 applies version \3 of fragment \2\n  learner 1 applies version \3 of fragment \2\n",
         told,
@@ -22,6 +22,9 @@ def test_every_round_has_its_quorum_its_pulls_its_merge_and_its_updates_and_come
     assert [(int(step), int(p)) for step, p, *_ in rounds] == [
         (t, t // 2 % 2 == 1) for t in range(2, STEPS + 1, 2)
     ]
+    for step, p, *_ in rounds:
+        asked = rf"asked ahead: .*learner 1.* for fragment {p} at step {step}\n"
+        assert re.search(asked, told).start() < told.index(f"learner 0 reports step {int(step) - 1}\n")
     distances = [float(distance) for *_, distance in rounds]
     assert distances == sorted(distances, reverse=True)
     assert distances[-1] < 0.1 * np.linalg.norm(TARGETS.mean(axis=0))

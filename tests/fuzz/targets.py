@@ -13,22 +13,22 @@ from ddiloco.disk import array_file
 from ddiloco.observe import records
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.donor import InnerFormat, read_donation
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.positions import LONGEST, Positions
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import Collector
+from ddiloco.remote.wire.event_messages import from_learner as learner_message
 from ddiloco.remote.wire.event_messages import (
-    contribution_of,
     from_syncer,
     learner_event,
+    offer_of,
     syncer_event,
     up_header,
     update_of,
 )
-from ddiloco.remote.wire.event_messages import from_learner as learner_message
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.record_messages import learner_record, record_message
 
@@ -64,9 +64,10 @@ def record(data):
     record_message(learner_record(parse(pb.Record, data), 3))
 
 
-def pulled(data):
+def offer(data):
     messages = cut(data)
-    contribution_of(header := parse(pb.UpHeader, next(messages)), 3, 1)
+    announced = offer_of(header := parse(pb.UpHeader, next(messages)), 3, 2)
+    assert announced.contribution.fragment == announced.round.fragment < 2
     arrays = receive(FORMATS, header.size, messages)
     assert sum(array.nbytes for array in arrays) == BYTES
 
@@ -114,7 +115,7 @@ TARGETS = {  # by name: what reads the bytes, and what it may raise
     "from_learner": (from_learner, WireError),
     "to_learner": (to_learner, WireError),
     "record": (record, WireError),
-    "pulled": (pulled, WireError),
+    "offer": (offer, WireError),
     "update": (update, WireError),
     "donation": (donation, WireError),
     "donation_request": (donation_request, WireError),
@@ -160,15 +161,20 @@ SEEDS = {  # sound bytes, from which others are made
     ],
     "to_learner": [
         from_syncer(events.ClockSet(5)),
-        pb.ToLearner(pull=pb.Pull(pull=1, fragment=2)),
+        from_syncer(events.OfferAsked(RoundId(4, 2), 1, 3)),
     ],
     "record": [
         pb.Record(noted=pb.Noted(name="recovered", json='{"bytes": 1}', time=1.0)),
         pb.Record(alarm=pb.Alarm(sentence="x", time=1.0)),
     ],
-    "pulled": [headed(up_header(1, Contribution(3, 5, 1, 0, 4, 4, 9), BYTES), bytes(BYTES))],
+    "offer": [headed(up_header(RoundId(4, 1), Contribution(3, 5, 1, 0, 4, 4, 9), BYTES), bytes(BYTES))],
     "update": [
-        headed(pb.DownHeader(update={"fragment": 1, "version": 3}, size=BYTES, welcome=2), bytes(BYTES))
+        headed(
+            pb.DownHeader(
+                update={"fragment": 1, "version": 3, "merged": [{"step": 4}]}, size=BYTES, welcome=2
+            ),
+            bytes(BYTES),
+        )
     ],
     "donation": [headed(pb.DonationHeader(format=INNER.fingerprint, versions=[1, 2], size=16), bytes(16))],
     "donation_request": [pb.DonationRequest(versions=[1, 2, 3])],

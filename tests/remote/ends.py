@@ -1,7 +1,6 @@
 """Both ends of a real wire in one process, with queues in place of a syncer and a learner."""
 
 import contextlib
-import dataclasses
 import queue
 import threading
 import time
@@ -10,12 +9,12 @@ import numpy as np
 
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Shelf, Told
+from ddiloco.roles.exchange import Told
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 
@@ -71,6 +70,11 @@ def update(fragment, version, step=0):
     return Told(events.UpdateArrived(fragment, version, step), [arrays(fragment, version)])
 
 
+def asked(fragment, step=4):
+    """A question for a fragment, for the round of this step."""
+    return Told(events.OfferAsked(RoundId(step, fragment), 0, step))
+
+
 def report(learner, incarnation, step):
     """A report of a learner that has worked on version 0."""
     return events.StepReported(Report(learner, incarnation, step, (FragmentCounters(0, step, step),) * 2))
@@ -80,10 +84,17 @@ class SyncerEnd:
     """A SyncerServer, what it hears, and the links that it makes."""
 
     def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True, **more):
-        self.heard, self.records = queue.SimpleQueue(), []
+        self.heard, self.offers, self.records = queue.SimpleQueue(), queue.SimpleQueue(), []
         self.links = {}
         self.server = SyncerServer(
-            terms, security or Security(), config, self._connect, self.heard.put, self.records.append, **more
+            terms,
+            security or Security(),
+            config,
+            self._connect,
+            self.heard.put,
+            lambda *offer: self.offers.put(offer),
+            self.records.append,
+            **more,
         )
         self.port = self.server.start(address)
         if opened:
@@ -99,6 +110,11 @@ class SyncerEnd:
         assert isinstance(event, kind), event
         return event
 
+    def taken(self):
+        """The contribution and the arrays of the next offer."""
+        event, arrays = self.offers.get(timeout=PATIENCE)
+        return event.contribution, arrays
+
     def die(self):
         """Goes without a word, as when its process is killed."""
         self.server._server.stop(None).wait(PATIENCE)
@@ -109,10 +125,10 @@ class SyncerEnd:
 
 
 class LearnerEnd:
-    """A SyncerClient with an inbox and a shelf."""
+    """A SyncerClient with an inbox."""
 
     def __init__(self, address, learner=0, process=100, terms=TERMS, security=None, config=CONFIG):
-        self.inbox, self.shelf, self.notes = queue.SimpleQueue(), Shelf(), []
+        self.inbox, self.notes = queue.SimpleQueue(), []
         self.client = SyncerClient(
             address, learner, process, terms, security or Security(), config, self.notes.append
         )
@@ -126,10 +142,11 @@ class LearnerEnd:
         assert isinstance(delivery, kind) or isinstance(delivery.event, kind), delivery
         return delivery
 
-    def publish(self, fragment, value, **fields):
-        """Puts a contribution on the shelf, and gives it."""
-        contribution = dataclasses.replace(Contribution(0, 100, fragment, 0, 4, 3, 30), **fields)
-        self.shelf.put(contribution, Offer(arrays(fragment, value)))
+    def offer(self, fragment, value, given=None, step=4, version=0):
+        """Offers arrays, full of one value unless given, for the round of the step; what it claims."""
+        contribution = Contribution(0, 100, fragment, version, step, 3, 30)
+        offer = Offer(given or arrays(fragment, value))
+        self.client.send_offer(RoundId(step, fragment), contribution, offer)
         return contribution
 
 

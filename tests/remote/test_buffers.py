@@ -1,20 +1,19 @@
 """What waits on either side: bounded, coalesced, and never in anybody's way."""
 
-import threading
-
 import numpy as np
 import pytest
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import events
+from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Collector, Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer, update_of
 from ddiloco.remote.wire.payload import receive
-from tests.remote.ends import FORMATS, error_of, report, until, update, welcome
+from tests.remote.ends import FORMATS, asked, report, until, update, welcome
 
 
 class Taker:
@@ -159,7 +158,7 @@ def test_an_older_connection_takes_nothing_once_there_is_a_newer_one():
 
 
 def test_a_learner_that_does_not_read_costs_a_bounded_number_of_messages():
-    session = Session("name", 0, 1, NewestFragments(), 1.0, iter(range(10)))
+    session = Session("name", 0, 1, NewestFragments())
     for n in range(3 * MOST_WAITING):
         session.say(from_syncer(events.NotMember(n)))
     for step in range(100):
@@ -171,22 +170,22 @@ def test_a_learner_that_does_not_read_costs_a_bounded_number_of_messages():
     assert session.lost_messages == 2 * MOST_WAITING + 1
 
 
-def test_a_pull_that_is_not_answered_is_given_up():
-    session = Session("name", 0, 1, NewestFragments(), 0.01, iter(range(10)))
-    with pytest.raises(TimeoutError, match="did not come in time"):
-        session.pull(0)
-    assert session.answer_of(0) is None
+def test_a_learner_may_send_what_it_was_asked_for_and_once_for_each_time_that_it_was():
+    session = Session("name", 0, 1, NewestFragments())
+    assert not session.expects(RoundId(4, 1))
+    for _ in range(2):
+        session.deliver(asked(1, step=4))
+        session.deliver(asked(0, step=6))
+        assert not session.expects(RoundId(8, 1))
+        assert session.expects(RoundId(4, 1))
+        assert not session.expects(RoundId(4, 1))
+    session.deliver(asked(0, step=12))  # the round before it is over
+    assert not session.expects(RoundId(6, 0))
+    assert session.expects(RoundId(12, 0))
 
 
-def test_nobody_waits_for_a_session_that_was_closed():
-    session = Session("name", 0, 1, NewestFragments(), 10.0, iter(range(10)))
-    failed = []
-    waiting = threading.Thread(target=lambda: failed.append(error_of(session.pull, 0)))
-    waiting.start()
-    until(lambda: session._pulls)
+def test_a_session_is_closed_once():
+    session = Session("name", 0, 1, NewestFragments())
     assert session.close("gone")
     assert not session.close("gone")
-    waiting.join()
-    assert [type(error) for error in failed] == [ConnectionError]
-    with pytest.raises(ConnectionError, match="not connected"):
-        session.pull(0)
+    assert session.reason == "gone"

@@ -6,7 +6,6 @@ import pathlib
 import queue
 import subprocess
 import threading
-import types
 
 import grpc
 import jax
@@ -175,7 +174,6 @@ def with_client(address, learner, donor_port=0, process=100):
     """A learner's end that names a donor's port, and recovers by its client."""
     end = LearnerEnd.__new__(LearnerEnd)
     end.inbox, end.notes = queue.SimpleQueue(), []
-    end.shelf = types.SimpleNamespace(get=lambda fragment: None)
     from tests.remote.ends import TERMS, SyncerClient
 
     end.client = SyncerClient(

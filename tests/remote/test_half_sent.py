@@ -1,4 +1,4 @@
-"""Killed in the middle of an answer to a pull: the round goes on; of a donation: another learner is asked."""
+"""Killed in the middle of an offer: the round goes on; of a donation: another learner is asked."""
 
 import concurrent.futures
 import dataclasses
@@ -22,7 +22,7 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.learner.donor import InnerFormat, fetch
@@ -69,17 +69,27 @@ class Giver(LearnerEnd):
         delivery = self.next(events.Welcomed)
         self.send(events.LearnerReady(learner, process, 0, delivery.event.versions))
 
-    def offer(self, step):
+    def report(self, step):
+        """Reports a step of ten tokens."""
+        counters = (FragmentCounters(0, step, 10 * step),)
+        self.send(events.StepReported(Report(self.number, self.process, step, counters)))
+
+    def give(self, step):
+        """Steps up to the due step, and offers what it was asked for on the way."""
+        for earlier in range(1, step):
+            self.report(earlier)
+        asked = self.next(events.OfferAsked).event
+        assert (asked.round, asked.version) == (RoundId(step, 0), 0)
+        self.report(step)
         given = tuple(np.full(part.shape, self.value, part.dtype) for part in LARGE)
-        self.shelf.put(Contribution(self.number, self.process, 0, 0, step, 4, 40), Offer(given))
-        report = Report(self.number, self.process, step, (FragmentCounters(0, 4, 40),))
-        self.send(events.StepReported(report))
+        contribution = Contribution(self.number, self.process, 0, 0, step, step, 10 * step)
+        self.client.send_offer(asked.round, contribution, Offer(given))
 
 
 def give_slowly(address):
-    """The child's part: a learner that offers, whose answer takes seconds."""
+    """The child's part: a learner whose offer takes seconds."""
     giver = Giver(address, 1, value=7.0, process=200)
-    giver.offer(4)
+    giver.give(4)
     threading.Event().wait()  # until it is killed
 
 
@@ -99,7 +109,9 @@ def syncer():
     made.model.compile()
     core = SyncerCore(POLICY, 1000)
     worker = SyncerWorker(core, made.model, made.records.append, lambda step, fragments: None)
-    server = SyncerServer(BIG_TERMS, Security(), CONFIG, worker.connect, worker.send, made.records.append)
+    server = SyncerServer(
+        BIG_TERMS, Security(), CONFIG, worker.connect, worker.send, worker.take_offer, made.records.append
+    )
     made.address = ("127.0.0.1", server.start("127.0.0.1:0"))
     server.open()
     worker.start()
@@ -143,10 +155,10 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
         taken.clear()
         killed = child("give_slowly", "{}:{}".format(*proxy.address))
         killed_in_the_middle(monkeypatch, killed)
-        until(lambda: noted(syncer, "learner_lost"), "the answer to break")
+        until(lambda: noted(syncer, "learner_lost"), "the offer to break")
         assert killed.returncode == -signal.SIGKILL
         assert not noted(syncer, "round")
-        honest.offer(4)
+        honest.give(4)
         delivery = honest.next(events.UpdateArrived)
         assert all((piece == 3.0).all() for piece in delivery.fragments[0])
         until(lambda: noted(syncer, "round"), "the record of the round")

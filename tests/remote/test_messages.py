@@ -1,5 +1,6 @@
 """Messages: every event and record comes out as it went in, and no bytes whatever do harm."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,21 +10,23 @@ from hypothesis import strategies as st
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.positions import LONGEST, Positions
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import LARGEST, WireError, parse
+from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import (
-    contribution_of,
     from_learner,
     from_syncer,
     learner_event,
+    offer_of,
     syncer_event,
     up_header,
     update_of,
 )
 from ddiloco.remote.wire.record_messages import learner_record, record_message
+from ddiloco.roles.exchange import Told
 
 NUMBER = st.integers(0, LARGEST)
 VERSIONS = st.tuples(NUMBER, NUMBER, NUMBER)
@@ -35,10 +38,12 @@ LEARNER_EVENTS = st.one_of(
     st.builds(events.LearnerReady, st.just(3), NUMBER, NUMBER, VERSIONS),
     st.builds(events.LearnerLost, st.just(3), NUMBER, REASON),
     st.builds(events.StepReported, st.builds(Report, st.just(3), NUMBER, NUMBER, COUNTERS)),
+    st.builds(events.OfferFailed, st.builds(RoundId, NUMBER, NUMBER), st.just(3), NUMBER, REASON),
 )
 CONTRIBUTIONS = st.builds(Contribution, st.just(3), NUMBER, st.integers(0, 9), NUMBER, NUMBER, NUMBER, NUMBER)
 NOTICES = st.one_of(
     st.builds(events.ClockSet, NUMBER),
+    st.builds(events.OfferAsked, st.builds(RoundId, NUMBER, NUMBER), NUMBER, NUMBER),
     st.builds(events.NotMember, NUMBER),
     st.builds(events.Rejected, NUMBER, REASON),
 )
@@ -78,13 +83,28 @@ def test_a_record_comes_out_as_it_went_in(record):
 
 
 @given(NUMBER, CONTRIBUTIONS)
-def test_a_contribution_comes_out_as_it_went_in(pull, contribution):
-    header = parse(pb.UpHeader, up_header(pull, contribution, 77).SerializeToString())
-    assert (header.pull, header.size) == (pull, 77)
-    assert contribution_of(header, 3, contribution.fragment) == contribution
-    for other in (contribution.fragment - 1, contribution.fragment + 1):
+def test_an_offer_comes_out_as_it_went_in(step, contribution):
+    round_id = RoundId(step, contribution.fragment)
+    header = parse(pb.UpHeader, up_header(round_id, contribution, 77).SerializeToString())
+    assert header.size == 77
+    assert offer_of(header, 3, 10) == events.FragmentArrived(round_id, contribution)
+    for other, fragments in ((contribution.fragment + 1, 11), (contribution.fragment, contribution.fragment)):
+        header = up_header(RoundId(step, other), contribution, 77)
         with pytest.raises(WireError, match="another fragment"):
-            contribution_of(header, 3, other)
+            offer_of(header, 3, fragments)
+
+
+@given(
+    st.builds(
+        events.UpdateArrived, st.integers(0, 9), NUMBER, NUMBER, st.lists(st.builds(Given, NUMBER, NUMBER))
+    )
+)
+def test_an_update_comes_out_as_it_went_in_with_the_offers_that_are_in_it(event):
+    down = Downlink(NewestFragments())
+    event = dataclasses.replace(event, merged=tuple(event.merged))
+    down.put(Told(event, [()]))
+    header = parse(pb.DownHeader, next(down.messages()))
+    assert update_of(header, 10) == event
 
 
 def mangled(draw, data):
@@ -107,7 +127,7 @@ def anything(draw):
             NOTICES.map(from_syncer),
             RECORDS.map(record_message),
             RECORDS.map(lambda r: pb.FromLearner(records=pb.Records(records=[record_message(r)]))),
-            st.builds(up_header, NUMBER, CONTRIBUTIONS, NUMBER),
+            st.builds(up_header, st.builds(RoundId, NUMBER, NUMBER), CONTRIBUTIONS, NUMBER),
             st.builds(pb.DownHeader, update=st.fixed_dictionaries({"fragment": st.integers(0, 5)})),
         )
     )
@@ -126,7 +146,7 @@ def test_no_bytes_whatever_raise_anything_but_a_wire_error(data):
         ],
         pb.ToLearner: [syncer_event],
         pb.Record: [lambda m: learner_record(m, 3)],
-        pb.UpHeader: [lambda m: contribution_of(m, 3, 1)],
+        pb.UpHeader: [lambda m: offer_of(m, 3, 3)],
         pb.DownHeader: [lambda m: update_of(m, 3)],
     }
     for kind, functions in readers.items():

@@ -14,9 +14,11 @@ from ddiloco.config import ConfigError
 from ddiloco.launch.ports import reserved_port
 from ddiloco.observe import records
 from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.payload import payload_bytes
+from ddiloco.remote.wire.event_messages import up_header
+from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Security, check_reach
 from ddiloco.roles.exchange import Leave, Told
 from ddiloco.schema import events_pb2
@@ -29,6 +31,7 @@ from tests.remote.ends import (
     LearnerEnd,
     SyncerEnd,
     arrays,
+    asked,
     ended,
     error_of,
     joined,
@@ -49,6 +52,41 @@ def assert_same(ours, theirs):
 
 def said(**kind):
     return pb.FromLearner(**kind).SerializeToString()
+
+
+def ask(learner, link, fragment, step=4):
+    """Has the learner asked for a fragment; gives the learner, which knows it now."""
+    link.deliver(asked(fragment, step))
+    learner.next(events.OfferAsked)
+    return learner
+
+
+def send_by_hand(learner, messages, timeout=PATIENCE):
+    """Sends an offer's messages as the learner would; its answer."""
+    [channel] = learner.client._connection._channels
+    send, metadata = channel.stream_unary(wire.OFFERS), learner.client._connection._metadata
+    return send(messages, metadata=metadata, timeout=timeout)
+
+
+def headed(fragment, step=4):
+    """The header of an offer of all the fragment's bytes."""
+    contribution = Contribution(0, 100, fragment, 0, step, 3, 30)
+    size = payload_bytes(arrays(fragment, 5))
+    return up_header(RoundId(step, fragment), contribution, size).SerializeToString()
+
+
+class Held:
+    """An array of the devices whose memory cannot be read before it is let go, or not at all."""
+
+    def __init__(self, problem=None):
+        self.reached, self.free, self._problem = threading.Event(), threading.Event(), problem
+
+    def __array__(self, dtype=None, copy=None):
+        self.reached.set()
+        if self._problem is not None:
+            raise self._problem
+        assert self.free.wait(PATIENCE)
+        return arrays(0, 1)[0]
 
 
 @pytest.fixture
@@ -76,9 +114,9 @@ def test_a_welcome_an_update_and_a_contribution_arrive_bit_for_bit(ends):
     delivery = learner.next(events.UpdateArrived)
     assert delivery.event == events.UpdateArrived(1, 3, 9)
     assert_same(delivery.fragments[0], arrays(1, 3))
-    contribution = learner.publish(1, 5)
-    pulled, sent = link.pull(1)
-    assert pulled == contribution
+    contribution = ask(learner, link, 1).offer(1, 5)
+    offered, sent = syncer.taken()
+    assert offered == contribution
     assert_same(sent, arrays(1, 5))
 
 
@@ -90,9 +128,10 @@ def test_several_connections_carry_what_one_does():
         link.deliver(welcome(100))
         assert_same(learner.next(events.Welcomed).fragments[0], arrays(0, 0))
         for p in (0, 1):
-            learner.publish(p, 4 + p)
+            ask(learner, link, p).offer(p, 4 + p)
+        for contribution, sent in sorted((syncer.taken() for _ in range(2)), key=lambda o: o[0].fragment):
+            assert_same(sent, arrays(contribution.fragment, 4 + contribution.fragment))
         for p in (0, 1):
-            assert_same(link.pull(p)[1], arrays(p, 4 + p))
             link.deliver(update(p, 1))
         assert {learner.next(events.UpdateArrived).event.fragment for _ in range(2)} == {0, 1}
 
@@ -100,47 +139,141 @@ def test_several_connections_carry_what_one_does():
 def test_notices_and_the_word_to_leave_arrive(ends):
     syncer, learner = ends
     link = joined(syncer, learner)
-    for event in (events.ClockSet(7), events.NotMember(100), events.Rejected(100, "a newer one")):
+    asked_for = events.OfferAsked(RoundId(4, 1), 3, 2)
+    for event in (events.ClockSet(7), asked_for, events.NotMember(100), events.Rejected(100, "a newer one")):
         link.deliver(Told(event))
         assert learner.next(Told).event == event
     link.deliver(Leave())
     learner.next(Leave)
 
 
-def test_what_is_not_published_is_told_at_once(ends):
-    syncer, learner = ends
-    assert joined(syncer, learner).pull(0) is None
-
-
-def test_a_snapshot_of_another_shape_is_refused_before_it_travels_far(ends):
+@pytest.mark.parametrize("wrong", ["never asked", "of another round", "a second time"])
+def test_what_nobody_asked_for_is_refused_before_its_bytes_are_taken(ends, wrong):
     syncer, learner = ends
     link = joined(syncer, learner)
-    learner.publish(1, 5)
-    contribution, snapshot = learner.shelf.pull(1)
-    learner.shelf.put(contribution, dataclasses.replace(snapshot, arrays=snapshot.arrays[1:]))
-    with pytest.raises(ConnectionError, match="fragment of another size"):
-        link.pull(1)
-    until(lambda: syncer.drops() == ["wire: fragment of another size"])
-    learner.publish(1, 6)
-    assert_same(link.pull(1)[1], arrays(1, 6))  # the connection goes on
+    if wrong == "of another round":
+        ask(learner, link, 1, step=10)
+    elif wrong == "a second time":
+        ask(learner, link, 1).offer(1, 5)
+        syncer.taken()
+    never = threading.Event()
+
+    def messages():
+        yield headed(1)
+        never.wait(PATIENCE)  # the bytes do not come
+
+    with pytest.raises(grpc.RpcError) as raised:
+        send_by_hand(learner, messages())
+    never.set()
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    assert syncer.drops() == ["wire: unawaited fragment"]
+    assert syncer.offers.empty() and syncer.heard.empty()
 
 
-def test_a_lost_learner_is_told_to_the_core_and_its_pulls_fail():
-    syncer, blocked = SyncerEnd(), threading.Event()
-    learner = LearnerEnd(syncer.address)
-    learner.shelf.pull = lambda fragment: blocked.wait(PATIENCE) and None
-    with ended(syncer, learner):
-        link = joined(syncer, learner)
-        failed = []
-        asked = threading.Thread(target=lambda: failed.append(error_of(link.pull, 0)))
-        asked.start()
-        until(lambda: link._pulls)
-        assert learner.client.accepted.wait(PATIENCE)  # the syncer hears of it before
-        learner.client._control.cancel()
-        assert syncer.next(events.LearnerLost).incarnation == 100
-        asked.join(PATIENCE)
-        assert [type(error) for error in failed] == [ConnectionError]
-        blocked.set()
+def test_an_offer_of_another_shape_has_failed_before_it_travels_far_and_may_be_asked_for_again(ends):
+    syncer, learner = ends
+    link = joined(syncer, learner)
+    ask(learner, link, 1).offer(1, 5, given=arrays(1, 5)[1:])
+    assert syncer.next(events.OfferFailed) == events.OfferFailed(
+        RoundId(4, 1), 0, 100, "fragment of another size"
+    )
+    assert syncer.drops() == ["wire: fragment of another size"]
+    ask(learner, link, 1).offer(1, 6)
+    assert_same(syncer.taken()[1], arrays(1, 6))  # the connection goes on
+
+
+def test_an_offer_that_breaks_in_the_middle_has_failed_and_may_be_asked_for_again(ends):
+    syncer, learner = ends
+    link = joined(syncer, learner)
+    ask(learner, link, 1)
+
+    def messages():
+        yield headed(1)
+        yield next(iter(chunks(arrays(1, 5))))
+        raise OSError("the rest is lost")
+
+    with pytest.raises(grpc.RpcError):
+        send_by_hand(learner, messages())
+    assert syncer.next(events.OfferFailed) == events.OfferFailed(RoundId(4, 1), 0, 100, "the transfer broke")
+    assert syncer.offers.empty()
+    ask(learner, link, 1).offer(1, 6)
+    assert_same(syncer.taken()[1], arrays(1, 6))
+
+
+def test_of_an_offer_that_the_devices_fail_to_give_the_syncer_hears(ends):
+    syncer, learner = ends
+    link = joined(syncer, learner)
+    ask(learner, link, 0).offer(0, 5, given=(Held(RuntimeError("no memory")), *arrays(0, 5)[1:]))
+    failed = syncer.next(events.OfferFailed)
+    assert failed == events.OfferFailed(RoundId(4, 0), 0, 100, "RuntimeError: no memory")
+    ask(learner, link, 0).offer(0, 6)
+    assert_same(syncer.taken()[1], arrays(0, 6))
+
+
+@pytest.mark.parametrize("timeout", [None, 10 * PATIENCE], ids=["none", "too late"])
+def test_an_offer_must_have_a_deadline_since_it_holds_memory(ends, timeout):
+    syncer, learner = ends
+    ask(learner, joined(syncer, learner), 1)
+    with pytest.raises(grpc.RpcError) as raised:
+        send_by_hand(learner, iter([headed(1), *chunks(arrays(1, 5))]), timeout)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert syncer.drops() == ["wire: offer without a deadline"]
+    assert syncer.offers.empty()
+
+
+def test_offers_behind_one_that_takes_long_are_not_sent_once_an_update_makes_them_worthless(ends):
+    syncer, learner = ends
+    link = joined(syncer, learner)
+    held = Held()
+    ask(learner, link, 0).offer(0, 1, given=(held, *arrays(0, 1)[1:]))
+    assert held.reached.wait(PATIENCE)
+    ask(learner, link, 1).offer(1, 5)  # waits behind the one under way
+    link.deliver(update(1, 1))
+    learner.next(events.UpdateArrived)
+    held.free.set()
+    assert_same(syncer.taken()[1], arrays(0, 1))
+    ask(learner, link, 1, step=8).offer(1, 6, step=8, version=1)
+    contribution, sent = syncer.taken()
+    assert (contribution.step, contribution.version) == (8, 1)
+    assert_same(sent, arrays(1, 6))
+    assert syncer.drops() == []
+
+
+def test_a_fragment_that_waits_is_sent_as_it_was_offered_last(ends):
+    syncer, learner = ends
+    link = joined(syncer, learner)
+    held = Held()
+    ask(learner, link, 0).offer(0, 1, given=(held, *arrays(0, 1)[1:]))
+    assert held.reached.wait(PATIENCE)
+    for step in (4, 6):
+        ask(learner, link, 1, step).offer(1, step, step=step)
+    held.free.set()
+    assert [syncer.taken()[0].step for _ in range(2)] == [4, 6]
+    assert syncer.drops() == []
+
+
+def test_a_lost_learner_is_told_to_the_core_and_what_it_was_sending_has_failed(ends):
+    syncer, learner = ends
+    link = joined(syncer, learner)
+    ask(learner, link, 1)
+    begun, never = threading.Event(), threading.Event()
+
+    def messages():
+        yield headed(1)
+        yield next(iter(chunks(arrays(1, 5))))
+        begun.set()
+        never.wait(PATIENCE)
+
+    sending = threading.Thread(target=lambda: error_of(send_by_hand, learner, messages()))
+    sending.start()
+    assert begun.wait(PATIENCE)
+    until(lambda: not link._asked, "the header to be read")
+    learner.client._control.cancel()
+    heard = {type(event): event for event in (syncer.heard.get(timeout=PATIENCE) for _ in range(2))}
+    never.set()
+    sending.join(PATIENCE)
+    assert heard[events.LearnerLost].incarnation == 100
+    assert heard[events.OfferFailed].round == RoundId(4, 1)
 
 
 def test_a_learner_connects_anew_and_says_again_where_it_stands(address):
@@ -243,7 +376,7 @@ def test_another_version_of_the_wire_is_refused(ends):
     with pytest.raises(grpc.RpcError) as raised:
         next(control(syncer, said(hello=hello)))
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert raised.value.details() == "the syncer speaks version 4 of the wire, the learner 5"
+    assert raised.value.details() == "the syncer speaks version 5 of the wire, the learner 6"
 
 
 def control(syncer, *messages):
@@ -277,8 +410,8 @@ def test_what_cannot_be_read_ends_the_connection_and_is_counted(ends, messages, 
         list(control(syncer, *messages))
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     until(lambda: syncer.drops() == [f"wire: {reason}"])
-    link = joined(syncer, learner)  # the others notice nothing
-    assert link.pull(0) is None
+    ask(learner, joined(syncer, learner), 0).offer(0, 3)  # the others notice nothing
+    assert syncer.taken()[0].fragment == 0
 
 
 def test_a_message_beyond_the_bound_is_refused_by_the_transport(ends):
@@ -294,7 +427,7 @@ def test_calls_outside_a_session_are_refused(ends):
     channel = grpc.insecure_channel(syncer.address, wire.options(20.0))
     for call in (
         lambda: list(channel.unary_stream(wire.UPDATES)(b"")),
-        lambda: channel.stream_unary(wire.PULLED)(iter([b"x"])),
+        lambda: channel.stream_unary(wire.OFFERS)(iter([b"x"]), timeout=PATIENCE),
     ):
         with pytest.raises(grpc.RpcError) as raised:
             call()
@@ -317,9 +450,8 @@ def test_tls_lets_in_who_has_a_certificate_of_the_same_authority_and_nobody_else
     syncer = SyncerEnd(security=load_security(None, str(tmp_path / "ours/syncer")))
     ours = load_security(None, str(tmp_path / "ours/learner"))
     with ended(syncer, learner := LearnerEnd(syncer.address, security=ours)):
-        link = joined(syncer, learner)
-        learner.publish(1, 5)
-        assert payload_bytes(link.pull(1)[1]) == payload_bytes(arrays(1, 5))
+        ask(learner, joined(syncer, learner), 1).offer(1, 5)
+        assert_same(syncer.taken()[1], arrays(1, 5))
         stranger = load_security(None, str(tmp_path / "others/learner"))
         for security in (stranger, Security()):
             with ended(outside := LearnerEnd(syncer.address, 1, security=security)):

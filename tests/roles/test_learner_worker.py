@@ -14,8 +14,10 @@ from jax.experimental import io_callback
 from ddiloco.outer.fragments import take
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import RoundId
 from ddiloco.roles import learner_worker
 from ddiloco.roles.exchange import InnerStateWanted, Leave, Told
+from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.run.recipes import assembly_of
 from tests import workbench
@@ -51,13 +53,13 @@ class Core(LearnerCore):
 
 @contextlib.contextmanager
 def stepping(assembly, **changes):
-    """A welcomed worker whose equipment has these changes; its core; and what it has told the syncer."""
+    """A welcomed worker whose equipment has these changes; its core; what it has told and offered the syncer."""
     e = assembly.experiment
     params = assembly.initial_parameters()
     fragments = [take(assembly.layout, p, params) for p in range(assembly.layout.num_fragments)]
     core, told = Core(0, 1, e.sync, e.train.steps), queue.SimpleQueue()
     equipment = dataclasses.replace(assembly.own_equipment(0), **changes)
-    worker = LearnerWorker(core, equipment, told.put, lambda record: None)
+    worker = LearnerWorker(core, equipment, told.put, lambda *offer: told.put(offer), lambda record: None)
     worker.start()
     zeros = (0,) * len(fragments)
     worker.inbox.put(Told(events.Welcomed(1, 0, zeros, zeros), fragments))
@@ -92,6 +94,38 @@ def test_a_paced_step_that_takes_long_has_heartbeats(assembly):
         core.hears(events.StepStarted)
         for _ in range(3):
             core.hears(events.Heartbeat)
+
+
+def offered(told):
+    """The next offer, and the last step reported before it."""
+    step = 0
+    while not isinstance(event := told.get(timeout=PATIENCE), tuple):
+        step = event.report.step if isinstance(event, events.StepReported) else step
+    return step, event
+
+
+def test_what_it_is_asked_for_is_offered_once_as_of_the_step_and_after_its_report(assembly):
+    with stepping(assembly) as (worker, _, told):
+        for step, fragment in ((3, 1), (5, 0)):
+            worker.inbox.put(Told(events.OfferAsked(RoundId(6, fragment), 0, step)))
+            reported, (round_id, contribution, offer) = offered(told)
+            assert reported == contribution.step >= step
+            assert (round_id, contribution.fragment) == (RoundId(6, fragment), fragment)
+            assert contribution.steps == contribution.step, "all of them on the version of the welcome"
+            for ours, theirs in zip(offer.arrays, after(assembly, contribution.step, fragment), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+    while not told.empty():
+        assert not isinstance(told.get(), tuple), "a second offer"
+
+
+def after(assembly, steps, fragment):
+    """The fragment after these steps by the same program on the same batches."""
+    params = assembly.initial_parameters()
+    arrays = TrainingArrays(assembly.own_equipment(0))
+    arrays.adopt([take(assembly.layout, p, params) for p in range(assembly.layout.num_fragments)])
+    for clock in range(steps):
+        arrays.step(clock)
+    return arrays.offer(fragment, steps).arrays
 
 
 class Held:

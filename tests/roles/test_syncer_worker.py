@@ -1,7 +1,6 @@
-"""The syncer's thread with links instead of learners: pulls and merges that fail, and what then is merged."""
+"""The syncer's thread with links instead of learners: offers and merges that fail; what then is merged."""
 
 import queue
-import threading
 
 import numpy as np
 import pytest
@@ -23,30 +22,32 @@ PATIENCE = 30.0
 
 
 class Peer:
-    """A learner as the syncer sees it: what it was sent, and what it answers to a pull."""
+    """A learner as the syncer sees it: what it was sent, and what it offers."""
 
-    def __init__(self, learner):
-        self.learner = learner
+    def __init__(self, learner, worker):
+        self.learner, self._worker = learner, worker
         self.inbox = queue.SimpleQueue()
-        self.answer = np.zeros((2, 3), np.float32)  # or an error, or None for nothing published
-        self.asked = threading.Semaphore(0)
-        self.may_answer = threading.Event()
-        self.may_answer.set()
 
     def deliver(self, delivery):
         self.inbox.put(delivery)
 
-    def pull(self, fragment):
-        self.asked.release()
-        assert self.may_answer.wait(PATIENCE)
-        if self.answer is None:
-            return None
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.contribution(), (self.answer,)
+    def report(self, step=2):
+        counters = (FragmentCounters(version=0, steps=step, tokens=10),)
+        self._worker.send(events.StepReported(Report(self.learner, 1, step, counters)))
 
-    def contribution(self):
-        return Contribution(self.learner, 1, fragment=0, version=0, step=1, steps=1, tokens=10)
+    def is_asked(self):
+        """Waits for the question; what it is to offer for."""
+        asked = self.next(events.OfferAsked).event
+        assert (asked.version, asked.clock) == (0, 2)
+        return asked.round
+
+    def offer(self, round_id, arrays):
+        """Arrays as if they had come over a link, or the error with which that ended."""
+        if isinstance(arrays, Exception):
+            self._worker.send(events.OfferFailed(round_id, self.learner, 1, str(arrays)))
+            return
+        contribution = Contribution(self.learner, 1, fragment=0, version=0, step=2, steps=2, tokens=10)
+        self._worker.take_offer(events.FragmentArrived(round_id, contribution), (arrays,))
 
     def next(self, kind):
         delivery = self.inbox.get(timeout=PATIENCE)
@@ -66,7 +67,7 @@ class Desk:
         self.worker = SyncerWorker(
             core, self.model, self.taken.append, lambda step, fragments: self.commits.append(step)
         )
-        self.peers = [Peer(m) for m in range(num_learners)]
+        self.peers = [Peer(m, self.worker) for m in range(num_learners)]
         self.worker.start()
         for peer in self.peers:
             self.worker.connect(peer.learner, 1, peer)
@@ -76,10 +77,13 @@ class Desk:
             )
             self.worker.send(events.LearnerReady(peer.learner, 1, 0, (0,)))
 
-    def report(self, step=2):
-        for peer in self.peers:
-            counters = (FragmentCounters(version=0, steps=step, tokens=10),)
-            self.worker.send(events.StepReported(Report(peer.learner, 1, step, counters)))
+    def offers(self, *arrays):
+        """Every peer was asked, has come to the step, and offers what is not None, in order."""
+        for peer, given in zip(self.peers, arrays, strict=True):
+            round_id = peer.is_asked()
+            peer.report()
+            if given is not None:
+                peer.offer(round_id, given)
 
     def noted(self, name):
         return [r.values for r in self.taken if isinstance(r, records.Noted) and r.name == name]
@@ -95,8 +99,6 @@ def desk():
 
     yield make
     for one in made:
-        for peer in one.peers:
-            peer.may_answer.set()
         assert one.worker.stop(PATIENCE)
 
 
@@ -106,9 +108,7 @@ def full(value):
 
 def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
     it = desk(3)
-    for peer, value in zip(it.peers, (1.0, 2.0, 6.0), strict=True):
-        peer.answer = full(value)
-    it.report()
+    it.offers(full(1.0), full(2.0), full(6.0))
     for peer in it.peers:
         update = peer.next(events.UpdateArrived)
         assert (update.event.fragment, update.event.version, update.event.step) == (0, 1, 2)
@@ -133,15 +133,12 @@ def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
         (full(1.0).astype(np.float64), "layers/0/kernel is float64[2, 3], but must be float32[2, 3]"),
         (full(1.0)[:1], "layers/0/kernel is float32[1, 3], but must be float32[2, 3]"),
         (ConnectionError("link down"), "link down"),
-        (None, "nothing published"),
     ],
-    ids=["nan", "inf", "float64", "shape", "raises", "nothing"],
+    ids=["nan", "inf", "float64", "shape", "broken"],
 )
 def test_what_cannot_be_used_is_dropped_and_counted_and_the_others_are_merged(desk, answer, reason):
     it = desk(3)
-    it.peers[0].answer, it.peers[2].answer = full(2.0), full(4.0)
-    it.peers[1].answer = answer
-    it.report()
+    it.offers(full(2.0), answer, full(4.0))
     for peer in it.peers:  # also to the one that was left out
         np.testing.assert_allclose(peer.next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
     assert it.noted("drop") == [{"learner": 1, "reason": reason}]
@@ -149,12 +146,30 @@ def test_what_cannot_be_used_is_dropped_and_counted_and_the_others_are_merged(de
     assert it.worker.failure is None
 
 
-def test_a_peer_that_is_lost_while_it_is_pulled_is_left_out(desk):
+@pytest.mark.parametrize("answer", [full(np.nan), ConnectionError("link down")], ids=["nan", "broken"])
+def test_a_peer_whose_offer_failed_is_asked_again_once_it_speaks_while_the_round_waits(desk, answer):
     it = desk(2)
-    it.peers[0].answer = full(5.0)
-    it.peers[1].may_answer.clear()
-    it.report()
-    assert it.peers[1].asked.acquire(timeout=PATIENCE)
+    it.offers(None, answer)
+    it.peers[1].report()
+    round_id = it.peers[1].is_asked()
+    it.peers[1].offer(round_id, full(4.0))
+    it.peers[0].offer(round_id, full(2.0))
+    np.testing.assert_allclose(it.peers[1].next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
+    assert [values["learners"] for values in it.noted("round")] == [[0, 1]]
+    assert [values["learner"] for values in it.noted("drop")] == [1]
+
+
+def test_what_nobody_asked_for_is_dropped(desk):
+    it = desk(2)
+    it.peers[0].offer(RoundId(4, 0), full(9.0))
+    it.offers(full(2.0), full(4.0))
+    np.testing.assert_allclose(it.peers[0].next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
+    assert it.noted("drop") == [{"learner": 0, "reason": "unexpected fragment"}]
+
+
+def test_a_peer_that_is_lost_before_its_offer_is_here_is_left_out(desk):
+    it = desk(2)
+    it.offers(full(5.0), None)
     it.worker.send(events.LearnerLost(1, 1, "killed"))
     np.testing.assert_allclose(it.peers[0].next(events.UpdateArrived).fragments[0][0], full(5.0), rtol=1e-6)
     assert it.noted("learner_lost") == [{"learner": 1, "incarnation": 1, "reason": "killed"}]
@@ -164,17 +179,9 @@ def test_a_peer_that_is_lost_while_it_is_pulled_is_left_out(desk):
 
 def test_a_fragment_that_arrives_twice_leaves_the_first_arrival_in_the_round(desk):
     it = desk(2)
-    it.peers[0].answer, it.peers[1].answer = full(2.0), full(4.0)
-    it.peers[1].may_answer.clear()
-    it.report()
-    assert it.peers[1].asked.acquire(timeout=PATIENCE)
-    [pending] = it.worker.core._rounds
-    while 0 not in pending.arrived:
-        assert it.worker.failure is None
-    it.worker.send(events.FragmentArrived(RoundId(2, 0), it.peers[0].contribution()))
-    while not it.noted("drop"):
-        assert it.worker.failure is None
-    it.peers[1].may_answer.set()
+    it.offers(full(2.0), None)
+    it.peers[0].offer(RoundId(2, 0), full(9.0))
+    it.peers[1].offer(RoundId(2, 0), full(4.0))
     np.testing.assert_allclose(it.peers[0].next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
     assert it.noted("drop") == [{"learner": 0, "reason": "unexpected fragment"}]
 
@@ -186,7 +193,7 @@ def test_a_merge_that_raises_ends_the_syncer_with_the_failure_told(desk, monkeyp
         raise MemoryError("no room for the merge")
 
     monkeypatch.setattr(it.model, "merge", merge)
-    it.report()
+    it.offers(full(1.0), full(2.0))
     assert it.worker.ended.wait(PATIENCE)
     assert it.worker.failure.startswith("MemoryError: no room for the merge\nTraceback")
     assert not it.worker.core.finished
@@ -197,23 +204,23 @@ def test_an_incarnation_that_departed_is_told_so(desk):
     it = desk(1)
     it.worker.send(events.LearnerLost(0, 1, "killed"))
     it.worker.send(events.LearnerJoined(0, 1))
+    it.peers[0].is_asked()
     assert it.peers[0].next(Told).event == events.NotMember(1)
 
 
 def test_an_incarnation_older_than_one_that_is_known_is_refused(desk):
     it = desk(1)
-    newer = Peer(0)
+    newer = Peer(0, it.worker)
     it.worker.connect(0, 2, newer)
     it.worker.send(events.LearnerJoined(0, 2))
     newer.next(events.Welcomed)
     it.worker.send(events.LearnerJoined(0, 1))
+    it.peers[0].is_asked()
     assert isinstance(it.peers[0].next(Told).event, events.Rejected)
 
 
 def test_stopping_waits_for_no_learner(desk):
     it = desk(2)
-    it.peers[1].may_answer.clear()
-    it.report()
-    assert it.peers[1].asked.acquire(timeout=PATIENCE)
+    it.offers(full(1.0), None)
     assert it.worker.stop(PATIENCE)
     assert (it.worker.failure, it.worker.core.finished, it.commits) == (None, False, [])

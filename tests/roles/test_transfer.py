@@ -10,8 +10,6 @@ import pytest
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import FragmentDecoder, encode, wire_format
 from ddiloco.outer.fragments import fragment, take
-from ddiloco.protocol.messages import Contribution
-from ddiloco.roles.exchange import Shelf
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.training.parameters import abstract_parameters
@@ -103,38 +101,33 @@ def test_compiling_changes_no_parameter(transfer, shardings):
     assert_equal(transfer.compile(placed(own, shardings)), own)
 
 
-def contribution(fragment, step):
-    return Contribution(0, 1, fragment, version=0, step=step, steps=step, tokens=10 * step)
+def rebased(now, then, theirs):
+    """What rebasing comes to, reckoned in float64; pieces."""
+    return [t.astype(np.float64) + n - o for n, o, t in zip(now, then, theirs, strict=True)]
 
 
-def test_a_shelf_holds_the_newest_of_each_fragment_until_it_is_cleared():
-    shelf = Shelf()
-    assert shelf.pull(0) is None
-    shelf.put(contribution(0, 1), ("old",))
-    shelf.put(contribution(1, 1), ("other",))
-    shelf.put(contribution(0, 2), ("new",))
-    assert shelf.pull(0) == (contribution(0, 2), ("new",))
-    shelf.overwrite(0)
-    shelf.overwrite(0)
-    assert shelf.pull(0) is None
-    assert shelf.pull(1) == (contribution(1, 1), ("other",))
-    shelf.clear()
-    assert shelf.pull(1) is None
+def test_a_rebased_update_keeps_what_was_done_since_the_offer_and_leaves_the_rest(shardings):
+    transfer = FragmentTransfer(LAYOUT, shardings, rebase=True)
+    then, theirs, later = numbers(0), numbers(1), numbers(2)
+    offer = transfer.offer(SPLIT, placed(then, shardings))
+    now = {name: value + np.float32(1e-3) * later[name] for name, value in then.items()}
+    params = transfer.apply(SPLIT, placed(now, shardings), pieces_of(theirs), 0.0, offer.own)
+    expected = rebased(pieces_of(now), pieces_of(then), pieces_of(theirs))
+    assert_near(pieces_of(params), expected, 1e-6)
+    whole = {name: np.array(value) for name, value in now.items()}
+    for piece, value in zip(LAYOUT.fragments[SPLIT], pieces_of(params), strict=True):
+        whole[piece.name][piece.start : piece.stop] = value
+    assert_equal(params, whole)
+    for name, leaf in params.items():
+        assert leaf.sharding.is_equivalent_to(shardings[name], leaf.ndim), name
 
 
-def test_a_shelf_remembers_the_last_that_was_pulled_since_the_fragment_was_taken_down():
-    shelf = Shelf()
-    shelf.put(contribution(0, 1), ("first",))
-    assert shelf.overwrite(0) is None
-    shelf.put(contribution(0, 5), ("second",))
-    shelf.pull(0)
-    shelf.put(contribution(0, 6), ("third",))
-    assert shelf.overwrite(0) == (contribution(0, 5), ("second",))
-    assert shelf.overwrite(0) is None
-    shelf.put(contribution(0, 9), ("fourth",))
-    shelf.pull(0)
-    shelf.clear()
-    assert shelf.overwrite(0) is None
+def test_an_own_copy_that_an_offer_keeps_survives_what_donates_its_source(shardings):
+    transfer = FragmentTransfer(LAYOUT, shardings, rebase=True)
+    params = placed(numbers(0), shardings)
+    offer = transfer.offer(SPLIT, params)
+    transfer.apply(SPLIT, params, pieces_of(numbers(1)), 0.0, offer.own)
+    assert_near(offer.own, pieces_of(numbers(0)), 0.0)
 
 
 # Encoded offers.
@@ -193,9 +186,9 @@ class Program:
 class Learner:
     """TrainingArrays that can be moved by hand, and the syncer's view of what they send."""
 
-    def __init__(self, codec, error_feedback=False):
+    def __init__(self, codec, error_feedback=False, rebase=False):
         shardings = parameter_shardings(TINY, mesh_of(1))
-        transfer = FragmentTransfer(LAYOUT, shardings, codec, error_feedback)
+        transfer = FragmentTransfer(LAYOUT, shardings, codec, error_feedback, rebase)
         self.arrays = TrainingArrays(Equipment(Program(shardings), transfer, itertools.repeat({}), 1))
         self._decode = FragmentDecoder(LAYOUT, codec)
         self.codec = CODECS[codec]
@@ -236,46 +229,44 @@ def test_a_learner_sends_its_way_from_the_version_it_adopted_whatever_it_mixed_i
     first, second = numbers(0), numbers(1)
     learner.adopt(first)
     way = learner.move(2)
-    assert_near(learner.read(learner.arrays.offer(SPLIT), first), way, learner.error(way))
+    assert_near(learner.read(learner.arrays.offer(SPLIT, 1), first), way, learner.error(way))
     learner.arrays.apply(SPLIT, mixing, pieces_of(second))
     learner.move(3)
     way = plus(pieces_of(second), pieces_of(learner.arrays.params), -1)
-    assert_near(learner.read(learner.arrays.offer(SPLIT), second), way, learner.error(way))
+    assert_near(learner.read(learner.arrays.offer(SPLIT, 2), second), way, learner.error(way))
 
 
 @pytest.mark.parametrize("mixing", [0.0, 0.5])
-def test_what_a_pulled_encoding_left_out_comes_with_the_next_but_for_what_the_learner_keeps(codec, mixing):
+def test_what_a_merged_encoding_left_out_comes_with_the_next_but_for_what_the_learner_keeps(codec, mixing):
     learner = Learner(codec, error_feedback=True)
     first, second = numbers(0), numbers(1)
     learner.adopt(first)
     way = learner.move(2)
-    offer = learner.arrays.offer(SPLIT)
+    offer = learner.arrays.offer(SPLIT, 1)
     left = plus(way, learner.read(offer, first), -1)
     assert_near(offer.residual, left, BOUND * 8)
     learner.move(4)
-    learner.arrays.offer(SPLIT)  # a later one that nobody pulls
-    learner.arrays.pulled(SPLIT, offer)
-    learner.arrays.apply(SPLIT, mixing, pieces_of(second))
+    learner.arrays.offer(SPLIT, 2)  # a later one, which is not in the update
+    learner.arrays.apply(SPLIT, mixing, pieces_of(second), merged=1)
     learner.move(3)
     to_send = plus(plus(pieces_of(second), pieces_of(learner.arrays.params), -1), left, 1 - mixing)
-    sent = learner.arrays.offer(SPLIT)
+    sent = learner.arrays.offer(SPLIT, 3)
     assert_near(plus(learner.read(sent, second), sent.residual), to_send, BOUND * 16)
 
 
-def test_a_round_without_the_learner_changes_nothing_of_what_it_has_still_to_send(codec):
+def test_an_offer_that_is_not_in_the_update_changes_nothing_of_what_the_learner_has_still_to_send(codec):
     learner = Learner(codec, error_feedback=True)
     first, second, third = numbers(0), numbers(1), numbers(2)
     learner.adopt(first)
     learner.move(3)
-    pulled = learner.arrays.offer(SPLIT)
-    learner.arrays.pulled(SPLIT, pulled)
-    learner.arrays.apply(SPLIT, 0.0, pieces_of(second))
+    merged = learner.arrays.offer(SPLIT, 1)
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(second), merged=1)
     learner.move(4)
-    learner.arrays.offer(SPLIT)
+    learner.arrays.offer(SPLIT, 1)  # by number like the one before; it was sent, but came too late
     learner.arrays.apply(SPLIT, 0.0, pieces_of(third))
     way = learner.move(5)
-    sent = learner.arrays.offer(SPLIT)
-    assert_near(plus(learner.read(sent, third), sent.residual), plus(way, pulled.residual), BOUND * 16)
+    sent = learner.arrays.offer(SPLIT, 3)
+    assert_near(plus(learner.read(sent, third), sent.residual), plus(way, merged.residual), BOUND * 16)
 
 
 @pytest.mark.parametrize("died", [False, True], ids=["welcomed anew", "restarted"])
@@ -283,15 +274,46 @@ def test_a_learner_that_begins_anew_has_nothing_left_to_send(codec, died):
     learner = Learner(codec, error_feedback=True)
     learner.adopt(numbers(0))
     learner.move(2)
-    learner.arrays.pulled(SPLIT, learner.arrays.offer(SPLIT))
+    learner.arrays.offer(SPLIT, 1)
     if died:
         learner.arrays.lose()
     theirs = numbers(1)
     learner.adopt(theirs)
-    sent = learner.arrays.offer(SPLIT)
+    sent = learner.arrays.offer(SPLIT, 2)
     assert_near(learner.read(sent, theirs), [np.zeros_like(x) for x in pieces_of(theirs)], 0.0)
-    learner.arrays.apply(SPLIT, 0.0, pieces_of(theirs))
-    assert all(not np.any(x) for x in learner.arrays.offer(SPLIT).residual)
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(theirs), merged=1)  # of its life before
+    assert all(not np.any(x) for x in learner.arrays.offer(SPLIT, 3).residual)
+
+
+@pytest.mark.parametrize(
+    ("name", "error_feedback"),
+    [(name, feedback) for name in CODECS for feedback in (False, True)[: 1 + (name != "f32")]],
+)
+def test_with_rebase_a_learner_keeps_what_it_did_since_the_offer_that_is_in_the_update(name, error_feedback):
+    learner = Learner(name, error_feedback, rebase=True)
+    first, second, third = numbers(0), numbers(1), numbers(2)
+    learner.adopt(first)
+    learner.move(3)
+    then = pieces_of(learner.arrays.params)
+    offer = learner.arrays.offer(SPLIT, 7)
+    learner.move(4)
+    learner.arrays.offer(SPLIT, 8)  # not the one that is in the update
+    learner.move(5)
+    expected = rebased(pieces_of(learner.arrays.params), then, pieces_of(second))
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(second), merged=7, rebase=True)
+    assert_near(pieces_of(learner.arrays.params), expected, 1e-6)
+    nothing = [np.zeros_like(piece) for piece in then]
+    way = plus(pieces_of(second), expected, -1)  # what it did meanwhile is in the next offer
+    sent = learner.arrays.offer(SPLIT, 9)
+    if name != "f32":
+        told = plus(learner.read(sent, second), sent.residual or nothing)
+        assert_near(
+            told,
+            plus(way, offer.residual or nothing),
+            BOUND * 16 + (0 if error_feedback else learner.error(way)),
+        )
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(third))  # without an offer of the learner: overwritten
+    assert_near(pieces_of(learner.arrays.params), pieces_of(third), 0.0)
 
 
 def test_f32_sends_the_parameters_bit_for_bit():
@@ -299,6 +321,6 @@ def test_f32_sends_the_parameters_bit_for_bit():
     learner.adopt(numbers(0))
     learner.move(1)
     learner.arrays.apply(SPLIT, 0.5, pieces_of(numbers(2)))
-    offer = learner.arrays.offer(SPLIT)
+    offer = learner.arrays.offer(SPLIT, 1)
     for ours, theirs in zip(on_the_host(offer), pieces_of(learner.arrays.params), strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import pathlib
+import re
 import sys
 import typing
 
@@ -33,8 +34,9 @@ def built(kind):
 def strategy(annotation):
     if annotation in STRATEGIES:
         return STRATEGIES[annotation]
-    if annotation == "tuple[FragmentCounters, ...]":
-        return st.lists(built(messages.FragmentCounters), max_size=3).map(tuple)
+    repeated = re.fullmatch(r"tuple\[(\w+), \.\.\.\]", annotation)
+    if repeated:
+        return st.lists(built(getattr(messages, repeated[1])), max_size=3).map(tuple)
     return built(getattr(messages, annotation))
 
 

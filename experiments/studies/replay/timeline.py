@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, Pulled
+from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.clocks import VectorClock
 from experiments.studies.replay import plan as plans
@@ -175,6 +175,8 @@ def _happened(thing: Any) -> str:
             return "step finished"
         case events.ClockSet(step=step):
             return f"hears that step {step} has come"
+        case events.OfferAsked(round=r, clock=clock):
+            return f"is asked for fragment {r.fragment} from step {clock} on"
         case events.UpdateArrived() as e:
             return f"update: fragment {e.fragment} version {e.version}, merged at step {e.step}"
         case events.Heartbeat() | events.Timeout():
@@ -190,7 +192,7 @@ def _happened(thing: Any) -> str:
             return f"learner {r.learner} reports step {r.step}"
         case events.FragmentArrived(round=r, contribution=c):
             return f"fragment {r.fragment} of learner {c.learner} from step {c.step} ({c.steps} steps)"
-        case events.PullFailed(round=r) as e:
+        case events.OfferFailed(round=r) as e:
             return f"fragment {r.fragment} of learner {e.learner} does not come: {e.reason}"
         case events.MergeFinished(round=r):
             return f"round {r.step} of fragment {r.fragment} is merged"
@@ -203,8 +205,6 @@ def _noted(thing: Any) -> str:
             return "goes on with a fresh inner state" if fresh else f"goes on with {origin}"
         case Gave(number=number):
             return f"gives its inner state away, number {number}"
-        case Pulled() as e:
-            return f"of fragment {e.fragment} the syncer had the offer of step {e.step}"
         case Committed() as e:
             return f"committed: fragment {e.fragment} version {e.version}, {e.sha256.hex()[:12]}"
         case End():
@@ -218,18 +218,18 @@ def _followed(decided: Sequence[Any]) -> str:
         match action:
             case actions.MakeOffer(contribution=c):
                 phrases.append(f"copies fragment {c.fragment} at step {c.step}")
-            case actions.Publish(contribution=c):
-                phrases.append(f"publishes fragment {c.fragment}")
-            case actions.PullFragment(round=r, learner=m):
-                phrases.append(f"pulls fragment {r.fragment} from {m}")
+            case actions.SendOffer(contribution=c):
+                phrases.append(f"offers fragment {c.fragment}")
             case actions.Merge(round=r) as a:
                 phrases.append(
                     f"merges fragment {r.fragment} of {_listed([c.learner for c in a.contributions])}"
                 )
-            case actions.Tell(receivers, events.UpdateArrived(p, version, _)):
+            case actions.Tell(receivers, events.UpdateArrived(p, version)):
                 phrases.append(f"sends fragment {p} version {version} to {len(receivers)}")
             case actions.Tell(((m, _),), events.Welcomed()):
                 phrases.append(f"welcomes {m}")
+            case actions.Tell(receivers, events.OfferAsked(r)):
+                phrases.append(f"asks {_listed([m for m, _ in receivers])} for fragment {r.fragment}")
             case actions.Tell(_, events.ClockSet(step)):
                 phrases.append(f"tells laggards of step {step}")
             case actions.Drop(reason=reason):
@@ -243,7 +243,9 @@ def _followed(decided: Sequence[Any]) -> str:
 
 def _round_step(thing: Any, decided: Sequence[Any]) -> int | None:
     match thing:
-        case events.FragmentArrived(round=r) | events.PullFailed(round=r) | events.MergeFinished(round=r):
+        case events.FragmentArrived(round=r) | events.OfferFailed(round=r) | events.MergeFinished(round=r):
+            return r.step
+        case events.OfferAsked(round=r):
             return r.step
         case events.UpdateArrived(step=step):
             return step
@@ -251,7 +253,7 @@ def _round_step(thing: Any, decided: Sequence[Any]) -> int | None:
             return r.step
     for action in decided:
         match action:
-            case actions.Publish(contribution=c) | actions.MakeOffer(contribution=c):
+            case actions.SendOffer(contribution=c) | actions.MakeOffer(contribution=c):
                 return c.step
             case actions.TellSyncer(events.StepReported(r)):
                 return r.step

@@ -2,8 +2,8 @@
 
 No array is touched. What a learner does of itself stays: when it steps and on how many tokens, when it
 joins and is lost, and where its clock is. What follows from the policy is worked out again: rounds,
-their quorums and grace windows, who is pulled and merged, and so what each learner's counters stand for.
-Pulls, merges and updates take as long as they took in the run.
+their quorums and grace windows, who is asked and merged, and so what each learner's counters stand for.
+Offers, merges and updates take as long as they took in the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -26,13 +26,13 @@ from experiments.studies.replay.plan import Handled, Plan
 
 @dataclasses.dataclass(frozen=True)
 class Delays:
-    """Seconds that things took in the run: pulls and merges by the median, updates at their quickest tenth.
+    """Seconds that things took in the run: offers and merges by the median, updates at their quickest tenth.
 
-    What lies between the merge's end and the step boundary at which a learner applies the update is for the
-    most part the wait for that boundary.
+    An offer takes from the report of its step to its arrival. What lies between the merge's end and the step
+    boundary at which a learner applies the update is for the most part the wait for that boundary.
     """
 
-    pull: float
+    offer: float
     merge: float
     update: float
 
@@ -49,7 +49,7 @@ class Outcome:
       tokens: that were merged.
       quorum_seconds: from the opening of a round to its quorum, on average.
       grace_seconds: that windows were open, likewise.
-      sync_seconds: from the pull to the broadcast, likewise.
+      sync_seconds: from the merge's begin to the broadcast, likewise.
       seconds: from the first event to the last merge.
     """
 
@@ -80,6 +80,7 @@ class _Shadow:
         self._returned = returned
         self.fragments = [_Counted(version) for version in versions]
         self.waiting: dict[int, tuple[int, float]] = {}  # by fragment, the newest update and when it came
+        self.asked: dict[int, events.OfferAsked] = {}  # by fragment
         self.last: Report | None = None  # as recorded
         self.boundary = -math.inf  # when the last step ended
 
@@ -99,6 +100,19 @@ class _Shadow:
             counted.tokens += tokens
         counters = tuple(FragmentCounters(c.version, c.steps, c.tokens) for c in self.fragments)
         return dataclasses.replace(recorded, counters=counters)
+
+    def offers(self) -> list[tuple[RoundId, _Counted]]:
+        """What it was asked for and has to give now; each once."""
+        ready = [
+            asked
+            for p, asked in self.asked.items()
+            if self.step >= asked.clock
+            and self.fragments[p].version == asked.version
+            and self.fragments[p].steps
+        ]
+        for asked in ready:
+            del self.asked[asked.round.fragment]
+        return [(asked.round, dataclasses.replace(self.fragments[asked.round.fragment])) for asked in ready]
 
     def versions(self) -> tuple[int, ...]:
         """Those that it has applied."""
@@ -174,6 +188,8 @@ class WhatIf:
                     return
                 event = events.StepReported(known[1].reported(report, self._calendar.now))
         self._take(event)
+        if isinstance(event, events.StepReported):
+            self._offer(event.report.learner, event.report.incarnation)
 
     def _take(self, event: events.SyncerEvent) -> None:
         now = self._calendar.now
@@ -192,8 +208,9 @@ class WhatIf:
     def _perform(self, action: actions.SyncerAction) -> None:
         after = self._calendar.after
         match action:
-            case actions.PullFragment():
-                after(self._delays.pull, self._pulled, action)
+            case actions.Tell(receivers, events.OfferAsked() as asked):
+                for receiver in receivers:
+                    self._ask(receiver, asked)
             case actions.Merge():
                 after(self._delays.merge, self._take, events.MergeFinished(action.round))
             case actions.Tell(receivers, events.UpdateArrived() as update):
@@ -204,16 +221,20 @@ class WhatIf:
             case actions.Record(name=name):
                 self._counts[name] += 1
 
-    def _pulled(self, pull: actions.PullFragment) -> None:
-        known = self._shadows.get(pull.learner)
-        if known is None or known[0] != pull.incarnation:
-            reason = "lost"
-            self._take(events.PullFailed(pull.round, pull.learner, pull.incarnation, reason))
+    def _ask(self, receiver: tuple[int, int], asked: events.OfferAsked) -> None:
+        """Has a learner offer; one that is asked late gives what it had at its last report."""
+        known = self._shadows.get(receiver[0])
+        if known is not None and known[0] == receiver[1]:
+            known[1].asked[asked.round.fragment] = asked
+            self._calendar.after(0.0, self._offer, *receiver)
+
+    def _offer(self, learner: int, incarnation: int) -> None:
+        known = self._shadows.get(learner)
+        if known is None or known[0] != incarnation:
             return
-        p, shadow = pull.round.fragment, known[1]
-        c = shadow.fragments[p]
-        given = Contribution(pull.learner, pull.incarnation, p, c.version, shadow.step, c.steps, c.tokens)
-        self._take(events.FragmentArrived(pull.round, given))
+        for r, c in known[1].offers():
+            work = Contribution(learner, incarnation, r.fragment, c.version, known[1].step, c.steps, c.tokens)
+            self._calendar.after(self._delays.offer, self._take, events.FragmentArrived(r, work))
 
     def _updated(self, receivers: Sequence[tuple[int, int]], update: events.UpdateArrived) -> None:
         for learner, incarnation in receivers:
@@ -245,23 +266,23 @@ def recorded(plan: Plan) -> Outcome:
 
 
 def delays(plan: Plan) -> Delays:
-    """How long pulls, merges and updates took in the run."""
-    asked: dict[tuple, float] = {}
+    """How long offers, merges and updates took in the run."""
+    reported: dict[tuple[int, int], float] = {}  # by learner and step
     begun: dict[Any, float] = {}
     sent: dict[tuple[int, int, int], float] = {}
     boundary: dict[int, float] = {}
-    pulls: list[float] = []
+    offers: list[float] = []
     merges: list[float] = []
     updates: list[float] = []
     for now, thing, decided in _entries(plan):
         match thing:
-            case events.FragmentArrived(round=r, contribution=c):
-                if (r, c.learner) in asked:
-                    pulls.append(now - asked.pop((r, c.learner)))
+            case events.FragmentArrived(contribution=c):
+                offers.append(now - reported.get((c.learner, c.step), now))
             case events.MergeFinished(round=r):
                 if r in begun:
                     merges.append(now - begun.pop(r))
             case events.StepReported(report=report):
+                reported.setdefault((report.learner, report.step), now)
                 for p, c in enumerate(report.counters):
                     at = sent.pop((report.learner, p, c.version), None)
                     if at is not None and report.learner in boundary:
@@ -269,16 +290,14 @@ def delays(plan: Plan) -> Delays:
                 boundary[report.learner] = now
         for action in decided:
             match action:
-                case actions.PullFragment(round=r, learner=m):
-                    asked[r, m] = now
                 case actions.Merge(round=r):
                     begun[r] = now
-                case actions.Tell(receivers, events.UpdateArrived(p, version, _)):
+                case actions.Tell(receivers, events.UpdateArrived(p, version)):
                     for m, _ in receivers:
                         sent.setdefault((m, p, version), now)
     quickest = sorted(updates)[len(updates) // 10] if updates else 0.0
     return Delays(
-        statistics.median(pulls) if pulls else 0.0, statistics.median(merges) if merges else 0.0, quickest
+        statistics.median(offers) if offers else 0.0, statistics.median(merges) if merges else 0.0, quickest
     )
 
 

@@ -17,10 +17,9 @@ from ddiloco.disk.tape.entries import (
     Entry,
     Gave,
     InnerOrigin,
-    Pulled,
 )
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
 from ddiloco.protocol.state import SyncerState
 
 number = st.integers(0, 2**53)
@@ -29,6 +28,7 @@ numbers = st.lists(number, max_size=5).map(tuple)
 text = st.text(max_size=20)
 rounds = st.builds(RoundId, number, number)
 contributions = st.builds(Contribution, *[number] * 7)
+givens = st.lists(st.builds(Given, number, number), max_size=3).map(tuple)
 origins = st.builds(InnerOrigin, number, number, number)
 
 EVENTS = st.one_of(
@@ -38,14 +38,15 @@ EVENTS = st.one_of(
     st.builds(events.StepStarted, number),
     st.builds(events.StepFinished),
     st.builds(events.ClockSet, number),
-    st.builds(events.UpdateArrived, number, number, number),
+    st.builds(events.OfferAsked, rounds, number, number),
+    st.builds(events.UpdateArrived, number, number, number, givens),
     st.builds(events.Heartbeat),
     st.builds(events.LearnerJoined, number, number),
     st.builds(events.LearnerJoined, number, number, number, numbers),
     st.builds(events.LearnerReady, number, number, number, numbers),
     st.builds(events.LearnerLost, number, number, text),
     st.builds(events.FragmentArrived, rounds, contributions),
-    st.builds(events.PullFailed, rounds, number, number, text),
+    st.builds(events.OfferFailed, rounds, number, number, text),
     st.builds(events.MergeFinished, rounds),
     st.builds(events.Timeout),
 )
@@ -53,7 +54,6 @@ NOTES = st.one_of(
     st.builds(Adopted, st.none(), st.booleans()),
     st.builds(Adopted, origins, st.just(False)),
     st.builds(Gave, number),
-    st.builds(Pulled, number, number),
     st.builds(Committed, number, number, st.binary(min_size=32, max_size=32)),
     st.builds(End, numbers),
 )

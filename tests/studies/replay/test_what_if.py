@@ -24,7 +24,7 @@ def quorum_of_one(tmp_path_factory):
 
 def test_delays_are_those_of_the_run(quorum_of_one):
     found = delays(quorum_of_one)
-    assert found.pull == pytest.approx(0.1)
+    assert found.offer == pytest.approx(0.1)
     assert found.merge == pytest.approx(0.2)
     assert 0.05 <= found.update < 0.5
 

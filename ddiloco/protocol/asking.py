@@ -1,16 +1,29 @@
-"""When the syncer asks a learner for a fragment, and as of which of the learner's steps."""
+"""When the syncer asks learners for their offers, and as of which of their steps."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
+from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import MovingAverage
 from ddiloco.protocol.membership import Asked, Member
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.rounds import Phase, Round
+
+SHORTEST_LEAD = 2.0
+"""Steps of the front before a due step at which every learner has been asked."""
+
+MISSED, IN_TIME = 0.5, 0.05
+"""By how many of its steps a learner's margin grows when it misses a round, and shrinks when it has time."""
 
 ROUNDING = 0.25
 """Share of a step by which an offer may come late: steps are not of equal length."""
+
+UNDER_WAY = 2
+"""Offers of a learner that may be on its link before it is asked for another."""
 
 
 @dataclasses.dataclass
@@ -35,62 +48,99 @@ class Front:
         return max(now, self.at + (step - self.step) * self.pace.value)
 
 
-def offer_clock(m: Member, due_step: int, due_at: float | None) -> int:
-    """The clock from which on the learner is to offer, so that the offer is here when the front is due.
+class Asking:
+    """Asks each learner so early, and for so early a step, that its offer is here when a round is due.
 
-    At most the due step; less for a learner that is slow, or far behind a thin link.
+    It learns both from what each learner's offers do: one that comes too late is asked earlier the next time.
     """
-    if due_at is None or m.step_time.value is None or m.reported_at is None:
-        return due_step
-    left = due_at - m.reported_at - (m.delivery.value or 0.0)
-    return min(due_step, m.step + max(0, math.floor(left / m.step_time.value + ROUNDING - m.margin)))
 
+    def __init__(self, policy: SyncPolicy) -> None:
+        self.front = Front()
+        self._policy = policy
 
-def note_arrival(m: Member, c: Contribution, front: Front, longest: float, now: float) -> None:
-    """Takes from an offer how long the learner's link takes, and how early it must be asked.
+    def furthest(self, live: Sequence[Member]) -> float:
+        """The due step up to which rounds are to be open, so that all learners are asked in time."""
+        if self._policy.quorum is None:
+            return max((m.step for m in live), default=0) + SHORTEST_LEAD
+        return self.front.step + max((m.lead for m in live), default=0.0)
 
-    Args:
-      m: the learner.
-      c: what has come.
-      front: whose pace the learner is measured by.
-      longest: steps of the front before a due step at which it may be asked at the earliest.
-      now: in seconds.
-    """
-    if m.step_time.value is None or m.reported_at is None or front.pace.value is None:
-        return
-    made = m.reported_at - (m.step - c.step) * m.step_time.value
-    m.delivery.add(max(0.0, now - made))
-    asked = m.asked.get(c.fragment)
-    if asked is None or asked.steps is None:
-        return
-    late = c.steps - asked.steps - max(1, asked.clock - asked.seen)
-    if late > 0:  # the question came after the step that it was about
-        m.lead = min(longest, m.lead + late * m.step_time.value / front.pace.value)
+    def ask(self, rounds: Sequence[Round], live: Sequence[Member], now: float) -> list[actions.SyncerAction]:
+        """Asks everyone whose turn it is."""
+        out: list[actions.SyncerAction] = []
+        for r in rounds:
+            if r.phase is Phase.MERGING:
+                continue
+            asked: dict[int, list[Member]] = {}
+            for m in live:
+                of = m.step if self._policy.quorum is None else self.front.step
+                if r.id.step - of > m.lead or not r.may_ask(m) or self._busy(m, now):
+                    continue
+                asked.setdefault(self._clock(m, r, now), []).append(m)
+            for clock, members in asked.items():
+                out.append(self._tell(r, members, clock))
+        return out
 
+    def ask_late(self, r: Round, live: Sequence[Member]) -> list[actions.SyncerAction]:
+        """Has learners that are later than was foreseen offer what they have."""
+        late = [m for m in live if m.learner in r.owed and r.owed[m.learner].clock > m.step + 1]
+        return [self._tell(r, late, 0)] if late else []
 
-def ask(m: Member, round_id: RoundId, version: int, clock: int) -> Asked:
-    """Notes what the learner is asked for: the round's fragment on this version, from this clock on."""
-    known = m.counters[round_id.fragment] if m.counters else None
-    steps = known.steps if known is not None and known.version == version else None
-    m.asked[round_id.fragment] = asked = Asked(m.incarnation, clock, m.step, steps)
-    return asked
+    def arrived(self, m: Member, c: Contribution, now: float) -> None:
+        """Takes from an offer how long the learner's link takes, and how early it must be asked."""
+        asked = m.asked.get(c.fragment)
+        if asked is not None and asked.version == c.version:
+            asked.arrived_at = now
+        if m.step_time.value is None or m.reported_at is None or self.front.pace.value is None:
+            return
+        made = m.reported_at - (m.step - c.step) * m.step_time.value
+        m.delivery.add(max(0.0, now - made))
+        if asked is None or asked.steps is None:
+            return
+        late = c.steps - asked.steps - max(1, asked.clock - asked.seen)
+        if late > 0:  # the question came after the step that it was about
+            m.lead = min(self._policy.interval, m.lead + late * m.step_time.value / self.front.pace.value)
 
+    def merging(self, r: Round, live: Sequence[Member], now: float) -> None:
+        """Asks those that miss the round earlier and for an earlier step; those with time for a later one."""
+        for m in live:
+            if m.learner in r.arrived:
+                self._in_time(m, m.asked.get(r.id.fragment), now)
+            elif m.learner in r.owed:
+                m.lead = min(self._policy.interval, m.lead + 1)
+                m.margin = min(self._policy.interval / 4, m.margin + MISSED)
 
-def note_merge(m: Member, arrived_at: float | None, longest: float, now: float) -> None:
-    """Asks a learner that has missed a round earlier, and for an earlier step; one that need not wait, later.
+    def _in_time(self, m: Member, asked: Asked | None, now: float) -> None:
+        m.lead = max(SHORTEST_LEAD, m.lead - 0.1)
+        arrived_at = now if asked is None or asked.arrived_at is None else asked.arrived_at
+        if m.step_time.value is not None and now - arrived_at > m.step_time.value:
+            m.margin = max(0.0, m.margin - IN_TIME)
 
-    `arrived_at`: when its offer came; None: it has not come by `now`, when the round begins to merge.
-    """
-    if arrived_at is None:
-        m.lead, m.margin = min(longest, m.lead + 1), min(longest / 2, m.margin + MISSED)
-        return
-    m.lead = max(SHORTEST_LEAD, m.lead - 0.1)
-    if m.step_time.value is not None and now - arrived_at > m.step_time.value:
-        m.margin = max(0.0, m.margin - IN_TIME)
+    def _tell(self, r: Round, members: Sequence[Member], clock: int) -> actions.Tell:
+        """The question; every learner's next answer is judged by it."""
+        for m in members:
+            known = m.counters[r.id.fragment] if m.counters else None
+            steps = known.steps if known is not None and known.version == r.version else None
+            asked = Asked(m.incarnation, r.version, clock, m.step, steps)
+            r.owed[m.learner] = m.asked[r.id.fragment] = asked
+            r.asked.add((m.learner, m.incarnation))
+        pairs = tuple((m.learner, m.incarnation) for m in members)
+        return actions.Tell(pairs, events.OfferAsked(r.id, r.version, clock))
 
+    def _clock(self, m: Member, r: Round, now: float) -> int:
+        """From which clock on the learner is to offer; the due step, or less for one that is slow or far."""
+        due_at = self.front.reaches(r.id.step, now)
+        if (
+            self._policy.quorum is None
+            or due_at is None
+            or m.step_time.value is None
+            or m.reported_at is None
+        ):
+            return r.id.step
+        left = due_at - m.reported_at - (m.delivery.value or 0.0)
+        steps = math.floor(left / m.step_time.value + ROUNDING - m.margin)
+        return min(r.id.step, m.step + max(0, steps))
 
-SHORTEST_LEAD = 2.0
-"""Steps of the front before a due step at which every learner has been asked."""
-
-MISSED, IN_TIME = 0.5, 0.05
-"""By how many steps the margin grows when a learner misses a round, and shrinks when it is in time."""
+    def _busy(self, m: Member, now: float) -> bool:
+        """Whether the learner's link has offers enough to carry."""
+        made = [a for a in m.asked.values() if a.due is not None and a.arrived_at is None and now < a.due]
+        return len(made) >= UNDER_WAY

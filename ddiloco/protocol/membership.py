@@ -36,11 +36,12 @@ class Asked:
     """What a learner was asked for."""
 
     incarnation: int
+    version: int
     clock: int  # from which it offers
     seen: int  # its clock as the syncer knew it when it asked
     steps: int | None  # on the fragment's version, likewise; None: it had another
     arrived_at: float | None = None
-    due: float | None = None  # when its report said that the offer is made; None: it is not yet
+    due: float | None = None  # until when an offer that it has made may be on its way; None: not made yet
 
 
 @dataclasses.dataclass

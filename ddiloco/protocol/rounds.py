@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from ddiloco.protocol.membership import Asked
+from ddiloco.protocol.membership import Asked, Member
 from ddiloco.protocol.messages import Contribution, RoundId
 
 
@@ -36,6 +36,14 @@ class Round:
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
 
-    def overdue(self, now: float) -> bool:
-        """Whether the grace window is over."""
-        return self.deadline is not None and now >= self.deadline
+    def complete(self, now: float) -> bool:
+        """Whether nobody is waited for any longer, once the round has its quorum."""
+        return not self.owed or self.deadline is None or now >= self.deadline
+
+    def may_ask(self, m: Member) -> bool:
+        """Whether the learner owes nothing, and has given nothing that was of use."""
+        return m.learner not in self.owed and m.learner not in self.arrived and not self.has_failed(m)
+
+    def has_failed(self, m: Member) -> bool:
+        """Whether the learner's offer failed, and it has not reported since."""
+        return self.failed.get(m.learner) == (m.incarnation, m.reports)

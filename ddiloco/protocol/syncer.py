@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.asking import Front, ask, note_arrival, note_merge, offer_clock
+from ddiloco.protocol.asking import Asking
 from ddiloco.protocol.attendance import Attendance
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
@@ -48,7 +48,7 @@ class SyncerCore:
         self._next = self._due_from(min(self._merged.merged_steps) + 1, 0)
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
         self._sync_time = MovingAverage()
-        self._front = Front()
+        self._asking = Asking(policy)
 
     # What a driver calls.
 
@@ -117,7 +117,7 @@ class SyncerCore:
 
     def _advance(self, now: float) -> Actions:
         """Moves every round as far as it can go, and opens those whose turn has come."""
-        self._front.move(self._quorum_clock(), now)
+        self._asking.front.move(self._front(), now)
         out = self._forget_owed(now)
         before = None
         while before != (before := self._progress()):
@@ -125,7 +125,7 @@ class SyncerCore:
             out += self._move_rounds(now)
             out += self._call_the_rest()
             out += self._abandon_and_finish()
-        return out + self._ask(now)
+        return out + self._asking.ask(self._rounds, self._attendance.live(), now)
 
     def _progress(self) -> tuple[RoundId | None, bool, list[tuple[RoundId, Phase]]]:
         """Changes whenever a round opens, moves or ends."""
@@ -133,11 +133,8 @@ class SyncerCore:
 
     def _open_rounds(self) -> Actions:
         out: Actions = []
-        live = self._attendance.live()
-        last = all(map(self._attendance.done, live))  # then what lacks its quorum is to be given up
-        of_all = self.policy.quorum is None or last
-        front = max((m.step for m in live), default=0) if of_all else self._front.step
-        furthest = front + max((m.lead for m in live), default=0)
+        live, front = self._attendance.live(), self._asking.front.step
+        furthest = self._asking.furthest(live)
         while (due := self._next) is not None and live and due.step <= furthest:
             if any(r.id.fragment == due.fragment for r in self._rounds):
                 break
@@ -150,28 +147,6 @@ class SyncerCore:
             self._next = self._due_from(due.step, due.fragment + 1)
         return out
 
-    def _ask(self, now: float) -> Actions:
-        """Asks learners for their offers, each so early that these are here when they are due."""
-        out: Actions = []
-        live = self._attendance.live()
-        too_few = len(live) < (self.policy.quorum or 0)  # for a front; lost ones may have offered
-        for r in self._rounds:
-            if r.phase is Phase.MERGING:
-                continue
-            due_at = self._front.reaches(r.id.step, now) if self.policy.quorum is not None else None
-            asked: dict[int, list[Member]] = {}
-            for m in live:
-                near = (too_few and r.began is not None) or r.id.step - self._front.step <= m.lead
-                if near and self._may_be_asked(m, r):
-                    asked.setdefault(offer_clock(m, r.id.step, due_at), []).append(m)
-            for clock, members in asked.items():
-                for m in members:
-                    r.asked.add((m.learner, m.incarnation))
-                    r.owed[m.learner] = ask(m, r.id, r.version, clock)
-                pairs = tuple((m.learner, m.incarnation) for m in members)
-                out.append(actions.Tell(pairs, events.OfferAsked(r.id, r.version, clock)))
-        return out
-
     def _move_rounds(self, now: float) -> Actions:
         out: Actions = []
         for r in self._rounds:
@@ -179,7 +154,7 @@ class SyncerCore:
                 r.began = now
             if r.phase is Phase.GATHERING and self._has_quorum(r):
                 out += self._start_grace(r, now)
-            if r.phase is Phase.GRACE and (r.overdue(now) or not r.owed):
+            if r.phase is Phase.GRACE and r.complete(now):
                 r.phase, r.deadline = Phase.READY, None
             if r.phase is Phase.READY:
                 out += self._merge(r, now)
@@ -197,7 +172,7 @@ class SyncerCore:
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a learner that is there has something to give that is not here."""
-        return m.learner not in r.arrived and self._has_work(m, r) and not self._failed(m, r)
+        return m.learner not in r.arrived and self._has_work(m, r) and not r.has_failed(m)
 
     def _start_grace(self, r: Round, now: float) -> Actions:
         """Opens the window; learners that are later than was foreseen offer what they have."""
@@ -205,15 +180,7 @@ class SyncerCore:
         r.quorum_seconds = now - (r.began if r.began is not None else now)
         r.grace_began = now
         r.deadline = now + self._grace_window(r)
-        late = [
-            m for m in self._attendance.live() if m.learner in r.owed and r.owed[m.learner].clock > m.step + 1
-        ]
-        for m in late:
-            r.owed[m.learner] = ask(m, r.id, r.version, m.step + 1)
-        pairs = tuple((m.learner, m.incarnation) for m in late)
-        return (
-            [actions.Tell(pairs, events.OfferAsked(r.id, r.version, 0))] if late and r.deadline > now else []
-        )
+        return self._asking.ask_late(r, self._attendance.live())
 
     def _merge(self, r: Round, now: float) -> Actions:
         for who, c in list(r.arrived.items()):  # what a long wait has made old is asked for again
@@ -230,10 +197,7 @@ class SyncerCore:
         r.phase = Phase.MERGING
         r.grace_seconds = now - r.grace_began
         r.merging_since = now
-        for m in self._attendance.live():
-            if m.learner in r.arrived or m.learner in r.owed:
-                asked = m.asked.get(r.id.fragment)
-                note_merge(m, asked.arrived_at if asked else now, self.policy.interval / 2, now)
+        self._asking.merging(r, self._attendance.live(), now)
         contributions = tuple(r.arrived[learner] for learner in sorted(r.arrived))
         return [actions.Merge(r.id, r.version + 1, contributions)]
 
@@ -290,11 +254,10 @@ class SyncerCore:
         r = self._find(event.round)
         m = self._attendance.current(c.learner, c.incarnation)
         if m is not None:
-            note_arrival(m, c, self._front, self.policy.interval / 2, now)
+            self._asking.arrived(m, c, now)
         if r is None or m is None or not self._welcomes(r, c):
             return [actions.Drop(c.learner, "unexpected fragment", event.round)]
-        if (asked := r.owed.pop(c.learner, None)) is not None:
-            asked.arrived_at = now
+        r.owed.pop(c.learner, None)
         if c.fragment != r.id.fragment or c.version != r.version or c.steps < 1 or c.tokens < 0:
             r.failed[c.learner] = (m.incarnation, m.reports)
             return [actions.Drop(c.learner, "stale fragment", r.id)]
@@ -320,13 +283,6 @@ class SyncerCore:
         return [actions.Drop(event.learner, event.reason, r.id)]
 
     # Questions.
-
-    def _may_be_asked(self, m: Member, r: Round) -> bool:
-        return m.learner not in r.owed and m.learner not in r.arrived and not self._failed(m, r)
-
-    def _failed(self, m: Member, r: Round) -> bool:
-        """Whether its offer failed, and it has not reported since."""
-        return r.failed.get(m.learner) == (m.incarnation, m.reports)
 
     def _has_work(self, m: Member, r: Round) -> bool:
         if not m.counters:
@@ -359,17 +315,18 @@ class SyncerCore:
         spare = slack(self.policy.overlap, step_time, r.quorum_seconds, self._sync_time.value or 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
-    def _quorum_clock(self) -> int:
-        """The step that enough live learners for a quorum have reached."""
+    def _front(self) -> int:
+        """The step that enough live learners for a quorum have reached; all of them, if there are too few."""
         steps = sorted((m.step for m in self._attendance.live()), reverse=True)
-        needed = len(steps) if self.policy.quorum is None else self.policy.quorum
-        return steps[needed - 1] if steps and needed <= len(steps) else 0
+        if not steps:
+            return 0
+        return steps[-1] if self.policy.quorum is None else steps[: self.policy.quorum][-1]
 
     def _too_late(self, due: RoundId) -> bool:
-        """Whether the fragment's next turn has come; never where learners wait for updates."""
-        if self.policy.max_run_ahead is not None:
-            return False
-        return self._quorum_clock() >= due.step + self.policy.interval
+        """Whether the fragment's next turn has come for a whole quorum; never where learners wait."""
+        enough = len(self._attendance.live()) >= (self.policy.quorum or 1)
+        next_turn = due.step + self.policy.interval
+        return self.policy.max_run_ahead is None and enough and self._asking.front.step >= next_turn
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first round of the schedule, from this one on, that has not been merged."""

@@ -27,7 +27,6 @@ from ddiloco.disk.snapshots.parts import (
     check_listing,
     files_under,
     is_part_name,
-    make_durable,
     read_part,
     read_state,
     reason,
@@ -117,7 +116,7 @@ class SnapshotStore:
             if not parts or files_under(folder) != listed:
                 raise ValueError("its parts are not, or not alone, in its folder")
             array_file.replace(folder / _MANIFEST, [_encoded(number, header, parts)])
-            make_durable(self.folder)
+            array_file.make_durable(self.folder)
         except (OSError, ValueError, TypeError) as error:
             raise SnapshotError(f"{folder}: cannot be completed: {reason(error)}") from error
         self._retain(number)

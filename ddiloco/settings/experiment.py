@@ -14,7 +14,7 @@ from ddiloco.settings import loop
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.settings.virtual import VirtualConfig
-from ddiloco.tasks import TASKS
+from ddiloco.tasks import task_class
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
 
@@ -232,12 +232,13 @@ def parse(config: Mapping[str, Any]) -> Experiment:
         known = ", ".join((*MODELS, loop.NAME))
         raise ConfigError(f"config.model.name: is {name!r}, but must be one of {known}")
     values["model"] = build(MODELS[name].config, model, "config.model")
-    task = MODELS[name].task
-    values["data"] = build(TASKS[task].data_settings, values.get("data", {}), "config.data")
-    if TASKS[task].sample_settings is not None:
-        values["sample"] = build(TASKS[task].sample_settings, values.get("sample", {}), "config.sample")
+    task = task_class(MODELS[name].task)
+    values["data"] = build(task.data_settings, values.get("data", {}), "config.data")
+    if task.sample_settings is not None:
+        values["sample"] = build(task.sample_settings, values.get("sample", {}), "config.sample")
     elif values.get("sample") is not None:
-        raise ConfigError(f"config.sample: is there, but {task} (of the model {name}) shows nothing")
+        whose = f"{MODELS[name].task} (of the model {name})"
+        raise ConfigError(f"config.sample: is there, but {whose} shows nothing")
     experiment = build(Experiment, values)
     try:
         task_of(experiment).check()
@@ -249,7 +250,7 @@ def parse(config: Mapping[str, Any]) -> Experiment:
 def task_of(experiment: Experiment) -> Task:
     """The task of the run's model."""
     e = experiment
-    return TASKS[model_of(e.model).task](e.model, e.data, e.sample, e.seed)
+    return task_class(model_of(e.model).task)(e.model, e.data, e.sample, e.seed)
 
 
 def with_steps_of_tokens(experiment: Experiment) -> Experiment:

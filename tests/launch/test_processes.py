@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -31,6 +32,22 @@ COMPUTES = """
     with open(sys.argv[1], "w") as file:
         file.write(f"{begun} {jax.device_count()} {jax.config.jax_enable_x64} {jax.config.jax_platforms}")
 """
+ALLOCATES = """
+    import ctypes, re, sys, threading
+    from ddiloco.training import platform
+    platform.prepare(cache=False)
+    libc = ctypes.CDLL("libc.so.6")
+    libc.malloc.restype = ctypes.c_void_p
+    together = threading.Barrier(8)
+    def allocate():
+        together.wait()
+        libc.malloc(100_000)
+    threads = [threading.Thread(target=allocate) for _ in range(8)]
+    [t.start() for t in threads], [t.join() for t in threads]
+    libc.fopen.restype = ctypes.c_void_p
+    file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+    libc.malloc_info(0, file), libc.fclose(file)
+"""
 WAITS = "import signal; signal.pause()"
 SPEAKS = "print('here I am')"
 
@@ -38,7 +55,14 @@ SPEAKS = "print('here I am')"
 @pytest.fixture(autouse=True)
 def modules(tmp_path, monkeypatch):
     """The modules above can be imported."""
-    for name, text in {"tells": TELLS, "computes": COMPUTES, "waits": WAITS, "speaks": SPEAKS}.items():
+    texts = {
+        "tells": TELLS,
+        "computes": COMPUTES,
+        "allocates": ALLOCATES,
+        "waits": WAITS,
+        "speaks": SPEAKS,
+    }
+    for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -77,6 +101,12 @@ def test_jax_is_as_the_environment_of_each_program_says(tmp_path, devices, wide)
     process = processes.start("computes", [str(tmp_path / "told")], {**os.environ, **own})
     assert ended(process) == 0
     assert (tmp_path / "told").read_text() == f"False {devices} {wide} {own['JAX_PLATFORMS']}"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no arenas")
+def test_all_threads_of_a_program_allocate_in_one_arena(tmp_path):
+    assert ended(processes.start("allocates", [str(tmp_path / "told")], os.environ)) == 0
+    assert (tmp_path / "told").read_text().count("<heap ") == 1
 
 
 def test_how_a_program_ended_is_known():

@@ -48,6 +48,16 @@ ALLOCATES = """
     file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
     libc.malloc_info(0, file), libc.fclose(file)
 """
+MAKES_WAY = """
+    import os, pathlib, sys, threading
+    from ddiloco.launch import processes
+    threading.Thread(target=sys.stdin.readline, daemon=True).start()
+    processes.make_way()
+    nice = {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir("/proc/self/task")}
+    group = pathlib.Path("/proc/self/autogroup")
+    with open(sys.argv[1], "w") as file:
+        file.write(f"{nice} {group.read_text().split()[-1] if group.exists() else processes.NICENESS}")
+"""
 WAITS = "import signal; signal.pause()"
 SPEAKS = "print('here I am')"
 
@@ -59,6 +69,7 @@ def modules(tmp_path, monkeypatch):
         "tells": TELLS,
         "computes": COMPUTES,
         "allocates": ALLOCATES,
+        "makes_way": MAKES_WAY,
         "waits": WAITS,
         "speaks": SPEAKS,
     }
@@ -107,6 +118,16 @@ def test_jax_is_as_the_environment_of_each_program_says(tmp_path, devices, wide)
 def test_all_threads_of_a_program_allocate_in_one_arena(tmp_path):
     assert ended(processes.start("allocates", [str(tmp_path / "told")], os.environ)) == 0
     assert (tmp_path / "told").read_text().count("<heap ") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems lower no priority")
+def test_a_program_that_makes_way_does_so_with_all_its_threads_and_alone(tmp_path):
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    reading, _writing = multiprocessing.Pipe(duplex=False)
+    assert ended(processes.start("makes_way", [str(tmp_path / "told")], os.environ, stdin=reading)) == 0
+    assert (tmp_path / "told").read_text() == f"{{{processes.NICENESS}}} {processes.NICENESS}"
+    processes.make_way()  # not a program that `start` began
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_how_a_program_ended_is_known():

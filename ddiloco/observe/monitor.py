@@ -175,6 +175,12 @@ class Monitor:
                 f"learner {record.learner}: the loss is {loss} at step {record.step}",
             )
 
+    def _look_for_left_out(self) -> None:
+        """An alarm for each learner that trains in vain."""
+        for learner, share in self._tally.left_out().items():
+            sentence = f"learner {learner}: {share:.0%} of its work is merged, less than half of the others'"
+            self._alarms.raise_once(f"left out {learner}", sentence)
+
     def _noted(self, record: Noted) -> None:
         learner = record.values.get("learner")
         was_away, finished = learner in self._tally.away, learner in self._tally.finished
@@ -183,6 +189,7 @@ class Monitor:
             case "round":
                 self._metrics.round(record)
                 self._lines.round(record)
+                self._look_for_left_out()
             case "recovered":
                 self._lines.recovered(record)
             case "snapshot_given_up":
@@ -229,7 +236,13 @@ class Monitor:
     def _write_run_metrics(self) -> None:
         now, lines = self._now(), self._tally.timelines
         if lines.window(now) is not None:
-            values = {"goodput": lines.goodput(now), "uptime": lines.uptime(now), "alive": lines.alive()}
+            values = {
+                "goodput": lines.goodput(now),
+                "uptime": lines.uptime(now),
+                "alive": lines.alive(),
+                "merged_share": self._tally.merged_share(),
+                **{f"merged_share/{m}": share for m, share in self._tally.merged_shares().items()},
+            }
             self._metrics.run(self._tally.step, now, values)
 
     def _show(self) -> None:
@@ -242,6 +255,7 @@ class Monitor:
             tokens_per_second=self._pace.tokens_per_second(),
             alive=tally.timelines.alive(),
             num_learners=tally.info.num_learners,
+            merged_share=tally.merged_share(),
             quorum=tally.rounds.last_quorum,
             grace_seconds=tally.rounds.last_grace_seconds,
             goodput=tally.timelines.goodput(now) if tally.timelines.window(now) else None,

@@ -24,6 +24,7 @@ class Status:
     tokens_per_second: float | None
     alive: int  # learners that are not dead; those that have finished count
     num_learners: int
+    merged_share: float | None  # of what learners trained, averaged over fragments
     quorum: int | None  # of the last merge
     grace_seconds: float | None  # that the last merge used
     goodput: float | None  # in [0, 1]
@@ -41,6 +42,7 @@ def format_status(status: Status, columns: int) -> str:
         f"alive {status.alive}/{status.num_learners}",
         f"{_clock(status.elapsed)}<{left}",
         f"goodput {_shown(status.goodput, '.1%')}",
+        f"merged {_shown(status.merged_share, '.0%')}",
         f"quorum {_shown(status.quorum, 'd')}",
         f"grace {_shown(None if status.grace_seconds is None else 1e3 * status.grace_seconds, '.0f')} ms",
     ]

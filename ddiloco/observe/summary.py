@@ -47,6 +47,8 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "mean_quorum": rounds.mean_quorum(),
         "min_quorum": min(rounds.quorums, default=None),
         "max_quorum": max(rounds.quorums, default=None),
+        "merged_share": tally.merged_share(),
+        "merged_share_by_learner": tally.merged_shares(),
         "mean_grace_seconds": rounds.grace_seconds / rounds.count if rounds.count else None,
         "goodput": lines.goodput(now) if window else None,
         "uptime": lines.uptime(now) if window else None,

@@ -26,6 +26,9 @@ _COUNTED = {
     "snapshot": "snapshots",
     "snapshot_given_up": "snapshots_given_up",
 }
+SETTLED = 4
+"""Rounds of each fragment before learners are compared by what of their work is merged."""
+
 COUNTS = ("skipped_steps", "bytes_sent", "bytes_received", *_COUNTED.values())
 
 
@@ -35,6 +38,7 @@ class Rounds:
     def __init__(self) -> None:
         self.by_fragment: collections.Counter[int] = collections.Counter()
         self.quorums: collections.Counter[int] = collections.Counter()
+        self.merged_tokens: collections.Counter[int] = collections.Counter()  # by learner, of all fragments
         self.grace_seconds = 0.0
         self.last_quorum: int | None = None
         self.last_grace_seconds: float | None = None
@@ -52,6 +56,8 @@ class Rounds:
         self.by_fragment[fragment] += 1
         self.quorums[quorum] += 1
         self.grace_seconds += self.last_grace_seconds
+        for learner, *_, tokens in record.values.get("contributions", ()):
+            self.merged_tokens[learner] += tokens
 
     def resumed(self, versions: tuple[int, ...]) -> None:
         """Corrects the counts: each version was a merge, though a crash may have lost its line."""
@@ -93,6 +99,33 @@ class Tally:
     def tokens(self) -> int:
         """Tokens of all learners so far."""
         return sum(self.tokens_by_learner.values())
+
+    def merged_shares(self) -> dict[int, float]:
+        """By learner that has trained: the share of its tokens that was merged, averaged over fragments.
+
+        What was trained since a fragment's last round is in none yet, nor is what was done between an offer
+        and its update unless the learner rebases. Empty where nothing is merged.
+        """
+        merged, fragments = self.rounds.merged_tokens, max(1, self.info.num_fragments)
+        trained = {m: tokens for m, tokens in self.tokens_by_learner.items() if tokens}
+        return {m: merged[m] / (fragments * tokens) for m, tokens in trained.items()} if merged else {}
+
+    def merged_share(self) -> float | None:
+        """The same of all learners together; None where nothing is merged."""
+        merged, fragments = self.rounds.merged_tokens.total(), max(1, self.info.num_fragments)
+        return merged / (fragments * self.tokens) if merged and self.tokens else None
+
+    def left_out(self) -> dict[int, float]:
+        """The shares of learners that are there, but whose work is merged half as much as the others'."""
+        settled = min(self.rounds.by_fragment.values(), default=0) >= SETTLED
+        whole = len(self.rounds.by_fragment) == self.info.num_fragments
+        shares = {m: share for m, share in self.merged_shares().items() if m not in self.away}
+        if not settled or not whole or len(shares) < 2:
+            return {}
+        median = statistics.median(shares.values())
+        longest = max(self.steps_by_learner.values())
+        late = {m for m, steps in self.steps_by_learner.items() if 4 * steps < longest}  # not there for long
+        return {m: share for m, share in shares.items() if share < median / 2 and m not in late}
 
     @property
     def recent_loss(self) -> float | None:

@@ -8,12 +8,13 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import Contribution, Given, Report
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.speed_limit import SpeedLimit
 from ddiloco.protocol.state import SyncerState
 
 Actions = list[actions.SyncerAction]
 
-FURTHEST_LEAP = 100_000
-"""Steps that a learner may claim beyond all known ones; a day alone takes fewer, at one step a second."""
+MOST_LEARNERS = 1 << 16
+"""Learners are numbered below it, so that what is kept of each is bounded."""
 
 
 class Attendance:
@@ -30,6 +31,7 @@ class Attendance:
         starts = policy.quorum is None and not state.step
         self._not_yet = set(range(policy.num_learners)) if starts else set()
         self._patience: float | None = None  # until when to wait for those
+        self._speed_limit = SpeedLimit(policy, state)
         for learner, incarnation in state.incarnations:
             self._members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
 
@@ -81,6 +83,8 @@ class Attendance:
         taken, or never got its welcome: either rejoins under the next number.
         """
         learner, incarnation = event.learner, event.incarnation
+        if not 0 <= learner < MOST_LEARNERS:
+            return [actions.Drop(learner, "a learner's number beyond belief")]
         old = self._members.newest(learner)
         out: Actions = []
         if old is not None and incarnation < old.incarnation:
@@ -93,7 +97,7 @@ class Attendance:
                 return [_not_member(learner, incarnation)]
         elif old is not None and old.state is not State.GONE:
             out += self.lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
-        held = self._held(event, merged)
+        held = self._held(event, merged, now)
         m = self._members.admit(Member(learner, incarnation, heard_at=now))
         if held is not None:
             return [*out, *self._begin(m, *held, merged, now)]
@@ -107,7 +111,7 @@ class Attendance:
         m = self._members.current(event.learner, event.incarnation)
         if m is None or m.state is not State.JOINING or len(event.versions) != self.policy.num_fragments:
             return [actions.Drop(event.learner, "ready without a welcome")]
-        if not self._can_be(event.step, event.versions, merged):
+        if not self._can_be(event.step, event.versions, merged, now):
             return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
         return self._begin(m, event.step, event.versions, merged, now)
 
@@ -146,7 +150,7 @@ class Attendance:
         m = self._members.newest(report.learner)
         if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
             return self._stranger(report, m)
-        if self._impossible(report, merged):
+        if self._impossible(report, merged, now):
             out: Actions = [actions.Drop(report.learner, "impossible report")]
             welcomed = m.state is State.JOINING
             return out if welcomed else [*out, _not_member(m.learner, m.incarnation)]
@@ -157,9 +161,10 @@ class Attendance:
             out += self._begin(m, report.step, [c.version for c in report.counters], merged, now)
         if report.step > m.step:
             if m.reported_at is not None:
-                m.step_time.add(now - m.reported_at)
+                m.step_time.add((now - m.reported_at) / m.steps_to(report))
             m.reported_at = now
         m.take(report)
+        self._speed_limit.reached(report.step, self.live(), now)
         return [*out, *self._speaks(m, now), *self._resend(m, merged, now)]
 
     def broadcast(
@@ -177,6 +182,7 @@ class Attendance:
         self._not_yet.discard(m.learner)
         m.heard_at = now
         m.step = step
+        self._speed_limit.reached(step, self.live(), now)
         out: Actions = [actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})]
         for fragment, version in enumerate(versions):
             if version < merged.versions[fragment]:
@@ -225,31 +231,29 @@ class Attendance:
 
     # What is possible.
 
-    def _impossible(self, report: Report, merged: SyncerState) -> bool:
+    def _impossible(self, report: Report, merged: SyncerState, now: float) -> bool:
         counters = report.counters
-        if not self._can_be(report.step, [c.version for c in counters], merged):
+        if not self._can_be(report.step, [c.version for c in counters], merged, now):
             return True
         return any(c.steps < 0 or c.tokens < 0 for c in counters)
 
-    def _held(self, event: events.LearnerJoined, merged: SyncerState) -> tuple[int, tuple[int, ...]] | None:
+    def _held(
+        self, event: events.LearnerJoined, merged: SyncerState, now: float
+    ) -> tuple[int, tuple[int, ...]] | None:
         """Step and versions that a learner rejoins with; None if there are none, or they are impossible."""
         step, versions = event.step, event.versions
-        if step is None or versions is None or not self._can_be(step, versions, merged):
+        if step is None or versions is None or not self._can_be(step, versions, merged, now):
             return None
         return step, versions
 
-    def _can_be(self, step: int, versions: Sequence[int], merged: SyncerState) -> bool:
+    def _can_be(self, step: int, versions: Sequence[int], merged: SyncerState, now: float) -> bool:
         """Whether a learner can have reached this step with these versions."""
         if len(versions) != self.policy.num_fragments:
             return False
         past_the_end = self.total_steps is not None and step > self.total_steps
-        if step < 0 or past_the_end or self._leaps(step, merged):
+        if step < 0 or past_the_end or step > self._speed_limit.furthest(self.live(), merged.step, now):
             return False
         return all(0 <= theirs <= ours for theirs, ours in zip(versions, merged.versions, strict=True))
-
-    def _leaps(self, step: int, merged: SyncerState) -> bool:
-        """Whether a step is too far ahead to be true: following it would skip the rounds of all others."""
-        return step > max(merged.step, self._members.furthest()) + FURTHEST_LEAP
 
 
 def _replaced(learner: int, incarnation: int) -> actions.Tell:

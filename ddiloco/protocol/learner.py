@@ -174,12 +174,11 @@ class LearnerCore:
         return actions.TellSyncer(returns)
 
     def _renumbered(self, step: _StartedStep) -> _StartedStep:
-        own, report = self.incarnation, step.report
-        offers = tuple(
-            actions.SendOffer(o.round, dataclasses.replace(o.contribution, incarnation=own))
-            for o in step.offers
+        """The step under the new number, without offers: nobody has asked for them under it."""
+        report = step.report
+        return _StartedStep(
+            None if report is None else dataclasses.replace(report, incarnation=self.incarnation), ()
         )
-        return _StartedStep(None if report is None else dataclasses.replace(report, incarnation=own), offers)
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:

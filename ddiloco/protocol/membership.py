@@ -90,6 +90,12 @@ class Member:
         pairs = zip(report.counters, self.counters, strict=False)
         return any(theirs.version < known.version for theirs, known in pairs)
 
+    def steps_to(self, report: Report) -> int:
+        """Steps that the learner has taken since its last report, at least one; a clock may have jumped."""
+        pairs = zip(report.counters, self.counters, strict=False)
+        taken = (new.steps - old.steps for new, old in pairs if new.version == old.version)
+        return max(1, *taken, 1)
+
     def take(self, report: Report) -> None:
         """Adopts what a newer report says."""
         self.reports += 1

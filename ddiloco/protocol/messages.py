@@ -44,6 +44,11 @@ class Contribution:
     steps: int
     tokens: int
 
+    @property
+    def brief(self) -> list[int]:
+        """Learner, incarnation, version, step, steps and tokens, as the record of a round has them."""
+        return [self.learner, self.incarnation, self.version, self.step, self.steps, self.tokens]
+
 
 @dataclasses.dataclass(frozen=True)
 class Given:

@@ -357,7 +357,7 @@ class SyncerCore:
         return out
 
     def _round_record(self, r: Round, now: float) -> actions.Record:
-        given = r.arrived.values()
+        given = [r.arrived[learner] for learner in sorted(r.arrived)]
         return actions.Record(
             "round",
             {
@@ -368,6 +368,7 @@ class SyncerCore:
                 "learners": sorted(r.arrived),
                 "live": len(self._attendance.live()),
                 "tokens": sum(c.tokens for c in given),
+                "contributions": [c.brief for c in given],
                 "quorum_seconds": r.quorum_seconds,
                 "grace_seconds": r.grace_seconds,
                 "sync_seconds": now - r.merging_since,

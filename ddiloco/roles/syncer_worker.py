@@ -312,7 +312,6 @@ class SyncerWorker:
             self._inbox.put(Failed(error))
             return
         if committed:  # else the run is over, without this merge
-            metrics = {**metrics, "contributions": [_brief(c) for c in action.contributions]}
             self._inbox.put(Merged(events.MergeFinished(action.round), pieces, metrics, sha256))
 
     def _gather(self) -> None:
@@ -324,8 +323,3 @@ class SyncerWorker:
             self._record(records.Alarm(problem, time.time()))
             states = []
         self._inbox.put(Gathered(states))
-
-
-def _brief(c: Contribution) -> list[int]:
-    """A contribution as `rounds.jsonl` has it, in few bytes."""
-    return [c.learner, c.incarnation, c.version, c.step, c.steps, c.tokens]

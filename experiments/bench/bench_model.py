@@ -77,7 +77,9 @@ class SteppingLearner:
         self._times: queue.SimpleQueue[float] = queue.SimpleQueue()
         policy = SyncPolicy(num_learners=1, num_fragments=len(fragments), interval=24)
         core = LearnerCore(0, 1, policy, None)
-        self.worker = LearnerWorker(core, equipment, lambda event: None, self._record, recording=recording)
+        self.worker = LearnerWorker(
+            core, equipment, lambda event: None, lambda *offer: None, self._record, recording=recording
+        )
         self.worker.start()
         zeros = (0,) * len(fragments)
         self.worker.inbox.put(Told(events.Welcomed(1, 0, zeros, zeros), fragments))

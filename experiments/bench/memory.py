@@ -15,6 +15,7 @@ from ddiloco.outer.fragments import FragmentLayout, fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import events
+from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.server import SyncerServer
@@ -85,8 +86,8 @@ def _work(end: LearnerEnd, width: int) -> None:
     for step in range(1, 3 * INTERVAL + 1):
         due = step % INTERVAL
         before = versions[due]
-        end.offer(due, before, step, arrays)
         end.report(step, versions)
+        end.offer(RoundId(step, due), before, arrays)
         while versions[due] == before:
             event = end.update()
             versions[event.fragment] = event.version
@@ -108,7 +109,9 @@ def _syncer(pipe: Connection, learners: int, width: int) -> None:
         core = SyncerCore(policy, 3 * INTERVAL)
         worker = SyncerWorker(core, model, ignore, lambda step, fragments: None, durable)
         terms = _terms(layout, learners)
-        server = SyncerServer(terms, Security(), CONFIG, worker.connect, worker.send, ignore)
+        server = SyncerServer(
+            terms, Security(), CONFIG, worker.connect, worker.send, worker.take_offer, ignore
+        )
         port = server.start("127.0.0.1:0")
         model.compile()
         server.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import multiprocessing
 import queue
@@ -10,11 +11,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Shelf
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 
@@ -50,11 +50,12 @@ def heard(pipe: Connection) -> Any:
 
 
 class LearnerEnd:
-    """A learner's end of the wire, with a shelf of fragments and no training behind it."""
+    """A learner's end of the wire, with no training behind it."""
 
     def __init__(self, address: str, learner: int, terms: Terms) -> None:
-        self.inbox, self.shelf = queue.SimpleQueue(), Shelf()
-        self.learner = learner
+        self.inbox, self.learner = queue.SimpleQueue(), learner
+        self._asked: set[RoundId] = set()
+        self._updates: collections.deque[events.UpdateArrived] = collections.deque()
         self._client = SyncerClient(address, learner, 1, terms, Security(), CONFIG)
         self._client.attach(self)
         self._client.start()
@@ -68,10 +69,13 @@ class LearnerEnd:
         self.send(events.LearnerJoined(self.learner, 1))
         assert isinstance(self.inbox.get(timeout=PATIENCE).event, events.Welcomed)
 
-    def offer(self, fragment: int, version: int, step: int, arrays: tuple) -> None:
-        """Puts a fragment on the shelf: one step of ten tokens since this version."""
-        contribution = Contribution(self.learner, 1, fragment, version, step, 1, 10)
-        self.shelf.put(contribution, Offer(arrays))
+    def offer(self, round_id: RoundId, version: int, arrays: tuple) -> None:
+        """Offers a fragment once it is asked for: one step of ten tokens since this version."""
+        while round_id not in self._asked:
+            self._hear()
+        self._asked.remove(round_id)
+        contribution = Contribution(self.learner, 1, round_id.fragment, version, round_id.step, 1, 10)
+        self._client.send_offer(round_id, contribution, Offer(arrays))
 
     def report(self, step: int, versions: list[int]) -> None:
         """Reports a step, with the version of each fragment."""
@@ -80,9 +84,16 @@ class LearnerEnd:
 
     def update(self) -> events.UpdateArrived:
         """The next update."""
-        while not isinstance(event := self.inbox.get(timeout=PATIENCE).event, events.UpdateArrived):
-            pass
-        return event
+        while not self._updates:
+            self._hear()
+        return self._updates.popleft()
+
+    def _hear(self) -> None:
+        match self.inbox.get(timeout=PATIENCE).event:
+            case events.OfferAsked(round=round_id):
+                self._asked.add(round_id)
+            case events.UpdateArrived() as update:
+                self._updates.append(update)
 
     def close(self) -> None:
         """Leaves."""

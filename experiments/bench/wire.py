@@ -1,9 +1,9 @@
 """How fast fragments travel: round trips over the wire against the same bytes over a raw socket.
 
-A round trip is what a synchronisation moves for one learner: the learner's report, the syncer's pull, the
-fragment up, the fragment down. Both ends are processes of their own on the loopback; the raw socket has the
-same bytes to move, and like the wire puts them into memory taken for them, on both ends. The two are taken
-in alternation, and medians are compared.
+A round trip is what a synchronisation moves for one learner: the learner's report, the syncer's question,
+the fragment up, the fragment down. Both ends are processes of their own on the loopback; the raw socket has
+the same bytes to move, and like the wire puts them into memory taken for them, on both ends. The two are
+taken in alternation, and medians are compared.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.protocol import events
+from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
@@ -37,7 +39,7 @@ def run(quick: bool = False) -> list[dict]:
         wire_address, raw_address = heard(pipe)
         end = LearnerEnd(wire_address, 0, _terms(size))
         rng = np.random.default_rng(0)
-        end.offer(0, 0, 1, tuple(rng.standard_normal(part.shape, np.float32) for part in _formats(size)))
+        arrays = tuple(rng.standard_normal(part.shape, np.float32) for part in _formats(size))
         end.join()
         raw = socket.create_connection(raw_address)
         sent = rng.integers(0, 255, size, dtype=np.uint8)
@@ -46,6 +48,7 @@ def run(quick: bool = False) -> list[dict]:
         def over_the_wire() -> None:
             step = next(steps)
             end.report(step, [0])
+            end.offer(RoundId(step, 0), 0, arrays)
             assert end.update().version == step
 
         def over_the_socket() -> None:
@@ -83,7 +86,7 @@ def _receive(connection: socket.socket, size: int) -> memoryview:
 
 
 def _syncer(pipe: Connection, size: int) -> None:
-    """The other process: answers each report with a pull and an update, and echoes on the raw socket."""
+    """The other process: a question after each report, an update after each offer, an echo on the socket."""
     platform.prepare(cache=False)
     inbox: queue.SimpleQueue = queue.SimpleQueue()
     links = []
@@ -91,7 +94,12 @@ def _syncer(pipe: Connection, size: int) -> None:
     def connect(learner: int, incarnation: int, link) -> None:
         links.append(link)
 
-    server = SyncerServer(_terms(size), Security(), CONFIG, connect, inbox.put, lambda record: None)
+    def take_offer(event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
+        inbox.put(arrays)
+
+    server = SyncerServer(
+        _terms(size), Security(), CONFIG, connect, inbox.put, take_offer, lambda record: None
+    )
     port = server.start("127.0.0.1:0")
     server.open()
     listening = socket.create_server(("127.0.0.1", 0))
@@ -101,7 +109,8 @@ def _syncer(pipe: Connection, size: int) -> None:
     links[0].deliver(Told(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
     raw, _ = listening.accept()
     while isinstance(event := inbox.get(timeout=PATIENCE), events.StepReported):
-        _, arrays = links[0].pull(0)
         step = event.report.step
+        links[0].deliver(Told(events.OfferAsked(RoundId(step, 0), 0, step)))
+        arrays = inbox.get(timeout=PATIENCE)
         links[0].deliver(Told(events.UpdateArrived(0, step, step), [arrays]))
         raw.sendall(_receive(raw, size))

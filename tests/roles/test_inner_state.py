@@ -56,7 +56,9 @@ class Worker:
     def __init__(self, assembly, fragments, recovery):
         e = assembly.experiment
         core = LearnerCore(0, 1, e.sync, e.train.steps)
-        self.worker = LearnerWorker(core, assembly.own_equipment(0), lambda e: None, lambda r: None, recovery)
+        self.worker = LearnerWorker(
+            core, assembly.own_equipment(0), lambda e: None, lambda *offer: None, lambda r: None, recovery
+        )
         self.inbox = self.worker.inbox
         self.fragments = fragments
 

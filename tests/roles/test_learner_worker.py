@@ -53,7 +53,7 @@ class Core(LearnerCore):
 
 @contextlib.contextmanager
 def stepping(assembly, **changes):
-    """A welcomed worker whose equipment has these changes; its core; what it has told and offered the syncer."""
+    """A welcomed worker whose equipment has these changes; its core; what it tells and offers the syncer."""
     e = assembly.experiment
     params = assembly.initial_parameters()
     fragments = [take(assembly.layout, p, params) for p in range(assembly.layout.num_fragments)]

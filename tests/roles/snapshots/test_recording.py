@@ -40,7 +40,12 @@ def learner(made, tmp_path):
     writer = PartWriter(tmp_path)
     core = LearnerCore(0, 1, SyncPolicy(num_learners=1, num_fragments=3, interval=24), STEPS)
     worker = LearnerWorker(
-        core, equipment, told.put, lambda r: None, recording=LearnerRecording(0, writer, told.put)
+        core,
+        equipment,
+        told.put,
+        lambda *offer: None,
+        lambda r: None,
+        recording=LearnerRecording(0, writer, told.put),
     )
     worker.start()
     worker.inbox.put(Told(events.Welcomed(1, 0, (0, 0, 0), (0, 0, 0)), fragments))

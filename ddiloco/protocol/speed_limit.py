@@ -1,0 +1,51 @@
+"""How far a learner can have come: a larger step than that would have all rounds up to it skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddiloco.protocol.membership import Member
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+
+FASTEST = 4.0
+"""How much faster than the median learner the furthest one may be, beyond an interval's lead."""
+
+SHORTEST_STEP = 1e-3
+"""Seconds that a step takes at least, as long as none has been measured."""
+
+FURTHEST_LEAP = 100_000
+"""Steps that learners may have gone on while the syncer was away; a day is fewer, at one step a second."""
+
+
+class SpeedLimit:
+    """The furthest step that is credible: it moves no faster than the learners' measured speed allows."""
+
+    def __init__(self, policy: SyncPolicy, state: SyncerState) -> None:
+        """`state`: what the syncer begins with; if that is not the start of the run, it was away."""
+        self._policy = policy
+        self._was_away = bool(state.step or state.incarnations)
+        self._began: float | None = None
+        self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
+        self._known = state.step  # the furthest step that was believed
+
+    def furthest(self, live: Sequence[Member], merged_step: int, now: float) -> float:
+        """The furthest step that a learner can have come to by now."""
+        if self._began is None:
+            self._began = self._at = now
+        self._known = max(self._known, merged_step)
+        if self._was_away and now < self._began + self._policy.silence_timeout:
+            return self._known + FURTHEST_LEAP
+        return max(self._known, self._certain(live, now) + self._policy.interval)
+
+    def reached(self, step: int, live: Sequence[Member], now: float) -> None:
+        """A learner has come to a step that was credible."""
+        if step > self._known:
+            away = self._was_away and now < self._began + self._policy.silence_timeout
+            self._step = float(step) if away else min(float(step), self._certain(live, now))
+            self._known, self._at = step, now
+
+    def _certain(self, live: Sequence[Member], now: float) -> float:
+        times = sorted(m.step_time.value for m in live if m.step_time.value)
+        shortest = times[len(times) // 2] / FASTEST if times else SHORTEST_STEP
+        return self._step + (now - self._at) / shortest

@@ -11,7 +11,7 @@ Events of the syncer (several learners may stand for one, as in `report 0,1 step
     at T ready 0 [step=N] [versions=0,0]                      unless told, as its welcome said
     at T report 0 step=N [versions=1,0] [steps=2,3]           unless told, the versions of its last report
     at T odd-report 0 step=N ...                              wrong or late; the script itself forgets it
-    at T arrived 3/0 from 0 [step=N] [version=N] [fragment=N] [steps=N] [tokens=N]   unless told, as last reported
+    at T arrived 3/0 from 0 [step=N] [version=N] [fragment=N] [steps=N] [tokens=N]  unless told, as reported
     at T failed 3/0 from 0 because the reason
     at T merged 3/0
     at T lost 0 because the reason

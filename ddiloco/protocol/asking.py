@@ -90,7 +90,7 @@ class Asking:
         asked = m.asked.get(c.fragment)
         if asked is not None and asked.version == c.version:
             asked.arrived_at = now
-        if m.step_time.value is None or m.reported_at is None or self.front.pace.value is None:
+        if m.step_time.value is None or m.reported_at is None or not self.front.pace.value:
             return
         made = m.reported_at - (m.step - c.step) * m.step_time.value
         m.delivery.add(max(0.0, now - made))
@@ -129,12 +129,7 @@ class Asking:
     def _clock(self, m: Member, r: Round, now: float) -> int:
         """From which clock on the learner is to offer; the due step, or less for one that is slow or far."""
         due_at = self.front.reaches(r.id.step, now)
-        if (
-            self._policy.quorum is None
-            or due_at is None
-            or m.step_time.value is None
-            or m.reported_at is None
-        ):
+        if self._policy.quorum is None or due_at is None or not m.step_time.value or m.reported_at is None:
             return r.id.step
         left = due_at - m.reported_at - (m.delivery.value or 0.0)
         steps = math.floor(left / m.step_time.value + ROUNDING - m.margin)

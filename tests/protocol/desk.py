@@ -11,7 +11,7 @@ TOKENS_PER_STEP = 10
 
 
 class Desk:
-    """A syncer core with its time; learners that step together unless told otherwise."""
+    """A syncer core with its time, what its learners owe it, and what it is merging."""
 
     def __init__(
         self, total_steps: int | None = None, learners: int = 0, **policy: int | float | None
@@ -19,66 +19,93 @@ class Desk:
         self.policy = SyncPolicy(**policy)
         self.core = SyncerCore(self.policy, total_steps)
         self.now = 0.0
+        self.owed: dict[tuple[int, RoundId], tuple[int, events.OfferAsked]] = {}  # incarnation, question
+        self.merging: list[RoundId] = []
+        self.reports: dict[int, Report] = {}
         for learner in range(learners):
             self.enter(learner)
 
     def tell(self, event: events.SyncerEvent, at: float | None = None) -> list[actions.SyncerAction]:
         self.now = self.now if at is None else at
-        return self.core.handle(event, self.now)
+        out = self.core.handle(event, self.now)
+        for learner, incarnation, asked in questions(out):
+            self.owed[learner, asked.round] = (incarnation, asked)
+        self.merging += [action.round for action in out if isinstance(action, actions.Merge)]
+        return out
 
-    def enter(self, learner: int, incarnation: int = 1) -> None:
+    def enter(self, learner: int, incarnation: int = 1) -> list[actions.SyncerAction]:
         welcome = only(events.Welcomed, self.tell(events.LearnerJoined(learner, incarnation)))
-        self.tell(events.LearnerReady(learner, incarnation, welcome.step, welcome.versions))
+        return self.tell(events.LearnerReady(learner, incarnation, welcome.step, welcome.versions))
 
     def report(
         self, learner: int, step: int, *, at: float | None = None, incarnation: int = 1, steps: int = 1
     ) -> list[actions.SyncerAction]:
         """A report of a learner that holds the newest versions and has taken `steps` steps on each."""
         counters = tuple(FragmentCounters(v, steps, steps * TOKENS_PER_STEP) for v in self.core.versions)
-        return self.tell(events.StepReported(Report(learner, incarnation, step, counters)), at)
+        self.reports[learner] = Report(learner, incarnation, step, counters)
+        return self.tell(events.StepReported(self.reports[learner]), at)
 
-    def arrive(
-        self, pull: actions.PullFragment, *, at: float | None = None, steps: int = 1
+    def offer(
+        self, learner: int, due: tuple[int, int], *, at: float | None = None, incarnation: int = 1
     ) -> list[actions.SyncerAction]:
-        """The fragment that a pull asked for."""
+        """What a learner last reported arrives, for the round that was due at (step, fragment)."""
+        report, which = self.reports[learner], RoundId(*due)
+        self.owed.pop((learner, which), None)
+        known = report.counters[which.fragment]
         contribution = Contribution(
-            pull.learner,
-            pull.incarnation,
-            pull.round.fragment,
-            self.core.versions[pull.round.fragment],
-            pull.round.step,
-            steps,
-            steps * TOKENS_PER_STEP,
+            learner, incarnation, which.fragment, known.version, report.step, known.steps, known.tokens
         )
-        return self.tell(events.FragmentArrived(pull.round, contribution), at)
+        return self.tell(events.FragmentArrived(which, contribution), at)
+
+    def fail(self, learner: int, due: tuple[int, int]) -> list[actions.SyncerAction]:
+        """An offer breaks on its way."""
+        return self.tell(events.OfferFailed(RoundId(*due), learner, 1, "connection closed"))
 
     def merged(self, step: int, fragment: int, at: float | None = None) -> list[actions.SyncerAction]:
-        return self.tell(events.MergeFinished(RoundId(step, fragment)), at)
+        which = RoundId(step, fragment)
+        self.merging = [other for other in self.merging if other != which]
+        return self.tell(events.MergeFinished(which), at)
 
-    def complete(self, out: list[actions.SyncerAction]) -> list[actions.SyncerAction]:
-        """Answers all pulls in `out` and ends the merges that follow, at once; returns all that follows."""
+    def settle(self) -> list[actions.SyncerAction]:
+        """All due offers arrive, and merges that follow end, at once; returns all that follows."""
         after: list[actions.SyncerAction] = []
-        waiting = list(out)
-        while waiting:
-            match waiting.pop(0):
-                case actions.PullFragment() as pull:
-                    found = self.arrive(pull)
-                case actions.Merge(round=which):
-                    found = self.merged(which.step, which.fragment)
-                case _:
-                    found = []
-            after += found
-            waiting += found
+        while self.merging or (due := [key for key in self.owed if self._is_due(*key)]):
+            if self.merging:
+                after += self.merged(self.merging[0].step, self.merging[0].fragment)
+                continue
+            for learner, which in due:
+                incarnation = self.reports[learner].incarnation
+                after += self.offer(learner, (which.step, which.fragment), incarnation=incarnation)
         return after
 
+    def _is_due(self, learner: int, which: RoundId) -> bool:
+        report, (incarnation, asked) = self.reports.get(learner), self.owed[learner, which]
+        if report is None or report.incarnation != incarnation or report.step < asked.clock:
+            return False
+        known = report.counters[which.fragment]
+        return known.version == asked.version and known.steps > 0
 
-def pulled(out: list[actions.SyncerAction]) -> list[int]:
-    """The learners that are pulled from."""
-    return [action.learner for action in out if isinstance(action, actions.PullFragment)]
+
+def questions(out: list[actions.SyncerAction]) -> list[tuple[int, int, events.OfferAsked]]:
+    """Who is asked for what: learner, incarnation, question."""
+    told = [a for a in out if isinstance(a, actions.Tell) and isinstance(a.event, events.OfferAsked)]
+    return [(*who, action.event) for action in told for who in action.receivers]
 
 
-def pulls(out: list[actions.SyncerAction]) -> list[actions.PullFragment]:
-    return [action for action in out if isinstance(action, actions.PullFragment)]
+def asked(out: list[actions.SyncerAction]) -> list[tuple[int, int, int]]:
+    """Who is asked for what: learner, and the round's step and fragment."""
+    return [(who, q.round.step, q.round.fragment) for who, _, q in questions(out)]
+
+
+def clocks(out: list[actions.SyncerAction]) -> dict[int, int]:
+    """By learner, the clock that it is asked for."""
+    return {who: q.clock for who, _, q in questions(out)}
+
+
+def merges(out: list[actions.SyncerAction]) -> list[tuple[int, int, list[int]]]:
+    """What is merged: the round's step and fragment, and whose offers."""
+    found = [action for action in out if isinstance(action, actions.Merge)]
+    return [(m.round.step, m.round.fragment, [c.learner for c in m.contributions]) for m in found]
 
 
 def only(kind: type, out: list) -> object:

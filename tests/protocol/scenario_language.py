@@ -11,12 +11,12 @@ Events of the syncer (several learners may stand for one, as in `report 0,1 step
     at T ready 0 [step=N] [versions=0,0]                      unless told, as its welcome said
     at T report 0 step=N [versions=1,0] [steps=2,3]           unless told, the versions of its last report
     at T odd-report 0 step=N ...                              wrong or late; the script itself forgets it
-    at T arrived 3/0 from 0 [version=N] [fragment=N] [steps=N] [tokens=N]      unless told, as last reported
+    at T arrived 3/0 from 0 [step=N] [version=N] [fragment=N] [steps=N] [tokens=N]  unless told, as reported
     at T failed 3/0 from 0 because the reason
     at T merged 3/0
     at T lost 0 because the reason
     at T timeout
-    at T ask                                                  prints who is live and the next deadline
+    at T show                                                 who is live, and the next deadline
     at T restart [committed=3/0]                              crashes, and starts from its durable state
 
 Every step has 10 tokens. Where a reported version rises, its steps are those since the report before.
@@ -29,7 +29,8 @@ Events of learner N's own core; the line that starts with `=` is its state after
     at T learner 0 finish
     at T learner 0 heartbeat
     at T learner 0 clock step=N
-    at T learner 0 update fragment=N version=N step=N
+    at T learner 0 asked 3/0 [version=N] [clock=N]                unless told, version 0 and the round's step
+    at T learner 0 update fragment=N version=N step=N [offer=N]   with its own offer, made after that step
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import dataclasses
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 
@@ -84,7 +85,7 @@ class Scenario:
                 return []
             case ["at", time, "learner", number, *words]:
                 return self._learner_event(int(number), words, float(time))
-            case ["at", time, "ask"]:
+            case ["at", time, "show"]:
                 return self._answer(float(time))
             case ["at", _, "restart", *words]:
                 return self._restart(_pairs(words))
@@ -135,7 +136,7 @@ class Scenario:
             case "arrived", [which, "from", who, *rest]:
                 return [self._arrived(_round(which), key, _pairs(rest)) for key in _learners(who)]
             case "failed", [which, "from", who, "because", *reason]:
-                return [events.PullFailed(_round(which), *key, " ".join(reason)) for key in _learners(who)]
+                return [events.OfferFailed(_round(which), *key, " ".join(reason)) for key in _learners(who)]
             case "merged", [which]:
                 return [events.MergeFinished(_round(which))]
             case "timeout", []:
@@ -177,12 +178,13 @@ class Scenario:
     def _arrived(self, which: RoundId, key: tuple[int, int], told: dict[str, str]) -> events.FragmentArrived:
         account = self._accounts[key]
         fragment = int(told.get("fragment", which.fragment))
-        steps = int(told.get("steps", account.steps[fragment]))
+        step = int(told.get("step", account.step))
+        steps = int(told.get("steps", account.steps[fragment] + step - account.step))
         contribution = Contribution(
             *key,
             fragment=fragment,
             version=int(told.get("version", account.versions[fragment])),
-            step=account.step,
+            step=step,
             steps=steps,
             tokens=int(told.get("tokens", steps * TOKENS_PER_STEP)),
         )
@@ -208,8 +210,14 @@ class Scenario:
                 event = events.StepFinished()
             case "clock":
                 event = events.ClockSet(int(told["step"]))
+            case "asked":
+                which = _round(words[1])
+                clock = int(told.get("clock", which.step))
+                event = events.OfferAsked(which, int(told.get("version", 0)), clock)
             case "update":
-                event = events.UpdateArrived(*(int(told[name]) for name in ("fragment", "version", "step")))
+                given = (Given(number, int(told["offer"])),) if "offer" in told else ()
+                fields = (int(told[name]) for name in ("fragment", "version", "step"))
+                event = events.UpdateArrived(*fields, given)
             case "heartbeat":
                 event = events.Heartbeat()
             case verb:
@@ -252,8 +260,6 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
             return f"report step {report.step}: {counters}"
         case actions.Leave(reason):
             return f"leave: {reason}"
-        case actions.PullFragment(which, learner, incarnation):
-            return f"pull {_which(which)} from {_name(learner, incarnation)}"
         case actions.Merge(which, version, contributions):
             given = "; ".join(f"{_name(c.learner, c.incarnation)} with {_work(c)}" for c in contributions)
             return f"merge {_which(which)} into version {version}: {given}"
@@ -269,10 +275,13 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
             return f"adopt all: step {step}, versions {_row(versions)}"
         case actions.MakeOffer(contribution):
             return f"copy {_offer(contribution)}"
-        case actions.Publish(contribution):
-            return f"publish {_offer(contribution)}"
-        case actions.ApplyUpdate(fragment, version, mixing):
-            return f"apply fragment {fragment} version {version}, mixing {mixing:g}"
+        case actions.SendOffer(which, contribution):
+            return f"offer for {_which(which)} {_offer(contribution)}"
+        case actions.ApplyUpdate(fragment, version, mixing, merged, rebase):
+            mixed = f", mixing {mixing:g}" if mixing else ""
+            own = "" if merged is None else f", with its offer of step {merged} in it"
+            kept = ", and keep what came after" if rebase else ""
+            return f"apply fragment {fragment} version {version}{mixed}{own}{kept}"
     raise ValueError(f"no words for {action}")
 
 
@@ -286,8 +295,12 @@ def _say_told(who: str, event: events.FromSyncer) -> str:
             return f"tell {who} that it is no member"
         case events.ClockSet(step):
             return f"set the clock to {step} for {who}"
-        case events.UpdateArrived(fragment, version, step):
-            return f"broadcast fragment {fragment} version {version}, merged at {step}, to {who}"
+        case events.OfferAsked(which, version, clock):
+            return f"ask {who} for {_which(which)}: version {version}, at clock {clock}"
+        case events.UpdateArrived(fragment, version, step, given):
+            offers = ", ".join(f"{g.learner} at {g.step}" for g in given)
+            of = f" of {offers}" if given else ""
+            return f"broadcast fragment {fragment} version {version}{of}, merged at {step}, to {who}"
     raise ValueError(f"no words for {event}")
 
 

@@ -1,8 +1,8 @@
 """The end of a run: when those who are done have nothing left for any round, those who lag are called in."""
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
-from tests.protocol.desk import Desk, only, pulls
+from ddiloco.protocol.messages import FragmentCounters, Report
+from tests.protocol.desk import Desk, asked, merges, only
 
 
 def calls(out):
@@ -18,8 +18,8 @@ def overtaken(last=4):
     desk = Desk(total_steps=last, learners=3, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.0)
     for learner in range(3):
         desk.report(learner, 1)
-    [pull] = pulls(desk.report(0, 2, steps=2))
-    desk.arrive(pull, steps=2)
+    desk.report(0, 2, steps=2)
+    assert merges(desk.offer(0, (2, 0)))
     desk.report(0, last, steps=last)
     return desk
 
@@ -31,8 +31,8 @@ def idle(learner, step, version):
 def test_each_incarnation_that_lags_is_told_once_that_the_last_step_has_come():
     desk = overtaken()
     assert calls(desk.merged(2, 0)) == [(4, ((1, 1), (2, 1)))]
-    assert desk.tell(idle(0, 4, 1)) == []
-    assert desk.tell(idle(1, 2, 1)) == []
+    assert not calls(desk.tell(idle(0, 4, 1)))
+    assert not calls(desk.tell(idle(1, 2, 1)))
     assert calls(desk.tell(events.LearnerJoined(2, 2, 1, (1,)))) == [(4, ((2, 2),))]
 
 
@@ -43,17 +43,16 @@ def test_nobody_is_told_while_a_learner_at_the_rounds_step_has_steps_to_do():
     assert calls(desk.tell(events.LearnerLost(1, 1, "its host died"))) == [(5, ((2, 1),))]
 
 
-def test_nobody_is_told_while_a_pull_that_failed_may_be_repeated():
+def test_nobody_is_told_while_an_offer_that_failed_may_be_repeated():
     desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
-    [pull] = pulls(desk.report(0, 2, steps=2))
-    assert not calls(desk.tell(events.PullFailed(pull.round, 0, 1, "a connection broke")))
-    [again] = pulls(desk.report(0, 2, steps=2))
-    assert again.round == RoundId(2, 0)
+    desk.report(0, 2, steps=2)
+    assert not calls(desk.fail(0, (2, 0)))
+    assert asked(desk.report(0, 2, steps=2)) == [(0, 2, 0)]
 
 
 def test_where_all_are_waited_for_all_do_every_step():
     desk = Desk(total_steps=2, learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None)
-    assert desk.tell(idle(0, 2, 0)) == []
+    assert not calls(desk.tell(idle(0, 2, 0)))
 
 
 def test_the_run_ends_with_the_last_that_is_called():

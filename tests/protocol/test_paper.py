@@ -7,10 +7,11 @@ import pytest
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import grace, slack
 from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 from experiments.studies.schedules.weather import Weather, WeatheredFleet
-from tests.protocol.desk import Desk, only, pulled, pulls
+from tests.protocol.desk import Desk, merges, only
 from tests.studies.schedules.witness import Witness, join_all
 
 
@@ -50,16 +51,19 @@ def test_a_round_waits_until_k_learners_have_reported_its_step(quorum):
     """One synchronisation, 2: at step t the syncer waits until at least K learners have reported step t."""
     desk = Desk(learners=4, num_fragments=1, interval=2, quorum=quorum, gamma=0.0)
     for learner in range(4):
-        assert not desk.report(learner, 1)
+        desk.report(learner, 1)
+        desk.offer(learner, (2, 0))  # offers may be here before: they make no quorum
     for learner in range(quorum - 1):
-        assert not pulled(desk.report(learner, 2))
-    assert pulled(desk.report(quorum - 1, 2)) == list(range(quorum))
+        assert not merges(desk.report(learner, 2))
+    assert merges(desk.report(quorum - 1, 2)) == [(2, 0, [0, 1, 2, 3])]
 
 
 def test_one_learner_reporting_often_is_still_one_of_the_quorum():
     """One synchronisation, 2: K counts learners, not reports."""
     desk = Desk(learners=3, num_fragments=1, interval=2, quorum=2, gamma=0.0)
-    assert not any(pulled(desk.report(0, step)) for step in range(1, 10))
+    for step in range(1, 10):
+        desk.report(0, step, at=float(step))
+        assert not merges(desk.settle())
 
 
 def test_slack_is_the_overlap_less_the_time_for_quorum_and_synchronising():
@@ -76,24 +80,26 @@ def test_the_grace_window_is_gamma_times_the_slack_of_measured_times(gamma):
         desk.report(0, clock, at=clock)
         desk.report(1, clock, at=clock + 0.125)
         if clock % 4 == 0:
+            desk.offer(0, (clock, 0))
+            desk.offer(1, (clock, 0))
             windows.append(desk.core.next_deadline() - desk.now)
-            for pull in pulls(desk.tell(events.Timeout(), at=desk.now + windows[-1])):
-                desk.arrive(pull)
+            assert merges(desk.tell(events.Timeout(), at=desk.now + windows[-1]))
             desk.merged(clock, 0, at=desk.now + 0.25)
     assert windows[1:] == pytest.approx([gamma * (2 * 1.0 - (0.125 + 0.25))] * 3)
 
 
 def test_the_grace_window_is_never_negative():
-    """One synchronisation, 3: without slack there is no grace, and the quorum is pulled from at once."""
+    """One synchronisation, 3: without slack there is no grace, and the quorum is merged at once."""
     assert grace(0.8, slack_seconds=-3.0, longest=1.0) == 0.0
     desk = Desk(learners=2, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.9)
     for clock in (1, 2):
         desk.report(0, clock, at=clock)
-    (pull,) = pulls(desk.tell(events.Timeout(), at=desk.core.next_deadline()))
-    desk.arrive(pull)
+    assert not merges(desk.offer(0, (2, 0)))
+    assert merges(desk.tell(events.Timeout(), at=desk.core.next_deadline()))
     desk.merged(2, 0, at=9.0)  # synchronising took longer than the step that it may overlap
-    assert not pulled(desk.report(0, 3, at=9.5))
-    assert pulled(desk.report(0, 4, at=10.5)) == [0]
+    desk.report(0, 3, at=9.5)
+    desk.report(0, 4, at=10.5)
+    assert merges(desk.offer(0, (4, 0))) == [(4, 0, [0])]
 
 
 def test_the_grace_window_is_capped():
@@ -101,6 +107,7 @@ def test_the_grace_window_is_capped():
     desk = Desk(learners=2, num_fragments=1, interval=2, overlap=50, quorum=1, gamma=0.9, max_grace=1.0)
     for clock in (1, 2):
         desk.report(0, clock, at=3.0 * clock)
+    desk.offer(0, (2, 0))
     assert desk.core.next_deadline() - desk.now == 1.0 * 3.0
 
 
@@ -109,28 +116,35 @@ def test_learners_that_come_within_the_grace_window_are_in():
     desk = Desk(learners=4, num_fragments=1, interval=2, overlap=2, quorum=1, gamma=0.5)
     for learner in range(4):
         desk.report(learner, 1, at=1.0)
-    assert not pulled(desk.report(0, 2, at=2.0))
-    assert not pulled(desk.report(2, 2, at=2.5))
-    assert pulled(desk.tell(events.Timeout(), at=desk.core.next_deadline())) == [0, 2]
-    assert not pulled(desk.report(1, 2, at=3.5))
+    for learner, at in ((0, 2.0), (2, 2.5)):
+        desk.report(learner, 2, at=at)
+        assert not merges(desk.offer(learner, (2, 0)))
+    assert merges(desk.tell(events.Timeout(), at=desk.core.next_deadline())) == [(2, 0, [0, 2])]
+    desk.report(1, 2, at=3.5)
+    assert only(actions.Drop, desk.offer(1, (2, 0))).reason == "unexpected fragment"
 
 
-def test_the_fragment_is_pulled_from_every_learner_that_is_in_and_from_no_other():
-    """One synchronisation, 4: all that have reported the step are pulled from; an absent one has weight 0."""
+def test_every_learner_is_asked_for_the_fragment_and_those_that_gave_it_are_merged_by_their_work():
+    """One synchronisation, 4: the syncer gets the fragment of all that are in; an absent one has weight 0.
+
+    The paper's syncer pulls once the quorum is there. Ours asks ahead, so that offers are there with it.
+    """
     desk = Desk(learners=3, num_fragments=2, interval=4, quorum=2, gamma=0.0)
-    desk.report(2, 2)
-    out = desk.report(0, 2)
-    assert [(p.round.step, p.round.fragment, p.learner) for p in pulls(out)] == [(2, 1, 0), (2, 1, 2)]
-    after = [desk.arrive(pull, steps=2) for pull in pulls(out)]
-    merge = only(actions.Merge, after[-1])
+    assert {(who, 2, 1) for who in range(3)} == {(who, r.step, r.fragment) for who, r in desk.owed}
+    desk.report(2, 2, steps=2)
+    desk.offer(2, (2, 1))
+    desk.report(0, 2, steps=2)
+    merge = only(actions.Merge, desk.offer(0, (2, 1)))
     assert [(c.learner, c.steps, c.tokens) for c in merge.contributions] == [(0, 2, 20), (2, 2, 20)]
 
 
 def test_the_update_goes_to_all_learners_also_to_those_not_in():
     """One synchronisation, 8: every learner gets the update, whether or not it was in the merge."""
     desk = Desk(learners=4, num_fragments=1, interval=2, quorum=1, gamma=0.0)
-    broadcast = only(actions.Tell, desk.complete(desk.report(3, 2)))
-    assert broadcast.event == events.UpdateArrived(0, version=1, step=2)
+    desk.report(3, 2)
+    told = [a for a in desk.settle() if isinstance(a, actions.Tell)]
+    broadcast = next(a for a in told if isinstance(a.event, events.UpdateArrived))
+    assert broadcast.event == events.UpdateArrived(0, version=1, step=2, merged=(Given(3, 2),))
     assert broadcast.receivers == ((0, 1), (1, 1), (2, 1), (3, 1))
 
 
@@ -145,11 +159,18 @@ def test_an_update_overwrites_the_fragment_and_resets_its_counters_alone():
     assert [(c.version, c.steps) for c in report.counters] == [(0, 4), (1, 1)]
 
 
-@pytest.mark.parametrize(("own", "merged_at", "adopted"), [(3, 8, 8), (3, 3, 3), (3, 2, 3)])
-def test_a_learner_adopts_the_global_step_if_it_is_ahead_of_its_own(own, merged_at, adopted):
-    """One synchronisation, 9: a larger global step is adopted, a smaller one leaves the clock as it is."""
-    core = running_learner(num_fragments=2, interval=4)
-    for _ in range(own):
+@pytest.mark.parametrize(
+    ("quorum", "merged_at", "adopted"),
+    [(1, 6, 6), (1, 5, 3), (1, 2, 3), (None, 4, 4), (None, 3, 3), (None, 2, 3)],
+)
+def test_a_learner_adopts_the_global_step_if_it_is_ahead_of_its_own(quorum, merged_at, adopted):
+    """One synchronisation, 9: a larger global step is adopted, a smaller one leaves the clock as it is.
+
+    Where merges do not wait for all, ours adopts it only beyond half an interval: within that, a slower learner
+    is asked for the steps that it will have done.
+    """
+    core = running_learner(num_fragments=2, interval=4, quorum=quorum)
+    for _ in range(3):
         step(core)
     core.handle(events.UpdateArrived(0, 1, merged_at), 0.0)
     assert core.clock == adopted
@@ -167,32 +188,35 @@ def test_by_default_one_fragment_is_due_at_each_step():
 
 
 def test_an_overlap_of_two_steps_keeps_two_rounds_in_flight():
-    """Notation and defaults: tau=2, two in flight; a third opens only when one of them is through."""
+    """Notation and defaults: tau=2, two in flight; a third is merged only when one of them is through."""
     desk = Desk(learners=1, gamma=0.0)
-    first, second = (pulls(desk.report(0, t, steps=t)) for t in (1, 2))
-    assert [p.round.step for p in first + second] == [1, 2]
-    assert first[0].round.fragment != second[0].round.fragment
-    assert not desk.report(0, 3, steps=3)
-    after = desk.complete(first)
-    assert [p.round.step for p in pulls(after)] == [3]
+    begun = []
+    for t in (1, 2, 3):
+        desk.report(0, t, steps=t)
+        begun += merges(desk.offer(0, (t, t))) if (0, RoundId(t, t)) in desk.owed else []
+    assert begun == [(1, 1, [0]), (2, 2, [0])]
+    assert merges(desk.merged(1, 1) + desk.offer(0, (3, 3))) == [(3, 3, [0])]
 
 
 def test_the_quorum_of_all_without_grace_waits_for_the_slowest():
     """One synchronisation, end: with K=M learners end up waiting for the slowest one."""
     desk = Desk(learners=3, num_learners=3, num_fragments=1, interval=2, quorum=None)
-    desk.report(0, 2, at=2.0)
-    desk.report(1, 2, at=2.5)
-    assert not desk.tell(events.Timeout(), at=50.0)
+    for learner, at in ((0, 2.0), (1, 2.5)):
+        desk.report(learner, 2, at=at)
+        desk.offer(learner, (2, 0))
+    assert not merges(desk.tell(events.Timeout(), at=50.0))
     desk.report(2, 1, at=50.0)
-    assert pulled(desk.report(2, 2, at=51.0)) == [0, 1, 2]
+    desk.report(2, 2, at=51.0)
+    assert merges(desk.offer(2, (2, 0))) == [(2, 0, [0, 1, 2])]
 
 
-def test_with_a_quorum_of_one_and_no_grace_the_first_to_report_is_merged_alone():
+def test_with_a_quorum_of_one_and_no_grace_the_first_to_offer_is_merged_alone():
     """One synchronisation, end: without grace K=1 leaves everyone but the first out of the merge."""
     desk = Desk(learners=3, num_fragments=1, interval=2, quorum=1, gamma=0.0)
     for learner in range(3):
         desk.report(learner, 1, at=1.0)
-    assert pulled(desk.report(1, 2, at=2.0)) == [1]
+    desk.report(1, 2, at=2.0)
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
 
 
 def test_rounds_are_paced_by_steps_not_by_the_speed_of_messages():

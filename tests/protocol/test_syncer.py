@@ -10,57 +10,68 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Ro
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from tests.protocol.desk import Desk, only, pulled, pulls
+from tests.protocol.desk import Desk, asked, merges, only
 
 
 def records(out, name):
     return [action.values for action in out if isinstance(action, actions.Record) and action.name == name]
 
 
-@pytest.mark.parametrize("early", ["never opened", "gathering", "pulling"])
+@pytest.mark.parametrize("early", ["never opened", "gathering", "grace"])
 def test_the_end_of_a_merge_that_was_not_asked_for_is_the_drivers_mistake(early):
-    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.9)
     if early != "never opened":
-        desk.report(0, 2)
-    if early == "pulling":
-        assert desk.report(1, 2)
+        desk.report(0, 1, at=1.0)
+        desk.report(0, 2, at=2.0)
+    if early == "grace":
+        assert not merges(desk.offer(0, (2, 0)))
     with pytest.raises(LocalProtocolError, match="was not being merged"):
         desk.merged(2, 0)
 
 
 def test_a_merge_that_ends_twice_is_the_drivers_mistake():
     desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
-    desk.complete(desk.report(0, 2))
+    desk.report(0, 2)
+    desk.settle()
     with pytest.raises(LocalProtocolError):
         desk.merged(2, 0)
     assert desk.core.versions == (1,)
 
 
-def test_without_an_overlap_one_round_is_in_flight():
+def test_without_an_overlap_one_merge_at_a_time_is_made():
     desk = Desk(learners=1, num_fragments=4, interval=4, overlap=0, gamma=0.0)
-    first = desk.report(0, 1)
-    assert pulled(first) == [0]
-    assert not desk.report(0, 2, steps=2)
-    assert [pull.round for pull in pulls(desk.complete(first))] == [RoundId(2, 2)]
+    desk.report(0, 1)
+    assert merges(desk.offer(0, (1, 1))) == [(1, 1, [0])]
+    desk.report(0, 2, steps=2)
+    assert not merges(desk.offer(0, (2, 2)))
+    assert merges(desk.merged(1, 1)) == [(2, 2, [0])]
+
+
+@pytest.mark.parametrize("overlap", [1, 2, 3])
+def test_at_most_as_many_rounds_merge_at_once_as_may_overlap(overlap):
+    desk = Desk(learners=1, num_fragments=6, interval=6, overlap=overlap, gamma=0.0)
+    begun = []
+    for step in range(1, 6):
+        desk.report(0, step, steps=step)
+        if (0, RoundId(step, step)) in desk.owed:
+            begun += merges(desk.offer(0, (step, step)))
+    assert len(begun) == overlap
 
 
 def test_rounds_in_flight_are_of_different_fragments_however_large_the_overlap():
     desk = Desk(learners=1, num_fragments=2, interval=1, overlap=5, gamma=0.0)
-    first = desk.report(0, 1)
-    assert [pull.round for pull in pulls(first)] == [RoundId(1, 0), RoundId(1, 1)]
-    assert not desk.report(0, 2, steps=2)
+    desk.report(0, 1)
+    desk.report(0, 2, steps=2)
+    assert {which for _, which in desk.owed} == {RoundId(1, 0), RoundId(1, 1)}
 
 
 def test_fragments_due_at_one_step_all_get_their_round():
     desk = Desk(learners=1, num_fragments=5, interval=2, overlap=1, gamma=0.0)
     rounds = []
-    out = desk.report(0, 1) + desk.report(0, 2, steps=2)
-    while waiting := pulls(out):
-        rounds += [pull.round for pull in waiting]
-        out = [*desk.complete(waiting[:1]), *waiting[1:]] if len(waiting) > 1 else desk.complete(waiting)
-        out = [action for action in out if isinstance(action, actions.PullFragment)]
-        out = [pull for pull in out if pull.round not in rounds]
-    assert set(rounds) == {RoundId(1, 3), RoundId(1, 4), RoundId(2, 0), RoundId(2, 1), RoundId(2, 2)}
+    for step in (1, 2):
+        desk.report(0, step, steps=step)
+        rounds += merges(desk.settle())
+    assert rounds == [(1, 3, [0]), (1, 4, [0]), (2, 0, [0]), (2, 1, [0]), (2, 2, [0])]
 
 
 def test_a_run_shorter_than_the_interval_merges_nothing_and_finishes():
@@ -86,9 +97,8 @@ def test_a_run_finishes_once():
 
 def test_nobody_left_does_not_finish_a_run_and_the_first_to_return_does():
     desk = Desk(total_steps=2, learners=1, num_fragments=1, interval=2, gamma=0.0)
-    out = desk.report(0, 2)
-    for pull in pulls(out):
-        desk.arrive(pull)
+    desk.report(0, 2)
+    desk.offer(0, (2, 0))
     desk.tell(events.LearnerLost(0, 1, "its host died"))
     assert actions.Finish() not in desk.merged(2, 0)
     desk.enter(0, incarnation=2)
@@ -106,17 +116,17 @@ def test_an_endless_run_keeps_a_bounded_state():
         for _ in range(30):
             step += 1
             for learner in range(4):
-                out = desk.report(learner, step, at=desk.now + 0.3, incarnation=incarnation)
+                desk.report(learner, step, at=desk.now + 0.3, incarnation=incarnation)
                 if step % 5:
-                    desk.complete(out)
+                    desk.settle()
         members = desk.core._attendance._members._members
         sizes.append(
             len(members)
-            + sum(len(member.sent) for member in members.values())
-            + sum(len(r.passed_over) + len(r.arrived) + len(r.pulled) for r in desk.core._rounds)
+            + sum(len(member.sent) + len(member.asked) for member in members.values())
+            + sum(len(r.failed) + len(r.arrived) + len(r.owed) for r in desk.core._rounds)
         )
     assert min(desk.core.versions) > 100
-    assert max(sizes) <= 4 + 4 * 3 + 2 * 4 * 3
+    assert max(sizes) <= 4 + 2 * 4 * 3 + 3 * 4 * 3
 
 
 def test_a_join_that_comes_twice_is_answered_twice_until_the_learner_is_ready():
@@ -132,40 +142,46 @@ def test_a_join_that_comes_twice_is_answered_twice_until_the_learner_is_ready():
 
 def test_a_recovering_learner_neither_seeds_nor_forms_a_quorum():
     desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
-    desk.tell(events.LearnerJoined(1, 1))
-    assert not pulled(desk.report(0, 2))
+    assert not asked(desk.tell(events.LearnerJoined(1, 1)))
+    desk.report(0, 2)
+    assert not merges(desk.settle())
     assert desk.core.live == (0,)
     assert desk.tell(events.Timeout()) == []
 
 
-def test_a_live_learner_without_a_report_of_this_incarnation_is_not_pulled():
+def test_what_an_incarnation_that_has_not_reported_offers_is_not_taken():
+    """Nothing says that it has done the work."""
     desk = Desk(learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    desk.report(1, 1)
     desk.tell(events.LearnerJoined(1, 2))
-    desk.tell(events.LearnerReady(1, 2, 2, (0,)))
-    assert pulled(desk.report(0, 2)) == [0]
+    desk.tell(events.LearnerReady(1, 2, 1, (0,)))
+    assert only(actions.Drop, desk.offer(1, (2, 0), incarnation=2)).reason == "more work than it reported"
 
 
 def test_the_quorum_of_all_is_of_those_that_are_live():
     desk = Desk(learners=3, num_learners=3, num_fragments=1, interval=2, quorum=None)
     desk.report(0, 2)
     desk.report(1, 2)
-    out = desk.tell(events.LearnerLost(2, 1, "its host died"))
-    assert pulled(out) == [0, 1]
+    assert not merges(desk.settle())
+    assert merges(desk.tell(events.LearnerLost(2, 1, "its host died"))) == [(2, 0, [0, 1])]
 
 
 def test_the_clock_is_the_newest_merged_step_even_if_rounds_end_out_of_order():
     desk = Desk(learners=1, num_fragments=4, interval=4, overlap=2, gamma=0.0)
-    first, second = desk.report(0, 1), desk.report(0, 2, steps=2)
-    desk.complete(second)
+    for step in (1, 2):
+        desk.report(0, step, steps=step)
+        desk.offer(0, (step, step))
+    desk.merged(2, 2)
     assert desk.core.step == 2
-    desk.complete(first)
+    desk.merged(1, 1)
     assert desk.core.step == 2
     assert desk.core.merged_steps == (0, 1, 2, 0)
 
 
 def test_a_welcome_names_the_versions_and_their_steps():
     desk = Desk(learners=1, num_fragments=2, interval=2, gamma=0.0)
-    desk.complete(desk.report(0, 1))
+    desk.report(0, 1)
+    desk.settle()
     welcome = events.Welcomed(1, 1, (0, 1), (0, 1))
     assert desk.tell(events.LearnerJoined(5, 1)) == [actions.Tell(((5, 1),), welcome)]
 
@@ -197,6 +213,7 @@ def test_a_silent_learner_is_not_taken_for_slow():
     for step in range(5, 9):
         desk.report(1, step - 3, at=96.0 + step)
         desk.report(0, step, at=96.0 + step)
+    desk.offer(0, (8, 0))
     assert desk.core.next_deadline() - desk.now == pytest.approx(0.5)
 
 
@@ -207,41 +224,43 @@ def test_a_done_learner_is_not_silent():
     assert desk.core.live == (0,)
 
 
-def test_a_learner_whose_fragment_was_no_use_is_not_asked_again_before_it_reports():
+def test_a_learner_whose_offer_was_no_use_is_not_asked_again_before_it_reports():
     """Otherwise a learner that answers at once with the same fragment would keep the syncer busy for ever."""
     desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
-    (pull,) = pulls(desk.report(0, 2))
-    assert not pulls(desk.arrive(pull, steps=0))
-    assert not pulls(desk.tell(events.Timeout(), at=1.0))
-    assert pulled(desk.report(0, 3)) == [0]
+    desk.report(0, 2)
+    assert not asked(desk.fail(0, (2, 0)))
+    assert not asked(desk.tell(events.Timeout(), at=1.0))
+    assert not asked(desk.report(0, 1))  # an old report that comes late
+    assert asked(desk.report(0, 3)) == [(0, 2, 0)]
 
 
-def test_a_quorum_lost_within_the_grace_window_is_gathered_again():
+def test_what_a_learner_offered_before_it_died_is_merged():
+    """Its work is whole and checked; only of what is still to come is a dead learner not waited for."""
     desk = Desk(learners=3, num_fragments=1, interval=2, overlap=2, quorum=2, gamma=0.5)
     for step in (1, 2):
         for learner in (0, 1):
             desk.report(learner, step, at=float(step))
-    window_ends = desk.core.next_deadline()
+    desk.offer(0, (2, 0))
+    desk.offer(1, (2, 0))
     desk.tell(events.LearnerLost(1, 1, "its host died"))
-    assert not desk.tell(events.Timeout(), at=window_ends)
-    desk.report(2, 1, at=window_ends)
-    assert pulled(desk.report(2, 2, at=window_ends)) == [0, 2]
+    assert merges(desk.tell(events.LearnerLost(2, 1, "its host died"))) == [(2, 0, [0, 1])]
 
 
 @pytest.mark.parametrize("quorum", [1, None])
-def test_a_last_round_whose_only_pull_fails_is_abandoned(quorum):
+def test_a_last_round_whose_only_offer_fails_is_abandoned(quorum):
     one = {"learners": 1, "num_learners": 1, "num_fragments": 1, "interval": 2}
     desk = Desk(total_steps=2, quorum=quorum, gamma=0.0, **one)
-    (pull,) = pulls(desk.report(0, 2))
-    out = desk.tell(events.PullFailed(pull.round, 0, 1, "connection closed"))
+    desk.report(0, 2)
+    out = desk.fail(0, (2, 0))
     assert records(out, "round_abandoned") == [{"step": 2, "fragment": 0}]
     assert out[-1] == actions.Finish()
 
 
-def test_a_learner_that_has_not_stepped_since_its_update_has_nothing_to_give():
-    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
-    assert not pulled(desk.report(0, 2, steps=0))
-    assert pulled(desk.report(1, 2, steps=1)) == [1]
+def test_a_learner_that_has_not_stepped_since_its_update_is_not_waited_for():
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None)
+    desk.report(0, 2, steps=0)
+    desk.report(1, 2, steps=1)
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
 
 
 def test_a_repeated_report_is_no_step():
@@ -251,33 +270,41 @@ def test_a_repeated_report_is_no_step():
     for beat in range(1, 10):
         desk.report(0, 1, at=1.0 + beat / 10)
     desk.report(0, 2, at=3.0)
+    desk.offer(0, (2, 0))
     assert desk.core.next_deadline() - desk.now == pytest.approx(0.5 * 2.0)
 
 
-def test_a_last_round_asks_those_that_came_late_before_it_is_abandoned():
+def test_a_last_round_waits_for_those_that_came_late_before_it_is_abandoned():
     desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
-    (pull,) = pulls(desk.report(0, 2))
+    desk.report(0, 2)
     desk.report(1, 2)
-    assert pulled(desk.tell(events.PullFailed(pull.round, 0, 1, "connection closed"))) == [1]
+    assert not records(desk.fail(0, (2, 0)), "round_abandoned")
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
 
 
 def test_a_last_round_is_not_abandoned_while_a_fragment_is_on_its_way():
     desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
     desk.report(0, 2)
-    first, second = pulls(desk.report(1, 2))
-    out = desk.tell(events.PullFailed(second.round, 1, 1, "connection closed"))
-    assert out == [actions.Drop(1, "connection closed", second.round)]
-    assert not desk.report(1, 2)
-    assert pulled(desk.arrive(first)) == [1]
+    desk.report(1, 2)
+    desk.offer(0, (2, 0))
+    out = desk.fail(1, (2, 0))
+    assert records(out, "round_abandoned") and out[-1] == actions.Finish()
+    desk = Desk(total_steps=2, learners=3, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    for learner in range(3):
+        desk.report(learner, 2)
+    desk.offer(0, (2, 0))
+    assert not records(desk.fail(1, (2, 0)), "round_abandoned")
+    assert merges(desk.offer(2, (2, 0))) == [(2, 0, [0, 2])]
 
 
 @pytest.mark.parametrize(("quorum", "skipped"), [(1, True), (2, False)])
 def test_a_round_is_too_late_once_its_whole_quorum_has_come_to_the_next_turn(quorum, skipped):
     """What a lone fast learner has passed may still be in time for the others, where they are needed."""
     desk = Desk(learners=2, num_fragments=2, interval=2, overlap=1, quorum=quorum, gamma=0.0)
-    desk.report(0, 1)
-    out = desk.report(0, 4, steps=4)
-    assert records(out, "round_skipped") == ([{"step": 2, "fragment": 0}] if skipped else [])
+    desk.report(0, 1, at=1.0)
+    desk.report(0, 5, at=5.0, steps=5)
+    out = desk.settle()
+    assert bool(records(out, "round_skipped")) == skipped
 
 
 @pytest.mark.parametrize(
@@ -294,10 +321,10 @@ def test_a_restored_syncer_goes_on_with_the_earliest_round_that_was_not_merged(m
     """Fragments 0, 1, 2 are due at the steps 3, 6 ...; 1, 4 ...; 2, 5 ...; whoever lacks a turn is next."""
     state = SyncerState((1, 1, 1), merged_steps)
     core = SyncerCore(SyncPolicy(num_learners=1, num_fragments=3, interval=3, gamma=0.0), None, state)
-    core.handle(events.LearnerJoined(0, 1, first[0], (1, 1, 1)), 0.0)
+    joined = core.handle(events.LearnerJoined(0, 1, first[0], (1, 1, 1)), 0.0)
     counters = (FragmentCounters(1, 1, 10),) * 3
     out = core.handle(events.StepReported(Report(0, 1, first[0], counters)), 0.0)
-    assert [(pull.round.step, pull.round.fragment) for pull in pulls(out)][:1] == [first]
+    assert asked(joined + out)[:1] == [(0, *first)]
     assert core.step == max(merged_steps)
 
 
@@ -305,7 +332,8 @@ def test_the_state_is_what_was_merged_and_who_has_been_there():
     desk = Desk(learners=2, num_fragments=2, interval=2, gamma=0.0)
     before = desk.core.state()
     assert before == SyncerState((0, 0), (0, 0), ((0, 1), (1, 1)))
-    desk.complete(desk.report(0, 1))
+    desk.report(0, 1)
+    desk.settle()
     desk.tell(events.LearnerLost(1, 1, "its host died"))
     desk.enter(0, incarnation=4)
     expected = before.after(RoundId(1, 1))
@@ -340,26 +368,30 @@ def test_nobody_of_before_a_crash_is_a_member_after_it_and_none_that_departed_co
 
 def test_a_run_that_had_ended_before_a_crash_ends_again_with_the_first_to_return():
     desk = Desk(total_steps=2, learners=1, num_fragments=1, interval=2, gamma=0.0)
-    assert actions.Finish() in desk.complete(desk.report(0, 2))
+    desk.report(0, 2)
+    assert actions.Finish() in desk.settle()
     desk.core = SyncerCore(desk.policy, 2, desk.core.state())
     assert actions.Finish() in desk.tell(events.LearnerJoined(0, 2, 2, (0,)))
 
 
-def test_a_return_counts_only_once_it_has_reported():
+def test_a_return_is_asked_at_once_but_its_offer_is_taken_only_once_it_has_reported():
     """What it has to give is known from its counters, which a return does not carry."""
     desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
     desk.report(0, 2)
-    assert not pulled(desk.tell(events.LearnerJoined(1, 7, 2, (0,))))
-    assert pulled(desk.report(1, 2, incarnation=7)) == [0, 1]
+    desk.settle()
+    assert asked(desk.tell(events.LearnerJoined(1, 7, 2, (0,)))) == [(1, 2, 0)]
+    desk.report(1, 2, incarnation=7)
+    assert merges(desk.offer(1, (2, 0), incarnation=7)) == [(2, 0, [0, 1])]
 
 
 def test_an_update_that_a_return_needs_is_sent_again_until_it_is_applied():
     desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0, resend_timeout=5.0)
-    desk.complete(desk.report(0, 2))
-    first = only(actions.Tell, desk.tell(events.LearnerJoined(1, 3, 2, (0,))))
-    assert first == actions.Tell(((1, 3),), events.UpdateArrived(0, 1, 2))
+    desk.report(0, 2)
+    desk.settle()
+    update = events.UpdateArrived(0, 1, 2)
+    assert only(events.UpdateArrived, desk.tell(events.LearnerJoined(1, 3, 2, (0,)))) == update
     behind = events.StepReported(Report(1, 3, 3, (FragmentCounters(0, 3, 30),)))
-    assert only(actions.Tell, desk.tell(behind, at=5.0)) == first
+    assert actions.Tell(((1, 3),), update) in desk.tell(behind, at=5.0)
 
 
 @pytest.mark.parametrize("total_steps", [None, 10**9])
@@ -368,41 +400,71 @@ def test_a_step_beyond_belief_does_not_move_the_schedule(total_steps):
     out = desk.report(0, 10**9)
     no_member = actions.Tell(((0, 1),), events.NotMember(1))
     assert out == [actions.Drop(0, "impossible report"), no_member]
-    assert [pull.round for pull in pulls(desk.report(1, 1))] == [RoundId(1, 1)]
+    desk.report(1, 1)
+    assert merges(desk.settle()) == [(1, 1, [1])]
 
 
 def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits():
     """Otherwise a round over links slower than the timeout would never be complete."""
     desk = Desk(learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0, offer_timeout=3.0)
     desk.report(0, 2)
-    first, second = pulls(desk.report(1, 2))
-    desk.arrive(first)
-    assert only(actions.Drop, desk.tell(events.Timeout(), at=3.0)).reason == "pull timed out"
-    merge = only(actions.Merge, desk.arrive(second, at=3.5))
-    assert [c.learner for c in merge.contributions] == [0, 1]
+    desk.report(1, 2)
+    desk.offer(0, (2, 0))
+    assert only(actions.Drop, desk.tell(events.Timeout(), at=3.0)).reason == "offer timed out"
+    assert merges(desk.offer(1, (2, 0), at=3.5)) == [(2, 0, [0, 1])]
 
 
 def test_work_on_the_version_before_is_not_merged():
     desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
-    desk.complete(desk.report(0, 2))
-    (pull,) = pulls(desk.report(0, 4))
+    desk.report(0, 2)
+    desk.settle()
+    desk.report(0, 4)
     old = Contribution(0, 1, 0, version=0, step=4, steps=2, tokens=20)
-    dropped = only(actions.Drop, desk.tell(events.FragmentArrived(pull.round, old)))
+    dropped = only(actions.Drop, desk.tell(events.FragmentArrived(RoundId(4, 0), old)))
     assert dropped.reason == "stale fragment"
     assert desk.core.versions == (1,)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "taken"),
+    [
+        ({"steps": 3, "tokens": 20}, False),
+        ({"steps": 2, "tokens": 21}, False),
+        ({"steps": 2, "tokens": 20}, True),
+    ],
+)
+def test_an_offer_that_claims_more_than_was_reported_is_dropped(claimed, taken):
+    """One step and 10^15 tokens would take the whole weight of a merge."""
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.report(0, 2, steps=2)
+    contribution = Contribution(0, 1, 0, version=0, step=2, **claimed)
+    out = desk.tell(events.FragmentArrived(RoundId(2, 0), contribution))
+    assert bool(merges(out)) == taken
+    assert [a.reason for a in out if isinstance(a, actions.Drop)] == (
+        [] if taken else ["more work than it reported"]
+    )
+
+
+def test_an_offer_of_a_step_whose_report_is_behind_it_may_hold_that_step():
+    """Messages are not ordered: the report of the last step may come after the offer that it made."""
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.report(0, 1, steps=1)
+    early = Contribution(0, 1, 0, version=0, step=2, steps=2, tokens=25)  # a longer batch
+    assert not merges(desk.tell(events.FragmentArrived(RoundId(2, 0), early)))
+    assert merges(desk.report(0, 2, steps=2)) == [(2, 0, [0])]
 
 
 @pytest.mark.parametrize("end", ["lost", "replaced", "merging"])
 def test_a_late_fragment_is_not_taken_of_one_that_has_gone_or_once_the_merge_began(end):
     desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None, offer_timeout=3.0)
     desk.report(0, 2)
-    first, second = pulls(desk.report(1, 2))
+    desk.report(1, 2)
     if end == "lost":
         desk.tell(events.LearnerLost(1, 1, "its host died"))
     elif end == "replaced":
         desk.tell(events.LearnerJoined(1, 2))
     else:
-        desk.arrive(first)
+        desk.offer(0, (2, 0))
         desk.tell(events.Timeout(), at=3.0)
-    dropped = only(actions.Drop, desk.arrive(second))
+    dropped = only(actions.Drop, desk.offer(1, (2, 0)))
     assert dropped.reason == "unexpected fragment"

@@ -17,12 +17,12 @@ from ddiloco.protocol.syncer import SyncerCore
 def double_merge(patch: pytest.MonkeyPatch) -> None:
     """A fragment that comes late, or for the second time, goes into the next round, whatever its version."""
 
-    def careless(core, event):
+    def careless(core, event, now):
         c = event.contribution
         r = next((r for r in core._rounds if r.id.fragment == c.fragment), None)
-        if r is None or r.phase is not Phase.PULLING or r.pulled.get(c.learner) != c.incarnation:
+        if r is None or r.phase is Phase.MERGING:
             return []
-        del r.pulled[c.learner]
+        r.owed.pop(c.learner, None)
         r.arrived[c.learner] = c
         return []
 

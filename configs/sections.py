@@ -37,9 +37,9 @@ def run(name: str) -> ConfigDict:
     """All settings of a run that trains this model."""
     from ddiloco.models import MODELS
     from ddiloco.settings.experiment import Experiment
-    from ddiloco.tasks import TASKS
+    from ddiloco.tasks import task_class
 
-    task = TASKS[MODELS[name].task]
+    task = task_class(MODELS[name].task)
     config = section(Experiment)
     config.model = model(name)
     config.data = section(task.data_settings)

@@ -24,6 +24,9 @@ roles.define_security()
 
 def main(_) -> int:
     security = roles.security()
+    import jax
+
+    from ddiloco.launch import processes
     from ddiloco.remote.learner.process import LearnerProcess
     from ddiloco.run.recipes import assembly_of
     from ddiloco.settings.experiment import parse, with_steps_of_tokens
@@ -52,7 +55,8 @@ def main(_) -> int:
 
     workdir = pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None
     folder = workdir / "learners" / str(learner) if workdir is not None else None
-    failure = process.run(learner, address, stop, note, folder, workdir)
+    stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
+    failure = process.run(learner, address, stop, note, folder, workdir, stepping)
     if failure is not None:
         print(f"error: learner {learner}: {failure}", file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ from unittest import mock
 import jax
 import numpy as np
 
+from ddiloco.data.settings import ImagesConfig
 from ddiloco.data.sources import open_images, open_text
 from ddiloco.local import run as local
 from ddiloco.observe import records
@@ -49,7 +50,7 @@ def data_folder() -> str:
     """Where the embedded data sets are prepared, once for all tests."""
     folder = os.environ["TFDS_DATA_DIR"]
     open_text("stdlib_text", "train", folder)
-    open_images("digits", "train", folder, channels=1)
+    open_images(ImagesConfig(data_dir=folder), "train", 1)
     return folder
 
 

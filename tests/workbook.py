@@ -6,8 +6,7 @@ import random
 from collections.abc import Sequence
 
 from ddiloco.disk.tape.header import Header, Machine
-from ddiloco.disk.tape.reading import FOLDER, learner_tape, syncer_tape
-from ddiloco.disk.tape.recorder import LearnerTape, SyncerTape
+from ddiloco.disk.tape.recorder import FOLDER, LearnerTape, SyncerTape, learner_tape, syncer_tape
 from ddiloco.protocol import actions
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState

@@ -14,10 +14,9 @@ from ddiloco.data.examples import (
     Record,
     held_out_examples,
     make_example_batches,
-    open_configured,
 )
 from ddiloco.data.settings import CanvasConfig
-from ddiloco.data.sources import ImageSource
+from ddiloco.data.sources import ImageSource, open_images
 from ddiloco.data.tokenizers import ByteTokenizer
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -107,7 +106,7 @@ def _example(
 
 def _open(config: CanvasConfig, split: str, shape: tuple[int, int, int]) -> ImageSource:
     height, width, channels = shape
-    source = open_configured(config, split, channels)
+    source = open_images(config, split, channels)
     if source.num_classes != len(WORDS):
         raise DataError(f"{config.name} has {source.num_classes} classes, but captions need ten digits")
     rows, columns = source[0]["image"].shape[:2]

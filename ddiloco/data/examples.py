@@ -11,7 +11,7 @@ import numpy as np
 
 from ddiloco.data.batches import Batch, Batches, Selection, make_batches
 from ddiloco.data.settings import ImagesConfig
-from ddiloco.data.sources import ImageSource, open_images
+from ddiloco.data.sources import ImageSource
 
 Example = dict[str, Any]
 Record = dict[str, Any]
@@ -36,19 +36,6 @@ class Examples:
         found = list((self._pool.map if self._pool else map)(self._example, numbers))
         self.position += count
         return {name: np.stack([example[name] for example in found]) for name in found[0]}
-
-
-def open_configured(config: ImagesConfig, split: str, channels: int) -> ImageSource:
-    """A split of the configured data set; raises DataError as `open_images` does."""
-    return open_images(
-        config.name,
-        split,
-        config.data_dir,
-        image_feature=config.image_feature,
-        label_feature=config.label_feature,
-        channels=channels,
-        keep=config.keep,
-    )
 
 
 def make_example_batches(

@@ -18,10 +18,9 @@ from ddiloco.data.examples import (
     Record,
     held_out_examples,
     make_example_batches,
-    open_configured,
 )
 from ddiloco.data.settings import ClassificationConfig
-from ddiloco.data.sources import ImageSource
+from ddiloco.data.sources import ImageSource, open_images
 
 _ASPECTS = (3 / 4, 4 / 3)  # of parts of an image, width over height
 _TRIES = 10  # to find a part that fits
@@ -140,7 +139,7 @@ def _example(image: np.ndarray, label: int) -> Example:
 
 
 def _open(config: ClassificationConfig, split: str, channels: int, num_classes: int) -> ImageSource:
-    source = open_configured(config, split, channels)
+    source = open_images(config, split, channels)
     if source.num_classes > num_classes:
         raise ConfigError(
             f"config.model.num_classes: is {num_classes}, but {source.full_name} has {source.num_classes}"

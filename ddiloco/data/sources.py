@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddiloco.data.errors import DataError
+from ddiloco.data.settings import ImagesConfig
 
 EMBEDDED = {"stdlib_text": "StdlibText", "digits": "Digits"}  # built here: module and class of the builder
 
@@ -95,14 +96,12 @@ class ImageSource(Source):
     `num_classes` is the number of labels. Images are decoded by Pillow, the same on every machine.
     """
 
-    def __init__(
-        self, split: Split, image_feature: str, label_feature: str, channels: int, keep: bool
-    ) -> None:
+    def __init__(self, split: Split, config: ImagesConfig, channels: int) -> None:
         super().__init__(split)
-        self._image, self._label = image_feature, label_feature
+        self._image, self._label = config.image_feature, config.label_feature
         self._mode = {1: "L", 3: "RGB"}[channels]
-        self._kept: dict[int, dict[str, Any]] | None = {} if keep else None
-        self.num_classes: int = split.features[label_feature].num_classes
+        self._kept: dict[int, dict[str, Any]] | None = {} if config.keep else None
+        self.num_classes: int = split.features[self._label].num_classes
 
     def __getitem__(self, index: Any) -> Any:
         if self._kept is None:
@@ -144,32 +143,16 @@ def open_text(
     return source
 
 
-def open_images(
-    name: str,
-    split: str,
-    data_dir: str | os.PathLike[str] | None = None,
-    *,
-    image_feature: str = "image",
-    label_feature: str = "label",
-    channels: int = 3,
-    keep: bool = False,
-) -> ImageSource:
+def open_images(config: ImagesConfig, split: str, channels: int) -> ImageSource:
     """Opens a split of a TFDS data set of labelled images, and prepares it on first use.
 
-    Args:
-      name: `digits` (built here, without a network) or any TFDS name such as `cifar10` or `imagenet2012`.
-      split: a TFDS split such as `train` or `train[:10%]`.
-      data_dir: the folder of prepared data sets; None as in `data_root`.
-      image_feature: the feature that holds the image.
-      label_feature: the feature that holds its class.
-      channels: 1 for grey or 3 for red, green and blue, whatever the data set has.
-      keep: whether a decoded image stays in memory.
+    `channels`: 1 for grey or 3 for red, green and blue, whatever the data set has.
 
     Raises:
       DataError: no such data set, split or features; or it is not prepared and cannot be downloaded.
     """
-    opened = _open(name, split, data_dir, {"image": image_feature, "label": label_feature})
-    source = ImageSource(opened, image_feature, label_feature, channels, keep)
+    features = {"image": config.image_feature, "label": config.label_feature}
+    source = ImageSource(_open(config.name, split, config.data_dir, features), config, channels)
     _ = source[0]  # as for text
     return source
 
@@ -275,11 +258,13 @@ def _ensure_prepared(builder: Any, name: str, root: str) -> None:
         return
     embedded = name in EMBEDDED
     if not embedded and not _network_answers():
-        kind = "images" if any(map(_IS_KIND["image"], builder.info.features.values())) else "text"
-        call = f"from ddiloco.data.sources import open_{kind}; open_{kind}('{name}', 'train', '{root}')"
+        images = any(map(_IS_KIND["image"], builder.info.features.values()))
+        call = f"open_text('{name}', 'train', '{root}')"
+        if images:
+            call = f"open_images(ImagesConfig('{name}', data_dir='{root}'), 'train', 3)"
         raise DataError(
             f"{name} is not prepared under {root} and no network answers; where there is one run "
-            f'`python -c "{call}"` '
+            f'`python -c "from ddiloco.data.sources import *; {call}"` '
             f"and copy {builder.data_dir} to the same place here"
         )
     wait = _EMBEDDED_WAIT_SECONDS if embedded else _DOWNLOAD_WAIT_SECONDS

@@ -38,10 +38,17 @@ def load(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndar
     """The header and the arrays of a file.
 
     Raises:
-      OSError: the file is missing (FileNotFoundError) or cannot be read.
-      ValueError: the file is damaged.
+      FileNotFoundError: the file is missing.
+      ValueError: it cannot be read or is damaged; the message is one line and names it.
     """
-    return parse(path.read_bytes(), magic)
+    try:
+        return parse(path.read_bytes(), magic)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def parse(data: bytes, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -78,8 +85,13 @@ def replace(path: pathlib.Path, parts: Sequence[Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    make_durable(path.parent)
+
+
+def make_durable(folder: pathlib.Path) -> None:
+    """Flushes a folder's list of files to the disk; raises OSError."""
+    held = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(held)
     finally:
-        os.close(folder)
+        os.close(held)

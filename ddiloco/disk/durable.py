@@ -134,14 +134,12 @@ class DurableState:
         path = self.folder / self._name(p)
         try:
             header, arrays = array_file.load(path, _MAGIC)
-            if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
-                raise ValueError("is of another fragment or another model")
         except FileNotFoundError:
             raise DurableStateError(f"{path}: is missing; the run cannot continue without it") from None
-        except OSError as error:
-            raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise DurableStateError(f"{path}: {error}") from None
+            raise DurableStateError(str(error)) from None
+        if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
+            raise DurableStateError(f"{path}: is of another fragment or another model")
         pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
         return FragmentState(header["version"], tuple(pieces), tuple(optimizer)), header["merged_step"]
 

@@ -8,9 +8,11 @@ Outside Linux each process imports for itself.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
+import pathlib
 import runpy
 import signal
 import sys
@@ -21,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 
+from ddiloco.training.memory import one_arena
+
 PRELOADED = (
     "ddiloco.data.preparation",
     "ddiloco.data.stdlib_text",
@@ -28,11 +32,16 @@ PRELOADED = (
     "ddiloco.virtual.without_arrays",
     "ddiloco.remote.learner.process",
     "ddiloco.remote.syncer.process",
+    "ddiloco.tasks.captioning",
+    "ddiloco.tasks.classification",
+    "ddiloco.tasks.language_modelling",
+    "ddiloco.training.platform",
     "matplotlib.backends.backend_agg",
     "ml_collections.config_flags",
     "tensorboardX",
     "tensorflow_datasets.core.data_sources.array_record",
 )
+NICENESS = 2  # of programs that are under way: two thirds of the share of one that begins
 _FORKS = sys.platform == "linux"
 _context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 
@@ -100,6 +109,7 @@ def _run(
     stdin: connection.Connection | None,
     quiet: bool,
 ) -> None:
+    one_arena()  # before any thread
     gc.freeze()  # else the first collection would copy the pages shared with the fork server
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
     os.setsid()  # a Ctrl-C is for the parent, which passes it on in order
@@ -116,6 +126,20 @@ def _run(
     _configure_jax(before)
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def make_way() -> None:
+    """Lowers the priority of this program, if `start` began it, so that those that begin later catch up.
+
+    Where the system gives each session its share of the processor, the session's priority counts.
+    """
+    if multiprocessing.parent_process() is None or not _FORKS:
+        return
+    with contextlib.suppress(OSError):
+        pathlib.Path("/proc/self/autogroup").write_text(str(NICENESS))
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, int(thread), NICENESS)
 
 
 def _end_with_parent() -> None:

@@ -197,13 +197,20 @@ class Supervisor:
             self._note_end(role)
 
 
-def learner_environment(learner: int, num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
+def learner_environment(
+    learner: int, num_learners: int, environment: Mapping[str, str], cores: int | None = None
+) -> dict[str, str]:
     """The environment of one learner's process, in which it sees its share of the devices.
 
     Simulated CPU devices are divided evenly, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists
     likewise, with learners in turn where there are fewer GPUs. Otherwise all processes see the same devices.
+    On CPU devices a learner computes in as many threads as its share of the `cores`, unless PJRT_NPROC says
+    otherwise: with more, a step waits for whichever thread has lost its core to another learner. Their number
+    changes no result. `cores` None: those of this process.
     """
     given = dict(environment)
+    threads = max(1, (cores or _own_cores()) // num_learners)
+    given.setdefault("PJRT_NPROC", given.get("NPROC", str(threads)))
     flags = given.get("XLA_FLAGS", "")
     count = _DEVICE_COUNT.search(flags)
     if count is not None:
@@ -216,6 +223,10 @@ def learner_environment(learner: int, num_learners: int, environment: Mapping[st
         own = [gpus[(learner * each + i) % len(gpus)] for i in range(each)]
         given["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     return given
+
+
+def _own_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def syncer_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from ddiloco.config import setting
 from ddiloco.models import dense
 from ddiloco.models.model import Model
 from ddiloco.models.parameter import Constant, Constrain, Normal, parameter, unconstrained
-from ddiloco.models.vit import normalised, patches
+from ddiloco.models.vit import check_pixels, normalised, patches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,7 @@ class CaptionerConfig(dense.DenseConfig):
                 raise ValueError(
                     f"patch_size: is {self.patch_size}, but must be a divisor of {side} {getattr(self, side)}"
                 )
-        for name in ("pixel_mean", "pixel_std"):
-            if len(getattr(self, name)) not in (1, self.channels):
-                count = len(getattr(self, name))
-                raise ValueError(f"{name}: has {count} entries, but must have 1 or one a channel")
+        check_pixels(self)
 
     @property
     def num_patches(self) -> int:

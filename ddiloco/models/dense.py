@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -164,11 +165,13 @@ class GatedMLP(nnx.Module):
 class Layer(nnx.Module):
     """Attention, then the MLP, each added to the residual stream after a norm of its input."""
 
-    def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: DenseConfig, rngs: nnx.Rngs, mlp: Callable[[Any, nnx.Rngs], Any] = GatedMLP
+    ) -> None:
         self.attention_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
         self.attention = Attention(config, rngs)
         self.mlp_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
-        self.mlp = GatedMLP(config, rngs)
+        self.mlp = mlp(config, rngs)
 
     def __call__(
         self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], mask_Bx1xLxL: jax.Array

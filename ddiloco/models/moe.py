@@ -243,17 +243,13 @@ class MoE(nnx.Module):
         return y_BxLxD, {**router_counts(routing, counted_BxL), "dropped": dropped}
 
 
-class Layer(nnx.Module):
+class Layer(dense.Layer):
     """Attention, then the MLP or the experts, each added to the residual stream after a norm of its input."""
 
     def __init__(self, config: MoEConfig, number: int, rngs: nnx.Rngs) -> None:
-        self.attention_norm = dense.RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
-        self.attention = dense.Attention(config, rngs)
-        self.mlp_norm = dense.RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
-        is_dense = number < config.dense_layers
-        self.mlp = dense.GatedMLP(config, rngs) if is_dense else MoE(config, rngs)
+        super().__init__(config, rngs, dense.GatedMLP if number < config.dense_layers else MoE)
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         x_BxLxD: jax.Array,
         angles: tuple[jax.Array, jax.Array],

@@ -56,11 +56,7 @@ class ViTConfig:
             )
         if self.positions == "sincos" and self.model_dim % 4:
             raise ValueError(f"model_dim: is {self.model_dim}, but positions sincos need a multiple of 4")
-        for name in ("pixel_mean", "pixel_std"):
-            if len(getattr(self, name)) not in (1, self.channels):
-                raise ValueError(
-                    f"{name}: has {len(getattr(self, name))} entries, but must have 1 or one a channel"
-                )
+        check_pixels(self)
         if self.attention == "cudnn" and self.compute_dtype != "bfloat16":
             raise ValueError("attention: is cudnn, but that needs compute_dtype bfloat16")
 
@@ -68,6 +64,14 @@ class ViTConfig:
     def num_patches(self) -> int:
         """Patches of an image."""
         return (self.image_size // self.patch_size) ** 2
+
+
+def check_pixels(config: Any) -> None:
+    """Raises ValueError unless the pixels' mean and deviation are for all channels or one a channel."""
+    for name in ("pixel_mean", "pixel_std"):
+        count = len(getattr(config, name))
+        if count not in (1, config.channels):
+            raise ValueError(f"{name}: has {count} entries, but must have 1 or one a channel")
 
 
 class Linear(nnx.Module):

@@ -61,8 +61,8 @@ class Codec:
       [127 -64   0   0]
       >>> print(codec.decode((scales, codes), x.shape).round(3))
       [ 1.    -0.504  0.     0.   ]
-      >>> codec.encoded_bytes((1024, 1024)), CODECS["f32"].encoded_bytes((1024, 1024))
-      (1081344, 4194304)
+      >>> [part.nbytes for part in codec.formats((1024, 1024))]
+      [32768, 1048576]
     """
 
     encode: Callable[[jax.Array], tuple[jax.Array, ...]]
@@ -75,10 +75,6 @@ class Codec:
     def formats(self, shape: Shape) -> tuple[ArrayFormat, ...]:
         """Shapes and dtypes of what `encode` makes of an array of this shape."""
         return _formats(self.encode, shape)
-
-    def encoded_bytes(self, shape: Shape) -> int:
-        """Bytes of an encoded array of this shape."""
-        return sum(part.nbytes for part in self.formats(shape))
 
 
 @functools.cache

@@ -243,9 +243,9 @@ class LearnerCore:
             return [actions.Drop(self.learner, "stale update")]
         new = self._fragments[event.fragment] = FragmentWork(event.version, event.step)
         merged = self._merged_offer(old, event)
-        rebase = merged is not None and self.policy.rebase
+        rebase = self.policy.rebase and merged is not None
         if rebase:
-            steps, tokens = old.offered[merged]
+            steps, tokens = old.offered[merged]  # type: ignore[index]
             new.steps, new.tokens = old.steps - steps, old.tokens - tokens
         self._started = collections.deque(_without(event.fragment, step) for step in self._started)
         if event.step - self.clock > self.policy.band:

@@ -34,16 +34,21 @@ class SpeedLimit:
         if self._began is None:
             self._began = self._at = now
         self._known = max(self._known, merged_step)
-        if self._was_away and now < self._began + self._policy.silence_timeout:
+        if self._returning(now):
             return self._known + FURTHEST_LEAP
         return max(self._known, self._certain(live, now) + self._policy.interval)
 
     def reached(self, step: int, live: Sequence[Member], now: float) -> None:
         """A learner has come to a step that was credible."""
         if step > self._known:
-            away = self._was_away and now < self._began + self._policy.silence_timeout
-            self._step = float(step) if away else min(float(step), self._certain(live, now))
+            certain = self._certain(live, now)
+            self._step = float(step) if self._returning(now) else min(float(step), certain)
             self._known, self._at = step, now
+
+    def _returning(self, now: float) -> bool:
+        """Whether learners still come back that went on while the syncer was away."""
+        began = now if self._began is None else self._began
+        return self._was_away and now < began + self._policy.silence_timeout
 
     def _certain(self, live: Sequence[Member], now: float) -> float:
         times = sorted(m.step_time.value for m in live if m.step_time.value)

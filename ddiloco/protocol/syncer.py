@@ -134,13 +134,13 @@ class SyncerCore:
     def _open_rounds(self) -> Actions:
         out: Actions = []
         live, front = self._attendance.live(), self._asking.front.step
-        furthest = self._asking.furthest(live)
+        furthest, most = self._asking.furthest(live), max(1, self.policy.overlap)
         while (due := self._next) is not None and live and due.step <= furthest:
             if any(r.id.fragment == due.fragment for r in self._rounds):
                 break
             if self._too_late(due):
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
-            elif sum(r.id.step <= front for r in self._rounds) < max(1, self.policy.overlap):
+            elif sum(r.id.step <= front and self._may_go_on(r) for r in self._rounds) < most:
                 self._rounds.append(Round(due, self.versions[due.fragment]))
             else:
                 break
@@ -295,6 +295,16 @@ class SyncerCore:
         return bool(r.arrived) or any(
             m.step >= r.id.step and (not self._attendance.done(m) or not m.counters or self._has_work(m, r))
             for m in self._attendance.live()
+        )
+
+    def _may_go_on(self, r: Round) -> bool:
+        """Whether the round has something to wait for or to do; learners may wait for those after it."""
+        return (
+            r.phase is not Phase.GATHERING
+            or bool(r.arrived)
+            or any(
+                m.step < r.id.step or not m.counters or self._has_work(m, r) for m in self._attendance.live()
+            )
         )
 
     def _may_complete(self, r: Round) -> bool:

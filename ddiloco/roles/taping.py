@@ -16,8 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from ddiloco.disk.tape.header import Header, Machine, ResumedWith, SnapshotName
-from ddiloco.disk.tape.reading import FOLDER, learner_tape, next_syncer, syncer_tape
-from ddiloco.disk.tape.recorder import LearnerTape, SyncerTape
+from ddiloco.disk.tape.recorder import FOLDER, LearnerTape, SyncerTape, learner_tape, next_syncer, syncer_tape
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import GlobalModel, pieces_sha256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
@@ -14,7 +14,7 @@ from ddiloco.settings import loop
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.settings.virtual import VirtualConfig
-from ddiloco.tasks import TASKS
+from ddiloco.tasks import task_class
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
 
@@ -150,80 +150,59 @@ class Experiment:
     )
 
     def __post_init__(self) -> None:
-        learners = self.sync.num_learners
-        for name, values in (
-            ("batch_sizes", self.train.batch_sizes),
-            ("min_step_seconds", self.train.min_step_seconds),
-        ):
-            if values and len(values) != learners:
-                raise ValueError(
-                    f"train.{name}: has {len(values)} entries, but sync.num_learners is {learners}"
-                )
-        alike = len({self.batch_size(m) for m in range(learners)}) == 1
-        if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
-            raise ValueError(
-                f"train.batch_sizes: differ, but {self.algorithm} draws as many rows of each shard"
-            )
-        if self.remote.spares and not alike:
-            raise ValueError(
-                f"remote.spares: is {self.remote.spares}, but must be 0 where train.batch_sizes differ"
-            )
-        if self.sdc_check_every and self.algorithm in BASELINES:
-            raise ValueError(
-                f"sdc_check_every: is {self.sdc_check_every}, but must be 0 for {self.algorithm}"
-            )
-        if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
-            raise ValueError(f"driver: is {self.driver}, but elastic_data_parallel needs virtual")
-        if self.algorithm in BASELINES and self.driver == "remote":
-            raise ValueError(f"driver: is remote, but {self.algorithm} is one job, which needs local")
-        if self.driver == "virtual":
-            for name, value in (("snapshot.every", self.snapshot.every), ("resume", self.resume)):
-                if value:
-                    raise ValueError(
-                        f"{name}: is {value}, but must be {type(value)()} where driver is virtual: "
-                        "a virtual run starts again from its seed"
-                    )
-        if self.virtual.seconds is not None and (self.train.tokens is not None or self.driver != "virtual"):
-            raise ValueError(
-                f"virtual.seconds: is {self.virtual.seconds:g}, but must be None where train.tokens is set "
-                "or driver is not virtual"
-            )
+        for problem in self._problems():
+            raise ValueError(problem)
         try:
-            self.virtual.check(learners)
+            self.virtual.check(self.sync.num_learners)
         except ValueError as error:
             raise ValueError(f"virtual.{error}") from None
-        self._check_loop()
-        self._check_preset()
 
-    def _check_loop(self) -> None:
-        """Refuses settings that need a loop's rows and tokens, which only the loop knows."""
-        if not isinstance(self.model, LoopConfig):
-            return
-        if self.algorithm in BASELINES:
-            wanted = ", ".join(DECOUPLED_FAMILY)
-            raise ValueError(f"algorithm: is {self.algorithm}, but a loop needs one of {wanted}")
-        if self.train.tokens is not None:
-            raise ValueError(f"train.tokens: is {self.train.tokens}, but must be None for a loop")
-        if self.driver == "virtual" and not self.virtual.arrays:
-            raise ValueError("virtual.arrays: is False, but must be True for a loop")
-
-    def _check_preset(self) -> None:
-        """Refuses settings that contradict the name of the algorithm."""
+    def _problems(self) -> Iterator[str]:
+        """Which settings contradict each other, each in a line that begins with the one to change."""
+        learners, baseline = self.sync.num_learners, self.algorithm in BASELINES
+        for name in ("batch_sizes", "min_step_seconds"):
+            count = len(getattr(self.train, name))
+            if count not in (0, learners):
+                yield f"train.{name}: has {count} entries, but sync.num_learners is {learners}"
+        alike = len({self.batch_size(m) for m in range(learners)}) == 1
+        if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
+            yield f"train.batch_sizes: differ, but {self.algorithm} draws as many rows of each shard"
+        if self.remote.spares and not alike:
+            yield f"remote.spares: is {self.remote.spares}, but must be 0 where train.batch_sizes differ"
+        if self.sdc_check_every and baseline:
+            yield f"sdc_check_every: is {self.sdc_check_every}, but must be 0 for {self.algorithm}"
+        if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
+            yield f"driver: is {self.driver}, but elastic_data_parallel needs virtual"
+        if baseline and self.driver == "remote":
+            yield f"driver: is remote, but {self.algorithm} is one job, which needs local"
+        if self.driver == "virtual":
+            again = "where driver is virtual: a virtual run starts again from its seed"
+            if self.snapshot.every:
+                yield f"snapshot.every: is {self.snapshot.every}, but must be 0 {again}"
+            if self.resume:
+                yield f"resume: is True, but must be False {again}"
+        if self.virtual.seconds is not None and (self.train.tokens is not None or self.driver != "virtual"):
+            where = "where train.tokens is set or driver is not virtual"
+            yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None {where}"
+        if isinstance(self.model, LoopConfig):
+            yield from self._problems_of_a_loop()
         sync = self.sync
-        if self.algorithm == "diloco" and (sync.num_fragments, sync.quorum, sync.max_run_ahead) != (
-            1,
-            None,
-            0,
-        ):
-            raise ValueError(
-                "algorithm: is diloco, which needs sync.num_fragments 1, quorum None and max_run_ahead 0"
-            )
+        plain = (sync.num_fragments, sync.quorum, sync.max_run_ahead) == (1, None, 0)
+        if self.algorithm == "diloco" and not plain:
+            yield "algorithm: is diloco, which needs sync.num_fragments 1, quorum None and max_run_ahead 0"
         if self.algorithm == "streaming" and (sync.quorum is not None or sync.max_run_ahead is None):
-            raise ValueError(
-                "algorithm: is streaming, which needs sync.quorum None and a sync.max_run_ahead (tau)"
-            )
+            yield "algorithm: is streaming, which needs sync.quorum None and a sync.max_run_ahead (tau)"
         if self.algorithm == "decoupled" and sync.max_run_ahead is not None:
-            raise ValueError("algorithm: is decoupled, which needs sync.max_run_ahead None: no learner waits")
+            yield "algorithm: is decoupled, which needs sync.max_run_ahead None: no learner waits"
+
+    def _problems_of_a_loop(self) -> Iterator[str]:
+        """What needs rows and tokens, which only the loop itself knows."""
+        if self.algorithm in BASELINES:
+            yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
+        if self.train.tokens is not None:
+            yield f"train.tokens: is {self.train.tokens}, but must be None for a loop"
+        if self.driver == "virtual" and not self.virtual.arrays:
+            yield "virtual.arrays: is False, but must be True for a loop"
 
     def batch_size(self, learner: int) -> int:
         """Rows that the learner draws for one step."""
@@ -253,12 +232,13 @@ def parse(config: Mapping[str, Any]) -> Experiment:
         known = ", ".join((*MODELS, loop.NAME))
         raise ConfigError(f"config.model.name: is {name!r}, but must be one of {known}")
     values["model"] = build(MODELS[name].config, model, "config.model")
-    task = MODELS[name].task
-    values["data"] = build(TASKS[task].data_settings, values.get("data", {}), "config.data")
-    if TASKS[task].sample_settings is not None:
-        values["sample"] = build(TASKS[task].sample_settings, values.get("sample", {}), "config.sample")
+    task = task_class(MODELS[name].task)
+    values["data"] = build(task.data_settings, values.get("data", {}), "config.data")
+    if task.sample_settings is not None:
+        values["sample"] = build(task.sample_settings, values.get("sample", {}), "config.sample")
     elif values.get("sample") is not None:
-        raise ConfigError(f"config.sample: is there, but {task} (of the model {name}) shows nothing")
+        whose = f"{MODELS[name].task} (of the model {name})"
+        raise ConfigError(f"config.sample: is there, but {whose} shows nothing")
     experiment = build(Experiment, values)
     try:
         task_of(experiment).check()
@@ -270,7 +250,7 @@ def parse(config: Mapping[str, Any]) -> Experiment:
 def task_of(experiment: Experiment) -> Task:
     """The task of the run's model."""
     e = experiment
-    return TASKS[model_of(e.model).task](e.model, e.data, e.sample, e.seed)
+    return task_class(model_of(e.model).task)(e.model, e.data, e.sample, e.seed)
 
 
 def with_steps_of_tokens(experiment: Experiment) -> Experiment:

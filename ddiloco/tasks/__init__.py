@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddiloco.tasks.task import Task
 
-_CLASSES = {
+TASKS = {
     "language_modelling": "LanguageModelling",
     "classification": "Classification",
     "captioning": "Captioning",
 }
 
 
-class _Tasks(Mapping[str, "type[Task]"]):
-    """A task's file, with the data pipelines that it needs, is imported when the task is asked for."""
-
-    def __getitem__(self, name: str) -> type[Task]:
-        task = _CLASSES[name]  # before the import, so that an unknown one is a KeyError
-        return getattr(importlib.import_module(f"{__name__}.{name}"), task)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_CLASSES)
-
-    def __len__(self) -> int:
-        return len(_CLASSES)
-
-
-TASKS: Mapping[str, type[Task]] = _Tasks()
+def task_class(name: str) -> type[Task]:
+    """The class of a task; its file is imported now, with the data pipelines that it needs."""
+    found: type[Task] = getattr(importlib.import_module(f"{__name__}.{name}"), TASKS[name])
+    return found

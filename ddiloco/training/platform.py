@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pathlib
 import tempfile
 
 import jax
+
+from ddiloco.training.memory import keep_freed_memory
 
 
 def prepare(cache: bool = True, keep_memory: bool = True) -> None:
@@ -24,7 +25,7 @@ def prepare(cache: bool = True, keep_memory: bool = True) -> None:
     # as long as learners keep it filled. Run in the calling threads, each gets its share from the system.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if keep_memory:
-        _keep_freed_memory()
+        keep_freed_memory()
     if cache:
         folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(
             pathlib.Path.home() / ".cache/ddiloco/jax"
@@ -64,18 +65,3 @@ def _keep_only_whole_programs() -> None:
                     os.replace(os.path.join(folder, name), cache.path / name)
 
         LRUCache.put = put  # type: ignore[method-assign,assignment]
-
-
-def _keep_freed_memory() -> None:
-    """Makes glibc reuse the buffers of one step for the next instead of returning them to the system.
-
-    On CPU devices every step would otherwise take its temporaries as fresh pages, a third of the time of the
-    tiny preset. Without glibc nothing changes.
-    """
-    mmap_threshold, trim_threshold, top_pad, arena_max = -3, -1, -2, -8
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(arena_max, 1)
-        mallopt(mmap_threshold, 1 << 30)
-        mallopt(trim_threshold, (1 << 31) - 1)
-        mallopt(top_pad, 64 << 20)

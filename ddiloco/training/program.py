@@ -18,7 +18,6 @@ from ddiloco.training.step import (
     TrainState,
     abstract_batch,
     abstract_state,
-    compile_train_step,
     make_train_step,
     shard_batch,
     state_shardings,
@@ -44,7 +43,8 @@ class TrainProgram:
         self.shardings = self._laid.params
         state = abstract_state(model_config, inner, mesh)
         step = make_train_step(model_config, inner, total_steps, mesh, loss)
-        self._step = compile_train_step(step, state, abstract_batch(mesh, rows, row))
+        clock = jax.ShapeDtypeStruct((), jnp.int32)
+        self._step = step.lower(state, abstract_batch(mesh, rows, row), clock).compile()
         optimizer = make_inner_optimizer(inner, total_steps)
         init = jax.jit(optimizer.init, out_shardings=self._laid.opt_state)
         self._init_optimizer = init.lower(state.params).compile()

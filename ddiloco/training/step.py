@@ -159,16 +159,6 @@ def abstract_batch(
     }
 
 
-def compile_train_step(
-    step: jax.stages.Wrapped, state: TrainState, batch: Mapping[str, Any]
-) -> jax.stages.Compiled:
-    """Compiles the step ahead of its first batch, as a learner does before it joins.
-
-    `state` and `batch` may be abstract. Call the result like the step, with an `np.int32` clock.
-    """
-    return step.lower(state, dict(batch), jax.ShapeDtypeStruct((), jnp.int32)).compile()
-
-
 def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Puts this process's rows of a batch on its devices.
 

@@ -171,8 +171,11 @@ class Fleet:
         if isinstance(event, events.FragmentArrived):
             size = self.syncer.arrays.encoded_size(event.round.fragment)
             self._observer.transferred(event.contribution.learner, size, 0)
-        for time in process.place.up.arrivals(self.calendar.now, size):
+        times = process.place.up.arrivals(self.calendar.now, size)
+        for time in times:
             self.calendar.at(time, self.syncer.take, event, payload)
+        if isinstance(event, events.FragmentArrived) and times:
+            process.sees_off(max(times))
 
     def _deliver(
         self,
@@ -188,5 +191,7 @@ class Fleet:
         times = process.place.down.arrivals(self.calendar.now, size)
         for time in times:
             self.calendar.at(time, process.take, event, fragments)
+        if fragments and times:
+            process.sees_off(max(times))
         if size and times:
             self._observer.transferred(learner, 0, size * len(times))

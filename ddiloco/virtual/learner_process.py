@@ -75,7 +75,7 @@ class VirtualLearner:
         self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
         self._offers: dict[tuple[int, int], Payload] = {}  # by fragment and step, since its last update
-        self._on_the_wire: set[int] = set()  # fragments sent, of which no update has come since
+        self._arrives_at = 0.0  # the last of the fragments that are on their way, to it or from it
         self._beating = False
         self._shown: tuple[State, int] | None = None
 
@@ -97,6 +97,13 @@ class VirtualLearner:
         if not self._stands_still:
             self._empty_inbox()
             self._go_on()
+
+    def sees_off(self, arrives_at: float) -> None:
+        """A fragment is on its way, to it or from it: what it waits for until then is the network."""
+        if self.core.policy.max_run_ahead is not None and arrives_at > self._calendar.now:
+            self._arrives_at = max(self._arrives_at, arrives_at)
+            self._calendar.at(arrives_at, self._show)
+            self._show()
 
     # What happens to it.
 
@@ -217,20 +224,17 @@ class VirtualLearner:
             case actions.AdoptAll(step=step, versions=versions):
                 self.arrays.adopt(fragments)
                 self._offers.clear()
-                self._on_the_wire.clear()
                 ready = events.LearnerReady(self.number, self.core.incarnation, step, versions)
                 self._send(self, ready, None)
             case actions.MakeOffer(contribution=c):
                 self._offers[c.fragment, c.step] = self.arrays.offer(c.fragment, c.step)
             case actions.SendOffer(round_id, c):
-                self._on_the_wire.add(c.fragment)
                 payload = self._offers[c.fragment, c.step]
                 self._send(self, events.FragmentArrived(round_id, c), payload)
             case actions.ApplyUpdate():
                 [payload] = fragments
                 self.arrays.apply(action.fragment, action.mixing, payload, action.merged, action.rebase)
                 self._offers = {key: o for key, o in self._offers.items() if key[0] != action.fragment}
-                self._on_the_wire.discard(action.fragment)
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)
 
@@ -249,7 +253,8 @@ class VirtualLearner:
             return State.STARTING
         if self.core.done:
             return State.FINISHED
-        return State.WAITING_FOR_NETWORK if self._on_the_wire else State.WAITING_FOR_PEERS
+        on_the_way = self._calendar.now < self._arrives_at
+        return State.WAITING_FOR_NETWORK if on_the_way else State.WAITING_FOR_PEERS
 
     def _show(self) -> None:
         shown = (self._state(), self._chips)

@@ -10,12 +10,12 @@ import tempfile
 import time
 
 from ddiloco.disk.tape.entries import Committed
-from ddiloco.disk.tape.reading import read_run
 from ddiloco.protocol import events
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.taping import Tapes
 from experiments.bench.bench_model import assembly_of, initial_fragments, run_to_the_end, training_arrays
 from experiments.bench.measuring import medians, row
+from experiments.studies.replay.reading import read_run
 
 ALLOWED_BYTES = 1024.0  # of all tapes, a round and learner
 ALLOWED_SHARE = 0.01  # of a step

@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from ddiloco.baselines.wall import BaselineRun
-from ddiloco.disk.snapshots.one_job import JobSnapshots
+from ddiloco.baselines.wall import BaselineRun, JobSnapshots
 from ddiloco.disk.snapshots.store import FOLDER, Part, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256

@@ -17,7 +17,7 @@ from ddiloco.data.canvases import (
     held_out_canvases,
     make_canvas_batches,
 )
-from ddiloco.data.settings import CanvasConfig
+from ddiloco.data.settings import CanvasConfig, ImagesConfig
 from ddiloco.data.sources import open_images
 from ddiloco.data.tokenizers import ByteTokenizer
 
@@ -42,7 +42,7 @@ def captions(batch):
 
 
 def images_of(digits_dir, split):
-    source = open_images("digits", split, digits_dir, channels=1)
+    source = open_images(ImagesConfig(data_dir=digits_dir), split, 1)
     return [(record["image"][..., 0], record["label"]) for record in source]
 
 

@@ -11,12 +11,13 @@ from sklearn.datasets import load_digits
 
 from ddiloco.data import digits
 from ddiloco.data.errors import DataError
+from ddiloco.data.settings import ImagesConfig
 from ddiloco.data.sources import open_images
 
 
 @pytest.fixture(scope="module")
 def splits(digits_dir):
-    return {split: open_images("digits", split, digits_dir, channels=1) for split in ("train", "test")}
+    return {split: open_images(ImagesConfig(data_dir=digits_dir), split, 1) for split in ("train", "test")}
 
 
 def test_every_image_stands_in_just_one_split_as_scikit_learn_has_it(splits):
@@ -46,7 +47,7 @@ def test_a_source_survives_pickling_and_knows_its_classes(splits):
 
 
 def test_what_is_kept_in_memory_is_what_was_decoded(splits, digits_dir):
-    kept = open_images("digits", "test", digits_dir, channels=1, keep=True)
+    kept = open_images(ImagesConfig(data_dir=digits_dir, keep=True), "test", 1)
     assert kept[5] is kept[5]
     np.testing.assert_array_equal(kept[5]["image"], splits["test"][5]["image"])
 
@@ -81,14 +82,18 @@ def paintings(tmp_path):
     return tmp_path
 
 
+def of_paintings(folder, image_feature="painting", label_feature="school"):
+    return ImagesConfig("tiny_paintings", image_feature, label_feature, data_dir=folder)
+
+
 def test_any_name_and_features_are_opened_in_colour_or_in_grey(paintings):
-    names = {"image_feature": "painting", "label_feature": "school"}
-    colour = open_images("tiny_paintings", "train", paintings, **names)
+    config = of_paintings(paintings)
+    colour = open_images(config, "train", 3)
     assert colour.num_classes == 2
     for record in colour:
         assert record["image"].shape[0] == 30 and record["image"].shape[2] == 3
         np.testing.assert_allclose(record["image"].reshape(-1, 3).mean(0), (200, 40, 90), atol=4)
-    grey = open_images("tiny_paintings", "train", paintings, channels=1, **names)
+    grey = open_images(config, "train", 1)
     assert grey[0]["image"].shape[2] == 1
 
 
@@ -104,14 +109,12 @@ def test_any_name_and_features_are_opened_in_colour_or_in_grey(paintings):
 )
 def test_a_feature_of_another_kind_names_those_that_there_are(features, told, paintings):
     with pytest.raises(DataError, match=told) as error:
-        open_images("tiny_paintings", "train", paintings, **features)
+        open_images(of_paintings(paintings, **features), "train", 3)
     assert "\n" not in str(error.value)
 
 
 def test_a_damaged_image_is_told_in_one_line(paintings):
-    source = open_images(
-        "tiny_paintings", "train", paintings, image_feature="painting", label_feature="school"
-    )
+    source = open_images(of_paintings(paintings), "train", 3)
     source._records = [{"painting": b"no image", "school": 0}]
     with pytest.raises(DataError, match=r"record 0 of ImageSource\(tiny_paintings.*cannot be read") as error:
         source[0]

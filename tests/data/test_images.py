@@ -20,7 +20,7 @@ from ddiloco.data.images import (
     resized,
     squared,
 )
-from ddiloco.data.settings import ClassificationConfig
+from ddiloco.data.settings import ClassificationConfig, ImagesConfig
 from ddiloco.data.sources import open_images
 
 
@@ -47,7 +47,7 @@ def drawn(config, count, **options):
 
 
 def stored(digits_dir, split="train[:40]"):
-    source = open_images("digits", split, digits_dir, channels=1)
+    source = open_images(ImagesConfig(data_dir=digits_dir), split, 1)
     return [source[i]["image"].tobytes() for i in range(len(source))]
 
 
@@ -76,7 +76,7 @@ def test_stored_order_is_kept_where_nothing_is_shuffled(config, digits_dir):
 
 
 def test_images_keep_their_labels(config, digits_dir):
-    source = open_images("digits", "train[:40]", digits_dir, channels=1)
+    source = open_images(ImagesConfig(data_dir=digits_dir), "train[:40]", 1)
     label = {record["image"].tobytes(): record["label"] for record in source}
     for batch in itertools.islice(batches(dataclasses.replace(config, crop="none")), 6):
         assert [label[row.tobytes()] for row in batch["image"]] == batch["label"].tolist()

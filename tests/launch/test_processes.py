@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -31,6 +32,32 @@ COMPUTES = """
     with open(sys.argv[1], "w") as file:
         file.write(f"{begun} {jax.device_count()} {jax.config.jax_enable_x64} {jax.config.jax_platforms}")
 """
+ALLOCATES = """
+    import ctypes, re, sys, threading
+    from ddiloco.training import platform
+    platform.prepare(cache=False)
+    libc = ctypes.CDLL("libc.so.6")
+    libc.malloc.restype = ctypes.c_void_p
+    together = threading.Barrier(8)
+    def allocate():
+        together.wait()
+        libc.malloc(100_000)
+    threads = [threading.Thread(target=allocate) for _ in range(8)]
+    [t.start() for t in threads], [t.join() for t in threads]
+    libc.fopen.restype = ctypes.c_void_p
+    file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+    libc.malloc_info(0, file), libc.fclose(file)
+"""
+MAKES_WAY = """
+    import os, pathlib, sys, threading
+    from ddiloco.launch import processes
+    threading.Thread(target=sys.stdin.readline, daemon=True).start()
+    processes.make_way()
+    nice = {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir("/proc/self/task")}
+    group = pathlib.Path("/proc/self/autogroup")
+    with open(sys.argv[1], "w") as file:
+        file.write(f"{nice} {group.read_text().split()[-1] if group.exists() else processes.NICENESS}")
+"""
 WAITS = "import signal; signal.pause()"
 SPEAKS = "print('here I am')"
 
@@ -38,7 +65,15 @@ SPEAKS = "print('here I am')"
 @pytest.fixture(autouse=True)
 def modules(tmp_path, monkeypatch):
     """The modules above can be imported."""
-    for name, text in {"tells": TELLS, "computes": COMPUTES, "waits": WAITS, "speaks": SPEAKS}.items():
+    texts = {
+        "tells": TELLS,
+        "computes": COMPUTES,
+        "allocates": ALLOCATES,
+        "makes_way": MAKES_WAY,
+        "waits": WAITS,
+        "speaks": SPEAKS,
+    }
+    for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -77,6 +112,22 @@ def test_jax_is_as_the_environment_of_each_program_says(tmp_path, devices, wide)
     process = processes.start("computes", [str(tmp_path / "told")], {**os.environ, **own})
     assert ended(process) == 0
     assert (tmp_path / "told").read_text() == f"False {devices} {wide} {own['JAX_PLATFORMS']}"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no arenas")
+def test_all_threads_of_a_program_allocate_in_one_arena(tmp_path):
+    assert ended(processes.start("allocates", [str(tmp_path / "told")], os.environ)) == 0
+    assert (tmp_path / "told").read_text().count("<heap ") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems lower no priority")
+def test_a_program_that_makes_way_does_so_with_all_its_threads_and_alone(tmp_path):
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    reading, _writing = multiprocessing.Pipe(duplex=False)
+    assert ended(processes.start("makes_way", [str(tmp_path / "told")], os.environ, stdin=reading)) == 0
+    assert (tmp_path / "told").read_text() == f"{{{processes.NICENESS}}} {processes.NICENESS}"
+    processes.make_way()  # not a program that `start` began
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_how_a_program_ended_is_known():

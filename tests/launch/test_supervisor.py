@@ -1,6 +1,7 @@
 """Who supervises a run's processes: restarts, gives up, stops, and leaves none behind."""
 
 import os
+import pathlib
 import signal
 import threading
 
@@ -31,8 +32,9 @@ with open({path!r}, "a") as file:
 class Run:
     """A supervisor of small programs, in a thread."""
 
-    def __init__(self, folder, syncer, *learners, spare=None):
+    def __init__(self, folder, syncer, *learners, spare=None, environment=os.environ):
         self.folder, self.told, self.ends = folder, [], []
+        self.environment = environment
         self.stop, self.codes = threading.Event(), []
         roles = [self._role("syncer", syncer)]
         roles += [self._role(f"learner {m}", then) for m, then in enumerate(learners)]
@@ -56,7 +58,7 @@ class Run:
         (self.folder / f"{module}.py").write_text(PROGRAM.format(path=str(self.folder / name), then=then))
         again = ["again"] if name == "syncer" else []
         alone = ["alone"] if name == "syncer" else []
-        return Role(name, module, [], os.environ, again, alone)
+        return Role(name, module, [], self.environment, again, alone)
 
     def starts(self, name):
         """The words of each start of a process: its number, and its arguments."""
@@ -150,7 +152,8 @@ def test_waits_between_tries_grow_up_to_their_bound():
 def test_processes_see_their_share_of_the_devices():
     flags = {"XLA_FLAGS": "--a=1 --xla_force_host_platform_device_count=8 --b", "HOME": "/"}
     share = "--a=1 --xla_force_host_platform_device_count=2 --b"
-    assert learner_environment(1, 4, flags) == {"XLA_FLAGS": share, "HOME": "/"}
+    given = learner_environment(1, 4, flags)
+    assert (given["XLA_FLAGS"], given["HOME"]) == (share, "/")
     assert learner_environment(0, 16, flags)["XLA_FLAGS"].count("device_count=1 ") == 1
     assert "device_count" not in syncer_environment(flags)["XLA_FLAGS"]
     assert syncer_environment(flags)["JAX_PLATFORMS"] == "cpu"
@@ -159,6 +162,40 @@ def test_processes_see_their_share_of_the_devices():
     assert seen == ["0,1", "2,3"]
     seen = [learner_environment(m, 8, gpus)["CUDA_VISIBLE_DEVICES"] for m in range(8)]
     assert seen == ["0", "1", "2", "3"] * 2
+
+
+def test_processes_compute_in_their_share_of_the_cores():
+    threads = lambda learners, cores, **given: learner_environment(0, learners, given, cores)["PJRT_NPROC"]  # noqa: E731
+    assert [threads(4, cores) for cores in (1, 2, 4, 7, 8)] == ["1", "1", "1", "1", "2"]
+    assert threads(4, 8, PJRT_NPROC="3") == threads(4, 8, NPROC="3") == "3"
+    assert learner_environment(0, 10**6, {})["PJRT_NPROC"] == "1"  # of this process's own cores
+
+
+COMPUTES = """
+import jax, pathlib
+jax.numpy.ones(1000).sum().block_until_ready()
+names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+with open({path!r}, "a") as file:
+    file.write(f"{{len([name for name in names if 'XLA' in name])}} {{len(names)}}" + chr(10))
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_a_restarted_learner_computes_in_as_many_threads_as_before(tmp_path):
+    environment = learner_environment(0, 4, {**os.environ, "XLA_FLAGS": ""}, cores=8)
+    counts = tmp_path / "counts.txt"
+    run = Run(tmp_path, ENDS_AT_THE_WORD, COMPUTES.format(path=str(counts)), environment=environment)
+    lines = lambda: counts.read_text().splitlines() if counts.exists() else []  # noqa: E731
+    until(lambda: len(lines()) == 1, "the first process")
+    run.kill("learner 0")
+    until(lambda: len(lines()) == 2, "the second process")
+    for line in lines():
+        computing, all_threads = map(int, line.split())
+        assert computing == 2
+        assert all_threads < 30
+    run.stop.set()
+    assert run.end() == 143
 
 
 BECOMES = """

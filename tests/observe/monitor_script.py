@@ -21,6 +21,9 @@ def put(monitor, *records):
 
 def scripted():
     """Two learners of 4 chips; 1 dies at half-time, 0 goes on to the end. Seconds 5 to 20."""
+    first = {"contributions": [[0, 1, 0, 2, 2, 200], [1, 1, 0, 2, 2, 100]]}
+    second = {"contributions": [[0, 1, 0, 4, 4, 400]]}
+    graces = {"quorum": 2, "grace_seconds": 0.5}, {"quorum": 1, "grace_seconds": 1.5}
     values = {"tokens": 1, "learners": (0, 1), "live": 2, "quorum_seconds": 0.1, "sync_seconds": 0.1}
     return [
         Evaluated(0, 0, 5.0, jnp.float32(6.0)),
@@ -32,12 +35,12 @@ def scripted():
         StateChanged(1, State.FAILED, 15.0),
         LearnerDied(1, 15.0, TRACEBACK),
         step(0, 2, 15.0, 100, loss=3.0),
-        Noted("round", {"step": 2, "fragment": 0, "quorum": 2, "grace_seconds": 0.5, **values}, 16.0),
+        Noted("round", {"step": 2, "fragment": 0, **graces[0], **values, **first}, 16.0),
         Noted("round_skipped", {"step": 3, "fragment": 1}, 16.0),
         Noted("round_abandoned", {"step": 3, "fragment": 2}, 16.0),
         *(Noted("drop", {"learner": 1, "reason": reason}, 17.0) for reason in ("stale", "late", "late")),
         step(0, 3, 17.5, 100, loss=2.0),
-        Noted("round", {"step": 4, "fragment": 2, "quorum": 1, "grace_seconds": 1.5, **values}, 19.0),
+        Noted("round", {"step": 4, "fragment": 2, **graces[1], **values, **second}, 19.0),
         Transferred(0, 10, 20),
         Transferred(1, 1, 2),
         Alarm("an evaluation failed at step 2: ValueError: no device", 18.0),
@@ -74,6 +77,8 @@ SUMMARY = {
     "mean_quorum": 1.5,
     "min_quorum": 1,
     "max_quorum": 2,
+    "merged_share": 700 / 1500,
+    "merged_share_by_learner": {"0": 600 / 1200, "1": 100 / 300},
     "mean_grace_seconds": 1.0,
     "goodput": 0.75,
     "uptime": 1.0,

@@ -18,7 +18,7 @@ def test_the_last_line_of_a_healthy_run_says_that_all_learners_are_alive(make, t
         put(monitor, step(learner, 4, 10.0, loss=1.5))
     monitor.stop()
     assert capsys.readouterr().out == (
-        "step 4/4  loss 1.500  - tok/s  alive 2/2  0:10<-  goodput 100.0%  quorum -  grace - ms\n"
+        "step 4/4  loss 1.500  - tok/s  alive 2/2  0:10<-  goodput 100.0%  merged -  quorum -  grace - ms\n"
     )
     assert scalars(tmp_path / "run/metrics/global")["run/alive"] == [(4, 2.0)]
 

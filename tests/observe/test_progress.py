@@ -17,25 +17,27 @@ STATUS = Status(
     tokens_per_second=123456.0,
     alive=3,
     num_learners=4,
+    merged_share=0.9149,
     quorum=3,
     grace_seconds=0.0421,
     goodput=0.9876,
     elapsed=3725.0,
     remaining=59.0,
 )
-UNKNOWN = Status(0, 10, None, None, 2, 2, None, None, None, 0.0, None)
+UNKNOWN = Status(0, 10, None, None, 2, 2, None, None, None, None, 0.0, None)
 
 
 def test_a_hundred_columns_show_everything():
-    figures = "loss 2.346  123.5k tok/s  alive 3/4  1:02:05<0:59  goodput 98.8%  quorum 3  grace 42 ms"
+    begin = "loss 2.346  123.5k tok/s  alive 3/4  1:02:05<0:59  goodput 98.8%"
+    figures = f"{begin}  merged 91%  quorum 3  grace 42 ms"
     assert format_status(STATUS, 120) == f"step 1200/5000  {figures}"
     usual = dataclasses.replace(STATUS, elapsed=725.0, step=400, total_steps=500)
-    assert format_status(usual, 100).endswith("grace 42 ms")
+    assert format_status(usual, 100).endswith("quorum 3")  # the grace window is in the metrics
 
 
 def test_what_is_not_known_yet_is_a_dash():
     assert format_status(UNKNOWN, 100) == (
-        "step 0/10  loss -  - tok/s  alive 2/2  0:00<-  goodput -  quorum -  grace - ms"
+        "step 0/10  loss -  - tok/s  alive 2/2  0:00<-  goodput -  merged -  quorum -  grace - ms"
     )
 
 
@@ -52,6 +54,7 @@ counts = st.integers(0, 10**12)
         tokens_per_second=numbers,
         alive=counts,
         num_learners=counts,
+        merged_share=st.one_of(st.none(), st.floats(0, 1)),
         quorum=st.one_of(st.none(), counts),
         grace_seconds=numbers,
         goodput=st.one_of(st.none(), st.floats(0, 1)),

@@ -132,3 +132,44 @@ def test_a_learner_that_lost_chips_is_charged_for_them(tally):
     tally.state_changed(StateChanged(0, State.STEPPING, 0.0))
     tally.state_changed(StateChanged(0, State.STEPPING, 5.0, chips - 1))
     assert tally.timelines.goodput(10.0) == 1 - 0.5 / chips
+
+
+def merge(tally, fragment, *given):
+    contributions = [[learner, 1, 0, 4, 1, tokens] for learner, tokens in given]
+    note(tally, "round", step=4, fragment=fragment, quorum=len(given), contributions=contributions)
+
+
+def trained(run_info, shares, rounds=4):
+    """Three learners on two fragments, 40 tokens each, of which these shares are merged."""
+    tally = Tally(run_info(3, num_fragments=2), None)
+    for learner in range(3):
+        for number in range(1, 5):
+            tally.step_done(step(learner, number))
+    for _ in range(rounds):
+        for fragment in (0, 1):
+            merge(tally, fragment, *((m, 40 * share / rounds) for m, share in enumerate(shares)))
+    return tally
+
+
+def test_the_merged_share_is_of_the_tokens_trained_averaged_over_fragments(run_info):
+    tally = trained(run_info, (0.9, 0.8, 0.1))
+    assert tally.merged_shares() == pytest.approx({0: 0.9, 1: 0.8, 2: 0.1})
+    assert tally.merged_share() == pytest.approx(0.6)
+
+
+def test_without_merges_there_is_no_share(run_info):
+    tally = trained(run_info, (), rounds=0)
+    assert (tally.merged_share(), tally.merged_shares(), tally.left_out()) == (None, {}, {})
+
+
+def test_a_learner_below_half_of_the_median_is_left_out_unless_it_is_away_new_or_it_is_too_early(run_info):
+    assert trained(run_info, (0.9, 0.8, 0.1)).left_out() == pytest.approx({2: 0.1})
+    assert trained(run_info, (0.9, 0.8, 0.5)).left_out() == {}
+    assert trained(run_info, (0.9, 0.8, 0.1), rounds=3).left_out() == {}
+    away = trained(run_info, (0.9, 0.8, 0.1))
+    note(away, "learner_silent", learner=2)
+    assert away.left_out() == {}
+    new = trained(run_info, (0.9, 0.8, 0.1))
+    for number in range(5, 30):
+        new.step_done(step(0, number))
+    assert 2 not in new.left_out()

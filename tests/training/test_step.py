@@ -15,7 +15,6 @@ from ddiloco.training.step import (
     TrainState,
     abstract_batch,
     abstract_state,
-    compile_train_step,
     make_train_step,
     shard_batch,
 )
@@ -140,9 +139,8 @@ def test_a_step_of_padding_alone_has_no_loss_and_is_finite(mesh, step):
 
 def test_a_step_compiled_ahead_from_shapes_equals_the_jitted_one(mesh, step):
     batch = packed_batch(6, 2, 12, 32)
-    compiled = compile_train_step(
-        step, abstract_state(ONE_LAYER, INNER, mesh), abstract_batch(mesh, 2, text_row(12))
-    )
+    shapes = abstract_state(ONE_LAYER, INNER, mesh), abstract_batch(mesh, 2, text_row(12))
+    compiled = step.lower(*shapes, jax.ShapeDtypeStruct((), jnp.int32)).compile()
     early, early_metrics = compiled(
         init_state(ONE_LAYER, INNER, mesh, 0), shard_batch(batch, mesh), np.int32(3)
     )

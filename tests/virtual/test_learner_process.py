@@ -64,37 +64,37 @@ def test_an_update_that_comes_in_a_pause_is_found_when_it_ends():
     assert told.of("update")[0] == (9.0, 0, 1)
 
 
-def test_a_paused_host_still_answers_a_pull():
+def test_an_offer_leaves_with_the_report_of_its_step_whatever_befalls_the_learner_then():
     quality = LinkQuality(latency=0.5)
     changes = [Change(5.25, 0, "detect"), Change(30.0, 0, "step")]
     fleet, told = small_fleet(ONE, 8, quality=quality, changes=changes)
     run(fleet)
-    # Joined at 0.5, welcomed at 1; step 4 ends at 5, its report is there at 5.5, the pull back at 6.
-    assert told.of("merge")[0] == (6.5, 4, 1)
+    # Joined at 0.5, welcomed at 1; asked for at 2.5, when step 2 is reported; step 4 ends at 5.
+    assert told.of("merge")[0] == (5.5, 4, 1)
 
 
 def hung(seconds, total_steps):
-    """A fleet of two that wait for each other; learner 1 hangs at 5.75, with a pull to it on its way."""
+    """A fleet of two that wait for each other; learner 1 hangs at 4.75, in the step that it is to offer."""
     fleet, told = small_fleet(IMPATIENT, total_steps, quality=LinkQuality(latency=0.5))
-    fleet.calendar.at(5.75, lambda: fleet.processes[1].hang(seconds))
+    fleet.calendar.at(4.75, lambda: fleet.processes[1].hang(seconds))
     run(fleet)
     return told
 
 
-def test_a_hang_answers_no_pull_is_silent_and_the_rounds_go_on_without_it():
+def test_who_hangs_offers_nothing_is_silent_and_the_rounds_go_on_without_it():
     told = hung(100.0, 12)
-    assert told.of("drop")[0] == (8.5, 1, "pull timed out")  # asked at 5.5
-    assert told.of("merge")[0] == (8.5, 4, 1)
-    assert told.of("learner_silent") == [(5.5 + IMPATIENT.silence_timeout, {"learner": 1})]
+    silent_at = 4.5 + IMPATIENT.silence_timeout  # step 3 was heard of at 4.5
+    assert told.of("learner_silent") == [(silent_at, {"learner": 1})]
+    assert told.of("merge")[0] == (silent_at, 4, 1)
     assert [values["learners"] for _, values in told.of("round")] == [[0], [0], [0]]
-    assert told.states(1)[-1] == (5.75, State.DETECTING)
+    assert told.states(1)[-1] == (4.75, State.DETECTING)
 
 
 def test_after_a_hang_a_learner_counts_again():
     told = hung(20.0, 40)
     [(back, values)] = told.of("learner_returned")
     assert values == {"learner": 1}
-    assert 25.75 < back < 25.75 + 2
+    assert 24.75 < back < 24.75 + 2
     assert told.of("round")[-1][1]["learners"] == [0, 1]
     assert told.states(1)[-1][1] is State.FINISHED
     assert not told.of("learner_lost")

@@ -20,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ddiloco.config import ConfigError, build
+from ddiloco.disk.array_file import make_durable
 
 SYNCER_PART = "syncer"
 STAGING = "staging"
@@ -27,7 +28,6 @@ STAGING = "staging"
 
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_CHUNK = 1 << 20
 _LARGEST_FILE = 1 << 50
 
 
@@ -228,15 +228,6 @@ def files_under(folder: pathlib.Path) -> list[str]:
     )
 
 
-def make_durable(folder: pathlib.Path) -> None:
-    """Flushes a folder's list of files to the disk; raises OSError."""
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(held)
-    finally:
-        os.close(held)
-
-
 def reason(error: BaseException) -> str:
     """What went wrong, in one line."""
     if isinstance(error, OSError) and error.strerror:
@@ -269,14 +260,10 @@ def _handler() -> ocp.CompositeCheckpointHandler:
 
 
 def _digest(path: pathlib.Path, durable: bool = False) -> tuple[int, str]:
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         if durable:
             os.fsync(file.fileno())
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _content(state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:

@@ -7,6 +7,7 @@ It would also count damaged snapshots among those to keep.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -15,8 +16,8 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from ddiloco.config import build
 from ddiloco.disk import array_file
-from ddiloco.disk.snapshots.cut import check_cut
 from ddiloco.disk.snapshots.parts import (
     Part,
     PartFiles,
@@ -26,12 +27,12 @@ from ddiloco.disk.snapshots.parts import (
     check_listing,
     files_under,
     is_part_name,
-    make_durable,
     read_part,
     read_state,
     reason,
 )
 from ddiloco.disk.tape.header import SnapshotName
+from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 
 __all__ = ["FOLDER", "Part", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "SnapshotStore"]
 
@@ -115,7 +116,7 @@ class SnapshotStore:
             if not parts or files_under(folder) != listed:
                 raise ValueError("its parts are not, or not alone, in its folder")
             array_file.replace(folder / _MANIFEST, [_encoded(number, header, parts)])
-            make_durable(self.folder)
+            array_file.make_durable(self.folder)
         except (OSError, ValueError, TypeError) as error:
             raise SnapshotError(f"{folder}: cannot be completed: {reason(error)}") from error
         self._retain(number)
@@ -188,6 +189,27 @@ class SnapshotStore:
 
     def _at(self, number: int) -> pathlib.Path:
         return self.folder / f"{number:06d}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Clocks:
+    """The entry `clocks` of a header: the syncer's clock, and the recorded learners' by number."""
+
+    syncer: VectorClock
+    learners: Mapping[int, VectorClock]
+
+
+def check_cut(header: Mapping[str, Any]) -> None:
+    """Checks that the states in a snapshot are a consistent cut; a header without `clocks` is of one state.
+
+    Raises:
+      ValueError: they are not.
+    """
+    if "clocks" not in header:
+        return
+    clocks = build(Clocks, header["clocks"], "clocks")
+    if not is_consistent_cut(clocks.syncer, clocks.learners):
+        raise ValueError("is no consistent cut: a state in it holds work that its owner has yet to do")
 
 
 def _encoded(number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> bytes:

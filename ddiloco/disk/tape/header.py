@@ -23,22 +23,6 @@ class Machine:
     xla_flags: str  # from $XLA_FLAGS, without the number of devices
     packages: Mapping[str, str]  # versions by name
 
-    def differences(self, other: Machine) -> list[str]:
-        """What differs, as short phrases: "jax 0.9.0, here 0.10.2"."""
-        ours, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
-        found = [
-            f"{name} {_shown(ours[name])}, here {_shown(theirs[name])}"
-            for name in ("platform", "devices", "mesh", "visible", "xla_flags")
-            if ours[name] != theirs[name]
-        ]
-        names = sorted({*self.packages, *other.packages})
-        found += [
-            f"{name} {self.packages.get(name, 'unknown')}, here {other.packages.get(name, 'none')}"
-            for name in names
-            if self.packages.get(name) != other.packages.get(name)
-        ]
-        return found
-
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotName:
@@ -96,12 +80,6 @@ class Header:
     resumed_from: SnapshotName | None = None
     resumed: ResumedWith | None = None
 
-    def differences(self, other: Header) -> list[str]:
-        """What differs among the things that numbers depend on, as short phrases."""
-        names = [name for name in ("config", "layout") if getattr(self, name) != getattr(other, name)]
-        phrases = {"config": "other settings", "layout": "other fragments"}
-        return [*(phrases[name] for name in names), *self.machine.differences(other.machine)]
-
     @property
     def actor(self) -> str:
         """Whose tape it is: "learner 2", "the syncer"."""
@@ -116,11 +94,3 @@ def to_json(header: Header) -> str:
 def from_json(text: str) -> Header:
     """The header from what `to_json` gave. Raises ValueError if it is something else."""
     return build(Header, json.loads(text), "header")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " x ".join(f"{name} {size}" for name, size in value.items() if size > 1) or "of one device"
-    if isinstance(value, tuple):
-        return f"{len(value)} x {value[0]}" if len(set(value)) == 1 else ", ".join(value)
-    return str(value) or "none"

@@ -22,7 +22,25 @@ from ddiloco.disk.tape.header import Header
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 
+FOLDER = "tape"
+SUFFIX = ".tape"
 _LONGEST_WAIT = 1.0  # seconds that the syncer's entries may wait to be written if nothing depends on them
+
+
+def learner_tape(folder: pathlib.Path, learner: int, process: int) -> pathlib.Path:
+    """The file of a learner's process."""
+    return folder / f"learner-{learner}-{process}{SUFFIX}"
+
+
+def syncer_tape(folder: pathlib.Path, process: int) -> pathlib.Path:
+    """The file of the syncer's process."""
+    return folder / f"syncer-{process}{SUFFIX}"
+
+
+def next_syncer(folder: pathlib.Path) -> int:
+    """The number of the syncer's next process."""
+    numbers = (path.stem.partition("-")[2] for path in folder.glob(f"syncer-*{SUFFIX}"))
+    return 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
 class Recorder:

@@ -43,10 +43,8 @@ def load(folder: pathlib.Path, inner: InnerFormat) -> InnerState | None:
         header, arrays = array_file.load(path, _MAGIC)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise InnerFileError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise InnerFileError(f"{path}: {error}") from None
+        raise InnerFileError(str(error)) from None
     if header.get("format") != inner.fingerprint:
         raise InnerFileError(f"{path}: is of another inner optimizer")
     origin = header.get("origin")

@@ -53,6 +53,7 @@ class LearnerProcess:
         note: Callable[[str], None],
         folder: pathlib.Path | None = None,
         workdir: pathlib.Path | None = None,
+        stepping: Callable[[], None] = lambda: None,
     ) -> str | None:
         """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
 
@@ -63,6 +64,7 @@ class LearnerProcess:
           note: takes a line on what happens to the connection.
           folder: where it keeps copies of its inner optimizer state; None: nowhere.
           workdir: where its tape goes; None: it keeps none.
+          stepping: called after the first step.
 
         Returns:
           Why the learner failed; None if it did not.
@@ -91,7 +93,7 @@ class LearnerProcess:
         if client.refusal is None:
             incarnation = max(process, client.newest_incarnation + 1)
             core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
-            failure = self._train(core, equipment, client, donor, stop, folder, workdir)
+            failure = self._train(core, equipment, client, donor, stop, folder, workdir, stepping)
             client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
         if client.refusal is not None:
             raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
@@ -112,13 +114,17 @@ class LearnerProcess:
         stop: threading.Event,
         folder: pathlib.Path | None,
         workdir: pathlib.Path | None,
+        stepping: Callable[[], None],
     ) -> str | None:
         config, record = self._experiment.remote, client.outbox.record
         inner = InnerFormat(equipment.program.inner_leaves)
-        # Only a learner that steps can donate: those that begin together must not wait for each other.
-        recovery = ProcessRecovery(
-            client, inner, self._security, config, folder, lambda: donor.attach(worker.inbox, inner)
-        )
+
+        def steps() -> None:
+            # Only a learner that steps can donate: those that begin together must not wait for each other.
+            donor.attach(worker.inbox, inner)
+            stepping()
+
+        recovery = ProcessRecovery(client, inner, self._security, config, folder, steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record)

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from ddiloco.disk.snapshots.array_names import named
-from ddiloco.disk.snapshots.cut import Clocks
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
-from ddiloco.disk.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.disk.snapshots.store import Clocks, Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout

@@ -7,12 +7,12 @@ import sys
 import time
 
 from ddiloco.disk import checkpoints
-from ddiloco.disk.tape.reading import RunTapes
 from ddiloco.protocol.messages import RoundId
 from ddiloco.run.recipes import assembly_of
 from ddiloco.training import platform
 from experiments.front import cli
 from experiments.studies.replay import run as replay
+from experiments.studies.replay.reading import RunTapes
 from experiments.studies.replay.recorded import Recorded
 
 

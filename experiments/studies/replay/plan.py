@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, InnerOrigin
 from ddiloco.disk.tape.file import TapeError
-from ddiloco.disk.tape.reading import RunTapes, Tape
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
+from experiments.studies.replay.reading import RunTapes, Tape
 
 BEFORE = -1
 """The entry number of work that is done before the first entry of a tape."""

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 
 from ddiloco.disk.tape.file import TapeError
-from ddiloco.disk.tape.reading import RunTapes, read_run
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli
 from experiments.studies.replay.plan import Plan
+from experiments.studies.replay.reading import RunTapes, read_run
 from experiments.studies.replay.run import make_plan, recorded_experiment
 
 

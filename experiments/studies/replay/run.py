@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
 from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotStore
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.disk.tape.file import TapeError
-from ddiloco.disk.tape.reading import RunTapes
+from ddiloco.disk.tape.header import Machine
 from ddiloco.outer.global_model import GlobalModel, parameters_sha256, pieces_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.roles.assembly import Assembly
@@ -26,6 +26,7 @@ from ddiloco.settings.experiment import BASELINES, Experiment, parse
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import Uses, perform_all
 from experiments.studies.replay.plan import Actor, Key, Plan, VersionId, Work
+from experiments.studies.replay.reading import RunTapes
 
 
 class ReplayMismatch(Exception):
@@ -262,9 +263,9 @@ class _Replay:
         headers += [h for h in lives if (h.learner, h.process) in used]
         for header in headers:
             mesh = None if header.learner is None else self._equipment[header.learner].program.mesh
-            differences = header.machine.differences(machine_of(mesh))
-            if differences:
-                return f"{text}; {header.actor} had {', '.join(differences)}"
+            found = differences(header.machine, machine_of(mesh))
+            if found:
+                return f"{text}; {header.actor} had {', '.join(found)}"
         return (
             f"{text}; platform, devices and packages are the same: the code or the data differ, or a device "
             "erred (config.sdc_check_every finds one that does)"
@@ -296,3 +297,28 @@ def _last_merge(plan: Plan, until: RoundId | None) -> int | None:
     if not count:
         raise TapeError(f"{plan.syncer.tapes[0].path}: no round up to step {until.step} was merged")
     return count
+
+
+def differences(then: Machine, here: Machine) -> list[str]:
+    """What differs between two machines, as short phrases: "jax 0.9.0, here 0.10.2"."""
+    ours, theirs = dataclasses.asdict(then), dataclasses.asdict(here)
+    found = [
+        f"{name} {_shown(ours[name])}, here {_shown(theirs[name])}"
+        for name in ("platform", "devices", "mesh", "visible", "xla_flags")
+        if ours[name] != theirs[name]
+    ]
+    names = sorted({*then.packages, *here.packages})
+    found += [
+        f"{name} {then.packages.get(name, 'unknown')}, here {here.packages.get(name, 'none')}"
+        for name in names
+        if then.packages.get(name) != here.packages.get(name)
+    ]
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " x ".join(f"{name} {size}" for name, size in value.items() if size > 1) or "of one device"
+    if isinstance(value, tuple):
+        return f"{len(value)} x {value[0]}" if len(set(value)) == 1 else ", ".join(value)
+    return str(value) or "none"

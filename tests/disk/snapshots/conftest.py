@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from ddiloco.disk.snapshots.cut import Clocks
 from ddiloco.disk.snapshots.parts import write_part
-from ddiloco.disk.snapshots.store import Part, SnapshotStore
+from ddiloco.disk.snapshots.store import Clocks, Part, SnapshotStore
 from ddiloco.protocol.clocks import VectorClock
 
 ARRAYS = {

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.disk.snapshots import parts
-from ddiloco.disk.snapshots.cut import Clocks
 from ddiloco.disk.snapshots.parts import read_part, write_part
-from ddiloco.disk.snapshots.store import Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.disk.snapshots.store import Clocks, Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.protocol.clocks import VectorClock
 from tests.disk.snapshots.conftest import ARRAYS, HEADER, STATE, written

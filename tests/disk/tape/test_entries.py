@@ -131,16 +131,3 @@ def test_a_header_comes_back_as_it_was(changes):
 def test_a_header_that_is_none_is_a_value_error(text):
     with pytest.raises(ValueError):
         headers.from_json(text)
-
-
-def test_machines_tell_what_differs_in_words():
-    other = headers.Machine("gpu", ("H200",), {"data": 1, "fsdp": 1}, 1, "--xla_a=1", {"jax": "0.11"})
-    assert MACHINE.differences(MACHINE) == []
-    assert MACHINE.differences(other) == [
-        "platform cpu, here gpu",
-        "devices 2 x cpu, here 1 x H200",
-        "mesh data 2, here of one device",
-        "visible 8, here 1",
-        "xla_flags none, here --xla_a=1",
-        "jax 0.10.2, here 0.11",
-    ]

@@ -8,12 +8,12 @@ import pytest
 
 from ddiloco.disk.tape.entries import Adopted, Committed, End, InnerOrigin
 from ddiloco.disk.tape.header import Header
-from ddiloco.disk.tape.reading import next_syncer, read_tape, syncer_tape
-from ddiloco.disk.tape.recorder import LearnerTape, SyncerTape
+from ddiloco.disk.tape.recorder import LearnerTape, SyncerTape, next_syncer, syncer_tape
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
+from experiments.studies.replay.reading import read_tape
 from tests.workbook import MACHINE
 
 LEARNER = Header("learner", 3, 7, "local", "c0", "1a", MACHINE, 1.0, 2.0)

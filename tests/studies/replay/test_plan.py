@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from ddiloco.disk.tape.entries import End
 from ddiloco.disk.tape.file import MAGIC, TapeError
-from ddiloco.disk.tape.reading import learner_tape, read_run, syncer_tape
+from ddiloco.disk.tape.recorder import learner_tape, syncer_tape
 from ddiloco.protocol import events
 from ddiloco.protocol.state import SyncerState
 from ddiloco.virtual.lives import Change
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import Uses, perform, perform_all
+from experiments.studies.replay.reading import read_run
 from tests.workbook import POLICY, fleet_tapes, lose
 
 STEPS = 40

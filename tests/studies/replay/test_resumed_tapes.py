@@ -10,12 +10,12 @@ import pytest
 from ddiloco.disk.snapshots.store import SnapshotStore
 from ddiloco.disk.tape.entries import Adopted
 from ddiloco.disk.tape.file import TapeError
-from ddiloco.disk.tape.reading import read_run
 from ddiloco.local.run import LocalRun
 from ddiloco.run import job
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import run as replay
 from experiments.studies.replay import timeline, what_if
+from experiments.studies.replay.reading import read_run
 from tests.local.test_snapshots import completed, settings
 from tests.virtual_runs import shared_workshop
 

@@ -10,7 +10,8 @@ import pytest
 
 from ddiloco.disk.tape.entries import Committed, Entry, Pulled
 from ddiloco.disk.tape.file import TapeError
-from ddiloco.disk.tape.reading import learner_tape, read_run, read_tape
+from ddiloco.disk.tape.header import Machine
+from ddiloco.disk.tape.recorder import learner_tape
 from ddiloco.local import run as local
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.messages import RoundId
@@ -20,6 +21,7 @@ from ddiloco.settings.experiment import to_json
 from ddiloco.virtual.lives import Change, write_trace
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import run as replay
+from experiments.studies.replay.reading import read_run, read_tape
 from tests import workbench
 from tests.virtual_runs import shared_workshop, virtual
 
@@ -209,3 +211,17 @@ def test_what_a_syncer_can_pull_is_on_the_tape_before_it_can(data_dir, tmp_path,
     assert outcome.finished
     assert missing == []
     assert seen
+
+
+def test_machines_tell_what_differs_in_words():
+    then = Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", {"jax": "0.10.2"})
+    other = Machine("gpu", ("H200",), {"data": 1, "fsdp": 1}, 1, "--xla_a=1", {"jax": "0.11"})
+    assert replay.differences(then, then) == []
+    assert replay.differences(then, other) == [
+        "platform cpu, here gpu",
+        "devices 2 x cpu, here 1 x H200",
+        "mesh data 2, here of one device",
+        "visible 8, here 1",
+        "xla_flags none, here --xla_a=1",
+        "jax 0.10.2, here 0.11",
+    ]

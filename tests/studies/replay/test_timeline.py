@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from ddiloco.disk.tape.reading import read_run
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import perform
+from experiments.studies.replay.reading import read_run
 from experiments.studies.replay.timeline import Clocks, chosen, clock_text, shown, timeline
 from tests.workbook import POLICY, fleet_tapes, lose
 

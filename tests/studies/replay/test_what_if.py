@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from ddiloco.disk.tape.reading import read_run
 from experiments.studies.replay import plan as plans
+from experiments.studies.replay.reading import read_run
 from experiments.studies.replay.what_if import delays, recorded, what_if
 from tests.workbook import POLICY, fleet_tapes, lose
 

@@ -9,25 +9,7 @@ from ddiloco.disk.tape import tape_pb2 as pb
 from ddiloco.disk.tape.entries import Decoder, End, Entry
 from ddiloco.disk.tape.file import TapeError, read
 from ddiloco.disk.tape.header import Header, from_json
-
-FOLDER = "tape"
-_SUFFIX = ".tape"
-
-
-def learner_tape(folder: pathlib.Path, learner: int, process: int) -> pathlib.Path:
-    """The file of a learner's process."""
-    return folder / f"learner-{learner}-{process}{_SUFFIX}"
-
-
-def syncer_tape(folder: pathlib.Path, process: int) -> pathlib.Path:
-    """The file of the syncer's process."""
-    return folder / f"syncer-{process}{_SUFFIX}"
-
-
-def next_syncer(folder: pathlib.Path) -> int:
-    """The number of the syncer's next process."""
-    numbers = (path.stem.partition("-")[2] for path in folder.glob(f"syncer-*{_SUFFIX}"))
-    return 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
+from ddiloco.disk.tape.recorder import FOLDER, SUFFIX
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +81,7 @@ def read_run(workdir: pathlib.Path) -> RunTapes:
       TapeError: there are none, or one is damaged.
     """
     folder = workdir / FOLDER
-    paths = sorted(folder.glob(f"*{_SUFFIX}"))
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
     if not paths:
         raise TapeError(f"{folder}: holds no tapes; baselines and runs without arrays write none")
     tapes, warnings = [], []

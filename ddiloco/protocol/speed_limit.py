@@ -52,5 +52,5 @@ class SpeedLimit:
 
     def _certain(self, live: Sequence[Member], now: float) -> float:
         times = sorted(m.step_time.value for m in live if m.step_time.value)
-        shortest = times[len(times) // 2] / FASTEST if times else SHORTEST_STEP
+        shortest = times[(len(times) - 1) // 2] / FASTEST if times else SHORTEST_STEP
         return self._step + (now - self._at) / shortest

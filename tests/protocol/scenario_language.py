@@ -268,7 +268,8 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
         case actions.Drop(learner, reason, which):
             return f"drop {_which(which)} from {learner}: {reason}"
         case actions.Record(name, values):
-            return f"record {name}: {', '.join(f'{key} {_value(value)}' for key, value in values.items())}"
+            told = [f"{key} {_value(value)}" for key, value in values.items() if key != "contributions"]
+            return f"record {name}: {', '.join(told)}"
         case actions.Finish():
             return "finish"
         case actions.AdoptAll(step, versions):

@@ -17,10 +17,10 @@ def overtaken(last=4):
     """Learner 0 does its last step while the round of step 2 is merged; the others are at step 1."""
     desk = Desk(total_steps=last, learners=3, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.0)
     for learner in range(3):
-        desk.report(learner, 1)
-    desk.report(0, 2, steps=2)
+        desk.report(learner, 1, at=1.0)
+    desk.report(0, 2, at=2.0, steps=2)
     assert merges(desk.offer(0, (2, 0)))
-    desk.report(0, last, steps=last)
+    desk.report(0, last, at=5.0, steps=last)
     return desk
 
 

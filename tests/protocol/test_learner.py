@@ -5,6 +5,7 @@ import pytest
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 
 
@@ -23,8 +24,18 @@ def finish(core):
     return core.handle(events.StepFinished(), 0.0)
 
 
-def offers(out):
+def ask(core, clock, *, fragment=0, version=0, due=None):
+    """The question for a fragment, in the round that is due at `due`, or at `clock`."""
+    which = RoundId(clock if due is None else due, fragment)
+    return core.handle(events.OfferAsked(which, version, clock), 0.0)
+
+
+def made(out):
     return [action.contribution for action in out if isinstance(action, actions.MakeOffer)]
+
+
+def sent(out):
+    return [action.contribution for action in out if isinstance(action, actions.SendOffer)]
 
 
 def test_a_step_before_the_welcome_is_the_drivers_mistake():
@@ -59,6 +70,7 @@ def test_the_end_of_a_step_that_never_started_is_the_drivers_mistake():
         (events.Welcomed(1, 0, (0, 0, 0), (0, 0)), "welcome with another number of fragments"),
         (events.Welcomed(1, 0, (0, 0), (0,)), "welcome with another number of fragments"),
         (events.UpdateArrived(0, 1, 1), "update before welcome"),
+        (events.OfferAsked(RoundId(1, 0), 0, 1), "asked before welcome"),
     ],
 )
 def test_a_wrong_message_before_the_welcome_is_dropped(event, reason):
@@ -74,6 +86,8 @@ def test_a_wrong_message_before_the_welcome_is_dropped(event, reason):
         (events.UpdateArrived(2, 1, 1), "update of an unknown fragment"),
         (events.UpdateArrived(-1, 1, 1), "update of an unknown fragment"),
         (events.UpdateArrived(0, 0, 9), "stale update"),
+        (events.OfferAsked(RoundId(1, 2), 0, 1), "asked for an unknown fragment"),
+        (events.OfferAsked(RoundId(1, -1), 0, 1), "asked for an unknown fragment"),
     ],
 )
 def test_a_wrong_message_after_the_welcome_is_dropped_and_changes_nothing(event, reason):
@@ -82,39 +96,89 @@ def test_a_wrong_message_after_the_welcome_is_dropped_and_changes_nothing(event,
     assert (core.clock, core.versions) == (0, (0, 0))
 
 
-def test_what_is_published_is_what_a_step_left_even_if_an_update_came_since():
-    core = welcomed(num_fragments=1, interval=2)
-    for _ in range(2):
-        start(core, tokens=5)
-    core.handle(events.UpdateArrived(0, 1, 2), 0.0)
-    finish(core)
-    publish, report = finish(core)
-    offer = publish.contribution
-    assert (offer.version, offer.steps, offer.tokens) == (0, 2, 10)
-    assert report.event.report.counters[0].version == 0
+def test_an_offer_is_copied_as_its_step_leaves_it_and_sent_after_that_steps_report():
+    core = welcomed(num_fragments=1, interval=4)
+    ask(core, 2, due=4)
+    assert made(start(core)) == []
+    (copy,) = made(start(core, tokens=7))
+    assert (copy.step, copy.version, copy.steps, copy.tokens) == (2, 0, 2, 17)
+    start(core)
+    assert sent(finish(core)) == []
+    report, offer = finish(core)
+    assert report.event.report.step == 2
+    assert (offer.round, offer.contribution) == (RoundId(4, 0), copy)
 
 
-def test_offers_are_made_when_due_and_for_the_overlap_after_and_then_no_more():
-    core = welcomed(num_fragments=1, interval=10, overlap=2)
-    taken = [bool(offers(start(core))) for _ in range(18)]
-    assert [step for step, was in enumerate(taken, start=1) if was] == [10, 11, 12]
+def test_an_offer_that_an_update_has_overtaken_is_not_sent():
+    core = welcomed(num_fragments=2, interval=2)
+    ask(core, 1)
+    ask(core, 1, fragment=1)
+    start(core, tokens=5)
+    core.handle(events.UpdateArrived(0, 1, 1), 0.0)
+    out = finish(core)
+    assert [offer.fragment for offer in sent(out)] == [1]
+    assert out[0].event.report.counters[0].version == 0
 
 
-def test_no_offer_is_taken_once_the_update_of_the_due_step_is_applied():
-    core = welcomed(num_fragments=1, interval=4, overlap=3)
-    for _ in range(4):
+def test_an_offer_is_made_once_when_the_clock_has_come_to_what_was_asked():
+    core = welcomed(num_fragments=1, interval=10)
+    ask(core, 10)
+    assert [core.clock for _ in range(18) if made(start(core))] == [10]
+
+
+def test_a_learner_that_was_not_asked_offers_nothing():
+    core = welcomed(num_fragments=2, interval=2)
+    for _ in range(6):
+        assert made(start(core)) == sent(finish(core)) == []
+
+
+def test_a_learner_that_is_past_the_clock_already_offers_at_once():
+    core = welcomed(num_fragments=1, interval=4)
+    for _ in range(3):
         start(core)
+        finish(core)
+    copy, offer = ask(core, 0, due=4)
+    assert copy.contribution == offer.contribution
+    assert (offer.round, offer.contribution.step, offer.contribution.steps) == (RoundId(4, 0), 3, 3)
+
+
+def test_a_learner_that_is_asked_for_the_same_state_again_sends_it_again_but_copies_it_once():
+    core = welcomed(num_fragments=1, interval=4)
+    start(core)
+    finish(core)
+    ((copy,), (first,)) = (kind(out) for out in [ask(core, 0, due=4)] for kind in (made, sent))
+    again = ask(core, 0, due=4)
+    assert made(again) == [] and sent(again) == [first] == [copy]
+
+
+def test_of_two_questions_for_a_fragment_the_later_one_counts():
+    core = welcomed(num_fragments=1, interval=8)
+    ask(core, 8)
+    ask(core, 2, due=8)
+    assert [core.clock for _ in range(9) if made(start(core))] == [2]
+
+
+def test_a_question_about_a_version_that_was_replaced_is_forgotten():
+    core = welcomed(num_fragments=1, interval=4)
+    ask(core, 4)
+    core.handle(events.UpdateArrived(0, 1, 2), 0.0)
+    assert not any(made(start(core)) for _ in range(6))
+
+
+def test_a_question_about_a_version_that_is_yet_to_come_waits_for_it():
+    core = welcomed(num_fragments=1, interval=4)
+    ask(core, 3, due=4, version=1)
+    assert not any(made(start(core)) for _ in range(4))
     core.handle(events.UpdateArrived(0, 1, 4), 0.0)
-    assert not any(offers(start(core)) for _ in range(3))
-    assert offers(start(core))
+    (offer,) = made(start(core))
+    assert (offer.version, offer.steps) == (1, 1)
 
 
-def test_a_learner_that_joins_after_a_due_step_offers_its_first_step():
+def test_a_learner_that_has_not_stepped_offers_its_first_step():
     core = welcomed(at_step=9, num_fragments=1, interval=5, overlap=1)
-    (offer,) = offers(start(core))
+    assert made(ask(core, 5)) == []
+    (offer,) = made(start(core))
     assert (offer.step, offer.steps) == (10, 1)
-    late = welcomed(at_step=13, num_fragments=1, interval=10, overlap=1)
-    assert [len(offers(start(late))) for _ in range(3)] == [1, 0, 0]
 
 
 def test_a_due_step_from_before_it_joined_does_not_bind_a_learner():
@@ -137,7 +201,7 @@ def test_a_due_step_that_the_clock_jumped_over_binds_from_the_next_step_on():
     core = welcomed(num_fragments=2, interval=2, quorum=None, max_run_ahead=0)
     core.handle(events.UpdateArrived(0, 1, 2), 0.0)
     assert not core.blocked
-    assert [offer.fragment for offer in offers(start(core))] == [1]
+    start(core)
     assert core.blocked
 
 
@@ -148,13 +212,15 @@ def test_an_unbounded_learner_is_never_blocked():
         assert not core.blocked
 
 
-def test_a_heartbeat_speaks_only_when_no_step_is_under_way():
+def test_a_heartbeat_in_mid_step_repeats_the_last_report():
+    """The step that is under way is not done: a long one must not look like two."""
     core = welcomed(num_fragments=1)
     start(core)
     assert core.handle(events.Heartbeat(), 0.0) == []
-    finish(core)
-    (beat,) = core.handle(events.Heartbeat(), 0.0)
-    assert (beat.event.report.step, beat.event.report.counters[0].steps) == (1, 1)
+    (said,) = finish(core)
+    start(core, tokens=99)
+    assert core.handle(events.Heartbeat(), 0.0) == [said]
+    assert (said.event.report.step, said.event.report.counters[0].steps) == (1, 1)
 
 
 def test_a_clock_that_an_update_takes_to_the_end_is_reported_once():
@@ -179,21 +245,69 @@ def test_mixing_travels_with_the_update():
     assert core.handle(events.UpdateArrived(0, 1, 1), 0.0) == [actions.ApplyUpdate(0, 1, 0.5)]
 
 
-def test_a_clock_set_between_steps_offers_the_fragments_at_once():
-    core = welcomed(num_fragments=2, interval=4)
+def test_a_learner_called_to_the_end_between_steps_reports_and_offers_what_it_was_asked_for_at_once():
+    core = welcomed(total_steps=4, num_fragments=2, interval=4)
+    ask(core, 4)
     start(core)
     finish(core)
-    take, publish, report = core.handle(events.ClockSet(2), 0.0)
-    assert core.clock == 2
-    assert take.contribution == publish.contribution
-    assert (publish.contribution.fragment, publish.contribution.step, publish.contribution.steps) == (1, 2, 1)
-    assert report.event.report.step == 2
+    report, copy, offer = core.handle(events.ClockSet(4), 0.0)
+    assert core.done and report.event.report.step == 4
+    assert copy.contribution == offer.contribution
+    assert (offer.contribution.fragment, offer.contribution.step, offer.contribution.steps) == (0, 4, 1)
 
 
-def test_a_clock_set_offers_nothing_of_a_fragment_without_new_steps():
-    core = welcomed(num_fragments=1, interval=4)
-    assert offers(core.handle(events.ClockSet(4), 0.0)) == []
-    assert offers(start(core)) != []
+def test_a_learner_called_to_the_end_offers_nothing_of_a_fragment_without_new_steps():
+    core = welcomed(total_steps=4, num_fragments=1, interval=4)
+    ask(core, 4)
+    assert made(core.handle(events.ClockSet(4), 0.0)) == []
+
+
+@pytest.mark.parametrize(("merged_at", "clock"), [(9, 3), (10, 10), (2, 3)])
+def test_an_update_moves_a_clock_only_if_that_lags_by_more_than_the_band(merged_at, clock):
+    core = welcomed(num_fragments=1, interval=12, quorum=1)
+    for _ in range(3):
+        start(core)
+    core.handle(events.UpdateArrived(0, 1, merged_at), 0.0)
+    assert (core.policy.band, core.clock) == (6, clock)
+
+
+@pytest.mark.parametrize(("merged_at", "clock"), [(4, 4), (3, 3), (2, 3)])
+def test_where_all_are_waited_for_every_update_moves_a_clock_that_lags(merged_at, clock):
+    core = welcomed(num_fragments=1, interval=12, quorum=None)
+    for _ in range(3):
+        start(core)
+    core.handle(events.UpdateArrived(0, 1, merged_at), 0.0)
+    assert (core.policy.band, core.clock) == (0, clock)
+
+
+def offered_then_stepped(**policy):
+    """Offers after step 2, of 25 tokens, then takes two more steps, of 11."""
+    core = welcomed(num_fragments=1, interval=4, **policy)
+    ask(core, 2, due=4)
+    for tokens in (10, 15, 5, 6):
+        start(core, tokens)
+        finish(core)
+    return core
+
+
+@pytest.mark.parametrize(("rebase", "kept"), [(True, (2, 11)), (False, (0, 0))])
+def test_with_rebase_a_learner_keeps_and_counts_what_it_did_since_the_offer_that_was_merged(rebase, kept):
+    core = offered_then_stepped(rebase=rebase)
+    out = core.handle(events.UpdateArrived(0, 1, 4, (Given(1, 4), Given(0, 2))), 0.0)
+    assert out == [actions.ApplyUpdate(0, 1, 0.0, merged=2, rebase=rebase)]
+    assert [(f.version, f.steps, f.tokens) for f in core.fragments] == [(1, *kept)]
+
+
+@pytest.mark.parametrize(
+    ("version", "given"),
+    [(1, ()), (1, (Given(1, 2),)), (1, (Given(0, 3),)), (2, (Given(0, 2),))],
+    ids=["nobody's", "another learner's", "an offer that it never made", "a later version"],
+)
+def test_an_update_without_a_learners_own_offer_replaces_all_that_it_had(version, given):
+    core = offered_then_stepped(rebase=True)
+    out = core.handle(events.UpdateArrived(0, version, 4, given), 0.0)
+    assert out == [actions.ApplyUpdate(0, version, 0.0)]
+    assert [(f.version, f.steps, f.tokens) for f in core.fragments] == [(version, 0, 0)]
 
 
 def test_a_clock_that_is_set_back_is_ignored():
@@ -214,8 +328,8 @@ def test_a_learner_that_is_no_member_comes_back_with_what_it_holds_and_loses_no_
     start(core)
     back = actions.TellSyncer(events.LearnerJoined(0, 2, 0, (0, 0)))
     assert core.handle(events.NotMember(1), 0.0) == [back]
-    publish, report = finish(core)
-    assert (publish.contribution.incarnation, report.event.report.incarnation) == (2, 2)
+    (report,) = finish(core)
+    assert report.event.report.incarnation == 2
     assert (report.event.report.step, report.event.report.counters[0].steps) == (1, 1)
 
 
@@ -231,6 +345,16 @@ def test_a_learner_whose_place_was_taken_leaves():
     core = welcomed()
     out = core.handle(events.Rejected(1, "a newer one is known"), 0.0)
     assert out == [actions.Leave("a newer one is known")]
+
+
+def test_what_was_asked_of_an_earlier_incarnation_is_not_offered():
+    core = welcomed(num_fragments=2, interval=2)
+    ask(core, 1)
+    ask(core, 2, fragment=1)
+    start(core)
+    core.handle(events.NotMember(1), 0.0)
+    assert sent(finish(core)) == []
+    assert made(start(core)) == []
 
 
 def test_a_blocked_learner_keeps_reporting_so_that_it_hears_that_it_is_no_member():

@@ -166,8 +166,8 @@ def test_an_update_overwrites_the_fragment_and_resets_its_counters_alone():
 def test_a_learner_adopts_the_global_step_if_it_is_ahead_of_its_own(quorum, merged_at, adopted):
     """One synchronisation, 9: a larger global step is adopted, a smaller one leaves the clock as it is.
 
-    Where merges do not wait for all, ours adopts it only beyond half an interval: within that, a slower learner
-    is asked for the steps that it will have done.
+    Where merges do not wait for all, ours adopts it only beyond half an interval: within that, a slower
+    learner is asked for the steps that it will have done.
     """
     core = running_learner(num_fragments=2, interval=4, quorum=quorum)
     for _ in range(3):

@@ -6,6 +6,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from experiments.studies.schedules.ledger import ProcessLedger
 
@@ -14,7 +15,8 @@ TOTAL = 60
 
 def draw_event(rng, core, in_flight):
     """Something that may happen to the learner now; None where what was drawn may not."""
-    match rng.choice(["start", "start", "start", "finish", "finish", "update", "clock", "word", "welcome"]):
+    kinds = ["start"] * 3 + ["finish"] * 2 + ["ask"] * 2 + ["update", "clock", "word", "welcome"]
+    match rng.choice(kinds):
         case "start":
             may = core.recovered and not core.done and not core.blocked and in_flight < 3
             return events.StepStarted(rng.randint(1, 100)) if may else None
@@ -24,7 +26,14 @@ def draw_event(rng, core, in_flight):
             fragment = rng.randrange(core.policy.num_fragments)
             held = core.versions[fragment] if core.recovered else 0
             step = min(TOTAL, max(1, core.clock + rng.randint(-3, 3)))
-            return events.UpdateArrived(fragment, held + rng.choice([0, 1, 1, 2]), step)
+            given = (Given(0, max(0, core.clock - rng.randint(0, 2))),) * rng.randint(0, 1)
+            return events.UpdateArrived(fragment, held + rng.choice([0, 1, 1, 2]), step, given)
+        case "ask":
+            fragment = rng.randrange(core.policy.num_fragments)
+            held = core.versions[fragment] if core.recovered else 0
+            due = max(1, core.clock + rng.randint(-2, 4))
+            version = max(0, held + rng.choice([-1, 0, 0, 0, 1]))
+            return events.OfferAsked(RoundId(due, fragment), version, max(0, due - rng.randint(0, 3)))
         case "clock":
             return events.ClockSet(min(TOTAL, core.clock + rng.randint(-1, 2)))
         case "word":
@@ -40,7 +49,7 @@ def draw_event(rng, core, in_flight):
 @pytest.mark.parametrize("chunk", range(4))
 def test_counters_offers_and_reports_are_true_whatever_comes_between(chunk):
     """The ledger counts apart from the core, and every word of the core is held against it."""
-    published = 0
+    sent = 0
     for seed in range(chunk * 100, (chunk + 1) * 100):
         rng = random.Random(seed)
         bounded = rng.random() < 0.3
@@ -51,6 +60,7 @@ def test_counters_offers_and_reports_are_true_whatever_comes_between(chunk):
             overlap=rng.randint(0, 3),
             quorum=None if bounded else 1,
             max_run_ahead=rng.randrange(interval) if bounded else None,
+            rebase=rng.random() < 0.5,
         )
         core, ledger = LearnerCore(0, 1, policy, TOTAL), ProcessLedger()
         started = 0
@@ -62,9 +72,9 @@ def test_counters_offers_and_reports_are_true_whatever_comes_between(chunk):
             ledger.handled(core, event, out)
             started += isinstance(event, events.StepStarted) - isinstance(event, events.StepFinished)
             for action in out:
-                if isinstance(action, actions.Publish):
-                    published += 1
+                if isinstance(action, actions.SendOffer):
+                    sent += 1
                     first, last = ledger.span(action.contribution)
                     assert last - first == action.contribution.steps
                     assert started <= 3
-    assert published > 1000
+    assert sent > 400

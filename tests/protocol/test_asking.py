@@ -1,0 +1,258 @@
+"""When learners are asked, and for which clock: by the pace of the front, their own, and what they missed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddiloco.protocol import asking, events
+from ddiloco.protocol.asking import Asking, Front
+from ddiloco.protocol.membership import Asked, Member
+from ddiloco.protocol.messages import Contribution, FragmentCounters, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.rounds import Phase, Round
+from tests.protocol.desk import clocks, questions
+
+
+def member(learner=0, *, step, at, step_time=1.0, delivery=None, steps=None, **known):
+    """A learner that came to `step` at the time `at`, with all of its steps on version 0."""
+    count = step if steps is None else steps
+    m = Member(learner, 1, heard_at=at, step=step, reported_at=at, **known)
+    m.counters = (FragmentCounters(0, count, 10 * count),) * 4
+    if step_time is not None:
+        m.step_time.add(step_time)
+    if delivery is not None:
+        m.delivery.add(delivery)
+    return m
+
+
+def asking_at(front, now, *, pace=1.0, **policy):
+    """Questions where the quorum has come to step `front` now, at a step every `pace` seconds."""
+    settings = {"num_learners": 8, "num_fragments": 1, "interval": 24} | policy
+    asking = Asking(SyncPolicy(**settings))
+    asking.front.move(0, now - front * pace)
+    asking.front.move(front, now)
+    return asking
+
+
+def ask(asking, live, due=24, now=22.0):
+    """By learner, the clock that it is asked for."""
+    return clocks(asking.ask([Round(RoundId(due, 0), 0)], live, now))
+
+
+# The front.
+
+
+def test_the_front_measures_seconds_a_step_and_foresees_when_it_comes_to_one():
+    front = Front()
+    assert front.reaches(5, 1.0) is None
+    front.move(1, 1.0)
+    assert front.reaches(5, 1.0) is None, "one step has no pace"
+    front.move(3, 5.0)
+    assert front.pace.value == 2.0
+    assert front.reaches(5, 6.0) == 9.0
+    assert front.reaches(4, 30.0) == 30.0, "what is late comes now at the earliest"
+
+
+def test_a_front_that_falls_back_is_no_pace():
+    front = Front()
+    for step, at in ((0, 0.0), (4, 4.0), (1, 5.0), (2, 6.0)):
+        front.move(step, at)
+    assert (front.step, front.pace.value) == (2, 1.0)
+
+
+# When.
+
+
+@pytest.mark.parametrize(("front", "asked"), [(21, False), (22, True), (23, True), (24, True)])
+def test_a_learner_is_asked_two_steps_of_the_front_ahead(front, asked):
+    live = [member(step=front, at=float(front))]
+    assert bool(ask(asking_at(front, float(front)), live, now=float(front))) == asked
+
+
+def test_a_learner_with_a_longer_lead_is_asked_earlier_and_rounds_are_open_for_it():
+    near, far = member(0, step=20, at=20.0), member(1, step=20, at=20.0, lead=4.0)
+    asking = asking_at(20, 20.0)
+    assert asking.furthest([near, far]) == 24
+    assert list(ask(asking, [near, far], now=20.0)) == [1]
+
+
+def test_where_all_are_waited_for_each_is_asked_by_its_own_clock():
+    ahead, behind = member(0, step=22, at=22.0), member(1, step=12, at=22.0)
+    asking = asking_at(12, 22.0, quorum=None)
+    assert asking.furthest([ahead, behind]) == 24
+    assert ask(asking, [ahead, behind]) == {0: 24}
+
+
+def test_a_learner_is_asked_once_while_it_owes_an_offer_and_again_only_after_a_report_if_that_failed():
+    asking, m, r = asking_at(22, 22.0), member(step=22, at=22.0), Round(RoundId(24, 0), 0)
+    assert questions(asking.ask([r], [m], 22.0))
+    assert not asking.ask([r], [m], 22.5)
+    del r.owed[0]
+    r.failed[0] = (m.incarnation, m.reports)
+    assert not asking.ask([r], [m], 22.5)
+    m.reports += 1
+    assert questions(asking.ask([r], [m], 23.0))
+
+
+def test_nobody_is_asked_for_a_round_that_is_being_merged():
+    r = Round(RoundId(24, 0), 0, phase=Phase.MERGING)
+    assert not asking_at(22, 22.0).ask([r], [member(step=22, at=22.0)], 22.0)
+
+
+def test_learners_that_are_asked_for_the_same_clock_hear_it_in_one_message():
+    live = [member(learner, step=22, at=22.0) for learner in range(3)]
+    (tell,) = asking_at(22, 22.0).ask([Round(RoundId(24, 0), 7)], live, 22.0)
+    assert tell.receivers == ((0, 1), (1, 1), (2, 1))
+    assert tell.event == events.OfferAsked(RoundId(24, 0), 7, 24)
+
+
+@pytest.mark.parametrize(("made", "asked"), [(0, True), (1, True), (2, False)])
+def test_a_learner_whose_link_has_two_offers_to_carry_is_not_asked_for_a_third(made, asked):
+    m = member(step=22, at=22.0)
+    for fragment in range(1, 1 + made):
+        m.asked[fragment] = Asked(1, 0, clock=20, seen=18, steps=18, due=80.0)
+    assert bool(ask(asking_at(22, 22.0), [m])) == asked
+
+
+def test_an_offer_that_arrived_or_was_given_up_leaves_the_link_free():
+    m = member(step=22, at=22.0)
+    m.asked[1] = Asked(1, 0, clock=20, seen=18, steps=18, due=80.0, arrived_at=21.0)
+    m.asked[2] = Asked(1, 0, clock=20, seen=18, steps=18, due=21.0)
+    assert ask(asking_at(22, 22.0), [m])
+
+
+# For which clock.
+
+
+@pytest.mark.parametrize(
+    ("learner", "clock"),
+    [
+        (member(step=22, at=22.0), 24),
+        (member(step=22, at=22.0, step_time=None), 24),
+        (member(step=21, at=21.4), 23),  # 0.4 s behind: its step 24 would come at 24.4
+        (member(step=11, at=22.0, step_time=2.0), 12),
+        (member(step=11, at=21.0, step_time=2.0), 12),
+        (member(step=7, at=21.0, step_time=3.0), 8),
+        (member(step=22, at=22.0, delivery=1.0), 23),
+        (member(step=22, at=22.0, delivery=9.0), 22),
+        (member(step=22, at=22.0, margin=0.5), 23),
+        (member(step=11, at=22.0, step_time=2.0, margin=0.5), 11),
+    ],
+    ids=[
+        "in pace",
+        "of unknown pace",
+        "a little late",
+        "twice as slow",
+        "in mid-step",
+        "three times as slow",
+        "far",
+        "farther than the round",
+        "that missed rounds",
+        "slow that missed rounds",
+    ],
+)
+def test_a_learner_is_asked_for_the_clock_at_which_its_offer_comes_when_the_quorum_does(learner, clock):
+    """The quorum has come to step 22 at 22 s, a step a second: step 24 is due at 24 s."""
+    assert ask(asking_at(22, 22.0), [learner]) == {0: clock}
+
+
+def test_where_all_are_waited_for_everyone_is_asked_for_the_due_step():
+    slow = member(step=22, at=22.0, step_time=9.0, delivery=5.0, margin=3.0)
+    assert ask(asking_at(22, 22.0, quorum=None), [slow]) == {0: 24}
+
+
+def test_those_that_are_more_than_a_step_short_as_the_window_opens_are_asked_for_what_they_have():
+    asking, r = asking_at(22, 22.0), Round(RoundId(24, 0), 0)
+    live = [member(learner, step=22, at=22.0) for learner in range(3)]
+    asking.ask([r], live, 22.0)
+    live[0].step = 23  # a step short: its offer comes
+    del r.owed[2]  # it has given its offer
+    assert clocks(asking.ask_late(r, live)) == {1: 0}
+
+
+@given(
+    due=st.integers(1, 200),
+    short=st.integers(0, 2),
+    behind=st.integers(0, 300),
+    at=st.floats(0.0, 50.0),
+    pace=st.floats(1e-3, 100.0),
+    step_time=st.none() | st.floats(0.0, 1e3),
+    delivery=st.none() | st.floats(0.0, 1e4),
+    margin=st.floats(0.0, 50.0),
+    quorum=st.sampled_from([1, None]),
+)
+def test_the_clock_is_never_past_the_due_step_nor_before_what_the_learner_has_reported(
+    due, short, behind, at, pace, step_time, delivery, margin, quorum
+):
+    now = 1000.0
+    m = member(step=max(0, due - behind), at=now - at, delivery=delivery, step_time=step_time, margin=margin)
+    m.lead = 24.0
+    asking = asking_at(max(0, due - short), now, pace=pace, quorum=quorum)
+    for clock in ask(asking, [m], due, now).values():
+        assert m.step <= clock <= due
+
+
+# What is learned.
+
+
+def test_a_learner_that_misses_a_round_is_asked_a_step_earlier_and_for_half_a_step_less():
+    asking, r, m = asking_at(22, 22.0), Round(RoundId(24, 0), 0), member(step=22, at=22.0)
+    asking.ask([r], [m], 22.0)
+    asking.merging(r, [m], 24.0)
+    assert (m.lead, m.margin) == (3.0, 0.5)
+
+
+def test_leads_and_margins_that_grow_stay_within_the_interval():
+    asking, m = asking_at(22, 22.0, interval=12), member(step=22, at=22.0)
+    for _ in range(100):
+        r = Round(RoundId(24, 0), 0)
+        asking.ask([r], [m], 22.0)
+        asking.merging(r, [m], 24.0)
+    assert (m.lead, m.margin) == (12.0, 3.0)
+
+
+@pytest.mark.parametrize(("arrived_at", "margin"), [(22.5, 0.45), (23.5, 0.5)])
+def test_a_learner_with_more_than_a_step_to_spare_is_asked_for_more_the_next_time(arrived_at, margin):
+    asking, r = asking_at(22, 22.0), Round(RoundId(24, 0), 0)
+    m = member(step=22, at=22.0, margin=0.5, lead=5.0)
+    asking.ask([r], [m], 22.0)
+    offer = Contribution(0, 1, 0, 0, 22, 22, 220)
+    asking.arrived(m, offer, arrived_at)
+    r.arrived[0] = offer
+    asking.merging(r, [m], 24.0)
+    assert m.margin == pytest.approx(margin)
+    assert m.lead == pytest.approx(4.9)
+
+
+def test_leads_and_margins_that_shrink_stop_where_they_began():
+    asking, m = asking_at(22, 22.0), member(step=22, at=22.0, margin=0.1, lead=2.1)
+    offer = Contribution(0, 1, 0, 0, 22, 22, 220)
+    for _ in range(9):
+        r = Round(RoundId(24, 0), 0)
+        asking.ask([r], [m], 22.0)
+        asking.arrived(m, offer, 22.0)
+        r.arrived[0] = offer
+        asking.merging(r, [m], 24.0)
+    assert (m.lead, m.margin) == (2.0, 0.0)
+
+
+def test_a_delivery_takes_from_the_report_of_the_offered_step_until_the_offer_is_here():
+    asking, m = asking_at(22, 22.0), member(step=22, at=22.0)
+    asking.arrived(m, Contribution(0, 1, 0, 0, step=22, steps=22, tokens=220), 22.75)
+    assert m.delivery.value == 0.75
+    m = member(step=22, at=22.0)
+    asking.arrived(m, Contribution(0, 1, 0, 0, step=20, steps=20, tokens=200), 22.75)
+    assert m.delivery.value == 2.75, "it was made two steps before the last report"
+
+
+def test_a_question_that_came_after_the_step_that_it_was_about_is_asked_earlier_the_next_time():
+    asking, r, m = asking_at(22, 22.0), Round(RoundId(24, 0), 0), member(step=22, at=22.0)
+    asking.ask([r], [m], 22.0)
+    asking.arrived(m, Contribution(0, 1, 0, 0, step=24, steps=24, tokens=240), 24.0)
+    assert m.lead == 2.0
+    asking.arrived(m, Contribution(0, 1, 0, 0, step=27, steps=27, tokens=270), 27.0)
+    assert m.lead == 5.0
+
+
+def test_no_lead_is_shorter_than_what_a_new_learner_has():
+    assert Member(0, 1, 0.0).lead == asking.SHORTEST_LEAD

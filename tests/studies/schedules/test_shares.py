@@ -1,0 +1,133 @@
+"""What of learners' work is merged, and whether their steps are real, in fleets that are slow, far or uneven.
+
+A step takes a second unless told otherwise. A learner's share is what of its tokens is in merges, averaged
+over fragments; its real steps are those that it took, and not jumped over, of the run's.
+"""
+
+import collections
+import random
+
+import pytest
+
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.from_settings import spread
+from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.links import Link, LinkQuality
+from ddiloco.virtual.ports import CountingLearner, CountingSyncer
+from tests.studies.schedules.witness import Witness, join_all
+
+STEPS = 480
+TOKENS = 10
+
+
+class Shares(Witness):
+    """By learner, the steps that it took and the tokens of it that were merged."""
+
+    def __init__(self, fragments: int) -> None:
+        super().__init__()
+        self.fragments = fragments
+        self.steps: collections.Counter[int] = collections.Counter()
+        self.tokens: collections.Counter[int] = collections.Counter()
+
+    def stepped(self, learner, clock, tokens, metrics, now):
+        self.steps[learner] += 1
+
+    def merged(self, merge, now):
+        super().merged(merge, now)
+        for c in merge.contributions:
+            self.tokens[c.learner] += c.tokens
+
+    def share(self, *learners: int) -> float:
+        """Of these learners' tokens, averaged over fragments; of all, if none is named."""
+        learners = learners or tuple(self.steps)
+        trained = sum(self.steps[m] for m in learners) * TOKENS * self.fragments
+        return sum(self.tokens[m] for m in learners) / trained
+
+    def rounds_of(self, fragment: int) -> list[set[int]]:
+        """Whose offers were in each merge of the fragment."""
+        return [{c.learner for c in m.contributions} for m in self.merges if m.round.fragment == fragment]
+
+
+def run(
+    learners=4,
+    *,
+    fragments=12,
+    seconds=(),
+    variation=0.0,
+    merge=0.0,
+    latency=(),
+    starts=None,
+    steps=STEPS,
+    **policy,
+):
+    """Plays a fleet to its end; the `seconds` of a step and the `latency` are those of the last learners."""
+    settings = {"num_learners": learners, "num_fragments": fragments, "interval": 24, "rebase": True} | policy
+    means = [1.0] * (learners - len(seconds)) + list(seconds)
+    delays = [0.0] * (learners - len(latency)) + list(latency)
+    shares = Shares(fragments)
+
+    def place(learner: int) -> Place:
+        rng = random.Random(learner)
+        links = [Link(LinkQuality(latency=delays[learner]), rng) for _ in range(2)]
+        return Place(lambda: means[learner] * spread(rng, variation), *links)
+
+    fleet = Fleet(
+        SyncPolicy(**settings),
+        steps,
+        {learner: place(learner) for learner in range(learners)},
+        lambda learner: CountingLearner(TOKENS),
+        CountingSyncer(),
+        merge_time=lambda: merge,
+        observer=shares,
+    )
+    join_all(fleet, starts or [0.0] * learners)
+    fleet.run(max_events=2_000_000)
+    assert fleet.over
+    return shares
+
+
+@pytest.mark.parametrize("merge", [1.0, 1.5, 1.7, 2.2])
+def test_equal_learners_do_not_lock_into_phases_in_which_some_are_never_merged(merge):
+    """Started 0.3 s apart, with merges longer than a step, three of four once were in 2 of 240 rounds."""
+    shares = run(merge=merge, starts=[0.0, 0.3, 0.6, 0.9])
+    rounds = [len(m.contributions) for m in shares.merges]
+    assert rounds.count(4) >= 0.97 * len(rounds)
+    assert len(rounds) >= 0.97 * STEPS / 2
+
+
+FLEETS = {
+    "all alike": ({}, 0.94, 1.0),
+    "steps that vary": ({"variation": 0.3}, 0.91, 0.985),
+    "merges longer than a step": ({"merge": 1.5, "variation": 0.05}, 0.87, 0.99),
+    "and steps that vary": ({"merge": 1.5, "variation": 0.2}, 0.86, 0.98),
+    "links of over half a step": ({"latency": (0.6,) * 4, "variation": 0.1}, 0.84, 0.99),
+    "many fragments": ({"learners": 8, "fragments": 24, "merge": 0.9, "variation": 0.1}, 0.88, 0.97),
+    "many learners": ({"learners": 32, "variation": 0.3}, 0.89, 0.95),
+}
+SLOW = ("many learners",)
+
+
+@pytest.mark.parametrize(
+    "fleet", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FLEETS]
+)
+def test_most_of_what_learners_do_is_merged_and_their_steps_are_real(fleet):
+    settings, share, real = FLEETS[fleet]
+    shares = run(**settings)
+    assert shares.share() >= share
+    assert shares.steps.total() >= real * STEPS * settings.get("learners", 4)
+
+
+@pytest.mark.parametrize(("seconds", "share"), [(2.0, 0.85), (3.0, 0.8)])
+def test_a_slow_learner_has_its_part_in_the_merges_of_every_fragment(seconds, share):
+    shares = run(seconds=(seconds,), steps=2 * STEPS)
+    assert shares.share(3) >= share
+    assert shares.share(0, 1, 2) >= 0.93
+    for fragment in range(12):
+        assert any(3 in given for given in shares.rounds_of(fragment))
+
+
+def test_a_learner_that_is_far_away_is_merged_and_takes_nothing_from_the_others():
+    shares = run(learners=8, latency=(5.0,))
+    assert shares.share(7) >= 0.5
+    assert shares.share(*range(7)) >= 0.93

@@ -150,7 +150,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
         if len(value) != len(hints):
             raise ConfigError(f"{name}: is {value!r}, but must have {len(hints)} entries")
         return tuple(_typed(item, hint, name) for item, hint in zip(value, hints, strict=True))
-    if kind is Mapping:
+    if kind in (Mapping, dict):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{name}: is {value!r}, but must be a mapping")
         return {_key(key, inner[0], name): _typed(item, inner[1], name) for key, item in value.items()}

@@ -15,7 +15,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.event_messages import from_learner, up_header
+from ddiloco.remote.wire.event_messages import from_learner, syncer_event, up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
@@ -26,7 +26,7 @@ from tests.integration.hand import TOKEN
 from tests.remote.ends import PATIENCE
 
 METADATA = Security(TOKEN).metadata
-EVIL = {  # what it sends in a fragment's place: (messages of a sound answer to a pull) -> messages
+EVIL = {  # what it sends in a fragment's place: (messages of a sound offer) -> messages
     "not finite": lambda header, arrays: sound(header, filled(arrays, np.nan)),
     "infinite": lambda header, arrays: sound(header, filled(arrays, np.inf)),
     "of another size": lambda header, arrays: sound(changed(header, size=1 << 50), arrays),
@@ -71,7 +71,7 @@ def terms(settings):
 
 
 class Impostor:
-    """Joins as a learner that is ahead of all, and answers each pull with the next of EVIL."""
+    """Joins as a learner that is ahead of all, and answers each question with the next of EVIL."""
 
     def __init__(self, address, terms, learner):
         self.answers = {}  # by name of what was sent: the code that the call ended with, None if taken
@@ -101,7 +101,7 @@ class Impostor:
 
     @property
     def done(self):
-        """Whether all of EVIL has been sent, and a sound answer and its replay."""
+        """Whether all of EVIL has been sent, and a sound offer and its replay."""
         return not self._left and bool(self.replayed)
 
     def say(self, **kind):
@@ -139,15 +139,15 @@ class Impostor:
         with contextlib.suppress(grpc.RpcError, ValueError):
             for data in self._control:
                 message = pb.ToLearner.FromString(data)
-                if message.WhichOneof("kind") == "pull":
-                    self._answer(message.pull)
+                if message.event.WhichOneof("kind") == "offer_asked":
+                    self._answer(syncer_event(message).round)
                     self._report()
 
-    def _answer(self, pull):
-        p = pull.fragment
+    def _answer(self, round_id):
+        p = round_id.fragment
         arrays = self._pieces[p]
         given = Contribution(self.learner, self._incarnation, p, self._versions[p], self._steps[p] + 8, 8, 8)
-        header = up_header(pull.pull, given, payload_bytes(arrays))
+        header = up_header(round_id, given, payload_bytes(arrays))
         if not self._left:
             self._push("sound", sound(header, arrays))
             self.replayed.append(self._push("replayed", sound(header, arrays)))
@@ -157,7 +157,7 @@ class Impostor:
 
     def _push(self, name, messages):
         try:
-            send = self._channel.stream_unary(wire.PULLED)
+            send = self._channel.stream_unary(wire.OFFERS)
             timeout = None if name == "without end" else self._terms.offer_timeout
             send(iter(messages), metadata=self._metadata, timeout=timeout)
             self.answers[name] = None

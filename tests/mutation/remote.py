@@ -25,8 +25,8 @@ MUTANTS = (
     ),
     Mutant(
         "messages: another fragment is taken for the one asked for",
-        "if contribution.fragment != fragment:",
-        "if contribution.fragment < fragment:",
+        "if contribution.fragment != round_id.fragment or",
+        "if contribution.fragment > round_id.fragment or",
         WIRE,
     ),
     Mutant(

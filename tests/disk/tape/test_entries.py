@@ -19,6 +19,7 @@ from ddiloco.disk.tape.entries import (
     InnerOrigin,
 )
 from ddiloco.protocol import events
+from ddiloco.protocol.learner import FragmentWork
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
 from ddiloco.protocol.state import SyncerState
 
@@ -111,6 +112,7 @@ def test_any_bytes_are_entries_or_a_value_error(data):
     assert all(isinstance(entry, Entry) for entry in entries)
 
 
+WORK = FragmentWork(2, 5, 3, 30, {7: (2, 20)})
 MACHINE = headers.Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", {"jax": "0.10.2"})
 
 
@@ -118,6 +120,7 @@ MACHINE = headers.Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", 
     "changes",
     [
         {"learner": 2, "position": {"stream": {"seed": 1}, "shards": {"0": [1, 2]}}},
+        {"resumed": headers.ResumedWith(headers.SnapshotName(3, "ab"), 7, (WORK, WORK))},
         {"role": "syncer", "state": SyncerState((1, 2), (3, 4), ((0, 5),)), "sha256": ("ab", "cd")},
     ],
 )

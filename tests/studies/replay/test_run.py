@@ -8,14 +8,13 @@ from unittest import mock
 
 import pytest
 
-from ddiloco.disk.tape.entries import Committed, Entry, Pulled
+from ddiloco.disk.tape.entries import Committed, Entry
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.disk.tape.header import Machine
 from ddiloco.disk.tape.recorder import learner_tape
 from ddiloco.local import run as local
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.messages import RoundId
-from ddiloco.roles.exchange import Shelf
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import to_json
 from ddiloco.virtual.lives import Change, write_trace
@@ -91,8 +90,21 @@ def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, co
     assert done.sha256 == replay.recorded_sha256(workdir)
     assert done.merges == done.compared > 0
     if codec:
-        things = [entry.thing for lives in tapes.learners.values() for t in lives for entry in t.entries]
-        assert any(isinstance(thing, Pulled) for thing in things)
+        works = [work for actor in replay.make_plan(e, tapes).learners for work in actor.works]
+        applied = [work.merged is not None for work in works if isinstance(work, plans.Apply)]
+        assert True in applied and (False in applied or algorithm != "decoupled")
+
+
+@pytest.mark.parametrize("codec", ["f32", "int4"])
+def test_a_run_with_rebase_comes_to_its_parameters_again(codec, workshop, data_dir, tmp_path):
+    outer = CODEC if codec == "int4" else {}
+    e = virtual(data_dir, train={"steps": 24}, sync={**WAITS, "rebase": True}, virtual=LINKS, outer=outer)
+    workshop.job(e, tmp_path)
+    plan = replay.make_plan(e, read_run(tmp_path))
+    assert any(w.rebase for actor in plan.learners for w in actor.works if isinstance(w, plans.Apply))
+    done = again(workshop, tmp_path, e)
+    assert done.sha256 == replay.recorded_sha256(tmp_path)
+    assert done.merges == done.compared > 0
 
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "streaming"])
@@ -191,12 +203,12 @@ def test_without_tapes_enabled_there_are_none(workshop, data_dir, tmp_path):
         read_run(tmp_path)
 
 
-def test_what_a_syncer_can_pull_is_on_the_tape_before_it_can(data_dir, tmp_path, one_device):
+def test_what_is_offered_is_on_the_tape_before_the_syncer_can_have_it(data_dir, tmp_path, one_device):
     e = workbench.experiment(data_dir, train={"min_step_seconds": (0.01, 0.01)})
-    put = Shelf.put
+    send = local.LocalRun._send_offer
     missing, seen = [], []
 
-    def looked(shelf, contribution, snapshot):
+    def looked(run, round_id, contribution, offer):
         tape = read_tape(learner_tape(tmp_path / "tape", contribution.learner, 1))
         taken = [
             w.contribution
@@ -204,9 +216,9 @@ def test_what_a_syncer_can_pull_is_on_the_tape_before_it_can(data_dir, tmp_path,
             if isinstance(w, plans.Offer)
         ]
         (seen if contribution in taken else missing).append(contribution)
-        put(shelf, contribution, snapshot)
+        send(run, round_id, contribution, offer)
 
-    with mock.patch.object(Shelf, "put", looked):
+    with mock.patch.object(local.LocalRun, "_send_offer", looked):
         outcome = local.LocalRun(assembly_of(e), lambda record: None, threading.Event(), tmp_path).run()
     assert outcome.finished
     assert missing == []

@@ -45,7 +45,7 @@ class Run:
         out = core.handle(event, 0.0)
         self.invariants.learner_handled(core, core, event, out)
         for action in out:
-            if isinstance(action, actions.Publish):
+            if isinstance(action, actions.SendOffer):
                 self.contributions[number, action.contribution.fragment] = action.contribution
         return out
 
@@ -56,21 +56,29 @@ class Run:
         self.learner(number, events.Welcomed(1, *told))
         self.syncer(events.LearnerReady(number, 1, known.step, known.versions), ready(number, 1))
 
+    def ask(self, number, which):
+        version = self.invariants.committed.versions[which.fragment]
+        asked = events.OfferAsked(which, version, which.step)
+        self.syncer(events.Timeout(), actions.Tell(((number, 1),), asked))
+        self.learner(number, asked)
+
     def step(self, number):
+        """One step, after being asked for what is due at its end."""
+        due = self.learners[number].clock + 1
+        self.ask(number, RoundId(due, due % 2))
         self.learner(number, events.StepStarted(10))
         for action in self.learner(number, events.StepFinished()):
             if isinstance(action, actions.TellSyncer):
                 self.syncer(action.event)
 
     def gather(self):
-        """Both learners step, are pulled from and answer; returns the merge that would be right."""
+        """Both learners are asked, step and offer; returns the merge that would be right."""
         for number in range(2):
             self.step(number)
-        return self.pull(RoundId(1, 1))
+        return self.arrive(RoundId(1, 1))
 
-    def pull(self, which):
+    def arrive(self, which):
         given = tuple(self.contributions[number, which.fragment] for number in range(2))
-        self.syncer(events.Timeout(), *(actions.PullFragment(which, number, 1) for number in range(2)))
         for c in given:
             self.syncer(events.FragmentArrived(which, c))
         version = self.invariants.committed.versions[which.fragment] + 1
@@ -150,7 +158,7 @@ def test_a_contribution_that_says_more_than_was_done_is_noticed(run, field, valu
         run.step(number)
     lie = dataclasses.replace(run.contributions[0, 1], **{field: value})
     run.contributions[0, 1] = lie
-    merge = run.pull(RoundId(1, 1))
+    merge = run.arrive(RoundId(1, 1))
     with broken(claim):
         run.syncer(events.Timeout(), merge)
 
@@ -167,7 +175,7 @@ def test_work_that_is_merged_twice_is_noticed(run):
         run.step(number)
         run.contributions[number, 1] = dataclasses.replace(run.contributions[number, 1], version=1)
     run.contributions[0, 1] = dataclasses.replace(merge.contributions[0], version=1)
-    again = run.pull(RoundId(3, 1))
+    again = run.arrive(RoundId(3, 1))
     with broken("no step is merged twice; those up to 1 were"):
         run.syncer(events.Timeout(), again)
 
@@ -204,27 +212,47 @@ def test_more_rounds_in_flight_than_the_overlap_are_noticed(run):
     run.syncer(events.Timeout(), first)
     for number in range(2):
         run.step(number)
-    second = run.pull(RoundId(2, 0))
+    second = run.arrive(RoundId(2, 0))
     with broken("at most 1 rounds are in flight"):
         run.syncer(events.Timeout(), second)
 
 
-def test_a_pull_from_one_that_has_not_come_to_the_step_is_noticed(run):
-    run.step(0)
-    with broken("those are pulled from that have come to the step"):
-        run.syncer(events.Timeout(), actions.PullFragment(RoundId(1, 1), 1, 1))
+@pytest.mark.parametrize(
+    ("asked", "claim"),
+    [
+        (events.OfferAsked(RoundId(1, 1), 0, 2), "nobody is to wait for a later step than the round's"),
+        (events.OfferAsked(RoundId(1, 1), 1, 1), "the newest is asked for"),
+        (events.OfferAsked(RoundId(2, 1), 0, 1), "one of the schedule"),
+        (events.OfferAsked(RoundId(9, 1), 0, 1), "past the last step"),
+    ],
+)
+def test_an_unsound_question_is_noticed(run, asked, claim):
+    with broken(claim):
+        run.syncer(events.Timeout(), actions.Tell(((0, 1),), asked))
+
+
+def test_a_merge_before_a_quorum_has_come_to_the_step_is_noticed(run):
+    merge = run.gather()
+    report = Report(1, 1, 0, (FragmentCounters(0, 0, 0),) * 2)
+    run.invariants._syncer.reports[1, 1] = report
+    with broken("a quorum has come to the step"):
+        run.syncer(events.Timeout(), merge)
 
 
 def test_the_quorum_of_all_is_checked_over_all_that_are_live():
-    policy = dataclasses.replace(POLICY, quorum=None)
-    run = Run(policy)
+    run = Run(dataclasses.replace(POLICY, quorum=None))
     for number in range(2):
         run.enter(number)
+    with broken("where all are needed, all give the round's step"):
+        asked = events.OfferAsked(RoundId(2, 0), 0, 1)
+        run.syncer(events.Timeout(), actions.Tell(((0, 1),), asked))
     run.step(0)
     run.step(0)
     run.step(1)
+    c = run.contributions[0, 0]
+    run.syncer(events.FragmentArrived(RoundId(2, 0), c))
     with broken("the quorum of all is of all that are live"):
-        run.syncer(events.Timeout(), actions.PullFragment(RoundId(2, 0), 0, 1))
+        run.syncer(events.Timeout(), actions.Merge(RoundId(2, 0), 1, (c,)))
 
 
 @pytest.mark.parametrize("end", ["lost", "replaced", "crashed"])
@@ -236,8 +264,8 @@ def test_a_departed_incarnation_that_takes_part_is_noticed(run, end):
         run.syncer(events.LearnerJoined(0, 2), welcome(0, 2, 0, (0, 0), (0, 0)))
     else:
         run.restart()
-    with broken("members alone are pulled from"):
-        run.syncer(events.Timeout(), actions.PullFragment(RoundId(1, 1), 0, 1))
+    with broken("members alone are asked"):
+        run.syncer(events.Timeout(), actions.Tell(((0, 1),), events.OfferAsked(RoundId(1, 1), 0, 1)))
     with broken("members alone are spoken to"):
         run.syncer(events.Timeout(), actions.Tell(((0, 1),), events.UpdateArrived(0, 0, 0)))
     with broken(r"none that departed comes back|the newest incarnation counts"):

@@ -142,4 +142,6 @@ PLANTED = (
     unasked,
     double_counting,
     crowded_merges,
+    endless_window,
+    asked_once,
 )

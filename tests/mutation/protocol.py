@@ -147,7 +147,7 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "rounds: an offer of one that has gone is taken",
+        "rounds: an offer of one that is silent is taken",
         "asked = who in r.asked and self._attendance.is_live(*who)",
         "asked = who in r.asked",
         PROTOCOL,

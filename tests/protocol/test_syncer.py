@@ -468,3 +468,12 @@ def test_a_late_fragment_is_not_taken_of_one_that_has_gone_or_once_the_merge_beg
         desk.tell(events.Timeout(), at=3.0)
     dropped = only(actions.Drop, desk.offer(1, (2, 0)))
     assert dropped.reason == "unexpected fragment"
+
+
+def test_the_offer_of_a_silent_learner_is_not_taken_before_it_speaks():
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0, silence_timeout=5.0)
+    desk.report(0, 2, at=1.0)
+    desk.tell(events.Timeout(), at=6.0)
+    assert only(actions.Drop, desk.offer(0, (2, 0))).reason == "unexpected fragment"
+    desk.report(0, 2, at=7.0)
+    assert merges(desk.offer(0, (2, 0))) == [(2, 0, [0])]

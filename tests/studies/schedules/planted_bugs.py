@@ -10,7 +10,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.attendance import Attendance
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.membership import State
-from ddiloco.protocol.rounds import Phase
+from ddiloco.protocol.rounds import Phase, Round
 from ddiloco.protocol.syncer import SyncerCore
 
 
@@ -89,4 +89,59 @@ def lost_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LearnerCore, "handle", careless)
 
 
-PLANTED = (double_merge, lost_counter_reset, quorum_off_by_one, departed_returns, lost_ready, lost_join)
+def unasked(patch: pytest.MonkeyPatch) -> None:
+    """An offer is taken of anybody, also of one that has gone and of one that was never asked."""
+    patch.setattr(SyncerCore, "_welcomes", lambda core, r, c: r.phase is not Phase.MERGING)
+
+
+def double_counting(patch: pytest.MonkeyPatch) -> None:
+    """With rebase a learner goes on counting the steps that were in its offer."""
+    sound = LearnerCore._update_arrived
+
+    def careless(core, event):
+        before = list(core._fragments)
+        out = sound(core, event)
+        if any(getattr(action, "rebase", False) for action in out):
+            old, new = before[event.fragment], core._fragments[event.fragment]
+            new.steps, new.tokens = old.steps, old.tokens
+        return out
+
+    patch.setattr(LearnerCore, "_update_arrived", careless)
+
+
+def crowded_merges(patch: pytest.MonkeyPatch) -> None:
+    """One more round is merged at once than the overlap allows."""
+    sound = SyncerCore._merge
+
+    def careless(core, r, now):
+        kept, core.policy = core.policy, dataclasses.replace(core.policy, overlap=core.policy.overlap + 1)
+        out = sound(core, r, now)
+        core.policy = kept
+        return out
+
+    patch.setattr(SyncerCore, "_merge", careless)
+
+
+def endless_window(patch: pytest.MonkeyPatch) -> None:
+    """A round waits for every offer that is owed, however long."""
+    patch.setattr(Round, "complete", lambda r, now: not r.owed)
+
+
+def asked_once(patch: pytest.MonkeyPatch) -> None:
+    """Whoever's offer failed is not asked for another in that round."""
+    patch.setattr(Round, "has_failed", lambda r, m: m.learner in r.failed)
+
+
+PLANTED = (
+    double_merge,
+    lost_counter_reset,
+    quorum_off_by_one,
+    departed_returns,
+    lost_ready,
+    lost_join,
+    unasked,
+    double_counting,
+    crowded_merges,
+    endless_window,
+    asked_once,
+)

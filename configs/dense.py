@@ -41,6 +41,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         config.sync.num_fragments = 12  # small models have few tensors
 
     config.algorithm = algorithm
+    config.sync.rebase = algorithm == "decoupled"  # better in every fleet: docs/results/merged_share.md
     if algorithm in ("streaming", "diloco"):  # all learners are waited for, and they for the rounds
         config.sync.quorum = config_dict.placeholder(int)
         config.sync.max_run_ahead = config.sync.overlap

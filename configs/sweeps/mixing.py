@@ -14,5 +14,5 @@ LEARNERS = {"sync.num_learners": (2, 8), "train.batch_size": (8, 2)}
 
 def get_sweep() -> list[dict]:
     """Each alpha with few learners and with many."""
-    links = {"virtual.latency": ((0.5,),)}
+    links = {"virtual.latency": ((0.5,),), "sync.rebase": (False,)}
     return micro.grid({"sync.mixing": (0.0, 0.25, 0.5, 0.75)}, LEARNERS, links)

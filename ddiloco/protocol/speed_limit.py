@@ -8,7 +8,7 @@ from ddiloco.protocol.membership import Member
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
-FASTEST = 4.0
+FASTEST = 16.0
 """How much faster than the median learner the furthest one may be, beyond an interval's lead."""
 
 SHORTEST_STEP = 1e-3

@@ -49,6 +49,7 @@ ALLOWED = [
         "sync__max_grace": 3.0,
         "sync__overlap": 1,
         "sync__mixing": 0.5,
+        "sync__rebase": False,
         "sync__interval": 6,
     },
     {"driver": "remote"},

@@ -190,6 +190,7 @@ def test_an_offer_that_breaks_in_the_middle_has_failed_and_may_be_asked_for_agai
     def messages():
         yield headed(1)
         yield next(iter(chunks(arrays(1, 5))))
+        until(lambda: not link._asked, "the header to be read")
         raise OSError("the rest is lost")
 
     with pytest.raises(grpc.RpcError):

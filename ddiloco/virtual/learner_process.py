@@ -77,6 +77,7 @@ class VirtualLearner:
         self._offers: dict[tuple[int, int], Payload] = {}  # by fragment and step, since its last update
         self._arrives_at = 0.0  # the last of the fragments that are on their way, to it or from it
         self._beating = False
+        self._said_at = calendar.now
         self._shown: tuple[State, int] | None = None
 
     @property
@@ -176,7 +177,8 @@ class VirtualLearner:
         self._show()
         if not self._beating:
             self._beating = True
-            self._calendar.after(self.core.policy.heartbeat, self._beat)
+            now, beat = self._calendar.now, self.core.policy.heartbeat
+            self._calendar.at(max(self._said_at + beat, now + beat / 2), self._beat)
 
     def _start_step(self) -> None:
         tokens, metrics = self.arrays.step(self.core.clock)
@@ -206,7 +208,8 @@ class VirtualLearner:
     def _beat(self) -> None:
         self._beating = False
         if self.alive and not self._stands_still:
-            self._handle(events.Heartbeat())
+            if self._calendar.now >= self._said_at + self.core.policy.heartbeat:
+                self._handle(events.Heartbeat())
             self._go_on()
 
     def _handle(self, event: events.LearnerEvent, fragments: Sequence[Payload] = ()) -> None:
@@ -218,6 +221,7 @@ class VirtualLearner:
     def _perform(self, action: actions.LearnerAction, fragments: Sequence[Payload] = ()) -> None:
         match action:
             case actions.TellSyncer(event):
+                self._said_at = self._calendar.now
                 self._send(self, event, None)
             case actions.Leave():
                 self.die(State.FINISHED)

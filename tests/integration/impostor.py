@@ -26,6 +26,7 @@ from tests.integration.hand import TOKEN
 from tests.remote.ends import PATIENCE
 
 METADATA = Security(TOKEN).metadata
+AHEAD = 2  # steps that it claims beyond the newest update: no more than a learner can have taken
 EVIL = {  # what it sends in a fragment's place: (messages of a sound offer) -> messages
     "not finite": lambda header, arrays: sound(header, filled(arrays, np.nan)),
     "infinite": lambda header, arrays: sound(header, filled(arrays, np.inf)),
@@ -131,8 +132,8 @@ class Impostor:
 
     def _report(self):
         count = self._terms.num_fragments
-        counters = tuple(FragmentCounters(self._versions[p], 8, 8) for p in range(count))
-        step = max(self._steps.values()) + 8
+        counters = tuple(FragmentCounters(self._versions[p], AHEAD, AHEAD) for p in range(count))
+        step = max(self._steps.values()) + AHEAD
         self.tell(events.StepReported(Report(self.learner, self._incarnation, step, counters)))
 
     def _hear(self):
@@ -146,7 +147,9 @@ class Impostor:
     def _answer(self, round_id):
         p = round_id.fragment
         arrays = self._pieces[p]
-        given = Contribution(self.learner, self._incarnation, p, self._versions[p], self._steps[p] + 8, 8, 8)
+        given = Contribution(
+            self.learner, self._incarnation, p, self._versions[p], self._steps[p] + AHEAD, AHEAD, AHEAD
+        )
         header = up_header(round_id, given, payload_bytes(arrays))
         if not self._left:
             self._push("sound", sound(header, arrays))

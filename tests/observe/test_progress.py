@@ -24,6 +24,7 @@ STATUS = Status(
     elapsed=3725.0,
     remaining=59.0,
 )
+WIDTH = 80  # of a terminal that does not say
 UNKNOWN = Status(0, 10, None, None, 2, 2, None, None, None, None, 0.0, None)
 
 
@@ -115,7 +116,7 @@ def test_lines_stand_above_the_live_one_which_is_drawn_over(terminal):
     progress.news("a return")
     progress.end()
     progress.say("after")
-    last = format_status(UNKNOWN, 100)
+    last = format_status(UNKNOWN, WIDTH)
     assert screen.lines() == ["before", "an evaluation", "a return", last, "after", ""]
 
 
@@ -125,7 +126,7 @@ def test_warnings_go_to_stderr_and_leave_the_live_line_in_place(terminal):
     progress.show(UNKNOWN)
     progress.warn("the disk is full")
     assert err.getvalue() == "ddiloco: the disk is full\n"
-    assert screen.lines() == [format_status(UNKNOWN, 100)]
+    assert screen.lines() == [format_status(UNKNOWN, WIDTH)]
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -63,6 +63,7 @@ def ask(learner, link, fragment, step=4):
 
 def send_by_hand(learner, messages, timeout=PATIENCE):
     """Sends an offer's messages as the learner would; its answer."""
+    until(lambda: learner.client._connection is not None, "the connection")
     [channel] = learner.client._connection._channels
     send, metadata = channel.stream_unary(wire.OFFERS), learner.client._connection._metadata
     return send(messages, metadata=metadata, timeout=timeout)

@@ -36,9 +36,9 @@ def wild(seed):
 
 
 def test_the_same_seed_tells_the_same_to_the_bit_and_another_one_another_story():
-    first = wild(8)
-    assert first == wild(8)
-    assert first != wild(7)
+    first = wild(2)
+    assert first == wild(2)
+    assert first != wild(3)
     assert {"drop", "round", "learner_lost", "return", "bytes"} <= {told[0] for told in first}
 
 

@@ -196,7 +196,9 @@ def test_an_offer_that_breaks_in_the_middle_has_failed_and_may_be_asked_for_agai
 
     with pytest.raises(grpc.RpcError):
         send_by_hand(learner, messages())
-    assert syncer.next(events.OfferFailed) == events.OfferFailed(RoundId(4, 1), 0, 100, "the transfer broke")
+    failed = syncer.next(events.OfferFailed)
+    assert (failed.round, failed.learner, failed.incarnation) == (RoundId(4, 1), 0, 100)
+    assert failed.reason in ("the transfer broke", "fragment cut short")  # as gRPC tells it
     assert syncer.offers.empty()
     ask(learner, link, 1).offer(1, 6)
     assert_same(syncer.taken()[1], arrays(1, 6))

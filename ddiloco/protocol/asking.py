@@ -22,9 +22,6 @@ MISSED, IN_TIME = 0.5, 0.05
 ROUNDING = 0.25
 """Share of a step by which an offer may come late: steps are not of equal length."""
 
-UNDER_WAY = 2
-"""Offers of a learner that may be on its link before it is asked for another."""
-
 
 @dataclasses.dataclass
 class Front:
@@ -73,7 +70,7 @@ class Asking:
             asked: dict[int, list[Member]] = {}
             for m in live:
                 of = m.step if self._policy.quorum is None else self.front.step
-                if r.id.step - of > m.lead or not r.may_ask(m) or self._busy(m, now):
+                if r.id.step - of > m.lead or not r.may_ask(m):
                     continue
                 asked.setdefault(self._clock(m, r, now), []).append(m)
             for clock, members in asked.items():
@@ -134,8 +131,3 @@ class Asking:
         left = due_at - m.reported_at - (m.delivery.value or 0.0)
         steps = math.floor(left / m.step_time.value + ROUNDING - m.margin)
         return min(r.id.step, m.step + max(0, steps))
-
-    def _busy(self, m: Member, now: float) -> bool:
-        """Whether the learner's link has offers enough to carry."""
-        made = [a for a in m.asked.values() if a.due is not None and a.arrived_at is None and now < a.due]
-        return len(made) >= UNDER_WAY

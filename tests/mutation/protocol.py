@@ -249,12 +249,6 @@ MUTANTS = (
         "pass",
         PROTOCOL,
     ),
-    Mutant(
-        "asking: offers queue on a slow link",
-        "return len(made) >= UNDER_WAY",
-        "return False",
-        PROTOCOL,
-    ),
     # The learner's core.
     Mutant(
         "learner: a stale update is applied",

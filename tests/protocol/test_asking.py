@@ -106,21 +106,6 @@ def test_learners_that_are_asked_for_the_same_clock_hear_it_in_one_message():
     assert tell.event == events.OfferAsked(RoundId(24, 0), 7, 24)
 
 
-@pytest.mark.parametrize(("made", "asked"), [(0, True), (1, True), (2, False)])
-def test_a_learner_whose_link_has_two_offers_to_carry_is_not_asked_for_a_third(made, asked):
-    m = member(step=22, at=22.0)
-    for fragment in range(1, 1 + made):
-        m.asked[fragment] = Asked(1, 0, clock=20, seen=18, steps=18, due=80.0)
-    assert bool(ask(asking_at(22, 22.0), [m])) == asked
-
-
-def test_an_offer_that_arrived_or_was_given_up_leaves_the_link_free():
-    m = member(step=22, at=22.0)
-    m.asked[1] = Asked(1, 0, clock=20, seen=18, steps=18, due=80.0, arrived_at=21.0)
-    m.asked[2] = Asked(1, 0, clock=20, seen=18, steps=18, due=21.0)
-    assert ask(asking_at(22, 22.0), [m])
-
-
 # For which clock.
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddiloco.protocol import asking, events
 from ddiloco.protocol.asking import Asking, Front
-from ddiloco.protocol.membership import Asked, Member
+from ddiloco.protocol.membership import Member
 from ddiloco.protocol.messages import Contribution, FragmentCounters, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.rounds import Phase, Round

@@ -23,9 +23,9 @@ Actions = list[actions.SyncerAction]
 class SyncerCore:
     """Decides for the syncer; starts no thread, reads no clock, touches no array.
 
-    A round (step, fragment) opens when a live learner has reported the step. Rounds open in the order
-    of the schedule, at most tau at a time (at least one), always of different fragments. `Attendance` knows
-    who is live.
+    A round (step, fragment) opens before a quorum of learners comes to the step, so that each can be asked in
+    time for what it is to offer; `Asking` knows when, and `Attendance` who is live. Rounds open in the order of
+    the schedule and are of different fragments; at most tau (at least one) are due and not merged.
 
     With the `state` of one that crashed it continues from there: it knows what was merged, so no round is
     merged twice, and no learner is a member until it rejoins.
@@ -180,7 +180,7 @@ class SyncerCore:
         r.quorum_seconds = now - (r.began if r.began is not None else now)
         r.grace_began = now
         r.deadline = now + self._grace_window(r)
-        return self._asking.ask_late(r, self._attendance.live())
+        return self._asking.ask_late(r, self._attendance.live()) if r.deadline > now else []
 
     def _merge(self, r: Round, now: float) -> Actions:
         for who, c in list(r.arrived.items()):  # what a long wait has made old is asked for again

@@ -190,9 +190,12 @@ def test_prefetching_changes_no_batch_and_no_count(config):
 
 def test_batches_and_tokens_are_counted_as_they_are_handed_out(config):
     iterator = batches(dataclasses.replace(config, interleave=1))
-    weights = [int(next(iterator)["weights"].sum()) for _ in range(50)]
-    assert (iterator.batches, iterator.tokens) == (50, sum(weights))
-    assert 0 < sum(weights) < 50 * 4 * 64
+    weights = []
+    while not weights or weights[-1] == 4 * 64:  # until one is padded: where depends on the texts
+        weights.append(int(next(iterator)["weights"].sum()))
+        assert len(weights) < 5000
+    assert (iterator.batches, iterator.tokens) == (len(weights), sum(weights))
+    assert 0 < weights[-1] < 4 * 64
 
 
 @pytest.mark.parametrize(

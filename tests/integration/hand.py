@@ -124,6 +124,11 @@ class Job:
         out, err = process.communicate(timeout=LIMIT)
         return process.returncode, out, err
 
+    def left(self, process):
+        """Its exit code and what it said, once it has ended by itself."""
+        out, err = process.communicate(timeout=LIMIT)
+        return process.returncode, out, err
+
     def kill_all(self):
         for process in self._processes:
             if process.poll() is None:

@@ -47,7 +47,7 @@ def test_clocks_that_jump_by_an_hour_change_no_decision_and_no_count(job):
     job.wait_for(later, "a merge of the one that began earlier", alive)
     job.wait_for(lambda: len(job.steps(1)) > known + 20, "the records of its steps", alive)
     assert job.end(syncer)[0] == 143
-    assert [job.end(process)[0] for process in (one, two)] == [0, 0]
+    assert [job.left(process)[0] for process in (one, two)] == [0, 0]
     assert_nothing_twice(job)
     assert_counted_once(job, (0, 1))
     summary = job.summary()

@@ -47,7 +47,7 @@ def test_a_syncer_killed_in_a_merge_and_in_a_write_goes_on_from_the_last_commit(
     both = lambda: any(r["learners"] == [0, 1] for r in job.rounds())  # noqa: E731
     job.wait_for(both, "a merge of both", [syncer, *learners])
     assert job.end(syncer)[0] == 143
-    assert [job.end(process)[0] for process in learners] == [0, 0]
+    assert [job.left(process)[0] for process in learners] == [0, 0]
     assert_nothing_twice(job)
     assert_counted_once(job, (0, 1))
     made = {p: [r["version"] for r in job.rounds() if r["fragment"] == p] for p in range(3)}

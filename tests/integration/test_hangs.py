@@ -84,7 +84,7 @@ def test_hangs_a_successor_and_a_liar_stop_nobody_and_change_nothing_that_was_co
     new = successor_of_one_that_lingers(job, two, [syncer, one])
     liar(job, [syncer, one, new])
     assert job.end(syncer)[0] == 143
-    assert [job.end(process)[0] for process in (one, new)] == [0, 0]
+    assert [job.left(process)[0] for process in (one, new)] == [0, 0]
     assert_nothing_twice(job)
     assert_counted_once(job, (0, 1))
     summary = job.summary()

@@ -148,7 +148,7 @@ def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_con
     namespace.heal()
 
     assert job.end(syncer)[0] == 143
-    ends = [job.end(process) for process in (near, far)]
+    ends = [job.left(process) for process in (near, far)]
     assert [code for code, _, _ in ends] == [0, 0]
     assert "no connection to the syncer" in ends[1][2]
     assert_nothing_twice(job)

@@ -18,7 +18,7 @@ def terms(**groups):
         {"train": {"steps": 13}},
         {"sync": {"interval": 6}},
         {"sync": {"quorum": 2}},
-        {"sync": {"rebase": False}},
+        {"sync": {"rebase": True}},
         {"outer": {"codec": "int8"}},
     ],
     ids=str,

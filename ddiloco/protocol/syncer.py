@@ -24,8 +24,8 @@ class SyncerCore:
     """Decides for the syncer; starts no thread, reads no clock, touches no array.
 
     A round (step, fragment) opens before a quorum of learners comes to the step, so that each can be asked in
-    time for what it is to offer; `Asking` knows when, and `Attendance` who is live. Rounds open in the order of
-    the schedule and are of different fragments; at most tau (at least one) are due and not merged.
+    time for what it is to offer; `Asking` knows when, and `Attendance` who is live. Rounds open in the order
+    of the schedule, of different fragments; at most tau (at least one) are due and not merged.
 
     With the `state` of one that crashed it continues from there: it knows what was merged, so no round is
     merged twice, and no learner is a member until it rejoins.

@@ -102,8 +102,11 @@ class Impostor:
 
     @property
     def done(self):
-        """Whether all of EVIL has been sent, and a sound offer and its replay."""
-        return not self._left and bool(self.replayed)
+        """Whether all of EVIL has been sent, and a sound offer whose replay was refused.
+
+        A replay is taken where the syncer has asked for the same round again meanwhile.
+        """
+        return not self._left and grpc.StatusCode.NOT_FOUND in self.replayed
 
     def say(self, **kind):
         self._said.put(pb.FromLearner(**kind).SerializeToString())

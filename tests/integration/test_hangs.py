@@ -71,7 +71,6 @@ def liar(job, alive):
     job.wait_for(lambda: impostor.done, "all that it has to send", alive)
     impostor.leave()
     assert {name for name in EVIL if name in impostor.answers} == set(EVIL)
-    assert impostor.replayed[0] is grpc.StatusCode.NOT_FOUND
     over = time.time()
     job.wait_for(lambda: job.merges(0, over) and job.merges(1, over), "merges of the honest", alive)
 

@@ -359,7 +359,8 @@ class SyncerCore:
                 if m is None or not self._attendance.is_live(learner, asked.incarnation):
                     del r.owed[learner]
                 elif asked.due is None and m.step >= asked.clock and self._has_work(m, r):
-                    asked.due = now + self.policy.offer_timeout
+                    in_the_making = m.step_time.value or 0.0  # it may have been asked in mid-step
+                    asked.due = now + in_the_making + self.policy.offer_timeout
                 elif asked.due is not None and now >= asked.due:
                     del r.owed[learner]
                     r.failed[learner] = (m.incarnation, m.reports)

@@ -21,7 +21,7 @@ class Weather:
     delay: float = 0.2  # mean of a message's exponential delay; independent delays reorder messages
     loss: float = 0.0  # share of messages that vanish
     duplicates: float = 0.0  # share of messages that come twice
-    unsound: float = 0.0  # share of pulled fragments that prove unsound
+    unsound: float = 0.0  # share of offers that prove unsound
     speed_spread: float = 0.3  # learners' mean step times are 1 + U(0, spread)
     jitter: float = 0.1  # a step takes up to this share longer than the mean
     merge_time: float = 0.1  # mean, exponential

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -133,6 +133,27 @@ class FragmentTransfer:
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
         """All parameters, on the host, from the pieces of all fragments."""
         return assemble(self._layout, fragments)
+
+    def programs(
+        self, fragment: int, params: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> dict[str, Callable[[], jax.stages.Traced]]:
+        """The fragment's `copy` and `apply` for parameters of these shapes and shardings, to be traced."""
+        tensors = {name: params[name] for name in self._names[fragment]}
+        pieces = tuple(
+            jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+            for shape, sharding in zip(
+                self._layout.piece_shapes(fragment), self._placement[fragment], strict=True
+            )
+        )
+        encoded = (tensors, pieces, pieces if self.error_feedback else ())
+        copied = encoded if self.keeps_anchors else (tensors,)
+        found = {"copy": functools.partial(self._take[fragment].trace, *copied)}
+        if self.rebase:
+            found["apply"] = functools.partial(self._rebase[fragment].trace, tensors, pieces, pieces)
+        else:
+            mixing = jax.ShapeDtypeStruct((), np.float32)
+            found["apply"] = functools.partial(self._mix[fragment].trace, tensors, pieces, mixing)
+        return found
 
     def compile(self, params: Parameters) -> Parameters:
         """Compiles every offer and update now, so that no step waits for it; gives the parameters back."""

@@ -45,8 +45,9 @@ def load(path: pathlib.Path, lowered: jax.stages.Lowered, mesh: Mesh) -> jax.sta
             told = "the program differs in code or settings" if what == "program" else f"its {what} is {pair}"
             raise ConfigError(f"{name}: {told}; compile it again, or set None")
     devices = list(mesh.devices.flat)
+    serialized, in_tree, out_tree = pickle.loads(body)
     return serialize_executable.deserialize_and_load(
-        *pickle.loads(body), backend=devices[0].client, execution_devices=devices
+        serialized, in_tree, out_tree, backend=devices[0].client, execution_devices=devices
     )
 
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ddiloco.training.memory import keep_freed_memory
 
 # What lets collectives go on beside matmuls, by the platform of the devices.
-_OVERLAP: dict[str, dict[str, bool]] = {
+_OVERLAP: dict[str, dict[str, str | bool]] = {
     "tpu": {
         "xla_tpu_enable_async_collective_fusion": True,
         "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
@@ -50,7 +50,7 @@ def prepare(cache: bool = True, keep_memory: bool = True) -> None:
         _keep_only_whole_programs()
 
 
-def compiler_options(mesh: Mesh) -> dict[str, bool]:
+def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """The options of XLA that a program on several of the mesh's devices is compiled with."""
     return dict(_OVERLAP.get(mesh.devices.flat[0].platform, {})) if mesh.size > 1 else {}
 

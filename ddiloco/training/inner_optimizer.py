@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ddiloco.config import setting
+from ddiloco.outer.stacks import is_stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ def learning_rate_at(config: InnerConfig, total_steps: int, clock: jax.Array | i
 def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool]:
     """Which parameters decay: matrices, the embedding only if configured, and never a norm."""
     return {
-        name: leaf.ndim >= 2 and (config.decay_embeddings or not name.startswith("embed/"))
+        name: leaf.ndim - is_stack(name) >= 2 and (config.decay_embeddings or not name.startswith("embed/"))
         for name, leaf in params.items()
     }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ddiloco.models.parameter import Axes, Constrain, unconstrained
+from ddiloco.models.parameter import Axes, Constrain
 from ddiloco.training.mesh import MESH_AXES
 from ddiloco.training.parameters import abstract_parameters, logical_axes
 
@@ -21,6 +22,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "expert": ("expert",),
     "head_dim": (),
+    "layer": (),
 }
 
 
@@ -63,12 +65,28 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def constrainer(mesh: Mesh) -> Constrain:
+@dataclasses.dataclass(frozen=True)
+class OnMesh(Constrain):
     """Constrains an activation to the sharding of its logical axes on this mesh."""
-    if mesh.size == 1:
-        return unconstrained
 
-    def constrain(x: jax.Array, axes: Axes) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, partition(mesh, axes, x.shape))
+    mesh: Mesh
 
-    return constrain
+    def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
+        """As in `Constrain`; on one device there is nothing to constrain."""
+        if self.mesh.size == 1:
+            return x
+        return jax.lax.with_sharding_constraint(x, partition(self.mesh, axes, x.shape))
+
+    def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
+        """As in `Constrain`."""
+        return partition(self.mesh, axes, shape).spec
+
+    def local_rows(self, rows: int) -> int:
+        """As in `Constrain`."""
+        (local,) = partition(self.mesh, ("batch",), (rows,)).shard_shape((rows,))
+        return local
+
+
+def constrainer(mesh: Mesh) -> Constrain:
+    """Constrains activations on this mesh."""
+    return OnMesh(mesh)

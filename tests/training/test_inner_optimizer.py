@@ -1,5 +1,7 @@
 """AdamW by the learner's clock: schedule, decay, clipping, against float64."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,8 +62,9 @@ def test_a_clock_jump_moves_the_rate_but_not_the_bias_correction():
         np.testing.assert_allclose(updates["w"], np.full((2, 2), expected), rtol=1e-5)
 
 
-def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked():
-    shapes = abstract_parameters(TINY)
+@pytest.mark.parametrize("scan", [False, True], ids=["by itself", "scanned"])
+def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked(scan):
+    shapes = abstract_parameters(dataclasses.replace(TINY, scan_layers=scan))
     spared = {name for name, decays in decay_mask(InnerConfig(), shapes).items() if not decays}
     assert spared == {"embed/embedding"} | {name for name in shapes if name.endswith("scale")}
     assert decay_mask(InnerConfig(decay_embeddings=True), shapes)["embed/embedding"]

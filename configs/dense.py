@@ -36,6 +36,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         config.eval.num_batches = 32
     if size in ("2b", "5b", "9b"):
         config.mesh.data, config.mesh.fsdp = 1, -1  # no device holds all parameters
+        config.eval.batch_size = 128  # a row for each of as many devices
         config.sync.num_learners = 8  # the paper's
     else:
         config.sync.num_fragments = 12  # small models have few tensors

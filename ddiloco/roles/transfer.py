@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ddiloco.outer.codecs import CODECS, Codec
-from ddiloco.outer.encoding import encode
+from ddiloco.outer.encoding import encode, wire_format
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.stacks import homes
 
@@ -24,14 +24,22 @@ class Offer:
     """A fragment after a step, encoded, on the devices.
 
     Attributes:
-      arrays: what the syncer gets, as `ddiloco.outer.encoding.wire_format` says; on its way to the host.
+      arrays: what the syncer gets, on its way to the host.
       residual: what the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
       own: the fragment itself, which stays with the learner too. (): not kept.
+      shapes: those of `arrays` for the syncer, as `ddiloco.outer.encoding.wire_format` says. (): their own.
     """
 
     arrays: tuple[jax.Array, ...]
     residual: tuple[jax.Array, ...] = ()
     own: tuple[jax.Array, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def on_host(self) -> tuple[np.ndarray, ...]:
+        """What the syncer gets, in host memory; waits for the copy that was started earlier."""
+        arrays = host_arrays(self.arrays)
+        shapes = self.shapes or tuple(array.shape for array in arrays)
+        return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
 
 
 def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
@@ -67,16 +75,22 @@ class FragmentTransfer:
             tuple(dict.fromkeys(of[name][0] for name in layout.names(p))) for p in range(layout.num_fragments)
         ]
         self._placement = [placement(layout, p, shardings) for p in range(layout.num_fragments)]
+        self._shapes = [
+            tuple(part.shape for part in wire_format(layout, p, codec)) for p in range(layout.num_fragments)
+        ]
+        self._own = [
+            jax.jit(functools.partial(_copy, layout, p), out_shardings=self._placement[p])
+            for p in range(layout.num_fragments)
+        ]
         self._take = [
             jax.jit(
-                functools.partial(_encode, layout, p, CODECS[codec]),
+                functools.partial(_encode, layout, p, CODECS[codec], self._placement[p]),
                 out_shardings=(None, self._placement[p] if error_feedback else ()),
             )
             if self.keeps_anchors
-            else jax.jit(functools.partial(_copy, layout, p))
+            else self._own[p]
             for p in range(layout.num_fragments)
         ]
-        self._own = [jax.jit(functools.partial(_copy, layout, p)) for p in range(layout.num_fragments)]
         self._mix, self._rebase = (
             [
                 jax.jit(
@@ -103,7 +117,8 @@ class FragmentTransfer:
         """
         tensors = {name: params[name] for name in self._names[fragment]}
         if self.keeps_anchors:
-            offer = Offer(*self._take[fragment](tensors, tuple(anchor), tuple(residual)))
+            arrays, left = self._take[fragment](tensors, tuple(anchor), tuple(residual))
+            offer = Offer(arrays, left, shapes=self._shapes[fragment])
         else:
             offer = Offer(self._take[fragment](tensors))
         for array in offer.arrays:
@@ -139,6 +154,27 @@ class FragmentTransfer:
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
         """All parameters, on the host, from the pieces of all fragments."""
         return assemble(self._layout, fragments)
+
+    def programs(
+        self, fragment: int, params: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> dict[str, Callable[[], jax.stages.Traced]]:
+        """The fragment's `copy` and `apply` for parameters of these shapes and shardings, to be traced."""
+        tensors = {name: params[name] for name in self._names[fragment]}
+        pieces = tuple(
+            jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+            for shape, sharding in zip(
+                self._layout.piece_shapes(fragment), self._placement[fragment], strict=True
+            )
+        )
+        encoded = (tensors, pieces, pieces if self.error_feedback else ())
+        copied = encoded if self.keeps_anchors else (tensors,)
+        found = {"copy": functools.partial(self._take[fragment].trace, *copied)}
+        if self.rebase:
+            found["apply"] = functools.partial(self._rebase[fragment].trace, tensors, pieces, pieces)
+        else:
+            mixing = jax.ShapeDtypeStruct((), np.float32)
+            found["apply"] = functools.partial(self._mix[fragment].trace, tensors, pieces, mixing)
+        return found
 
     def compile(self, params: Parameters) -> Parameters:
         """Compiles every offer and update now, so that no step waits for it; gives the parameters back."""
@@ -212,11 +248,16 @@ def _encode(
     layout: FragmentLayout,
     fragment: int,
     codec: Codec,
+    placed: tuple[Sharding, ...],
     tensors: Parameters,
     anchor: tuple[jax.Array, ...],
     residual: tuple[jax.Array, ...],
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    return encode(codec, _take(layout, fragment, tensors), anchor, residual)
+    shardings = [
+        sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
+        for sharding in placed
+    ]
+    return encode(codec, _take(layout, fragment, tensors), anchor, residual, shardings)
 
 
 def _mix(

@@ -28,7 +28,7 @@ from ddiloco.training.loop_program import LoopBatches, LoopProgram
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.parameters import init_parameters, parameter_shapes
 from ddiloco.training.program import TrainProgram
-from ddiloco.training.sharding import parameter_shardings, rows_divisor
+from ddiloco.training.sharding import check_divided, parameter_shardings, rows_divisor
 
 
 def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
@@ -64,16 +64,17 @@ class ModelRecipe:
         return sum(self._experiment.batch_size(shard) for shard in shards)
 
     def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
-        """Checks the rows, and that these shards have data."""
-        self.check_rows(mesh, self.kind(shards))
+        """Checks rows and parameters, and that these shards have data."""
+        self.check_fit(mesh, self.kind(shards))
         self.batches(shards)
 
-    def check_rows(self, mesh: Mesh, rows: int) -> None:
-        """Checks that rows divide evenly: a step's among devices and micro-batches, held-out among devices.
+    def check_fit(self, mesh: Mesh, rows: int) -> None:
+        """Checks that rows and parameters divide: a step's rows also into micro-batches.
 
         Raises:
           ConfigError: they do not.
         """
+        check_divided(self._experiment.model, mesh)
         e = self._experiment
         ways, parts = rows_divisor(mesh), e.inner.accumulation
         for name, count in (("train.batch_size", rows), ("eval.batch_size", e.eval.batch_size)):
@@ -98,7 +99,8 @@ class ModelRecipe:
     def program(self, mesh: Mesh, kind: int) -> TrainProgram:
         """The inner step of `kind` rows, compiled."""
         e, task = self._experiment, self._task
-        return TrainProgram(e.model, e.inner, e.train.steps, mesh, kind, task.row, task.loss)
+        saved = e.train.executable
+        return TrainProgram(e.model, e.inner, e.train.steps, mesh, kind, task.row, task.loss, saved)
 
     def batches(self, shards: Sequence[int]) -> Batches:
         """The training batches of these shards; the data has one shard for each learner."""

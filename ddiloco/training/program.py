@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ddiloco.outer.stacks import array_of
+from ddiloco.training import executable
 from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
 from ddiloco.training.loss import Loss
+from ddiloco.training.platform import compiler_options
 from ddiloco.training.step import (
     Metrics,
     TrainState,
@@ -23,6 +26,27 @@ from ddiloco.training.step import (
     shard_batch,
     state_shardings,
 )
+
+
+def traced_step(
+    model_config: Any,
+    inner: InnerConfig,
+    total_steps: int,
+    mesh: Mesh,
+    rows: int,
+    row: Mapping[str, jax.ShapeDtypeStruct],
+    loss: Loss,
+) -> jax.stages.Traced:
+    """The inner step for batches of `rows` rows, each of the shapes and dtypes of `row`, to be compiled."""
+    step = make_train_step(model_config, inner, total_steps, mesh, loss)
+    state = abstract_state(model_config, inner, mesh)
+    return step.trace(state, abstract_batch(mesh, rows, row), jax.ShapeDtypeStruct((), jnp.int32))
+
+
+def _compiled(lowered: jax.stages.Lowered, mesh: Mesh, saved: str | None) -> jax.stages.Compiled:
+    if saved is not None:
+        return executable.load(pathlib.Path(saved), lowered, mesh)
+    return lowered.compile(compiler_options=compiler_options(mesh))
 
 
 class TrainProgram:
@@ -37,15 +61,18 @@ class TrainProgram:
         rows: int,
         row: Mapping[str, jax.ShapeDtypeStruct],
         loss: Loss,
+        saved_step: str | None = None,
     ) -> None:
-        """Compiles for batches of `rows` rows, each of the shapes and dtypes of `row`."""
+        """Compiles for batches of `rows` rows, each of the shapes and dtypes of `row`.
+
+        `saved_step`: a file with the compiled step; raises ConfigError where that is not this one.
+        """
         self.mesh = mesh
         self._laid = state_shardings(model_config, inner, mesh)
         self.shardings = self._laid.params
         state = abstract_state(model_config, inner, mesh)
-        step = make_train_step(model_config, inner, total_steps, mesh, loss)
-        clock = jax.ShapeDtypeStruct((), jnp.int32)
-        self._step = step.lower(state, abstract_batch(mesh, rows, row), clock).compile()
+        traced = traced_step(model_config, inner, total_steps, mesh, rows, row, loss)
+        self._step = _compiled(traced.lower(), mesh, saved_step)
         optimizer = make_inner_optimizer(inner, total_steps)
         init = jax.jit(optimizer.init, out_shardings=self._laid.opt_state)
         self._init_optimizer = init.lower(state.params).compile()

@@ -80,7 +80,9 @@ def model(size: str, name: str = "dense") -> ConfigDict:
         c.vocab_size = 262_144
         c.activation = "geglu"
         c.tie_embeddings = True
-        c.remat = True  # the activations of all layers would not fit
+        c.scan_layers = True  # compiles one layer, not dozens
+        c.remat = "full"  # the activations of all layers would not fit
+        c.logits_chunk = 2048  # of 262,144 logits each: 2 GiB at a time
     return c
 
 

@@ -180,38 +180,6 @@ def take(layout: FragmentLayout, p: int, params: Mapping[str, Any]) -> tuple[Any
     )
 
 
-def put(layout: FragmentLayout, p: int, params: Mapping[str, Any], pieces: Sequence[Any]) -> dict[str, Any]:
-    """A new dict of tensors in which the pieces of fragment p are replaced; `params` stays as it was.
-
-    A whole tensor is replaced without computing anything; a range of rows is written into a copy
-    (under jit into the tensor's own memory where it is donated).
-
-    Raises:
-      ValueError: another number of pieces than fragment p has.
-
-    Example:
-      >>> import numpy as np
-      >>> layout = fragment({"a": (3,), "b": (2,)}, 2, split_large=False)
-      >>> params = {"a": np.zeros(3), "b": np.ones(2)}
-      >>> print(put(layout, 0, params, (np.full(3, 7.0),)))
-      {'a': array([7., 7., 7.]), 'b': array([1., 1.])}
-    """
-    result = dict(params)
-    copied: set[str] = set()
-    for piece, value in zip(layout.fragments[p], pieces, strict=True):
-        tensor = result[piece.name]
-        if piece.whole:
-            result[piece.name] = value
-        elif isinstance(tensor, np.ndarray):
-            if piece.name not in copied:
-                copied.add(piece.name)
-                result[piece.name] = tensor = tensor.copy()
-            tensor[piece.start : piece.stop] = value
-        else:
-            result[piece.name] = tensor.at[piece.start : piece.stop].set(value)
-    return result
-
-
 def assemble(layout: FragmentLayout, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
     """All tensors by name, sorted, from the pieces of all fragments; whole tensors are not copied.
 

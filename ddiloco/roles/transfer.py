@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ddiloco.outer.codecs import CODECS, Codec
 from ddiloco.outer.encoding import encode, wire_format
-from ddiloco.outer.fragments import FragmentLayout, assemble, put, take
+from ddiloco.outer.fragments import FragmentLayout, assemble, take
+from ddiloco.outer.stacks import homes
 
 Parameters = dict[str, jax.Array]
 
@@ -47,7 +48,9 @@ def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
 
 
 class FragmentTransfer:
-    """Compiled once for all learners on the same mesh; each call works on one fragment's tensors.
+    """Compiled once for all learners on the same mesh; each call works on the arrays with one fragment.
+
+    Arrays may be stacks of layers (`ddiloco.outer.stacks`), of which a fragment has some rows.
 
     Attributes:
       keeps_anchors: whether offers are encoded against the version that the learner adopted.
@@ -67,7 +70,10 @@ class FragmentTransfer:
         self.error_feedback = error_feedback
         self.rebase = rebase
         self._layout = layout
-        self._names = [layout.names(p) for p in range(layout.num_fragments)]
+        of = homes(shardings)
+        self._names = [
+            tuple(dict.fromkeys(of[name][0] for name in layout.names(p))) for p in range(layout.num_fragments)
+        ]
         self._placement = [placement(layout, p, shardings) for p in range(layout.num_fragments)]
         self._shapes = [
             tuple(part.shape for part in wire_format(layout, p, codec)) for p in range(layout.num_fragments)
@@ -185,10 +191,16 @@ def placement(
     layout: FragmentLayout, fragment: int, shardings: dict[str, NamedSharding]
 ) -> tuple[NamedSharding, ...]:
     """Where the pieces of a global fragment lie on a learner's devices."""
+    of = homes(shardings)
     return tuple(
-        _piece_sharding(shardings[piece.name], shape)
+        _piece_sharding(_tensor_sharding(shardings, *of[piece.name]), shape)
         for piece, shape in zip(layout.fragments[fragment], layout.piece_shapes(fragment), strict=True)
     )
+
+
+def _tensor_sharding(shardings: dict[str, NamedSharding], array: str, row: int | None) -> NamedSharding:
+    found = shardings[array]
+    return found if row is None else NamedSharding(found.mesh, PartitionSpec(*found.spec[1:]))
 
 
 def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
@@ -200,8 +212,36 @@ def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedShard
     return tensor
 
 
+def _take(layout: FragmentLayout, fragment: int, arrays: Parameters) -> tuple[jax.Array, ...]:
+    of = homes(arrays)
+    tensors = {name: _tensor(arrays, *of[name]) for name in layout.names(fragment)}
+    return take(layout, fragment, tensors)
+
+
+def _tensor(arrays: Parameters, array: str, row: int | None) -> jax.Array:
+    found = arrays[array]
+    return found if row is None else jax.lax.index_in_dim(found, row, keepdims=False)
+
+
+def _put(
+    layout: FragmentLayout, fragment: int, arrays: Parameters, pieces: Sequence[jax.Array]
+) -> Parameters:
+    """The arrays with these pieces in the place of the fragment's."""
+    of, result = homes(arrays), dict(arrays)
+    for piece, value in zip(layout.fragments[fragment], pieces, strict=True):
+        array, row = of[piece.name]
+        if row is not None:
+            begin = (row, piece.start or 0, *[0] * value.ndim)[: value.ndim + 1]
+            result[array] = jax.lax.dynamic_update_slice(result[array], value[None], begin)
+        elif piece.whole:
+            result[array] = value
+        else:
+            result[array] = result[array].at[piece.start : piece.stop].set(value)
+    return result
+
+
 def _copy(layout: FragmentLayout, fragment: int, tensors: Parameters) -> tuple[jax.Array, ...]:
-    return tuple(jnp.copy(piece) for piece in take(layout, fragment, tensors))
+    return tuple(jnp.copy(piece) for piece in _take(layout, fragment, tensors))
 
 
 def _encode(
@@ -217,7 +257,7 @@ def _encode(
         sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
         for sharding in placed
     ]
-    return encode(codec, take(layout, fragment, tensors), anchor, residual, shardings)
+    return encode(codec, _take(layout, fragment, tensors), anchor, residual, shardings)
 
 
 def _mix(
@@ -227,13 +267,13 @@ def _mix(
     update: tuple[jax.Array, ...],
     mixing: jax.Array,
 ) -> Parameters:
-    own = take(layout, fragment, tensors)
+    own = _take(layout, fragment, tensors)
     # where, not arithmetic, at mixing 0: an own value of NaN must not survive its overwriting.
     mixed = tuple(
         jnp.where(mixing == 0, theirs, (1 - mixing) * theirs + mixing * ours)
         for ours, theirs in zip(own, update, strict=True)
     )
-    return put(layout, fragment, tensors, mixed)
+    return _put(layout, fragment, tensors, mixed)
 
 
 def _rebased(
@@ -243,6 +283,6 @@ def _rebased(
     update: tuple[jax.Array, ...],
     offered: tuple[jax.Array, ...],
 ) -> Parameters:
-    own = take(layout, fragment, tensors)
+    own = _take(layout, fragment, tensors)
     later = tuple(theirs + (ours - then) for ours, theirs, then in zip(own, update, offered, strict=True))
-    return put(layout, fragment, tensors, later)
+    return _put(layout, fragment, tensors, later)

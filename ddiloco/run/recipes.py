@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding
 
 from ddiloco.config import ConfigError
+from ddiloco.outer.stacks import array_of
 from ddiloco.roles.assembly import Assembly, Scorer
 from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.experiment import Experiment, task_of
@@ -25,7 +26,7 @@ from ddiloco.training.evaluation import Score, evaluate, make_eval_step
 from ddiloco.training.loop import Loop, MakeLoop, Place
 from ddiloco.training.loop_program import LoopBatches, LoopProgram
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.parameters import abstract_parameters, init_parameters
+from ddiloco.training.parameters import init_parameters, parameter_shapes
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.sharding import check_divided, parameter_shardings, rows_divisor
 
@@ -51,7 +52,7 @@ class ModelRecipe:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every parameter, by name; allocates nothing."""
-        return {name: leaf.shape for name, leaf in abstract_parameters(self._experiment.model).items()}
+        return parameter_shapes(self._experiment.model)
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters at step 0, on the host; they depend on the model and the seed only."""
@@ -112,7 +113,8 @@ class ModelRecipe:
         shardings = parameter_shardings(e.model, mesh)
 
         def score(params: Mapping[str, Any]) -> Score:
-            placed = {name: jax.device_put(value, shardings[name]) for name, value in params.items()}
+            laid = shardings.items()
+            placed = {name: jax.device_put(array_of(name, params), sharding) for name, sharding in laid}
             return evaluate(e.model, step, placed, batches, mesh)
 
         return score

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from ddiloco.outer.stacks import array_of
 from ddiloco.training import executable
 from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
 from ddiloco.training.loss import Loss
@@ -97,11 +98,14 @@ class TrainProgram:
     def state_from(
         self, params: Mapping[str, np.ndarray], inner: Sequence[np.ndarray] | None = None
     ) -> TrainState:
-        """A state with a copy of these host parameters and of this inner optimizer state; None: a fresh one.
+        """A state with a copy of these host parameters, in either form, and of this inner optimizer state.
+
+        `inner` None: a fresh one.
 
         `inner` has an array for each of `inner_leaves`, as `inner_state` gave them.
         """
-        placed = {name: jax.device_put(params[name], self.shardings[name]) for name in self.shardings}
+        laid = self.shardings.items()
+        placed = {name: jax.device_put(array_of(name, params), sharding) for name, sharding in laid}
         # On CPU devices `placed` may be the host's own memory, which a donating step would write into.
         own = self._copy(placed)
         if inner is None:

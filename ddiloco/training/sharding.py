@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ddiloco.config import ConfigError
-from ddiloco.models.parameter import Axes, Constrain, unconstrained
+from ddiloco.models.parameter import Axes, Constrain
 from ddiloco.training.mesh import MESH_AXES
 from ddiloco.training.parameters import abstract_parameters, logical_axes
 
@@ -24,6 +25,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "expert": ("expert",),
     "head_dim": (),
+    "layer": (),
 }
 LARGE = (
     0.01  # share of the parameters above which a tensor must not lie whole where a mesh axis could divide it
@@ -92,8 +94,8 @@ def _spill(mesh: Mesh, axes: Axes, shape: tuple[int, ...], parts: list[tuple[str
     """Gives each mesh axis that should have divided the array, and does not, to another axis of it."""
     for name in _missing(mesh, axes, parts):
         for i, (axis, size) in enumerate(zip(axes, shape, strict=True)):
-            alone = name == "expert" and "expert" in axes
-            if axis is not None and not alone and size % (_ways(mesh, parts[i]) * mesh.shape[name]) == 0:
+            kept = axis in (None, "layer") or (name == "expert" and "expert" in axes)
+            if not kept and size % (_ways(mesh, parts[i]) * mesh.shape[name]) == 0:
                 parts[i] = (*parts[i], name)
                 break
 
@@ -134,12 +136,28 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def constrainer(mesh: Mesh) -> Constrain:
+@dataclasses.dataclass(frozen=True)
+class OnMesh(Constrain):
     """Constrains an activation to the sharding of its logical axes on this mesh."""
-    if mesh.size == 1:
-        return unconstrained
 
-    def constrain(x: jax.Array, axes: Axes) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, partition(mesh, axes, x.shape))
+    mesh: Mesh
 
-    return constrain
+    def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
+        """As in `Constrain`; on one device there is nothing to constrain."""
+        if self.mesh.size == 1:
+            return x
+        return jax.lax.with_sharding_constraint(x, partition(self.mesh, axes, x.shape))
+
+    def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
+        """As in `Constrain`."""
+        return partition(self.mesh, axes, shape).spec
+
+    def local_rows(self, rows: int) -> int:
+        """As in `Constrain`."""
+        (local,) = partition(self.mesh, ("batch",), (rows,)).shard_shape((rows,))
+        return local
+
+
+def constrainer(mesh: Mesh) -> Constrain:
+    """Constrains activations on this mesh."""
+    return OnMesh(mesh)

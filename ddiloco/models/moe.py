@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ddiloco.config import setting
-from ddiloco.models import dense
+from ddiloco.models import dense, stack
+from ddiloco.models.attention import Attend, causal
 from ddiloco.models.model import Model, Output
 from ddiloco.models.parameter import Constrain, Normal, parameter, unconstrained
 
@@ -253,11 +254,11 @@ class Layer(dense.Layer):
         self,
         x_BxLxD: jax.Array,
         angles: tuple[jax.Array, jax.Array],
-        mask_Bx1xLxL: jax.Array,
+        attend: Attend,
         counted_BxL: jax.Array,
         constrain: Constrain,
     ) -> tuple[jax.Array, Counts]:
-        x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD), angles, mask_Bx1xLxL)
+        x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD), angles, attend)
         normed_BxLxD = self.mlp_norm(x_BxLxD)
         if isinstance(self.mlp, dense.GatedMLP):
             return x_BxLxD + self.mlp(normed_BxLxD), {}
@@ -270,9 +271,13 @@ class Decoder(dense.Decoder):
 
     config: MoEConfig
 
-    def new_layer(self, number: int, rngs: nnx.Rngs) -> Any:
-        """Layer `number`, counted from 0."""
-        return Layer(self.config, number, rngs)
+    def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
+        """The layers, as `stack.layers` makes them: those with an MLP, then those with experts."""
+        c, make = self.config, lambda number: Layer(self.config, number, rngs)
+        kinds = (0, c.dense_layers), (c.dense_layers, c.num_layers)
+        return {
+            name: layer for kind in kinds for name, layer in stack.layers(make, *kind, c.scan_layers).items()
+        }
 
     def __call__(  # type: ignore[override]
         self,
@@ -285,16 +290,17 @@ class Decoder(dense.Decoder):
 
         Padding, of segment 0, is routed nowhere: it takes no places and is not counted.
         """
-        config = self.config
+        config, counted_BxL = self.config, segments_BxL > 0
         angles = dense.rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
-        mask_Bx1xLxL, counted_BxL = dense.attention_mask(segments_BxL), segments_BxL > 0
-        run_layer = nnx.remat(Layer.__call__, static_argnums=(5,)) if config.remat else Layer.__call__
-        x_BxLxD, counts = constrain(self.embed(inputs_BxL), ("batch", None, None)), []
-        for layer in self.layers:
-            x_BxLxD, counted = run_layer(layer, x_BxLxD, angles, mask_Bx1xLxL, counted_BxL, constrain)
-            x_BxLxD = constrain(x_BxLxD, ("batch", None, None))
-            counts += [counted] if counted else []
-        sums = jax.tree.map(lambda *layers: jnp.stack(layers), *counts)
+        attend = causal(config.attention, segments_BxL, constrain)
+
+        def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
+            x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted_BxL, constrain)
+            return constrain(x_BxLxD, ("batch", None, None)), counts
+
+        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
+        x_BxLxD, told = stack.run(self.layers, call, x_BxLxD, config.remat)
+        sums = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(counts for counts in told if counts))
         penalty = config.balance_weight * jnp.sum(sums["balance"])
         penalty = penalty + config.router_z_weight * jnp.sum(sums["router_z"])
         return Output(self.logits(x_BxLxD, constrain), penalty, {**sums, "penalty": penalty})

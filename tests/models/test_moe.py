@@ -54,9 +54,10 @@ def output_of(config, params, batch):
         {"capacity_factor": None},
         {"shared_expert_dim": 12, "dense_layers": 1, "activation": "geglu"},
         {"capacity_factor": None, "experts_per_token": 1, "normalize_gates": False, "tie_embeddings": True},
-        {"experts_per_token": 3, "capacity_factor": 1.0, "remat": True},
+        {"experts_per_token": 3, "capacity_factor": 1.0, "remat": "full"},
+        {"num_layers": 3, "dense_layers": 1, "scan_layers": True, "remat": "full", "shared_expert_dim": 12},
     ],
-    ids=["capped", "dropless", "capped_shared_dense", "dropless_switch", "three_rematted"],
+    ids=["capped", "dropless", "capped_shared_dense", "dropless_switch", "three_rematted", "scanned"],
 )
 def test_forward_is_the_float64_reference(changes):
     config = dataclasses.replace(CAPPED, **changes)

@@ -15,6 +15,7 @@ from hypothesis import strategies
 from ddiloco.config import ConfigError, build
 from ddiloco.models import MODELS, model_of, moe
 from ddiloco.models.moe import MoEConfig, flops_per_token
+from ddiloco.models.parameter import unconstrained
 from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import abstract_parameters, init_parameters, num_parameters, output
 from tests.models import moe_reference
@@ -100,7 +101,7 @@ def test_gradients_of_experts_are_those_of_every_expert_on_every_token(config):
     def ours(params, x, gates):
         module = nnx.merge(graph, nnx.State({name: nnx.Param(value) for name, value in params.items()}))
         routing = moe.Routing(chosen, gates, jnp.zeros((3, 12, 4)))
-        return jnp.sum(module(x, routing, counted, lambda x, axes: x)[0] * probe)
+        return jnp.sum(module(x, routing, counted, unconstrained)[0] * probe)
 
     def dense(params, x, gates):
         weights = jnp.sum(jax.nn.one_hot(chosen, 4) * (gates * kept)[..., None], axis=2)

@@ -36,7 +36,7 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction; `operands` are names within its computation, a parameter's number or a constant's value."""
+    """One instruction; `operands` are names there, a parameter's number or a constant's value."""
 
     name: str
     opcode: str

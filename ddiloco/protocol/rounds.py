@@ -77,7 +77,8 @@ class Rounds:
                 r = self._find(event.round)
                 if r is None or r.phase is not Phase.MERGING:
                     raise LocalProtocolError(f"{event.round} finished merging, but was not being merged")
-                return [news.Committed(r.id, self._updates.lineage)]
+                r.committed = True
+                return [self._committed(r)]
 
     def hear(self, told: news.News, now: float) -> Said:
         """Takes the news of the authority; `members` say the same already."""
@@ -102,6 +103,18 @@ class Rounds:
     def merged(self) -> SyncerState:
         """What was merged of its fragments; of others it says nothing."""
         return self._updates.merged
+
+    def committed(self) -> list[news.Committed]:
+        """Its newest versions, for an authority that may not know them."""
+        state = self._updates.merged
+        known = [
+            news.Committed(RoundId(state.merged_steps[p], p), state.versions[p], state.lineages[p])
+            for p in self._updates.fragments
+        ]
+        return [*known, *(self._committed(r) for r in self._open.values() if r.committed)]
+
+    def _committed(self, r: Round) -> news.Committed:
+        return news.Committed(r.id, r.version + 1, self._updates.lineage)
 
     def advance(self, now: float) -> Said:
         """Moves every round as far as it can go, opens those whose turn has come, and asks for offers."""
@@ -267,7 +280,10 @@ class Rounds:
 
     def _broadcast(self, which: RoundId, now: float) -> Said:
         """Sends an update to all recovered members, in the merge or not; a welcome brings all fragments."""
-        r = self._open.pop(which.fragment)
+        r = self._find(which)
+        if r is None or not r.committed:  # of one before, told again to a new authority
+            return []
+        del self._open[which.fragment]
         self._moved = True
         self._updates.add(r.id)
         self._sync_time.add(now - r.merging_since)

@@ -26,6 +26,7 @@ class Plan:
 
     seed: int
     policy: SyncPolicy
+    parts: int  # processes that merge, beside one that has authority over learners; 1: all in one
     total_steps: int
     weather: Weather
     storm: float  # seconds until everything works again
@@ -83,6 +84,7 @@ def draw_plan(seed: int) -> Plan:
     return Plan(
         seed=seed,
         policy=policy,
+        parts=rng.choice([1, 1, 2, 3]) if policy.num_fragments > 2 else 1,
         total_steps=total,
         weather=draw_weather(rng),
         storm=storm,
@@ -104,11 +106,15 @@ class RandomSchedule(Observer):
         self.plan = plan
         self.checked = checked
         self.timeline = Timeline()
-        self.invariants = Invariants(plan.policy, plan.total_steps)
+        self.invariants = Invariants(plan.policy, plan.total_steps, plan.parts)
         self.commit_times: list[float] = []
         self._rng = random.Random(plan.seed + 1)
         self._calm_at: float | None = None
-        self.fleet = WeatheredFleet(plan.policy, plan.total_steps, self._rng, plan.weather, observer=self)
+        self.fleet = WeatheredFleet(
+            plan.policy, plan.total_steps, self._rng, plan.weather, observer=self, parts=plan.parts
+        )
+        if plan.parts > 1:
+            self.fleet.syncer.on_death = self.invariants.part_died
 
     @property
     def events(self) -> int:
@@ -186,7 +192,7 @@ class RandomSchedule(Observer):
         durable, image = self.fleet.syncer.durable, self.invariants.image()
 
         def restore() -> None:
-            self.fleet.syncer.crash()
+            self.fleet.crash_syncer()
             self.fleet.syncer.durable = durable
             self.invariants.rolled_back(image)
             self.fleet.syncer.restart()

@@ -104,6 +104,11 @@ class Rounds:
         """What was merged of its fragments; of others it says nothing."""
         return self._updates.merged
 
+    @property
+    def open(self) -> tuple[Round, ...]:
+        """The rounds in flight, in the order in which they were opened."""
+        return tuple(self._open.values())
+
     def committed(self) -> list[news.Committed]:
         """Its newest versions, for an authority that may not know them."""
         state = self._updates.merged

@@ -50,6 +50,9 @@ class Invariants:
         self.merged: set[RoundId] = set()
         self.passed: set[RoundId] = set()  # skipped or abandoned
         self._made = {(p, 0, 0) for p in range(policy.num_fragments)}  # fragment, version, step
+        self._given: dict[
+            tuple[int, int], list[tuple[int, int]]
+        ] = {}  # by fragment and version: learner, step
         self.checks = 0  # events after which every rule held
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
@@ -123,6 +126,7 @@ class Invariants:
             self._merged_up_to[ledger, c.fragment] = last
         self.committed = self.committed.after(merge.round, lineage)
         self.merged.add(merge.round)
+        self._given[merge.round.fragment, merge.version] = [(c.learner, c.step) for c in merge.contributions]
         self._made.add((merge.round.fragment, merge.version, merge.round.step))
 
     def part_died(self, part: int) -> None:
@@ -227,6 +231,9 @@ class Invariants:
                 self._check_asking(member, message)
             case events.UpdateArrived(p, version, step):
                 require(self._was_made(p, version, step), "what is committed is broadcast", message)
+                named = [(given.learner, given.step) for given in message.merged]
+                truly = self._given.get((p, version), named)
+                require(not named or named == truly, "an update names the offers that it holds", message)
                 require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
 
     def _check_due(self, which: RoundId) -> None:

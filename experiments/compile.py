@@ -18,6 +18,9 @@ _TOPOLOGY = flags.DEFINE_string(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the figures to this JSON file.")
 _SAVE = flags.DEFINE_string("save", None, "Keep the compiled step in this file, for train.executable.")
+_TABLE = flags.DEFINE_string(
+    "table", None, "Compile every preset for slices of each kind, and write the table to this Markdown file."
+)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Compile nothing; say what is known without the compiler.")
 
 
@@ -26,6 +29,8 @@ def main(_) -> int:
     from experiments.studies.compiling import report
     from experiments.studies.compiling.topology import slice_of
 
+    if _TABLE.value:
+        return _make_table(pathlib.Path(_TABLE.value))
     experiment = parse(_CONFIG.value)
     compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value))
     if _DRY_RUN.value:
@@ -42,6 +47,18 @@ def main(_) -> int:
         cli.made_folder("output", output.parent)
         with cli.reaching("output", output):
             output.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _make_table(path: pathlib.Path) -> int:
+    """Writes the table; the figures of each row are kept in build/compile, and not compiled again."""
+    from experiments.studies.compiling import table
+
+    found = table.compile_all(cli.made_folder("table", "build/compile"), cli.tell)
+    with cli.reaching("table", path):
+        text = path.read_text() if path.exists() else ""
+        head, _, _ = text.partition("| preset |")
+        path.write_text(head + table.table(found) + "\n")
     return 0
 
 

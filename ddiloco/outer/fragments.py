@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 BYTES_PER_ELEMENT = 4  # masters are float32
+SHARED_ROWS = 128  # of a vocabulary are not cut apart, so that devices can share what is cut out of it
 BALANCE_BOUND = 4 / 3  # of the largest fragment over the mean; the paper's promise for balanced fragments
 
 _LAYER = re.compile(r"(?:(.*)/)?layers/(\d+)(?:/|$)")
@@ -212,7 +213,7 @@ def _row_order(piece: Piece) -> tuple[str, int]:
 
 
 def _cut(tensors: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[_Sized]:
-    """Pieces of at most `limit` bytes, as far as rows allow it, in the order of names and rows."""
+    """Pieces of about `limit` bytes at most, as far as rows allow it, in the order of names and rows."""
     pieces: list[_Sized] = []
     for name, shape in tensors:
         size = _size(shape)
@@ -222,7 +223,8 @@ def _cut(tensors: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[_
             continue
         row = size // rows
         count = -(-rows // max(1, int(limit // row)))
-        edges = [rows * i // count for i in range(count + 1)]
+        unit = math.gcd(rows, SHARED_ROWS) if rows >= 16 * count * SHARED_ROWS else 1
+        edges = [rows // unit * i // count * unit for i in range(count + 1)]
         pieces.extend((Piece(name, a, b), (b - a) * row) for a, b in itertools.pairwise(edges))
     return pieces
 

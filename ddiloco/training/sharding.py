@@ -27,9 +27,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "head_dim": (),
     "layer": (),
 }
-LARGE = (
-    0.01  # share of the parameters above which a tensor must not lie whole where a mesh axis could divide it
-)
+LARGE = 0.01  # share of the parameters; more must not lie whole where a mesh axis could divide it
 
 
 def partition(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ddiloco.outer.fragments import STRATEGIES, Piece, fragment, is_embedding
+from ddiloco.outer.fragments import BALANCE_BOUND, STRATEGIES, Piece, fragment, is_embedding
 
 NAMES = st.sampled_from(
     ["embedder/table", "head/kernel", "final_norm/scale"]
@@ -167,3 +167,12 @@ def test_embedding_and_head_are_told_by_the_top_level_name():
 def test_piece_shape():
     assert Piece("a").shape((3, 4)) == (3, 4)
     assert Piece("a", 1, 3).shape((3, 4)) == (2, 4)
+
+
+def test_a_vocabulary_is_cut_where_devices_can_share_the_pieces():
+    layout = fragment({"embed/table": (262_144, 8), "layers/0/up": (8, 4097)}, 24)
+    cut = [piece for pieces in layout.fragments for piece in pieces if not piece.whole]
+    assert len(cut) >= 24
+    assert all(piece.start % 128 == piece.stop % 128 == 0 for piece in cut if piece.name == "embed/table")
+    assert layout.balance <= BALANCE_BOUND
+    assert fragment({"embed/table": (262_143, 8)}, 24).balance <= BALANCE_BOUND

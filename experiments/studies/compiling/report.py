@@ -7,6 +7,7 @@ import importlib.metadata
 import math
 import pathlib
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -100,8 +101,9 @@ class Compilation:
     def programs(self, tell: Callable[[str], None]) -> Iterator[Program]:
         """Compiles step, evaluation, and each fragment's copy and update; `tell` is called with progress."""
         for name, trace in self._traced():
-            tell(f"compiling {name}")
-            yield self._compiled(name, trace)
+            program = self._compiled(name, trace)
+            tell(f"{name}: {program.seconds:.1f} s")
+            yield program
 
     def save(self, path: pathlib.Path) -> None:
         """Keeps the compiled step in a file, if it could be compiled; raises OSError."""
@@ -143,7 +145,7 @@ class Compilation:
         lowered = traced.lower()
         begun = time.perf_counter()
         try:
-            compiled = lowered.compile(compiler_options=compiler_options(self.mesh))
+            compiled, text = _compiled_with_text(lowered, self.mesh)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -152,7 +154,7 @@ class Compilation:
         if name == "step":
             self._step = lowered, compiled
         memory = compiled.memory_analysis()
-        cost = cost_of(parse(compiled.as_text()), self.mesh.size)
+        cost = cost_of(parse(text), self.mesh.size)
         cost += Cost(flops=kernel_flops(traced.jaxpr.jaxpr, self.mesh.size))
         return Program(
             name=name,
@@ -272,6 +274,19 @@ def text(found: Mapping[str, Any]) -> str:
         )
     lines += [f"problem      {p['name']}: {p['problem']}" for p in found["programs"] if p.get("problem")]
     return "\n".join(lines)
+
+
+def _compiled_with_text(lowered: jax.stages.Lowered, mesh: Mesh) -> tuple[jax.stages.Compiled, str]:
+    """The compiled program and its text, which libtpu writes itself: JAX cannot read all that it makes."""
+    options = compiler_options(mesh)
+    if mesh.devices.flat[0].platform != "tpu":
+        compiled = lowered.compile(compiler_options=options)
+        return compiled, compiled.as_text()
+    with tempfile.TemporaryDirectory(prefix="ddiloco-hlo-") as folder:
+        options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = lowered.compile(compiler_options=options)
+        (path,) = pathlib.Path(folder).glob("*.after_optimizations.txt")
+        return compiled, path.read_text()
 
 
 def _exhausted(name: str, seconds: float, message: str) -> Program:

@@ -27,11 +27,11 @@ class Round:
     lineage: int = 0  # of that version
     phase: Phase = Phase.GATHERING
     began: float | None = None  # when the first learner had reached the step
-    deadline: float | None = None  # of the grace window
     quorum_seconds: float = 0.0
     grace_began: float = 0.0
     grace_seconds: float = 0.0
     merging_since: float = 0.0
+    committed: bool = False  # durable; the authority may not know yet
     unasked: set[int] = dataclasses.field(default_factory=set)  # live learners that are to be asked
     asked: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # (learner, incarnation), ever
     owed: dict[int, Asked] = dataclasses.field(default_factory=dict)
@@ -45,10 +45,6 @@ class Round:
     def given(self) -> tuple[Contribution, ...]:
         """The offers that are here, by learner number."""
         return tuple(self.arrived[learner] for learner in sorted(self.arrived))
-
-    def complete(self, now: float) -> bool:
-        """Whether nobody is waited for any longer, once the round has its quorum."""
-        return not self.owed or self.deadline is None or now >= self.deadline
 
     def has_aged(self, m: Member, steps: int) -> bool:
         """Whether an offer waits here while its learner has gone on for more than so many steps."""

@@ -59,8 +59,8 @@ class Told:
 def fragments_with(event: events.FromSyncer) -> Sequence[int]:
     """The fragments that travel with an event from the syncer to a learner."""
     match event:
-        case events.Welcomed(versions=versions):
-            return range(len(versions))
+        case events.Welcomed(versions=versions, fragments=fragments):
+            return fragments or range(len(versions))
         case events.UpdateArrived(fragment=fragment):
             return (fragment,)
     return ()

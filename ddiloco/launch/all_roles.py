@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import secrets
@@ -9,9 +10,23 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 
+from ddiloco.disk import lineage
+from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.ports import reserved_port
 from ddiloco.settings.experiment import Experiment
+
+
+def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
+    """Whether a run has begun in the workdir since this was called."""
+
+    def found() -> lineage.Lineage | None:
+        with contextlib.suppress(lineage.LineageError):  # the syncer will tell
+            return lineage.begun(workdir / FOLDER)
+        return None
+
+    before = found()
+    return lambda: found() not in (None, before)
 
 
 def run_all(
@@ -49,6 +64,7 @@ def run_all(
             [*shared, f"--listen={address}"],
             supervisor.syncer_environment(os.environ),
             again=["--resume"],
+            begun=_begun(workdir),
             alone=["--finish"],
         )
         roles = [

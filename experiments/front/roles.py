@@ -13,6 +13,16 @@ def define_security() -> None:
     )
 
 
+def define_resume() -> flags.FlagHolder:
+    """The flag --resume, with or without a value: true, false or auto."""
+    parser = flags.EnumParser(["true", "false", "auto"], case_sensitive=False)
+    meaning = (
+        "Go on with the run in the workdir. auto: if one has begun there, else begin one: "
+        "for a first start and restarts alike."
+    )
+    return flags.DEFINE(parser, "resume", "false", meaning, boolean=True)
+
+
 def security():
     """The Security that the flags name."""
     from experiments.front.credentials import load_security

@@ -50,6 +50,7 @@ class Job:
         self._programs = programs
         self._processes = []
         token = workdir.with_name(f"{workdir.name}_token")  # a run that begins empties its workdir
+        token.touch(mode=0o600)
         token.write_text(TOKEN)
         self._shared = [*self.settings, f"--token_file={token}", f"--workdir={workdir}"]
 

@@ -53,8 +53,7 @@ class Donor:
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Delivery] | None = None
         self._format: InnerFormat | None = None
-        handlers = {"Donate": grpc.unary_stream_rpc_method_handler(self._donate)}
-        self._server = wire.listener(wire.DONATE, handlers, keepalive, AT_ONCE + 2)
+        self._server = wire.server(keepalive, AT_ONCE + 2)
         self._giving = threading.BoundedSemaphore(AT_ONCE)
 
     def start(self, host: str) -> int:
@@ -65,7 +64,8 @@ class Donor:
         """
         check_reach(f"{host}:0", self._security)
         port = self._security.listen(self._server, f"{host}:0")
-        self._server.start()
+        handlers = {"Donate": grpc.unary_stream_rpc_method_handler(self._donate)}
+        wire.serve(self._server, wire.DONATE, handlers)
         return port
 
     def attach(self, inbox: queue.SimpleQueue[Delivery], inner: InnerFormat) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.intake import RecordIntake
+from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.syncer.session import Session
@@ -33,7 +34,6 @@ from ddiloco.roles.syncer_worker import LearnerLink
 from ddiloco.settings.remote import RemoteConfig
 
 FURTHEST_AHEAD = 1 << 41  # microseconds, 25 days: a larger incarnation would keep out every later process
-MOST_CONNECTIONS = 16  # of one learner, the bound of RemoteConfig.connections
 
 
 class SyncerServer:
@@ -63,7 +63,7 @@ class SyncerServer:
         self._resumed_from = resumed_from
         self._terms, self._security = terms, security
         self._connect, self._send, self._take_offer, self._record = connect, send, take_offer, record
-        self._handshake = config.handshake
+        self._config, self._handshake = config, config.handshake
         self._lock = threading.Lock()
         self._over = False
         self._open = threading.Event()  # until then learners' messages stay in their outboxes
@@ -71,24 +71,24 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
-        calls = (terms.num_learners + 4) * (2 + 2 * MOST_CONNECTIONS)
-        handlers = {
+        self._handlers = {
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Updates": grpc.unary_stream_rpc_method_handler(self._updates),
             "Offers": grpc.stream_unary_rpc_method_handler(self._offers),
             "Peers": grpc.unary_unary_rpc_method_handler(self._peers),
         }
-        self._server = wire.listener(wire.CONTROL, handlers, config.keepalive, calls)
+        self._listening: Listening | None = None
 
-    def start(self, address: str) -> int:
-        """Listens on HOST:PORT, with 0 on a free port; returns the port.
+    def start(self, where: str | Listening) -> int:
+        """Answers at HOST:PORT, or where a port was taken before; returns the port.
 
         Raises:
           ConfigError: the address is not available.
         """
-        port = self._security.listen(self._server, address)
-        self._server.start()
-        return port
+        if isinstance(where, str):
+            where = Listening(where, self._security, self._config, self._terms.num_learners)
+        self._listening = where
+        return where.begin(self._handlers)
 
     def open(self) -> None:
         """Begins to take learners' messages; learners that connected earlier have kept theirs until now."""
@@ -135,7 +135,8 @@ class SyncerServer:
             late = list(self._sessions.values())
         for session in late:
             self._end(session, "it did not leave in time")
-        self._server.stop(grace=1.0).wait(5.0)
+        if self._listening is not None:
+            self._listening.stop(grace=1.0)
         self.intake.end()
         self.positions.flush()
         return not late

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import grpc
@@ -80,18 +80,20 @@ def ended_after(seconds: float, end: Callable[[], object]) -> Iterator[None]:
         timer.cancel()
 
 
-def listener(
-    path: str, handlers: Mapping[str, grpc.RpcMethodHandler], keepalive: float, calls: int
-) -> grpc.Server:
-    """A server of the service that `path` begins with; further calls at the same time are refused."""
-    server = grpc.server(
+def server(keepalive: float, calls: int, more_options: Sequence[tuple[str, int]] = ()) -> grpc.Server:
+    """A server that refuses further calls at the same time than `calls`; it does not listen yet."""
+    return grpc.server(
         concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
-        options=options(keepalive),
+        options=[*options(keepalive), *more_options],
         maximum_concurrent_rpcs=calls,
     )
+
+
+def serve(server: grpc.Server, path: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+    """Has the server answer the calls of the service that `path` begins with."""
     handler = grpc.method_handlers_generic_handler(path.split("/")[1], handlers)
     server.add_generic_rpc_handlers((handler,))
-    return server
+    server.start()
 
 
 def options(keepalive: float) -> list[tuple[str, int]]:

@@ -37,9 +37,11 @@ class DenseConfig:
     rope_theta: float = setting(10_000.0, "longest rotary wavelength / 2 pi, in positions", above=1.0)
     logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
-    remat: bool = setting(False, "recompute each layer in the backward pass, to save memory")
+    remat: bool = setting(False, "recompute each layer in the backward pass, to save memory", both_ends=False)
     compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
-    attention: str = setting("xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"))
+    attention: str = setting(
+        "xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"), both_ends=False
+    )
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -41,9 +41,11 @@ class ViTConfig:
     pixel_mean: tuple[float, ...] = setting((0.3,), "of pixels in [0, 1], for all channels or by channel")
     pixel_std: tuple[float, ...] = setting((0.38,), "the same, standard deviation", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the variance in LayerNorm", above=0.0)
-    remat: bool = setting(False, "recompute each layer in the backward pass, to save memory")
+    remat: bool = setting(False, "recompute each layer in the backward pass, to save memory", both_ends=False)
     compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
-    attention: str = setting("xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"))
+    attention: str = setting(
+        "xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"), both_ends=False
+    )
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size:

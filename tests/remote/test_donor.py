@@ -14,7 +14,7 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.observe import records
-from ddiloco.remote.learner import inner_files
+from ddiloco.remote.learner import client, inner_files
 from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.syncer.server import donor_address
@@ -23,7 +23,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.settings.remote import RemoteConfig
 from experiments.front.credentials import load_security
-from tests.remote.ends import CONFIG, PATIENCE, LearnerEnd, SyncerEnd, ended, joined, until
+from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
 
 ROOT = pathlib.Path(__file__).parents[2]
 LEAVES = (
@@ -32,6 +32,7 @@ LEAVES = (
     jax.ShapeDtypeStruct((0, 3), np.float32),
 )
 FORMAT = InnerFormat(LEAVES)
+THREE = dataclasses.replace(TERMS, num_learners=3)
 
 
 def state(value, step=7, versions=(3, 4)):
@@ -174,9 +175,7 @@ def with_client(address, learner, donor_port=0, process=100):
     """A learner's end that names a donor's port, and recovers by its client."""
     end = LearnerEnd.__new__(LearnerEnd)
     end.inbox, end.notes = queue.SimpleQueue(), []
-    from tests.remote.ends import TERMS, SyncerClient
-
-    end.client = SyncerClient(
+    end.client = client.SyncerClient(
         address, learner, process, TERMS, Security(), CONFIG, end.notes.append, donor_port
     )
     end.client.attach(end)
@@ -222,16 +221,16 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
 
 
 def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked():
-    syncer = SyncerEnd()
+    syncer = SyncerEnd(terms=THREE)
     with Steps(state(np.nan)) as bad, Steps(given := state(2)) as good, ended(syncer) as _:
         ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
         with ended(
             late := with_client(syncer.address, 0),
             first := with_client(syncer.address, 1, ports[0]),
-            again := with_client(syncer.address, 1, ports[1], process=99),
+            again := with_client(syncer.address, 2, ports[1]),
         ):
             joined(syncer, first, number=1)
-            joined(syncer, again, number=1, incarnation=99)
+            joined(syncer, again, number=2)
             with np.errstate(invalid="ignore"):
                 assert_same(recovery(late).inner_state((3, 4)), given)
             until(lambda: "peer: donation not finite" in syncer.drops(), "the drop")

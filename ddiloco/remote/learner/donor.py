@@ -24,13 +24,15 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
-from ddiloco.remote.wire.security import Security, check_reach
+from ddiloco.remote.wire.security import Gate, Security, check_reach
 from ddiloco.roles.exchange import Delivery, InnerState, InnerStateWanted
 from ddiloco.roles.transfer import host_arrays
 
 BOUNDARY_SECONDS = 20.0  # for the donor to reach a step boundary with the requested versions
 AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
-TURN_SECONDS = 2.0  # how long a call waits for the one before: it ends a moment after its peer has everything
+MOST_WAITING = 16  # further calls, that wait for their turn or are being refused
+TURN_SECONDS = 2.0
+"""How long a call may take to say what it wants, and waits for the one before, whose peer has everything."""
 
 
 class InnerFormat:
@@ -53,7 +55,8 @@ class Donor:
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Delivery] | None = None
         self._format: InnerFormat | None = None
-        self._server = wire.server(keepalive, AT_ONCE + 2)
+        gate = Gate(lambda metadata: self._security.admits(metadata), "the donor asks for another token")
+        self._server = wire.server(keepalive, AT_ONCE + MOST_WAITING, interceptors=[gate])
         self._giving = threading.BoundedSemaphore(AT_ONCE)
 
     def start(self, host: str) -> int:
@@ -64,9 +67,13 @@ class Donor:
         """
         check_reach(f"{host}:0", self._security)
         port = self._security.listen(self._server, f"{host}:0")
-        handlers = {"Donate": grpc.unary_stream_rpc_method_handler(self._donate)}
+        handlers = {"Donate": grpc.stream_stream_rpc_method_handler(self._donate)}
         wire.serve(self._server, wire.DONATE, handlers)
         return port
+
+    def admit(self, security: Security) -> None:
+        """Sets what peers must show from now on."""
+        self._security = security
 
     def attach(self, inbox: queue.SimpleQueue[Delivery], inner: InnerFormat) -> None:
         """Names the worker's inbox; until then every request is refused."""
@@ -79,9 +86,9 @@ class Donor:
             self._inbox = None
         self._server.stop(grace=None).wait(5.0)
 
-    def _donate(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        if not self._security.admits(context.invocation_metadata()):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the donor asks for another join token")
+    def _donate(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with wire.ended_after(TURN_SECONDS, context.cancel):
+            request = next(requests, b"")
         try:
             wanted = parse(pb.DonationRequest, request)
         except WireError as error:

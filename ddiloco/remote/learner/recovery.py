@@ -87,12 +87,13 @@ class ProcessRecovery:
 
     def _from_peers(self, versions: tuple[int, ...], deadline: float) -> InnerState | None:
         keepalive = self._config.keepalive
+        security = self._security.among_peers(self._client.peers_token)
         for address in self._client.peers(_ASK_SECONDS):
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
             try:
-                return fetch(address, versions, self._inner, self._security, keepalive, left)
+                return fetch(address, versions, self._inner, security, keepalive, left)
             except WireError as error:
                 values = {"reason": f"peer: {error.reason}"}
                 self._client.outbox.record(records.Noted("drop", values, time.time()))

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 
 import grpc
 
+from ddiloco.remote.syncer.session import MOST_CALLS
 from ddiloco.remote.wire import agreement as wire
-from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.security import Gate, Security
 from ddiloco.settings.remote import RemoteConfig
 
-MOST_CONNECTIONS = 16  # of one learner, the bound of RemoteConfig.connections
-_CALLS = 3 + 2 * MOST_CONNECTIONS  # of one learner at the same time
+_CALLS = 1 + 3 * MOST_CALLS  # of one learner at the same time
+_TO_SPARE = 32  # calls that are about to be refused
+
+
+class Handshakes:
+    """Calls that have yet to say who they are: for a while, and never so many that others find no place."""
+
+    def __init__(self, seconds: float, most: int) -> None:
+        """`most`: with one more the oldest is ended."""
+        self._seconds, self._most = seconds, most
+        self._lock = threading.Lock()
+        self._waiting: list[grpc.ServicerContext] = []
+
+    @contextlib.contextmanager
+    def one(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """The call has as long as the `with` block lasts, if that is not too long."""
+        with self._lock:
+            self._waiting.append(context)
+            oldest = self._waiting.pop(0) if len(self._waiting) > self._most else None
+        if oldest is not None:
+            oldest.cancel()
+        try:
+            with wire.ended_after(self._seconds, context.cancel):
+                yield
+        finally:
+            with self._lock:
+                if context in self._waiting:
+                    self._waiting.remove(context)
 
 
 class Listening:
@@ -22,8 +51,10 @@ class Listening:
         """`address`: HOST:PORT; 0 is any free port."""
         self.port = 0
         self._address, self._security = address, security
-        calls = (num_learners + 4) * _CALLS
-        self._server = wire.server(config.keepalive, calls, _options(config))
+        self.gate = Gate(security.admits, "the syncer asks for another join token")
+        self.handshakes = Handshakes(config.handshake, num_learners + 4)
+        calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
+        self._server = wire.server(config.keepalive, calls, _options(config), [self.gate])
 
     def claim(self) -> None:
         """Takes the port.

@@ -103,6 +103,7 @@ class SyncerRun:
             record,
             positions,
             resumed_from,
+            durable.run,
         )
         self._server.know(core.state().incarnations)
         self._server.start(listening)  # learners compile while this process does

@@ -38,11 +38,12 @@ class Tapes:
         record: Callable[[records.Record], None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        run: str = "",
     ) -> None:
-        """`clock`: the cores' time, in seconds. `wall`: unix seconds. `record` gets alarms."""
+        """`clock`: the cores' time, in seconds. `wall`: unix seconds. `record` gets alarms. `run`: its id."""
         self.folder = None if workdir is None or not experiment.tape.enabled else workdir / FOLDER
         self._experiment, self._layout, self._record = experiment, layout, record
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall, self._run = clock, wall, run
 
     def learner(
         self, learner: int, process: int, equipment: Equipment, resumed: ResumedWith | None = None
@@ -94,6 +95,7 @@ class Tapes:
             machine=machine,
             now=self._clock(),
             wall=self._wall(),
+            run=self._run,
             **begun_from,
         )
 

@@ -63,6 +63,7 @@ class Header:
       sha256: syncer only: of each fragment that it began from, hex.
       resumed_from: syncer only: the snapshot from which the run resumed, if it did.
       resumed: learner only: what it resumed with, if it did.
+      run: its random id, hex; empty in virtual time, where everything follows from the seed.
     """
 
     role: str
@@ -79,6 +80,7 @@ class Header:
     sha256: tuple[str, ...] = ()
     resumed_from: SnapshotName | None = None
     resumed: ResumedWith | None = None
+    run: str = ""
 
     @property
     def actor(self) -> str:

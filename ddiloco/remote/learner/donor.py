@@ -105,7 +105,11 @@ class Donor:
             state = self._at_boundary(inbox, tuple(wanted.versions), context)
             arrays = host_arrays(state.arrays)
             header = pb.DonationHeader(
-                format=inner.fingerprint, step=state.step, versions=state.versions, size=payload_bytes(arrays)
+                format=inner.fingerprint,
+                step=state.step,
+                versions=state.versions,
+                size=payload_bytes(arrays),
+                trained=state.trained,
             )
             if state.origin is not None:
                 origin = state.origin
@@ -127,6 +131,54 @@ class Donor:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not come to such a boundary")
 
 
+class Gift:
+    """What a peer has to give: first what it is, and its arrays only if it is taken."""
+
+    def __init__(
+        self,
+        address: str,
+        versions: tuple[int, ...],
+        inner: InnerFormat,
+        security: Security,
+        keepalive: float,
+        timeout: float,
+    ) -> None:
+        """Asks the learner at HOST:PORT for its inner state once it has applied these versions.
+
+        `timeout`: seconds until all of it must be here.
+        """
+        self._versions, self._inner = versions, inner
+        self._channel = security.peer_channel(address, wire.options(keepalive))
+        request = pb.DonationRequest(versions=versions).SerializeToString()
+        ask = self._channel.unary_stream(wire.DONATE)
+        self._stream = ask(request, metadata=security.metadata, timeout=timeout)
+        self._header: pb.DonationHeader | None = None
+
+    def open(self) -> Gift:
+        """Waits for the peer to say what it gives; returns this.
+
+        Raises:
+          grpc.RpcError: it cannot be reached, or does not give.
+          WireError: what it gives is another optimizer's or of another time.
+        """
+        self._header = _header(self._stream, self._versions, self._inner)
+        return self
+
+    @property
+    def trained(self) -> int:
+        """Steps that the state has taken in; 0 before it is open."""
+        return 0 if self._header is None else self._header.trained
+
+    def take(self) -> InnerState:
+        """The state, of a gift that is open; raises as `fetch` does."""
+        return _state(self._header, self._stream, self._inner)
+
+    def close(self) -> None:
+        """Lets go of the peer, from any thread."""
+        self._stream.cancel()
+        self._channel.close()
+
+
 def fetch(
     address: str,
     versions: tuple[int, ...],
@@ -141,13 +193,11 @@ def fetch(
       grpc.RpcError: the peer cannot be reached, does not give, or takes longer than `timeout` seconds.
       WireError: what it gives is another optimizer's, is cut short, or holds a number that is not finite.
     """
-    with security.peer_channel(address, wire.options(keepalive)) as channel:
-        request = pb.DonationRequest(versions=versions).SerializeToString()
-        stream = channel.unary_stream(wire.DONATE)(request, metadata=security.metadata, timeout=timeout)
-        try:
-            return read_donation(stream, versions, inner)
-        finally:
-            stream.cancel()
+    gift = Gift(address, versions, inner, security, keepalive, timeout)
+    try:
+        return gift.open().take()
+    finally:
+        gift.close()
 
 
 def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> InnerState:
@@ -156,15 +206,22 @@ def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: I
     Raises:
       WireError: as `fetch`.
     """
+    return _state(_header(messages, versions, inner), messages, inner)
+
+
+def _header(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> pb.DonationHeader:
     header = parse(pb.DonationHeader, next(messages, b""))
     if header.format != inner.fingerprint:
         raise WireError("another inner optimizer", "its state has other shapes")
     had = tuple(header.versions)
-    short = len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True))
-    if short:
+    if len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True)):
         raise WireError("donation of another time", "its versions are not those asked for")
+    return header
+
+
+def _state(header: pb.DonationHeader, messages: Iterator[bytes], inner: InnerFormat) -> InnerState:
     arrays = receive(inner.arrays, header.size, messages)
     if not all(np.isfinite(a).all() for a in arrays if np.issubdtype(a.dtype, np.floating)):
         raise WireError("donation not finite")
     origin = InnerOrigin(header.learner, header.process, header.number) if header.number else None
-    return InnerState(header.step, had, arrays, origin)
+    return InnerState(header.step, tuple(header.versions), arrays, origin, header.trained)

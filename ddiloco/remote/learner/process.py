@@ -135,7 +135,7 @@ class LearnerProcess:
         recovery = ProcessRecovery(client, inner, self._security, config, folder, steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
-        tapes = Tapes(workdir, self._experiment, self._assembly.layout, record)
+        tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
         writer = None if workdir is None else PartWriter(parts_folder(workdir / FOLDER))
         worker = LearnerWorker(
@@ -155,7 +155,9 @@ class LearnerProcess:
             if writer is not None:
                 stack.callback(writer.close, _PART_SECONDS)
             if folder is not None and config.checkpoint_every:
-                copies = Checkpointer(worker.inbox, inner, folder, config.checkpoint_every, record)
+                copies = Checkpointer(
+                    worker.inbox, inner, folder, config.checkpoint_every, record, client.run
+                )
                 copies.start()
                 stack.callback(copies.stop, _ABANDONED_SECONDS)
             worker.start()
@@ -179,6 +181,8 @@ class LearnerProcess:
             return None
         try:
             snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from, own=())
+            if snapshot.header.get("run", client.run) != client.run:
+                raise SnapshotError(f"{snapshot.folder}: is of another run than the syncer's")
             origin = Origin(snapshot, self._experiment, self._assembly.layout)
             resumed = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
             if resumed is None:

@@ -27,6 +27,7 @@ from ddiloco.roles.assembly import Assembly, Scorer
 from ddiloco.roles.evaluator import Evaluator
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.outcome import Outcome
+from ddiloco.roles.resuming import run_of
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
@@ -84,10 +85,11 @@ class SyncerRun:
         workdir = durable.folder.parent
         resumed_from = ResumedFrom.load(durable.folder) if start is not None else None
         snapshot_name = None if resumed_from is None else resumed_from.name
-        tape = Tapes(workdir, e, assembly.layout, record).syncer(core.state(), self._model, snapshot_name)
+        tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
+        tape = tapes.syncer(core.state(), self._model, snapshot_name)
         self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
         if e.snapshot.every:
-            header, send = snapshot_header(e, assembly.layout), self._syncer.send
+            header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
             keep_also = snapshot_name if e.tape.enabled else None
             taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record, keep_also)
             self._syncer.take_snapshots(taker)
@@ -170,10 +172,7 @@ def run_syncer(
     `alone`: all learners have left after their last step, and only the result is to be saved.
     """
     earlier = lineage.begun(folder)
-    if earlier is not None:
-        run = earlier.run
-    else:
-        run = (snapshot is not None and snapshot.header.get("run")) or lineage.new_run()
-    durable = DurableState(folder, assembly.layout, record, stop, run)
     resumed = earlier is not None
+    run = earlier.run if earlier is not None else run_of(snapshot)
+    durable = DurableState(folder, assembly.layout, record, stop, run)
     return SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, snapshot).run()

@@ -266,7 +266,7 @@ class SyncerServer:
         self._admission.admitted(hello.learner, hello.process)
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
-        session = Session(name, hello.learner, hello.process, self._newest, caller, donor)
+        session = Session(name, hello.learner, hello.process, self._newest, donor, caller)
         session.newest_incarnation = max(known, hello.process)
         self.intake.joined(hello.learner, hello.process)
         with self._lock:

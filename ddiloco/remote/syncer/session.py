@@ -15,7 +15,7 @@ from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer
-from ddiloco.remote.wire.security import Caller
+from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
 
 MOST_CALLS = 16  # of one kind at the same time, the bound of RemoteConfig.connections
@@ -31,8 +31,8 @@ class Session:
         learner: int,
         process: int,
         newest: NewestFragments,
-        caller: Caller,
         donor: str | None = None,
+        caller: Caller = UNKNOWN,
     ) -> None:
         """`name` is known only to this learner's process."""
         self.name, self.learner, self.process = name, learner, process

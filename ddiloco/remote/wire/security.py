@@ -31,6 +31,9 @@ class Caller(NamedTuple):
     host: str
 
 
+UNKNOWN = Caller(None, "an unknown host")
+
+
 @dataclasses.dataclass(frozen=True)
 class Security:
     """What one end presents and requires.

@@ -21,7 +21,6 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.roles.device_calls import DeviceCalls
 from ddiloco.roles.exchange import (
-    Delivery,
     InnerState,
     InnerStateWanted,
     Leave,
@@ -29,6 +28,7 @@ from ddiloco.roles.exchange import (
     SnapshotBegun,
     Told,
 )
+from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.resuming import ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
@@ -88,7 +88,7 @@ class LearnerWorker:
         the learner in the snapshot, if the run resumes from one.
         """
         self.core = core
-        self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self.inbox = Inbox()
         self.tokens = 0  # trained on so far; written by this thread alone
         self.failure: str | None = None
         self.joining = threading.Event()  # set once the syncer knows that the learner joins or resumes

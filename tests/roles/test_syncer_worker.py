@@ -1,6 +1,7 @@
 """The syncer's thread with links instead of learners: offers and merges that fail; what then is merged."""
 
 import queue
+import threading
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Ro
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.exchange import Told
+from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.roles.syncer_worker import SyncerWorker
+from tests.remote.ends import until
 
 THETA = {"layers/0/kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}
 DIRECT = OuterConfig(merge="direct", optimizer="direct")
@@ -224,3 +227,56 @@ def test_stopping_waits_for_no_learner(desk):
     it.offers(full(1.0), None)
     assert it.worker.stop(PATIENCE)
     assert (it.worker.failure, it.worker.core.finished, it.commits) == (None, False, [])
+
+
+class Disk:
+    """A Durability that counts its writes; none is done before it is let go."""
+
+    def __init__(self):
+        self.remembered, self.go = [], threading.Event()
+
+    def commit(self, merged, model):
+        return True
+
+    def remember(self, incarnations):
+        assert self.go.wait(PATIENCE)
+        self.remembered.append(incarnations)
+
+
+def test_a_burst_of_joins_costs_few_writes_and_leaves_no_links_behind(desk):
+    it = desk(1)
+    [peer] = it.peers
+    it.worker.send(events.LearnerLost(0, 1, "its process died"))
+    until(lambda: it.noted("learner_lost"), "the loss")
+    it.worker._durable = disk = Disk()
+    for incarnation in range(2, 3002):
+        it.worker.connect(0, incarnation, peer)
+        it.worker.send(events.LearnerJoined(0, incarnation))
+    disk.go.set()
+    while (welcome := peer.next(events.Welcomed)).event.incarnation < 3001:
+        assert disk.remembered[-1][0][1] >= welcome.event.incarnation, "durable before it is answered"
+    assert len(disk.remembered) <= 5
+    peer.over = True  # as a connection that has ended
+    it.worker.send(events.LearnerLost(0, 3001, "it left"))
+    until(lambda: len(it.worker._links) == 0, "the links to be forgotten")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StateRecorded(0, 1, 5, None),
+        PartWritten(0, 5, None, "no reason"),
+        events.LearnerReady(0, 1, -5, ()),
+        events.LearnerReady(0, 1, None, None),
+        events.StepReported(Report(0, 1, 5, None)),
+        events.OfferFailed(None, 0, 1, "x"),
+    ],
+    ids=str,
+)
+def test_no_message_of_a_learner_ends_the_syncer(desk, message):
+    it = desk(2)
+    it.worker.send(message)
+    it.offers(full(1.0), full(3.0))
+    for peer in it.peers:
+        assert peer.next(events.UpdateArrived).event.version == 1
+    assert it.worker.failure is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -27,7 +26,8 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
+from ddiloco.roles.exchange import Leave, SnapshotBegun, Told
+from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.remote import RemoteConfig, backoff
@@ -38,7 +38,7 @@ NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started befo
 class Learner(Protocol):
     """The part of a LearnerWorker that the wire uses."""
 
-    inbox: queue.SimpleQueue[Delivery]
+    inbox: Inbox
 
 
 class _Offer(NamedTuple):

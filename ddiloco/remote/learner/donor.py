@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import hashlib
 import json
-import queue
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -25,7 +24,8 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Gate, Security, check_reach
-from ddiloco.roles.exchange import Delivery, InnerState, InnerStateWanted
+from ddiloco.roles.exchange import InnerState, InnerStateWanted
+from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.transfer import host_arrays
 
 BOUNDARY_SECONDS = 20.0  # for the donor to reach a step boundary with the requested versions
@@ -53,7 +53,7 @@ class Donor:
         """Both are in seconds; after `longest` a donation that is not read is given up."""
         self._security, self._longest = security, longest
         self._lock = threading.Lock()
-        self._inbox: queue.SimpleQueue[Delivery] | None = None
+        self._inbox: Inbox | None = None
         self._format: InnerFormat | None = None
         gate = Gate(lambda metadata: self._security.admits(metadata), "the donor asks for another token")
         self._server = wire.server(keepalive, AT_ONCE + MOST_WAITING, interceptors=[gate])
@@ -75,7 +75,7 @@ class Donor:
         """Sets what peers must show from now on."""
         self._security = security
 
-    def attach(self, inbox: queue.SimpleQueue[Delivery], inner: InnerFormat) -> None:
+    def attach(self, inbox: Inbox, inner: InnerFormat) -> None:
         """Names the worker's inbox; until then every request is refused."""
         with self._lock:
             self._inbox, self._format = inbox, inner
@@ -118,7 +118,7 @@ class Donor:
             yield from chunks(arrays)
 
     def _at_boundary(
-        self, inbox: queue.SimpleQueue[Delivery], versions: tuple[int, ...], context: grpc.ServicerContext
+        self, inbox: Inbox, versions: tuple[int, ...], context: grpc.ServicerContext
     ) -> InnerState:
         answer: concurrent.futures.Future[InnerState] = concurrent.futures.Future()
         inbox.put(InnerStateWanted(versions, answer))

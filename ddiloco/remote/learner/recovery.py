@@ -24,7 +24,8 @@ from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Gift, InnerFormat
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.exchange import Delivery, InnerState, InnerStateWanted
+from ddiloco.roles.exchange import InnerState, InnerStateWanted
+from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.remote import RemoteConfig
 
@@ -153,7 +154,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        inbox: queue.SimpleQueue[Delivery],
+        inbox: Inbox,
         inner: InnerFormat,
         folder: pathlib.Path,
         every: float,

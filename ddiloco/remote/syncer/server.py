@@ -30,8 +30,8 @@ from ddiloco.remote.wire.security import Security, host_of
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import Leave
+from ddiloco.roles.links import LearnerLink
 from ddiloco.roles.snapshots.messages import SnapshotMessage
-from ddiloco.roles.syncer_worker import LearnerLink
 from ddiloco.settings.remote import RemoteConfig
 
 REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk

@@ -81,6 +81,11 @@ class Session:
             self._waiting.append(message)
             self._change.notify_all()
 
+    @property
+    def over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._closed
+
     # What the server calls.
 
     def expects(self, round_id: RoundId) -> bool:

@@ -253,6 +253,7 @@ def test_a_burst_of_joins_costs_few_writes_and_leaves_no_links_behind(desk):
         it.worker.connect(0, incarnation, peer)
         it.worker.send(events.LearnerJoined(0, incarnation))
     disk.go.set()
+    peer.is_asked()  # as it was before the loss
     while (welcome := peer.next(events.Welcomed)).event.incarnation < 3001:
         assert disk.remembered[-1][0][1] >= welcome.event.incarnation, "durable before it is answered"
     assert len(disk.remembered) <= 5

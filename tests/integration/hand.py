@@ -54,9 +54,9 @@ class Job:
         token.write_text(TOKEN)
         self._shared = [*self.settings, f"--token_file={token}", f"--workdir={workdir}"]
 
-    def syncer(self, *more, affliction=None):
-        """Starts the syncer's process."""
-        return self._start("experiments.syncer", [f"--listen={self.address}", *more], affliction)
+    def syncer(self, *more, affliction=None, before=()):
+        """Starts the syncer's process; `before`: the command that runs it."""
+        return self._start("experiments.syncer", [f"--listen={self.address}", *more], affliction, before)
 
     def learner(self, learner, *more, address=None, affliction=None, before=()):
         """Starts a learner's process; `before`: the command that runs it."""

@@ -8,6 +8,7 @@ from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.learner.outbox import Outbox
+from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Collector, Downlink, NewestFragments
@@ -189,3 +190,19 @@ def test_a_session_is_closed_once():
     assert session.close("gone")
     assert not session.close("gone")
     assert session.reason == "gone"
+
+
+def test_positions_are_durable_and_damaged_ones_are_not_taken(tmp_path):
+    positions = Positions(tmp_path)
+    positions.put(3, '{"at": 7}')
+    positions.flush()
+    path = tmp_path / "positions.json"
+    whole = path.read_bytes()
+    again = Positions(tmp_path)
+    again.load()
+    assert (again.get(3), again.get(4)) == ('{"at": 7}', "")
+    for damaged in (whole.replace(b"7", b"8"), whole[:-1], b"[]", b"{}", b"", b"[" * 9999):
+        path.write_bytes(damaged)
+        other = Positions(tmp_path)
+        other.load()
+        assert other.get(3) == ""

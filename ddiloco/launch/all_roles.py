@@ -39,7 +39,7 @@ def run_all(
     observe: supervisor.Observe = lambda name, pid, code: None,
     route: Callable[[int, str], str] = lambda learner, address: address,
 ) -> int:
-    """Runs them on the loopback, with a token of their own; returns the exit code.
+    """Runs them on the loopback, each learner with a token of its own; returns the exit code.
 
     Args:
       experiment: its settings.
@@ -56,7 +56,7 @@ def run_all(
         address = f"127.0.0.1:{port}"
         token = pathlib.Path(folder) / "token"
         token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(16))
+        token.write_text("".join(f"{m} {secrets.token_hex(24)}\n" for m in range(learners)))
         shared = [*config, f"--token_file={token}", f"--workdir={workdir}"]
         syncer = supervisor.Role(
             "the syncer",

@@ -34,6 +34,7 @@ from ddiloco.roles.links import LearnerLink
 from ddiloco.roles.snapshots.messages import SnapshotMessage
 from ddiloco.settings.remote import RemoteConfig
 
+MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
 REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk
 
 
@@ -69,7 +70,7 @@ class SyncerServer:
         self._peers_token = secrets.token_hex(16)
         self._admission = Admission(terms, run)
         self._admitting = threading.Lock()
-        self._rejoins = Allowances(REJOINS, 1.0)
+        self._rejoins, self._messages = Allowances(REJOINS, 1.0), Allowances(MESSAGES, 500.0)
         self._lock = threading.Lock()
         self._over = False
         self._open = threading.Event()  # until then learners' messages stay in their outboxes
@@ -178,7 +179,7 @@ class SyncerServer:
             return self._offer(session, requests, context)
 
     def _offer(self, session: Session, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        offer = None
+        offer, begun = None, time.monotonic()
         try:
             header = parse(pb.UpHeader, next(requests, b""))
             announced = offer_of(header, session.learner, self._terms.num_fragments)
@@ -197,6 +198,10 @@ class SyncerServer:
             traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and its frames half a fragment
             self._broken(offer, "the transfer broke")
             context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # gRPC would print an exception
+        seconds = time.monotonic() - begun
+        if seconds > self._terms.offer_timeout / 2:
+            limit = f"{self._terms.offer_timeout:g} s of sync.offer_timeout"
+            self._alarm(f"learner {session.learner}: an offer took more than half of the {limit}")
         self._take_offer(offer, arrays)
         return b""
 
@@ -292,7 +297,9 @@ class SyncerServer:
             session.heard_at = time.monotonic()
             for data in requests:
                 session.heard_at = time.monotonic()
-                if self._hear_message(session, parse(pb.FromLearner, data)):
+                message = parse(pb.FromLearner, data)
+                self._wait_for_turn(session, 1 + len(message.records.records) // 8)
+                if self._hear_message(session, message):
                     reason = events.LEFT
                     break
         except WireError as error:
@@ -302,6 +309,11 @@ class SyncerServer:
             reason = str(error).splitlines()[0] if str(error) else "connection lost"
         finally:
             self._end(session, reason)
+
+    def _wait_for_turn(self, session: Session, cost: int) -> None:
+        """Reads on no sooner than others are served too; the transport holds back who says more."""
+        while not self._messages.take(session.learner, time.monotonic(), cost) and not session.over:
+            time.sleep(0.05)
 
     def _hear_message(self, session: Session, message: pb.FromLearner) -> bool:
         """Passes on a learner's message; returns whether it was the last one."""

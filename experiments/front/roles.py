@@ -7,7 +7,9 @@ from absl import command_name, flags
 
 def define_security() -> None:
     """The flags --token_file and --tls."""
-    flags.DEFINE_string("token_file", None, "File with the join token, the same for syncer and learners.")
+    flags.DEFINE_string(
+        "token_file", None, "File with the join token of all, or with one for each learner (make_tokens)."
+    )
     flags.DEFINE_string(
         "tls", None, "Folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh), for mutual TLS."
     )

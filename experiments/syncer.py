@@ -28,7 +28,7 @@ roles.define_security()
 def main(_) -> int:
     security = roles.security()
     from ddiloco.disk.durable import FOLDER, DurableStateError
-    from ddiloco.disk.lineage import LineageError
+    from ddiloco.disk.run_mark import RunMarkError
     from ddiloco.remote.syncer.listening import Listening
     from ddiloco.remote.syncer.process import run_syncer
     from ddiloco.remote.wire.security import check_reach
@@ -54,7 +54,7 @@ def main(_) -> int:
     resume = {"true": True, "false": False, "auto": None}[_RESUME.value]
     try:
         result = run_job(experiment, workdir, stop, ending.is_live(), runner, resume, claim=listening.claim)
-    except (DurableStateError, LineageError) as error:
+    except (DurableStateError, RunMarkError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return ending.tell(result, workdir, received)

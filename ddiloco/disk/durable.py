@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.disk import array_file
-from ddiloco.disk.lineage import Lineage
+from ddiloco.disk.run_mark import RunMark
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
@@ -59,6 +59,7 @@ class DurableState:
         """`stop` ends the wait for a disk that refuses to write. `run`: id of the run."""
         self.folder = folder
         self.run = run
+        self.lineage = secrets.randbits(52)  # of what this process commits: no other start draws the same
         self._layout = layout
         self._record = record
         self._stop = stop
@@ -71,11 +72,11 @@ class DurableState:
         """
         fragments = [model.state(p) for p in range(self._layout.num_fragments)]
         versions = tuple(fragment.version for fragment in fragments)
-        self.replace(Start(SyncerState(versions, (0,) * len(versions), ()), fragments))
+        self.replace(Start(SyncerState(versions, (0,) * len(versions)), fragments))
 
     def complete(self) -> None:
         """Marks that the folder has all that the run needs to go on; raises OSError."""
-        Lineage(self.run, secrets.token_hex(8)).save(self.folder)
+        RunMark(self.run, secrets.token_hex(8)).save(self.folder)
 
     def sweep(self) -> None:
         """Removes what earlier syncers had under way when they were killed."""
@@ -89,7 +90,7 @@ class DurableState:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for p, fragment in enumerate(start.fragments):
-            self._save(p, fragment, start.state.merged_steps[p])
+            self._save(p, fragment, start.state.merged_steps[p], start.state.lineages[p])
         self._save_incarnations(start.state.incarnations)
 
     def commit(self, merged: RoundId, model: GlobalModel) -> bool:
@@ -101,7 +102,7 @@ class DurableState:
         state = model.state(merged.fragment)
         while True:
             try:
-                self._save(merged.fragment, state, merged.step)
+                self._save(merged.fragment, state, merged.step, self.lineage)
                 return True
             except OSError as error:
                 problem = f"{self.folder}: {error.strerror or error}: merges wait until it can be written"
@@ -125,19 +126,21 @@ class DurableState:
         """
         loaded = [self._load(p) for p in range(self._layout.num_fragments)]
         state = SyncerState(
-            versions=tuple(fragment.version for fragment, _ in loaded),
-            merged_steps=tuple(step for _, step in loaded),
+            versions=tuple(fragment.version for fragment, *_ in loaded),
+            merged_steps=tuple(step for _, step, _ in loaded),
             incarnations=self._load_incarnations(),
+            lineages=tuple(lineage for *_, lineage in loaded),
         )
-        return Start(state, [fragment for fragment, _ in loaded])
+        return Start(state, [fragment for fragment, *_ in loaded])
 
-    def _save(self, p: int, state: FragmentState, merged_step: int) -> None:
+    def _save(self, p: int, state: FragmentState, merged_step: int, lineage: int) -> None:
         header = {
             "fragment": p,
             "run": self.run,
             "layout": self._layout.fingerprint,
             "version": state.version,
             "merged_step": merged_step,
+            "lineage": lineage,
             "pieces": len(state.pieces),
         }
         array_file.save(self.folder / self._name(p), _MAGIC, header, [*state.pieces, *state.optimizer])
@@ -145,7 +148,8 @@ class DurableState:
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         array_file.replace(self.folder / _INCARNATIONS, [json.dumps(list(incarnations)).encode()])
 
-    def _load(self, p: int) -> tuple[FragmentState, int]:
+    def _load(self, p: int) -> tuple[FragmentState, int, int]:
+        """A fragment, the step at which it was merged, and its lineage."""
         path = self.folder / self._name(p)
         try:
             header, arrays = array_file.load(path, _MAGIC)
@@ -158,7 +162,8 @@ class DurableState:
         if header.get("run", "") != self.run:
             raise DurableStateError(f"{path}: is of another run than the files beside it")
         pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
-        return FragmentState(header["version"], tuple(pieces), tuple(optimizer)), header["merged_step"]
+        state = FragmentState(header["version"], tuple(pieces), tuple(optimizer))
+        return state, header["merged_step"], header["lineage"]
 
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
         path = self.folder / _INCARNATIONS

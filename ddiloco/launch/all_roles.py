@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 
-from ddiloco.disk import lineage
+from ddiloco.disk import run_mark
 from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.ports import reserved_port
@@ -20,9 +20,9 @@ from ddiloco.settings.experiment import Experiment
 def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
     """Whether a run has begun in the workdir since this was called."""
 
-    def found() -> lineage.Lineage | None:
-        with contextlib.suppress(lineage.LineageError):  # the syncer will tell
-            return lineage.begun(workdir / FOLDER)
+    def found() -> run_mark.RunMark | None:
+        with contextlib.suppress(run_mark.RunMarkError):  # the syncer will tell
+            return run_mark.begun(workdir / FOLDER)
         return None
 
     before = found()

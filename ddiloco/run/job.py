@@ -16,7 +16,7 @@ from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.baselines.virtual import run_without_arrays as run_job_without_arrays
 from ddiloco.baselines.wall import BaselineRun
 from ddiloco.config import ConfigError
-from ddiloco.disk import checkpoints, lineage
+from ddiloco.disk import checkpoints, run_mark
 from ddiloco.disk.durable import FOLDER as DURABLE
 from ddiloco.disk.ownership import owned
 from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
@@ -76,7 +76,7 @@ def run_job(
 
     Raises:
       ConfigError, DataError: the run cannot work; raised before anything is trained.
-      LineageError: the run in the workdir cannot be told, or none has begun there that `resume` is of.
+      RunMarkError: the run in the workdir cannot be told, or none has begun there that `resume` is of.
       SnapshotError: the snapshot that the run resumes from was damaged after it was checked.
     """
     virtual = experiment.driver == "virtual"
@@ -103,11 +103,11 @@ def run_job(
 
 def _has_begun(workdir: pathlib.Path, resume: bool | None) -> bool:
     """Whether the run in the workdir came to the end of its start."""
-    if lineage.begun(workdir / DURABLE) is not None:
+    if run_mark.begun(workdir / DURABLE) is not None:
         return True
     if resume is None:
         return False
-    raise lineage.LineageError(f"{workdir}: no run has begun there that could go on")
+    raise run_mark.RunMarkError(f"{workdir}: no run has begun there that could go on")
 
 
 def _run_owned(

@@ -10,7 +10,7 @@ import pytest
 
 from ddiloco.disk import array_file
 from ddiloco.disk.durable import DurableState, DurableStateError
-from ddiloco.disk.lineage import LineageError, begun
+from ddiloco.disk.run_mark import RunMarkError, begun
 from ddiloco.observe import records
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
@@ -61,7 +61,8 @@ def test_what_was_committed_is_there_to_the_bit_with_the_optimizer_s_state(disk)
         assert disk.state.commit(RoundId(step, p), trained)
     disk.state.remember([(0, 1), (1, 1001)])
     start = disk.state.load()
-    assert start.state == SyncerState((2, 1), (3, 2), ((0, 1), (1, 1001)))
+    own = disk.state.lineage
+    assert start.state == SyncerState((2, 1), (3, 2), ((0, 1), (1, 1001)), (own, own))
     for p, state in enumerate(start.fragments):
         again.restore(p, state)
     assert again.sha256() == trained.sha256()
@@ -231,5 +232,5 @@ def test_a_start_is_complete_only_once_it_is_marked_and_a_damaged_mark_is_named(
     disk.state.complete()
     assert begun(disk.folder).run == "one"
     (disk.folder / "run.json").write_text("[")
-    with pytest.raises(LineageError, match=r"run.json: cannot be used"):
+    with pytest.raises(RunMarkError, match=r"run.json: cannot be used"):
         begun(disk.folder)

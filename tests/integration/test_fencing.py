@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from ddiloco.disk import array_file
-from ddiloco.disk.lineage import begun
+from ddiloco.disk.run_mark import begun
 from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)

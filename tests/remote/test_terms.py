@@ -39,7 +39,7 @@ def test_what_each_end_may_have_for_itself_does_not():
         remote={"keepalive": 3.0},
         mesh={"fsdp": 1},
         inner={"accumulation": 2},
-        model={"remat": True},
+        model={"remat": "full", "scan_layers": True},
         data={"prefetch": 2},
     )
     assert own == terms()

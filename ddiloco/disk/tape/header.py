@@ -64,6 +64,7 @@ class Header:
       resumed_from: syncer only: the snapshot from which the run resumed, if it did.
       resumed: learner only: what it resumed with, if it did.
       run: its random id, hex; empty in virtual time, where everything follows from the seed.
+      lineage: syncer only: of the versions that it makes.
     """
 
     role: str
@@ -81,6 +82,7 @@ class Header:
     resumed_from: SnapshotName | None = None
     resumed: ResumedWith | None = None
     run: str = ""
+    lineage: int = 0
 
     @property
     def actor(self) -> str:

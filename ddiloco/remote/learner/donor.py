@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ddiloco.disk.tape.entries import InnerOrigin
@@ -41,7 +42,7 @@ class InnerFormat:
     def __init__(self, leaves: Sequence[jax.ShapeDtypeStruct]) -> None:
         """`leaves`: those of a TrainProgram."""
         self.arrays = tuple(ArrayFormat(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
-        formats = [[a.dtype.str, list(a.shape)] for a in self.arrays]
+        formats = [[a.dtype.name, list(a.shape)] for a in self.arrays]
         self.fingerprint = hashlib.sha256(json.dumps(formats).encode()).hexdigest()
         self.bytes = sum(a.nbytes for a in self.arrays)
 
@@ -221,7 +222,7 @@ def _header(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFo
 
 def _state(header: pb.DonationHeader, messages: Iterator[bytes], inner: InnerFormat) -> InnerState:
     arrays = receive(inner.arrays, header.size, messages)
-    if not all(np.isfinite(a).all() for a in arrays if np.issubdtype(a.dtype, np.floating)):
+    if not all(np.isfinite(a).all() for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)):
         raise WireError("donation not finite")
     origin = InnerOrigin(header.learner, header.process, header.number) if header.number else None
     return InnerState(header.step, tuple(header.versions), arrays, origin, header.trained)

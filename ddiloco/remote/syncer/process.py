@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from ddiloco.disk import lineage
+from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.observe import records
@@ -81,12 +81,13 @@ class SyncerRun:
         else:
             start.restore(self._model)
             record(records.Resumed(start.state.versions, time.time()))
-        core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
+        state = start.state if start is not None else None
+        core = SyncerCore(e.sync, e.train.steps, state, durable.lineage)
         workdir = durable.folder.parent
         resumed_from = ResumedFrom.load(durable.folder) if start is not None else None
         snapshot_name = None if resumed_from is None else resumed_from.name
         tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
-        tape = tapes.syncer(core.state(), self._model, snapshot_name)
+        tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
         self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
         if e.snapshot.every:
             header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
@@ -171,7 +172,7 @@ def run_syncer(
     With a snapshot the durable state is made from that, and learners resume from their parts of it.
     `alone`: all learners have left after their last step, and only the result is to be saved.
     """
-    earlier = lineage.begun(folder)
+    earlier = run_mark.begun(folder)
     resumed = earlier is not None
     run = earlier.run if earlier is not None else run_of(snapshot)
     durable = DurableState(folder, assembly.layout, record, stop, run)

@@ -15,11 +15,11 @@ from ddiloco.disk import array_file
 _NAME = "run.json"
 
 
-class LineageError(Exception):
+class RunMarkError(Exception):
     """The file cannot be used; the message is one line and names it."""
 
 
-class Lineage(NamedTuple):
+class RunMark(NamedTuple):
     """The run, and which of its starts wrote the files; both random, in hex."""
 
     run: str
@@ -35,17 +35,17 @@ def new_run() -> str:
     return secrets.token_hex(16)
 
 
-def begun(folder: pathlib.Path) -> Lineage | None:
+def begun(folder: pathlib.Path) -> RunMark | None:
     """The run whose start was completed in the folder; None: none was.
 
     Raises:
-      LineageError: the file is there, but cannot be used.
+      RunMarkError: the file is there, but cannot be used.
     """
     path = folder / _NAME
     try:
         values = json.loads(path.read_text())
-        return Lineage(str(values["run"]), str(values["start"]))
+        return RunMark(str(values["run"]), str(values["start"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise LineageError(f"{path}: cannot be used: {type(error).__name__}") from None
+        raise RunMarkError(f"{path}: cannot be used: {type(error).__name__}") from None

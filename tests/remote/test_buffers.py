@@ -72,7 +72,7 @@ def test_a_welcome_comes_before_updates_and_is_not_begun_again_when_it_is_asked_
     down.put(welcome(100, step=4, version=1))
     down.put(update(1, 2, step=8))
     delivery = up.take(*taker.next())
-    assert delivery.event == events.Welcomed(100, 8, (1, 2), (4, 8))  # as new as it could be
+    assert delivery.event == events.Welcomed(100, 8, (1, 2), (4, 8), lineages=(0, 0))  # as new as it could be
 
 
 def test_a_newer_welcome_takes_the_place_of_one_that_is_half_there():

@@ -116,7 +116,7 @@ def test_a_welcome_an_update_and_a_contribution_arrive_bit_for_bit(ends):
     link = joined(syncer, learner)
     link.deliver(welcome(100, step=6, version=2))
     delivery = learner.next(events.Welcomed)
-    assert delivery.event == events.Welcomed(100, 6, (2, 2), (6, 6))
+    assert delivery.event == events.Welcomed(100, 6, (2, 2), (6, 6), lineages=(0, 0))
     assert_same(delivery.fragments[1], arrays(1, 2))
     link.deliver(update(1, 3, step=9))
     delivery = learner.next(events.UpdateArrived)
@@ -338,6 +338,7 @@ def test_a_new_process_hears_of_the_newest_incarnation(ends):
 def test_a_process_that_connects_again_before_its_last_connection_is_known_to_be_lost_is_let_in(ends):
     syncer, learner = ends
     joined(syncer, learner)
+    assert learner.client.accepted.wait(PATIENCE)
     with ended(again := LearnerEnd.__new__(LearnerEnd)):
         again.client = learner.client.__class__(
             syncer.address, 0, 100, TERMS, Security(), CONFIG, lambda line: None

@@ -27,7 +27,6 @@ class Round:
     lineage: int = 0  # of that version
     phase: Phase = Phase.GATHERING
     began: float | None = None  # when the first learner had reached the step
-    deadline: float | None = None  # of the grace window
     quorum_seconds: float = 0.0
     grace_began: float = 0.0
     grace_seconds: float = 0.0
@@ -45,10 +44,6 @@ class Round:
     def given(self) -> tuple[Contribution, ...]:
         """The offers that are here, by learner number."""
         return tuple(self.arrived[learner] for learner in sorted(self.arrived))
-
-    def complete(self, now: float) -> bool:
-        """Whether nobody is waited for any longer, once the round has its quorum."""
-        return not self.owed or self.deadline is None or now >= self.deadline
 
     def has_aged(self, m: Member, steps: int) -> bool:
         """Whether an offer waits here while its learner has gone on for more than so many steps."""

@@ -51,8 +51,10 @@ class Rounds:
         self._gathering = policy.quorum is None and not state.step  # until the run's first learners are in
         self._sync_time = MovingAverage()
         self._asking = Asking(policy)
+        self._windows: dict[int, float] = {}  # by fragment, when the grace window of its round closes
         self._overdue: list[tuple[float, RoundId, int]] = []  # heap: when an offer is given up; may be old
-        self._moved = self._ask_all = True  # whether rounds may go on; whether others may be asked
+        self._touched: set[int] = set()  # fragments whose rounds may go on by what came for them alone
+        self._moved = self._ask_all = True  # whether any round may go on; whether any learner may be asked
         self._heard: set[int] = set()  # learners that may be asked
         self._stuck = self._over = False
 
@@ -64,11 +66,12 @@ class Rounds:
         Raises:
           LocalProtocolError: a merge finished that was not under way.
         """
-        self._moved = True
         match event:
             case events.FragmentArrived():
+                self._touched.add(event.round.fragment)
                 return self._fragment_arrived(event, now)
             case events.OfferFailed():
+                self._touched.add(event.round.fragment)
                 return self._offer_failed(event)
             case events.MergeFinished():
                 r = self._find(event.round)
@@ -103,25 +106,35 @@ class Rounds:
     def advance(self, now: float) -> Said:
         """Moves every round as far as it can go, opens those whose turn has come, and asks for offers."""
         out = self._expire(now)
-        if self._moved or any(r.deadline is not None and now >= r.deadline for r in self._open.values()):
-            before = None
-            while before != (before := self._progress()):
-                self._move_front(now)
-                out += self._open_rounds()
-                out += self._move_rounds(now)
-                out += self._abandon()
+        self._touched |= {p for p in self._windows if now >= self._windows[p]}
+        touched = [self._open[p] for p in sorted(self._touched) if p in self._open]
+        if not self._moved and touched:
+            out += [*self._move_rounds(touched, now), *self._abandon(), *self._where_it_ends()]
+        before = None
+        while self._moved and before != (before := self._progress()):
+            self._move_front(now)
+            out += self._open_rounds()
+            out += self._move_rounds(self._open.values(), now)
+            out += self._abandon()
+        if self._moved:
             out += self._where_it_ends()
-        rounds = [r for r in self._open.values() if r.unasked and r.phase is not Phase.MERGING]
-        for r in rounds:
-            whom = r.unasked if self._ask_all else r.unasked & self._heard
-            out += self._asking.ask(r, map(self._member, sorted(whom)), now)
+        return out + self._ask(now)
+
+    def _ask(self, now: float) -> Said:
+        out: Said = []
+        if self._ask_all or self._heard:
+            for r in self._open.values():
+                whom = r.unasked if self._ask_all else r.unasked & self._heard
+                if whom and r.phase is not Phase.MERGING:
+                    out += self._asking.ask(r, map(self._member, sorted(whom)), now)
         self._moved = self._ask_all = False
+        self._touched.clear()
         self._heard.clear()
         return out
 
     def next_deadline(self) -> float | None:
         """When to call `advance` again, in the seconds of `now`; None: after an event only."""
-        times = [r.deadline for r in self._open.values() if r.deadline is not None]
+        times = [*self._windows.values()]
         overdue = self._first_overdue()
         return min(times if overdue is None else [*times, overdue], default=None)
 
@@ -193,15 +206,16 @@ class Rounds:
             self._next = self._due_from(due.step, due.fragment + 1)
         return out
 
-    def _move_rounds(self, now: float) -> Said:
+    def _move_rounds(self, rounds: Iterable[Round], now: float) -> Said:
         out: Said = []
-        for r in self._open.values():
+        for r in rounds:
             if r.began is None and self.members.furthest() >= r.id.step:
                 r.began = now
             if r.phase is Phase.GATHERING and self._has_quorum(r):
                 out += self._start_grace(r, now)
-            if r.phase is Phase.GRACE and r.complete(now):
-                r.phase, r.deadline = Phase.READY, None
+            if r.phase is Phase.GRACE and (not r.owed or now >= self._windows[r.id.fragment]):
+                r.phase = Phase.READY
+                del self._windows[r.id.fragment]
             if r.phase is Phase.READY:
                 out += self._merge(r, now)
         return out
@@ -209,8 +223,9 @@ class Rounds:
     def _has_quorum(self, r: Round) -> bool:
         """Whether enough learners have come to the round's step, and enough offers are here."""
         if self.policy.quorum is not None:
-            there = self.members.come_to(r.id.step) + len(r.departed)
-            return len(r.arrived) >= self.policy.quorum <= there
+            if len(r.arrived) < self.policy.quorum:
+                return False
+            return self.members.come_to(r.id.step) + len(r.departed) >= self.policy.quorum
         if self._gathering or not r.arrived or self._asking.front.step < r.id.step:
             return False
         return self._nobody_owes(r)
@@ -234,8 +249,9 @@ class Rounds:
         r.phase = Phase.GRACE
         r.quorum_seconds = now - (r.began if r.began is not None else now)
         r.grace_began = now
-        r.deadline = now + self._grace_window(r)
-        return [*self._asking.ask_late(r, self.members)] if r.deadline > now else []
+        window = self._grace_window(r)
+        self._windows[r.id.fragment] = now + window
+        return [*self._asking.ask_late(r, self.members)] if window > 0 else []
 
     def _merge(self, r: Round, now: float) -> Said:
         if sum(other.phase is Phase.MERGING for other in self._open.values()) >= max(1, self.policy.overlap):
@@ -338,7 +354,7 @@ class Rounds:
         del r.arrived[m.learner]
         r.departed.discard(m.learner)
         r.unasked.add(m.learner)
-        self._moved = True
+        self._touched.add(r.id.fragment)
 
     def _expire(self, now: float) -> Said:
         """Stops waiting for offers that do not come."""
@@ -346,7 +362,7 @@ class Rounds:
         while (first := self._first_overdue()) is not None and now >= first:
             _, which, learner = heapq.heappop(self._overdue)
             out += self._failed(self._open[which.fragment], self._member(learner), "offer timed out")
-            self._moved = True
+            self._touched.add(which.fragment)
         return out
 
     def _first_overdue(self) -> float | None:

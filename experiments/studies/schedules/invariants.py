@@ -91,7 +91,9 @@ class Invariants:
         if self._syncer is None or self._syncer.core is not core:
             self._syncer = _Process(core)
         if not any(isinstance(action, actions.Drop) and action.reason == TAKEN for action in out):
-            self._book(event, now)
+            self._book(event)
+        if isinstance(event, events.StepReported) and not any(isinstance(a, actions.Drop) for a in out):
+            self._syncer.heard[event.report.learner, event.report.incarnation] = now
         for action in out:
             self._check(action, event, now)
         require(core.versions == self.committed.versions, "what is committed is known", core.versions)
@@ -130,7 +132,7 @@ class Invariants:
         self.merged, self.passed = set(merged), set(passed)
         self._merged_up_to, self._newest = dict(up_to), dict(newest)
 
-    def _book(self, event: events.SyncerEvent, now: float) -> None:
+    def _book(self, event: events.SyncerEvent) -> None:
         """Notes where each member stands by the syncer's event, before the syncer answers."""
         process = self._syncer
         match event:
@@ -148,7 +150,6 @@ class Invariants:
                 known = process.reports.get(member)
                 if known is None or report.step >= known.step:
                     process.reports[member] = report
-                    process.heard[member] = now
             case events.FragmentArrived(round=which, contribution=c):
                 member = (c.learner, c.incarnation)
                 if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -126,7 +127,14 @@ def crowded_merges(patch: pytest.MonkeyPatch) -> None:
 
 def endless_window(patch: pytest.MonkeyPatch) -> None:
     """A round waits for every offer that is owed, however long."""
-    patch.setattr(Round, "complete", lambda r, now: not r.owed)
+    sound = Rounds._start_grace
+
+    def careless(rounds, r, now):
+        out = sound(rounds, r, now)
+        rounds._windows[r.id.fragment] = math.inf
+        return out
+
+    patch.setattr(Rounds, "_start_grace", careless)
 
 
 def asked_once(patch: pytest.MonkeyPatch) -> None:

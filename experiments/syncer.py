@@ -29,7 +29,7 @@ def main(_) -> int:
     security = roles.security()
     from ddiloco.disk.durable import FOLDER, DurableStateError
     from ddiloco.disk.run_mark import RunMarkError
-    from ddiloco.remote.syncer.listening import Listening
+    from ddiloco.remote.syncer.listening import Listening, take_descriptors
     from ddiloco.remote.syncer.process import run_syncer
     from ddiloco.remote.wire.security import check_reach
     from ddiloco.run.job import run_job
@@ -42,6 +42,7 @@ def main(_) -> int:
     experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
     address = check_address(_LISTEN.value, "listen")
     check_reach(address, security)
+    take_descriptors()
     platform.prepare()
     platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
     roles.name_process("syncer")

@@ -133,8 +133,8 @@ MUTANTS = (
     ),
     Mutant(
         "terms: the number of steps need not be the same",
-        'if leaf.metadata["may_change"] != "process"}',
-        'if leaf.metadata["may_change"] != "process" and leaf.path != "train.steps"}',
+        "rules = {leaf.path: leaf.value for leaf in found if",
+        'rules = {leaf.path: leaf.value for leaf in found if leaf.path != "train.steps" and',
         ("remote/test_terms.py",),
     ),
     Mutant(

@@ -15,6 +15,7 @@ from ddiloco.remote.wire.security import Gate, Security
 from ddiloco.settings.remote import RemoteConfig
 
 _CALLS = 1 + 3 * MOST_CALLS  # of one learner at the same time
+_SPARE_DESCRIPTORS = 64
 _TO_SPARE = 32  # calls that are about to be refused
 
 
@@ -54,7 +55,7 @@ class Listening:
         self.gate = Gate(security.admits, "the syncer asks for another join token")
         self.handshakes = Handshakes(config.handshake, num_learners + 4)
         calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
-        self._server = wire.server(config.keepalive, calls, _options(config), [self.gate])
+        self._server = wire.server(config.keepalive, calls, _options(config, num_learners), [self.gate])
 
     def claim(self) -> None:
         """Takes the port.
@@ -76,12 +77,28 @@ class Listening:
         self._server.stop(grace).wait(5.0)
 
 
-def _options(config: RemoteConfig) -> list[tuple[str, int]]:
-    """Bounds on connections that say nothing: half of the descriptors are for the disk."""
+def take_descriptors() -> None:
+    """Has this process open as many files and connections as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _options(config: RemoteConfig, num_learners: int) -> list[tuple[str, int]]:
+    """Bounds on connections, also those that say nothing: half of the descriptors are for the disk.
+
+    Only where learners need more than that do they get it, but for a few.
+    """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        descriptors = 1 << 20
+    needed = num_learners * config.connections + 8
+    most = max(descriptors // 2, min(needed, descriptors - _SPARE_DESCRIPTORS), 1)
     milliseconds = int(1000 * config.handshake)
     return [
-        ("grpc.max_allowed_incoming_connections", max(1, min(descriptors, 1 << 20) // 2)),
+        ("grpc.max_allowed_incoming_connections", most),
         ("grpc.server_handshake_timeout_ms", milliseconds),
         ("grpc.max_connection_idle_ms", milliseconds),
     ]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
+from ddiloco.outer.guards import Notice
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,6 +117,15 @@ def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> 
     )
     values = {"learner": learner, "step": step, "devices": list(devices)}
     return [Alarm(sentence, time), Noted("sdc", values, time)]
+
+
+def guarded(notices: Sequence[Notice], step: int, fragment: int, time: float) -> list[Record]:
+    """The records of what the guard did in the merge of a round."""
+    found: list[Record] = []
+    for notice in notices:
+        values = {"learner": notice.learner, "step": step, "fragment": fragment, "why": notice.why}
+        found += [Alarm(notice.alarm, time), Noted(f"guard_{notice.kind}", values, time)]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

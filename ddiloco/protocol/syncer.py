@@ -208,10 +208,10 @@ class SyncerCore:
         self._rounds.remove(r)
         self._merged = self._merged.after(r.id)
         self._sync_time.add(now - r.merging_since)
-        given = [r.arrived[learner] for learner in sorted(r.arrived)]
+        given = [r.arrived[learner] for learner in sorted(r.arrived) if learner not in event.left_out]
         return [
             *self._attendance.broadcast(r.id.fragment, self._merged, given, now),
-            self._round_record(r, now),
+            self._round_record(r, given, now),
         ]
 
     def _call_the_rest(self) -> Actions:
@@ -367,21 +367,23 @@ class SyncerCore:
                     out.append(actions.Drop(learner, "offer timed out", r.id))
         return out
 
-    def _round_record(self, r: Round, now: float) -> actions.Record:
-        given = [r.arrived[learner] for learner in sorted(r.arrived)]
+    def _round_record(self, r: Round, given: list[Contribution], now: float) -> actions.Record:
+        merged = [c.learner for c in given]
+        left_out = sorted(set(r.arrived) - set(merged))
         return actions.Record(
             "round",
             {
                 "step": r.id.step,
                 "fragment": r.id.fragment,
                 "version": self.versions[r.id.fragment],
-                "quorum": len(r.arrived),
-                "learners": sorted(r.arrived),
+                "quorum": len(given),
+                "learners": merged,
                 "live": len(self._attendance.live()),
                 "tokens": sum(c.tokens for c in given),
                 "contributions": [c.brief for c in given],
                 "quorum_seconds": r.quorum_seconds,
                 "grace_seconds": r.grace_seconds,
                 "sync_seconds": now - r.merging_since,
+                **({"left_out": left_out} if left_out else {}),
             },
         )

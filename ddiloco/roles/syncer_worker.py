@@ -301,18 +301,24 @@ class SyncerWorker:
 
     def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
         try:
-            pieces, metrics = self._model.merge(
+            made = self._model.merge(
                 action.round.fragment,
                 [pieces for _, pieces in given],
                 [(c.steps, c.tokens) for c, _ in given],
+                [c.learner for c, _ in given],
             )
-            sha256 = pieces_sha256(pieces) if self._tape.on else None
+            sha256 = pieces_sha256(made.pieces) if self._tape.on else None
+            for record in records.guarded(
+                made.notices, action.round.step, action.round.fragment, time.time()
+            ):
+                self._record(record)
             committed = self._durable is None or self._durable.commit(action.round, self._model)
         except Exception as error:
             self._inbox.put(Failed(error))
             return
         if committed:  # else the run is over, without this merge
-            self._inbox.put(Merged(events.MergeFinished(action.round), pieces, metrics, sha256))
+            finished = events.MergeFinished(action.round, made.left_out)
+            self._inbox.put(Merged(finished, made.pieces, made.metrics, sha256))
 
     def _gather(self) -> None:
         """Copies the fragments for a snapshot, between two merges."""

@@ -11,7 +11,8 @@ from typing import Any
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes
-from ddiloco.outer.global_model import GlobalModel, InvalidContribution
+from ddiloco.outer.global_model import GlobalModel, InvalidContribution, NextVersion
+from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 from ddiloco.roles.assembly import Assembly
@@ -58,10 +59,11 @@ class GlobalArrays:
             return str(error)
         return None
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
-        """Merges, and gives the outer step's metrics."""
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
+        """Merges what the guard lets pass."""
         pieces = [self._decoded(fragment, payload) for _, payload in given]
-        return self.model.merge(fragment, pieces, [(c.steps, c.tokens) for c, _ in given])[1]
+        counts, learners = [(c.steps, c.tokens) for c, _ in given], [c.learner for c, _ in given]
+        return self.model.merge(fragment, pieces, counts, learners)
 
     def _decoded(self, fragment: int, offer: Offer) -> Pieces:
         # The present version is the one anchored on; otherwise the core has dropped the contribution or will.
@@ -100,6 +102,10 @@ class RecordingObserver(Observer):
 
     def dropped(self, drop: actions.Drop, now: float) -> None:
         self._record(records.Noted("drop", {"learner": drop.learner, "reason": drop.reason}, now))
+
+    def guarded(self, merge: actions.Merge, notices: Sequence[Notice], now: float) -> None:
+        for record in records.guarded(notices, merge.round.step, merge.round.fragment, now):
+            self._record(record)
 
     def transferred(self, learner: int, sent: int, received: int) -> None:
         self._record(records.Transferred(learner, sent, received))

@@ -97,10 +97,11 @@ class VirtualSyncer:
         """Merges and commits, then tells the core: after a crash in between, the commit stands."""
         if process != self._process:
             return
-        metrics = self.arrays.merge(action.round.fragment, given)
+        made = self.arrays.merge(action.round.fragment, given)
         self.durable = self.durable.after(action.round)
         self._observer.merged(action, self._calendar.now)
-        self.take(events.MergeFinished(action.round), metrics)
+        self._observer.guarded(action, made.notices, self._calendar.now)
+        self.take(events.MergeFinished(action.round, made.left_out), made.metrics)
 
     def _set_alarm(self) -> None:
         deadline = self.core.next_deadline()

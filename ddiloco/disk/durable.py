@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.disk import array_file
+from ddiloco.disk import array_file, kept
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
@@ -50,12 +50,14 @@ class DurableState:
         layout: FragmentLayout,
         record: Callable[[Any], None],
         stop: threading.Event,
+        keep: int = 1,
     ) -> None:
-        """`stop` ends the wait for a disk that refuses to write."""
+        """`stop` ends the wait for a disk that refuses; `keep`: how many versions of each fragment stay."""
         self.folder = folder
         self._layout = layout
         self._record = record
         self._stop = stop
+        self._keep = keep
 
     def begin(self, model: GlobalModel) -> None:
         """Writes the initial fragments of a run.
@@ -125,7 +127,18 @@ class DurableState:
             "merged_step": merged_step,
             "pieces": len(state.pieces),
         }
-        array_file.save(self.folder / self._name(p), _MAGIC, header, [*state.pieces, *state.optimizer])
+        path = self.folder / self._name(p)
+        array_file.save(path, _MAGIC, header, [*state.pieces, *state.optimizer])
+        if self._keep > 1:
+            self._keep_version(path, state.version, merged_step)
+
+    def _keep_version(self, path: pathlib.Path, version: int, step: int) -> None:
+        """Keeps what was just written; without it the run goes on, but cannot be set back so far."""
+        try:
+            kept.keep(path, version, step, self._keep)
+        except OSError as error:
+            problem = f"{self.folder}: {error.strerror or error}: earlier versions are not kept"
+            self._record(records.Alarm(problem, time.time()))
 
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         array_file.replace(self.folder / _INCARNATIONS, [json.dumps(list(incarnations)).encode()])

@@ -13,6 +13,7 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.outer.guards import Notice
+from ddiloco.protocol.messages import RoundId
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,11 +120,11 @@ def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> 
     return [Alarm(sentence, time), Noted("sdc", values, time)]
 
 
-def guarded(notices: Sequence[Notice], step: int, fragment: int, time: float) -> list[Record]:
-    """The records of what the guard did in the merge of a round."""
+def guarded(notices: Sequence[Notice], round_id: RoundId, time: float) -> list[Record]:
+    """The records of what was done about learners in a round."""
     found: list[Record] = []
     for notice in notices:
-        values = {"learner": notice.learner, "step": step, "fragment": fragment, "why": notice.why}
+        values = {**dataclasses.asdict(round_id), "learner": notice.learner, "why": notice.why}
         found += [Alarm(notice.alarm, time), Noted(f"guard_{notice.kind}", values, time)]
     return found
 

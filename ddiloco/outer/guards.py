@@ -162,7 +162,7 @@ GATES: dict[str, Gate] = {"norm": norm, "direction": direction}
 
 
 class Notice(NamedTuple):
-    """What a guard did about a learner: `kind` is "left_out", "quarantined" or "released"."""
+    """What was done about a learner: `kind` is "unsound", "left_out", "quarantined" or "released"."""
 
     kind: str
     learner: int
@@ -172,6 +172,7 @@ class Notice(NamedTuple):
     def alarm(self) -> str:
         """The same as a sentence for whoever watches the run."""
         done = {
+            "unsound": "sent what cannot be merged",
             "left_out": "has an offer left out of a merge",
             "quarantined": "is in quarantine: none of its offers is merged",
             "released": "is out of quarantine",

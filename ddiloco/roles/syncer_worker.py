@@ -16,6 +16,7 @@ import numpy as np
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
 from ddiloco.outer.global_model import FragmentState, GlobalModel, pieces_sha256
+from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
@@ -146,6 +147,7 @@ class SyncerWorker:
             pieces = self._model.decode(p, arrays, self._committed[p])
             self._model.validate(p, pieces)
         except Exception as error:
+            self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)
             self._inbox.put(events.OfferFailed(event.round, c.learner, c.incarnation, str(error)))
             return
         size = sum(array.nbytes for array in arrays)
@@ -308,10 +310,7 @@ class SyncerWorker:
                 [c.learner for c, _ in given],
             )
             sha256 = pieces_sha256(made.pieces) if self._tape.on else None
-            for record in records.guarded(
-                made.notices, action.round.step, action.round.fragment, time.time()
-            ):
-                self._record(record)
+            self._note_guarded(made.notices, action.round)
             committed = self._durable is None or self._durable.commit(action.round, self._model)
         except Exception as error:
             self._inbox.put(Failed(error))
@@ -319,6 +318,10 @@ class SyncerWorker:
         if committed:  # else the run is over, without this merge
             finished = events.MergeFinished(action.round, made.left_out)
             self._inbox.put(Merged(finished, made.pieces, made.metrics, sha256))
+
+    def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
+        for record in records.guarded(notices, round_id, time.time()):
+            self._record(record)
 
     def _gather(self) -> None:
         """Copies the fragments for a snapshot, between two merges."""

@@ -9,7 +9,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.messages import Contribution, RoundId
 
 Payload = Any  # arrays of a fragment; None where there are no arrays
 
@@ -81,8 +81,8 @@ class Observer:
     def merged(self, merge: actions.Merge, now: float) -> None:
         """A merge is committed."""
 
-    def guarded(self, merge: actions.Merge, notices: Sequence[Notice], now: float) -> None:
-        """What the guard did about learners in a merge."""
+    def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:
+        """What was done about learners whose offers for a round are not merged."""
 
 
 class CountingLearner(LearnerArrays):

@@ -14,7 +14,7 @@ from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.global_model import GlobalModel, InvalidContribution, NextVersion
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.exchange import Pieces
@@ -103,8 +103,8 @@ class RecordingObserver(Observer):
     def dropped(self, drop: actions.Drop, now: float) -> None:
         self._record(records.Noted("drop", {"learner": drop.learner, "reason": drop.reason}, now))
 
-    def guarded(self, merge: actions.Merge, notices: Sequence[Notice], now: float) -> None:
-        for record in records.guarded(notices, merge.round.step, merge.round.fragment, now):
+    def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:
+        for record in records.guarded(notices, round_id, now):
             self._record(record)
 
     def transferred(self, learner: int, sent: int, received: int) -> None:

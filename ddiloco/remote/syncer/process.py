@@ -164,5 +164,6 @@ def run_syncer(
     With a snapshot the durable state is made from that, and learners resume from their parts of it.
     `alone`: all learners have left after their last step, and only the result is to be saved.
     """
-    durable = DurableState(folder, assembly.layout, record, stop)
+    keep = assembly.experiment.remote.keep_versions
+    durable = DurableState(folder, assembly.layout, record, stop, keep)
     return SyncerRun(assembly, record, stop, address, security, durable, resumed, alone, snapshot).run()

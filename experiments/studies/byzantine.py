@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ddiloco.observe import records
 from ddiloco.outer.guards import GuardConfig
+from ddiloco.roles import outcome as roles
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.transfer import Offer, host_arrays
@@ -120,6 +122,7 @@ class Outcome:
 
     Attributes:
       loss: of the global model on held-out rows, at the end.
+      length: norm of all its parameters.
       rounds: merges.
       offers: that came to a merge.
       left_out: of those, the ones that were not merged, by learner.
@@ -128,6 +131,7 @@ class Outcome:
     """
 
     loss: float
+    length: float
     rounds: int
     offers: int
     left_out: dict[int, int]
@@ -139,13 +143,12 @@ def run(experiment: Experiment, liars: dict[int, Lies], stop: threading.Event | 
     """Trains to the end with these liars."""
     taken: list[Any] = []
     job = LyingRun(assembly_of(experiment), taken.append, stop or threading.Event(), liars=liars)
-    loss = job.run().eval_loss
-    return outcome(taken, loss)
+    return outcome(taken, job.run())
 
 
-def outcome(taken: Iterable[Any], loss: float | None) -> Outcome:
-    """What the records of a run say."""
-    taken = list(taken)
+def outcome(taken: Sequence[Any], ended: roles.Outcome) -> Outcome:
+    """What the records and the result of a run say."""
+    squares = sum(float(np.square(x, dtype=np.float64).sum()) for x in ended.params.values())
     notes = [record for record in taken if isinstance(record, records.Noted)]
     rounds = [note.values for note in notes if note.name == "round"]
     left_out: dict[int, int] = {}
@@ -153,7 +156,8 @@ def outcome(taken: Iterable[Any], loss: float | None) -> Outcome:
         for learner in values.get("left_out", ()):
             left_out[learner] = left_out.get(learner, 0) + 1
     return Outcome(
-        loss=float("nan") if loss is None else loss,
+        loss=ended.eval_loss,
+        length=math.sqrt(squares),
         rounds=len(rounds),
         offers=sum(len(values["learners"]) + len(values.get("left_out", ())) for values in rounds),
         left_out=left_out,

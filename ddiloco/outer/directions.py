@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-SAMPLE = 1 << 16  # elements of a fragment on which cosines are measured
-_LINE = 16  # neighbours that are read together: a line of a processor's cache
+SAMPLE = 1 << 13  # elements of a fragment on which cosines are measured
+_LINE = 128  # neighbours that are read together, since each line that is touched may cost a page
 
 
 def sampled_cosines(

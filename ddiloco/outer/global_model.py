@@ -15,6 +15,7 @@ from ddiloco.outer.directions import sampled_cosines
 from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.guards import Guard, Notice, Verdict, offered
+from ddiloco.outer.host_memory import aligned
 from ddiloco.outer.merging import contribution_weight
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep
@@ -139,6 +140,7 @@ class GlobalModel:
         weights = [contribution_weight(steps, tokens) for steps, tokens in counts]
         left_out: list[int] = []
         notices: tuple[Notice, ...] = ()
+        contributions = [tuple(map(aligned, pieces)) for pieces in contributions]  # for the reads to come
         norms = self._step.norms(p, self._pieces[p], contributions)
         if learners and self._config.guard.gates:
             refused, notices = self._judge(p, contributions, [steps for steps, _ in counts], learners, norms)

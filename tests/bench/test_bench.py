@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "snapshot", "tape")
+NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "snapshot", "tape", "guard")
 
 
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("restart", marks=pytest.mark.slow)])

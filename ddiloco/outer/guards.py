@@ -24,10 +24,13 @@ from ddiloco.config import setting
 _FACTOR = 5.0  # honest learners of a round were found within 2.4: docs/results/guards.md
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
 _PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
+_RECENT = 3  # rounds of a fragment after which an offer is no measure: the learning rate may have changed
 _LONGEST = 30.0  # times the parameters themselves: a longer outer gradient is no training
 _OPPOSED = 0.25  # the typical cosine of a round from which one that turns away is plain at once
-_SCORES = 8  # rounds over which cosines are averaged; one alone says little late in training
-_NOWHERE = 0.1  # of the others' average; honest learners came down to 0.28
+_SCORES = 64  # rounds over which cosines are averaged; one alone says little late in training
+_TURNS = 3  # of each fragment before an average counts, since rounds that are close share their data ...
+_FEWEST = 8  # ... and rounds in all
+_NOWHERE = 0.1  # of the others' average; honest learners came down to 0.58
 _NOISE = 6.0  # standard deviations of a cosine that is measured on a sample
 
 
@@ -63,12 +66,14 @@ class Past:
 
     Attributes:
       rounds: of this fragment so far.
-      newest: by learner, its newest offer of this fragment in earlier rounds.
+      fragments: of which there were rounds.
+      newest: by learner, its newest offer of this fragment in the last rounds before this one.
       scores: by learner, its newest cosines in rounds of any fragment, with the noise of each.
       length: of the fragment's parameters before the round.
     """
 
     rounds: int = 0
+    fragments: int = 1
     newest: Mapping[int, Offered] = dataclasses.field(default_factory=dict)
     scores: Mapping[int, Sequence[tuple[float, float]]] = dataclasses.field(default_factory=dict)
     length: float = 0.0
@@ -82,7 +87,7 @@ class GuardConfig:
         ("norm", "direction"), "what offers are judged by; (): all that are finite are merged"
     )
     warm_up: int = setting(
-        4, "rounds of a fragment before offers are judged by those of earlier rounds", at_least=1
+        6, "rounds of a fragment before offers are judged by those of earlier rounds", at_least=1
     )
     strikes: int = setting(3, "offers left out, of the last 12, that put a learner in quarantine", at_least=1)
     release: int = setting(
@@ -102,8 +107,8 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
     """Finds outer gradients far longer than those of the others, as a whole or in one piece.
 
     Each is compared with the other offers of the round, or, where there are fewer than two and the fragment
-    is past its warm-up, with the others' newest offers of earlier rounds too. The bound is five times their
-    upper median, or six median absolute deviations where they differ by more. Short ones pass.
+    is past its warm-up, with the others' newest offers of the three rounds before too. The bound is five
+    times their upper median, or six median absolute deviations where they differ by more. Short ones pass.
 
     Example:
       >>> offers = [Offered(0, 24, 1.0, 0.1), Offered(1, 24, 1.2, 0.1), Offered(2, 24, 1e6, 0.1)]
@@ -132,7 +137,7 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
 
     In one round, an offer is out of line if the others' cosines are large and its own is as far on the other
     side of zero as half of theirs. Later in training cosines are small: then the average over a learner's
-    last rounds is compared with the median of the others' averages.
+    last rounds, of every fragment some, is compared with the median of the others' averages.
 
     Example:
       >>> offers = [Offered(m, 24, 1.0, 0.1, cosine) for m, cosine in enumerate([0.6, 0.5, -0.5])]
@@ -141,7 +146,8 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
     """
     found = {}
     here = {offer.learner: offer.cosine for offer in offers if offer.cosine is not None}
-    averages = {m: statistics.fmean(c for c, _ in s) for m, s in past.scores.items() if len(s) >= _SCORES}
+    enough = min(_SCORES, max(_FEWEST, _TURNS * past.fragments))
+    averages = {m: statistics.fmean(c for c, _ in s) for m, s in past.scores.items() if len(s) >= enough}
     for offer in offers:
         m = offer.learner
         others = [cosine for other, cosine in here.items() if other != m]
@@ -152,7 +158,7 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
         of_others = [average for other, average in averages.items() if other != m]
         if m in averages and len(of_others) >= 2:
             typical = statistics.median(of_others)
-            noise = statistics.fmean(noise for _, noise in past.scores[m]) / math.sqrt(_SCORES)
+            noise = statistics.fmean(noise for _, noise in past.scores[m]) / math.sqrt(enough)
             if averages[m] < _NOWHERE * typical and typical - averages[m] > _NOISE * noise:
                 found[m] = "its outer gradients point elsewhere than those of others"
     return found
@@ -210,7 +216,9 @@ class Guard:
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
         self._standings: dict[int, _Standing] = {}
-        self._newest: dict[int, dict[int, Offered]] = collections.defaultdict(dict)  # by fragment and learner
+        self._recent: dict[int, collections.deque[list[Offered]]] = collections.defaultdict(
+            lambda: collections.deque(maxlen=_RECENT)
+        )  # by fragment, the offers of its last rounds
         self._rounds: collections.Counter[int] = collections.Counter()
 
     @property
@@ -232,7 +240,7 @@ class Guard:
         notices = [Notice("left_out", m, why) for m, why in bad.items()]
         for offer in offers:
             notices += self._stands(offer.learner, bad.get(offer.learner))
-        self._newest[fragment].update({offer.learner: offer for offer in offers})
+        self._recent[fragment].append(list(offers))
         self._rounds[fragment] += 1
         here = {offer.learner for offer in offers}
         return Verdict(frozenset(bad) | (self.quarantined & here), tuple(notices))
@@ -244,7 +252,8 @@ class Guard:
         trusted = [offer for offer in offers if offer.learner not in away]
         past = Past(
             self._rounds[fragment],
-            {m: offer for m, offer in self._newest[fragment].items() if m not in away},
+            max(1, len(self._rounds)),
+            {o.learner: o for earlier in self._recent[fragment] for o in earlier if o.learner not in away},
             {m: s.scores for m, s in self._standings.items() if m not in away},
             length,
         )

@@ -36,7 +36,7 @@ def test_honest_learners_are_never_left_out_whatever_their_number_and_the_learni
     guard = Guard(CONFIG)
     for round_ in range(120):
         here = rng.permutation(8)[: rng.integers(1, most + 1)]
-        scale = min(1.0, (round_ + 1) / 20) * (1 + np.cos(np.pi * round_ / 130)) / 2
+        scale = min(1.0, (round_ // 3 + 0.5) / 20) * (1 + np.cos(np.pi * round_ / 130)) / 2
         cosine = None if len(here) < 3 or alone else 0.15
         offers = [honest(rng, int(m), scale, cosine, int(rng.integers(6, 33))) for m in here]
         verdict = guard.judge(round_ % 3, offers, length=100.0)
@@ -72,13 +72,22 @@ def test_whoever_took_more_steps_may_go_further():
 def test_alone_in_a_round_it_is_compared_with_what_others_offered_before():
     rng = np.random.default_rng(0)
     guard = Guard(CONFIG)
-    for learner in (0, 1, 2, 3):
+    for learner in (0, 1, 2, 3, 0, 1):
         assert not guard.judge(5, [honest(rng, learner, cosine=None)]).left_out
     liar = honest(rng, 3, scale=30.0, cosine=None)
     assert guard.judge(5, [liar]).left_out == {3}
     assert not guard.judge(6, [liar]).left_out, "of another fragment nothing is known yet"
     assert guard.needs_length(6, 1)
     assert guard.judge(6, [liar], length=liar.norm / 31).left_out == {3}
+
+
+def test_the_last_learner_that_is_left_is_not_held_against_those_that_went_long_ago():
+    rng = np.random.default_rng(0)
+    guard = Guard(CONFIG)
+    for round_ in range(60):
+        here = range(3) if round_ < 6 else [0]
+        offers = [honest(rng, m, scale=(round_ + 0.5) / 60, cosine=None) for m in here]
+        assert not guard.judge(0, offers, length=10.0).left_out
 
 
 def test_a_new_pace_of_all_learners_is_believed_once_half_have_shown_it():
@@ -102,12 +111,12 @@ def test_where_directions_are_faint_an_average_tells_who_points_elsewhere(lie):
     rng = np.random.default_rng(1)
     guard = Guard(CONFIG)
     found = []
-    for round_ in range(20):
+    for round_ in range(60):
         offers = [honest(rng, m) for m in range(7)]
         away = Offered(7, 24, 10.0, 0.1, lie * 0.15 + 0.004 * rng.standard_normal(), 0.004)
         found.append(guard.judge(round_ % 12, [*offers, away]).left_out)
-    assert found[:7] == [frozenset()] * 7
-    assert found[8:] == [{7}] * 12
+    assert found[:35] == [frozenset()] * 35, "each fragment has three turns first"
+    assert found[36:] == [{7}] * 24
     assert guard.quarantined == {7}
 
 

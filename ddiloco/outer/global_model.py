@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,7 @@ class GlobalModel:
         parameters: Mapping[str, np.ndarray],
         config: OuterConfig,
         num_learners: int,
+        step_tokens: int | None = None,
     ) -> None:
         """Copies the parameters; versions begin at 0.
 
@@ -89,6 +91,7 @@ class GlobalModel:
           parameters: every tensor of the layout, float32.
           config: merge rule, outer optimizer and codec.
           num_learners: M, the most contributions that a merge can have.
+          step_tokens: the most tokens that a step of any learner can have; None: not known.
 
         Raises:
           ValueError: the parameters are not those of the layout.
@@ -100,8 +103,8 @@ class GlobalModel:
         self.layout = layout
         self.decode = FragmentDecoder(layout, config.codec)
         self._step = OuterStep(layout, config, num_learners)
-        self._config = config
-        self._guard = Guard(config.guard)
+        self._new_guard = functools.partial(Guard, config.guard, step_tokens)
+        self._guard = self._new_guard() if config.guard.gates else None
         self._device = jax.local_devices(backend="cpu")[0]
         self._pieces = [self._owned(take(layout, p, parameters)) for p in range(layout.num_fragments)]
         self._states = [self._step.init(pieces) for pieces in self._pieces]
@@ -142,8 +145,8 @@ class GlobalModel:
         notices: tuple[Notice, ...] = ()
         contributions = [tuple(map(aligned, pieces)) for pieces in contributions]  # for the reads to come
         norms = self._step.norms(p, self._pieces[p], contributions)
-        if learners and self._config.guard.gates:
-            refused, notices = self._judge(p, contributions, [steps for steps, _ in counts], learners, norms)
+        if learners and self._guard is not None:
+            refused, notices = self._judge(self._guard, p, contributions, counts, learners, norms)
             left_out = [m for m in learners if m in refused]
             weights = [0.0 if m in refused else w for m, w in zip(learners, weights, strict=True)]
         metrics: dict[str, float] = {}
@@ -163,24 +166,25 @@ class GlobalModel:
 
     def _judge(
         self,
+        guard: Guard,
         p: int,
         contributions: Sequence[Sequence[np.ndarray]],
-        steps: Sequence[int],
+        counts: Sequence[tuple[int, int]],
         learners: Sequence[int],
         norms: np.ndarray,
     ) -> Verdict:
         anchor, count = self.fragment(p)[1], len(learners)
         cosines, noise = sampled_cosines(anchor, contributions, norms[:, :count])
         sizes = [piece.size for piece in anchor]
-        offers = offered(learners, steps, norms[:, :count], sizes, cosines, noise)
+        offers = offered(learners, counts, norms[:, :count], sizes, cosines, noise)
         length = 0.0
-        if self._guard.needs_length(p, count):
+        if guard.needs_length(p, count):
             length = math.sqrt(sum(float(np.dot(x.ravel(), x.ravel())) for x in anchor))
-        return self._guard.judge(p, offers, length)
+        return guard.judge(p, offers, length)
 
     def forget_learners(self) -> None:
         """What the guard knows of learners is forgotten, as when the syncer's process begins anew."""
-        self._guard = Guard(self._config.guard)
+        self._guard = self._new_guard() if self._guard is not None else None
 
     def validate(self, p: int, pieces: Sequence[np.ndarray]) -> None:
         """Checks the pieces that a learner sent for fragment p, reading them once.

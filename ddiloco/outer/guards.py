@@ -44,6 +44,7 @@ class Offered(NamedTuple):
       peak: the largest root mean square of one piece of it.
       cosine: the median of its cosines with the other offers of the round; None where there are not two.
       noise: the standard deviation that a cosine has from being measured on a sample.
+      tokens: that the steps trained on, as the learner says.
     """
 
     learner: int
@@ -52,6 +53,7 @@ class Offered(NamedTuple):
     peak: float
     cosine: float | None = None
     noise: float = 0.0
+    tokens: int = 0
 
     @property
     def pace(self) -> tuple[float, float]:
@@ -70,6 +72,7 @@ class Past:
       newest: by learner, its newest offer of this fragment in the last rounds before this one.
       scores: by learner, its newest cosines in rounds of any fragment, with the noise of each.
       length: of the fragment's parameters before the round.
+      step_tokens: the most that a step of any learner can have; None: not known.
     """
 
     rounds: int = 0
@@ -77,6 +80,7 @@ class Past:
     newest: Mapping[int, Offered] = dataclasses.field(default_factory=dict)
     scores: Mapping[int, Sequence[tuple[float, float]]] = dataclasses.field(default_factory=dict)
     length: float = 0.0
+    step_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +88,7 @@ class GuardConfig:
     """When a learner's offer is left out of a merge, and when all of them are."""
 
     gates: tuple[str, ...] = setting(
-        ("norm", "direction"), "what offers are judged by; (): all that are finite are merged"
+        ("tokens", "norm", "direction"), "what offers are judged by; (): all that are finite are merged"
     )
     warm_up: int = setting(
         6, "rounds of a fragment before offers are judged by those of earlier rounds", at_least=1
@@ -101,6 +105,19 @@ class GuardConfig:
 
 
 Gate = Callable[[Sequence[Offered], Past, GuardConfig], dict[int, str]]
+
+
+def tokens(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+    """Finds offers that claim more tokens than their steps can have had: they would outweigh all others.
+
+    Example:
+      >>> tokens([Offered(0, 24, 1.0, 0.1, tokens=2**53)], Past(step_tokens=2048), GuardConfig())
+      {0: 'it claims more tokens than its steps can have had'}
+    """
+    if past.step_tokens is None:
+        return {}
+    why = "it claims more tokens than its steps can have had"
+    return {offer.learner: why for offer in offers if offer.tokens > offer.steps * past.step_tokens}
 
 
 def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
@@ -164,7 +181,7 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
     return found
 
 
-GATES: dict[str, Gate] = {"norm": norm, "direction": direction}
+GATES: dict[str, Gate] = {"tokens": tokens, "norm": norm, "direction": direction}
 
 
 class Notice(NamedTuple):
@@ -213,8 +230,10 @@ class Guard:
     other from the first round on, so that a liar is found again as quickly as it was the first time.
     """
 
-    def __init__(self, config: GuardConfig) -> None:
+    def __init__(self, config: GuardConfig, step_tokens: int | None = None) -> None:
+        """`step_tokens`: the most that a step of any learner can have; None: not known."""
         self._config = config
+        self._step_tokens = step_tokens
         self._standings: dict[int, _Standing] = {}
         self._recent: dict[int, collections.deque[list[Offered]]] = collections.defaultdict(
             lambda: collections.deque(maxlen=_RECENT)
@@ -256,6 +275,7 @@ class Guard:
             {o.learner: o for earlier in self._recent[fragment] for o in earlier if o.learner not in away},
             {m: s.scores for m, s in self._standings.items() if m not in away},
             length,
+            self._step_tokens,
         )
         for name in self._config.gates:
             bad |= GATES[name](trusted, past, self._config)
@@ -288,7 +308,7 @@ class Guard:
 
 def offered(
     learners: Sequence[int],
-    steps: Sequence[int],
+    counts: Sequence[tuple[int, int]],
     norms: np.ndarray,
     sizes: Sequence[int],
     cosines: np.ndarray,
@@ -298,7 +318,7 @@ def offered(
 
     Args:
       learners: their numbers.
-      steps: the inner steps of each offer.
+      counts: the inner steps and the tokens of each offer.
       norms: (pieces, M), of each piece of each outer gradient.
       sizes: elements of each piece.
       cosines: (M, M), between the outer gradients of two learners; NaN where one is zero.
@@ -307,7 +327,7 @@ def offered(
     Example:
       >>> import numpy as np
       >>> cosines = np.array([[1.0, 0.2, 0.4], [0.2, 1.0, np.nan], [0.4, np.nan, 1.0]])
-      >>> first, *_ = offered([4, 5, 6], [1, 1, 1], np.array([[3.0] * 3, [8.0] * 3]), [9, 4], cosines, 0.0)
+      >>> first, *_ = offered([4, 5, 6], [(1, 9)] * 3, np.array([[3.0] * 3, [8.0] * 3]), [9, 4], cosines, 0.0)
       >>> print(round(first.norm, 3), first.peak, round(first.cosine, 3))
       8.544 4.0 0.3
     """
@@ -319,7 +339,8 @@ def offered(
         others = np.delete(cosines[i], i)
         known = others[np.isfinite(others)]
         middle = float(np.median(known)) if known.size >= 2 else None
-        found.append(Offered(learner, steps[i], float(lengths[i]), float(peaks[i]), middle, noise))
+        steps, of_steps = counts[i]
+        found.append(Offered(learner, steps, float(lengths[i]), float(peaks[i]), middle, noise, of_steps))
     return found
 
 

@@ -21,7 +21,7 @@ from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.transfer import Offer, host_arrays
-from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.experiment import Experiment, step_tokens
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
 from ddiloco.virtual.learner_process import VirtualLearner
@@ -143,7 +143,7 @@ class VirtualRun:
         e = self._experiment = assembly.experiment
         self._record, self._stop = record, stop
         initial = assembly.initial_parameters()
-        model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
         model.compile()
         self._arrays = GlobalArrays(model, e.outer.codec)
         self._equipment = assembly.equipment()

@@ -62,6 +62,15 @@ def test_one_long_piece_is_enough(seed, factor):
     assert norm(offers, Past(), CONFIG).keys() == {2}
 
 
+def test_more_tokens_than_its_steps_can_have_had_are_not_believed():
+    rng = np.random.default_rng(0)
+    offers = [honest(rng, m, steps=10)._replace(tokens=80) for m in range(4)]
+    liar = offers[3]._replace(tokens=81)
+    assert Guard(CONFIG, step_tokens=8).judge(0, [*offers[:3], liar]).left_out == {3}
+    assert not Guard(CONFIG, step_tokens=8).judge(0, offers).left_out
+    assert not Guard(CONFIG).judge(0, [*offers[:3], liar]).left_out, "where a step's tokens are not known"
+
+
 def test_whoever_took_more_steps_may_go_further():
     rng = np.random.default_rng(0)
     offers = [honest(rng, 0, steps=200), honest(rng, 1, steps=2), honest(rng, 2, steps=3)]
@@ -194,11 +203,11 @@ def test_a_learner_that_does_not_move_is_no_reason_to_leave_others_out():
 
 
 def test_cosines_with_fewer_than_two_others_say_nothing():
-    one = offered([0, 1], [1, 1], np.ones((1, 2)), [4], np.ones((2, 2)), 0.0)
+    one = offered([0, 1], [(1, 1)] * 2, np.ones((1, 2)), [4], np.ones((2, 2)), 0.0)
     assert [offer.cosine for offer in one] == [None, None]
 
 
 def test_gates_are_named_in_the_settings():
     assert build(GuardConfig, {"gates": ["norm"]}).gates == ("norm",)
-    with pytest.raises(ConfigError, match=r"config\.gates: 'norms' is none; there are norm, direction"):
+    with pytest.raises(ConfigError, match=r"'norms' is none; there are tokens, norm, direction"):
         build(GuardConfig, {"gates": ["norms"]})

@@ -28,6 +28,7 @@ from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
+from ddiloco.settings.experiment import step_tokens
 from ddiloco.training.evaluation import Score
 from ddiloco.training.mesh import MeshConfig, carve
 
@@ -69,7 +70,7 @@ class SyncerRun:
             initial = assembly.initial_parameters()
         else:
             initial = assemble(assembly.layout, [fragment.pieces for fragment in start.fragments])
-        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
         if start is None:
             durable.begin(self._model)
         else:

@@ -22,7 +22,7 @@ from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.resuming import Origin
 from ddiloco.roles.taping import fingerprint, machine_of
 from ddiloco.roles.transfer import Offer, host_arrays
-from ddiloco.settings.experiment import BASELINES, Experiment, parse
+from ddiloco.settings.experiment import BASELINES, Experiment, parse, step_tokens
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import Uses, perform_all
 from experiments.studies.replay.plan import Actor, Key, Plan, VersionId, Work
@@ -151,7 +151,7 @@ class _Replay:
         self._assembly, self._plan, self._progress = assembly, plan, progress
         self._uses = Uses(plan.actors)
         self._model = GlobalModel(
-            assembly.layout, assembly.initial_parameters(), e.outer, e.sync.num_learners
+            assembly.layout, assembly.initial_parameters(), e.outer, e.sync.num_learners, step_tokens(e)
         )
         self._origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
         if self._origin is not None:

@@ -49,5 +49,6 @@ setup(
         ],
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
+        "tpu_compiler": ["libtpu>=0.0.52"],  # which compiles for TPUs on machines without
     },
 )

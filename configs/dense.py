@@ -36,6 +36,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         config.eval.num_batches = 32
     if size in ("2b", "5b", "9b"):
         config.mesh.data, config.mesh.fsdp = 1, -1  # no device holds all parameters
+        config.eval.batch_size = 128  # a row for each of as many devices
         config.sync.num_learners = 8  # the paper's
     else:
         config.sync.num_fragments = 12  # small models have few tensors
@@ -79,7 +80,9 @@ def model(size: str, name: str = "dense") -> ConfigDict:
         c.vocab_size = 262_144
         c.activation = "geglu"
         c.tie_embeddings = True
-        c.remat = True  # the activations of all layers would not fit
+        c.scan_layers = True  # compiles one layer, not dozens
+        c.remat = "full"  # the activations of all layers would not fit
+        c.logits_chunk = 2048  # of 262,144 logits each: 2 GiB at a time
     return c
 
 

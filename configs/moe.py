@@ -24,7 +24,8 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config = dense.get_config(f"{_dense(size)},{algorithm}")
     config.model = model(size)
     if size in ("2.8b", "3.8b"):  # experts and rows over all devices of a learner
-        config.mesh.fsdp, config.mesh.expert = 1, -1
+        config.mesh.fsdp, config.mesh.expert = -1, -1
+        config.inner.mu_dtype = "bfloat16"  # 10 bytes a parameter, not 12
     return config
 
 

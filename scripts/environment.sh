@@ -21,6 +21,9 @@ if [ "$wanted" != "$(cat .venv/installed 2>/dev/null)" ]; then
     --requirement requirements.lock
   .venv/bin/python -m compileall -qq -j 0 -x "/tests?/" .venv/lib || true
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".[$extra]"
+  # The TPU compiler stands apart: where JAX finds it, it looks for TPUs at every start.
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/tpu_compiler \
+    "libtpu==0.0.52" || echo "no TPU compiler for this machine; experiments.compile will do without" >&2
   echo "$wanted" >.venv/installed
 fi
 source .venv/bin/activate

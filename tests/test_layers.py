@@ -46,6 +46,7 @@ RANKS = (
     "experiments/studies/replay",
     "experiments/studies/schedules",
     "experiments/studies/chaos",
+    "experiments/studies/compiling",
     "experiments/studies",
     "experiments/bench",
     "experiments",

@@ -20,6 +20,7 @@ from ddiloco.disk.snapshots.parts import write_part
 from ddiloco.disk.snapshots.store import FOLDER, Part, Snapshot, SnapshotError, SnapshotStore
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
+from ddiloco.outer.stacks import unstacked
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.outcome import Outcome
@@ -77,7 +78,7 @@ class JobArrays:
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The parameters after the last step handed out, on the host."""
-        return {name: np.asarray(value) for name, value in self._state.params.items()}
+        return unstacked({name: np.asarray(value) for name, value in self._state.params.items()})
 
 
 class JobSnapshots:

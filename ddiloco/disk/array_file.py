@@ -24,7 +24,7 @@ def save(path: pathlib.Path, magic: bytes, header: Mapping[str, Any], arrays: Se
 
     `magic` is the file's first line and names its format. Raises OSError if the disk refuses.
     """
-    whole = {**header, "arrays": [[array.dtype.str, list(np.shape(array))] for array in arrays]}
+    whole = {**header, "arrays": [[_told(array.dtype), list(np.shape(array))] for array in arrays]}
     encoded = json.dumps(whole).encode()
     parts = [magic, _LENGTH.pack(len(encoded)), encoded]
     parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
@@ -74,6 +74,11 @@ def _parse(file: io.BytesIO) -> tuple[dict[str, Any], list[np.ndarray]]:
             raise ValueError("the file ends before its arrays do")
         arrays.append(np.frombuffer(raw, dtype).reshape(shape))
     return header, arrays
+
+
+def _told(dtype: np.dtype) -> str:
+    """What makes the dtype again; for numpy, types such as bfloat16 are void but for their names."""
+    return dtype.name if dtype.kind == "V" else dtype.str
 
 
 def replace(path: pathlib.Path, parts: Sequence[Any]) -> None:

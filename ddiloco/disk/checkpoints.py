@@ -6,13 +6,14 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.settings.experiment import Experiment, parse, to_json
 from ddiloco.settings.loop import LoopConfig
-from ddiloco.training.parameters import abstract_parameters
+from ddiloco.training.parameters import parameter_shapes
 
 _ITEMS = ("params", "metadata")
 
@@ -85,7 +86,8 @@ def _read(manager: ocp.CheckpointManager, step: int) -> Checkpoint:
     metadata = manager.restore(step, args=ocp.args.Composite(metadata=ocp.args.JsonRestore())).metadata
     experiment = parse(metadata["experiment"])
     loop = isinstance(experiment.model, LoopConfig)
-    wanted = None if loop else abstract_parameters(experiment.model)
+    shapes = {} if loop else parameter_shapes(experiment.model)
+    wanted = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()} or None
     params: dict[str, Any] = manager.restore(
         step, args=ocp.args.Composite(params=ocp.args.StandardRestore(wanted))
     ).params

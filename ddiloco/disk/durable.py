@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ class DurableState:
     ) -> None:
         """`stop` ends the wait for a disk that refuses; `keep`: how many versions of each fragment stay."""
         self.folder = folder
+        self.lineage = secrets.randbits(62)  # of what this process commits: no other start draws the same
         self._layout = layout
         self._record = record
         self._stop = stop
@@ -67,7 +69,7 @@ class DurableState:
         """
         fragments = [model.state(p) for p in range(self._layout.num_fragments)]
         versions = tuple(fragment.version for fragment in fragments)
-        self.replace(Start(SyncerState(versions, (0,) * len(versions), ()), fragments))
+        self.replace(Start(SyncerState(versions, (0,) * len(versions)), fragments))
 
     def replace(self, start: Start) -> None:
         """Writes all fragments and incarnations.
@@ -77,7 +79,7 @@ class DurableState:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for p, fragment in enumerate(start.fragments):
-            self._save(p, fragment, start.state.merged_steps[p])
+            self._save(p, fragment, start.state.merged_steps[p], start.state.lineages[p])
         self._save_incarnations(start.state.incarnations)
 
     def commit(self, merged: RoundId, model: GlobalModel) -> bool:
@@ -89,7 +91,7 @@ class DurableState:
         state = model.state(merged.fragment)
         while True:
             try:
-                self._save(merged.fragment, state, merged.step)
+                self._save(merged.fragment, state, merged.step, self.lineage)
                 return True
             except OSError as error:
                 problem = f"{self.folder}: {error.strerror or error}: merges wait until it can be written"
@@ -113,18 +115,20 @@ class DurableState:
         """
         loaded = [self._load(p) for p in range(self._layout.num_fragments)]
         state = SyncerState(
-            versions=tuple(fragment.version for fragment, _ in loaded),
-            merged_steps=tuple(step for _, step in loaded),
+            versions=tuple(fragment.version for fragment, *_ in loaded),
+            merged_steps=tuple(step for _, step, _ in loaded),
             incarnations=self._load_incarnations(),
+            lineages=tuple(lineage for *_, lineage in loaded),
         )
-        return Start(state, [fragment for fragment, _ in loaded])
+        return Start(state, [fragment for fragment, *_ in loaded])
 
-    def _save(self, p: int, state: FragmentState, merged_step: int) -> None:
+    def _save(self, p: int, state: FragmentState, merged_step: int, lineage: int) -> None:
         header = {
             "fragment": p,
             "layout": self._layout.fingerprint,
             "version": state.version,
             "merged_step": merged_step,
+            "lineage": lineage,
             "pieces": len(state.pieces),
         }
         path = self.folder / self._name(p)
@@ -143,7 +147,8 @@ class DurableState:
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         array_file.replace(self.folder / _INCARNATIONS, [json.dumps(list(incarnations)).encode()])
 
-    def _load(self, p: int) -> tuple[FragmentState, int]:
+    def _load(self, p: int) -> tuple[FragmentState, int, int]:
+        """A fragment, the step at which it was merged, and its lineage."""
         path = self.folder / self._name(p)
         try:
             header, arrays = array_file.load(path, _MAGIC)
@@ -154,7 +159,8 @@ class DurableState:
         if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
             raise DurableStateError(f"{path}: is of another fragment or another model")
         pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
-        return FragmentState(header["version"], tuple(pieces), tuple(optimizer)), header["merged_step"]
+        state = FragmentState(header["version"], tuple(pieces), tuple(optimizer))
+        return state, header["merged_step"], header["lineage"]
 
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
         path = self.folder / _INCARNATIONS

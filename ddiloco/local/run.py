@@ -29,7 +29,7 @@ from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
-from ddiloco.roles.transfer import Offer, host_arrays
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.experiment import step_tokens
 
 _LEAVE_SECONDS = 60.0  # for threads to end after Leave; a hung device must not hold up the others
@@ -178,7 +178,7 @@ class LocalRun:
     def _send_offer(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Waits for the offer's copy to host memory, and hands it to the syncer."""
         try:
-            arrays = host_arrays(offer.arrays)
+            arrays = offer.on_host()
         except Exception as error:  # of the devices
             c = contribution
             self._syncer.send(events.OfferFailed(round_id, c.learner, c.incarnation, str(error)))

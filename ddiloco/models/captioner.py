@@ -14,7 +14,8 @@ from flax import nnx
 
 from ddiloco.config import setting
 from ddiloco.models import dense
-from ddiloco.models.model import Model
+from ddiloco.models.attention import masked
+from ddiloco.models.model import Model, Output
 from ddiloco.models.parameter import Constant, Constrain, Normal, parameter, unconstrained
 from ddiloco.models.vit import check_pixels, normalised, patches
 
@@ -81,19 +82,16 @@ class Captioner(dense.Decoder):
 
     def __call__(  # type: ignore[override]
         self, image_BxHxWxC: jax.Array, inputs_BxL: jax.Array, constrain: Constrain = unconstrained
-    ) -> jax.Array:
+    ) -> Output:
         """Logits (B, L, V) float32; `constrain` pins activations to the layout of their logical axes."""
         config, (rows, length) = self.config, inputs_BxL.shape
         sequence = config.num_patches + length
         positions_BxS = jnp.broadcast_to(jnp.arange(sequence), (rows, sequence))
         angles = dense.rotary_angles(positions_BxS, config.head_dim, config.rope_theta)
-        mask_1x1xSxS = prefix_mask(config.num_patches, length)
-        run_layer = nnx.remat(dense.Layer.__call__) if config.remat else dense.Layer.__call__
+        attend = masked(config.attention, prefix_mask(config.num_patches, length), constrain)
         parts = [self.embed_image(image_BxHxWxC), self.embed(inputs_BxL)]
-        x_BxSxD = constrain(jnp.concatenate(parts, axis=1), ("batch", None, None))
-        for layer in self.layers:
-            x_BxSxD = constrain(run_layer(layer, x_BxSxD, angles, mask_1x1xSxS), ("batch", None, None))
-        return self.logits(x_BxSxD[:, config.num_patches :], constrain)
+        x_BxSxD = self.through_layers(jnp.concatenate(parts, axis=1), angles, attend, constrain)
+        return Output(self.logits(x_BxSxD[:, config.num_patches :], constrain))
 
 
 def flops_per_token(config: CaptionerConfig, seq_len: int) -> float:

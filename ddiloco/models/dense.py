@@ -7,6 +7,7 @@ H head_dim, F mlp_dim, V vocab_size.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ddiloco.config import setting
-from ddiloco.models.model import Model
+from ddiloco.models import stack
+from ddiloco.models.attention import IMPLEMENTATIONS, Attend, causal
+from ddiloco.models.model import LazyLogits, Model, Output
 from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, parameter, unconstrained
 
 
@@ -37,9 +40,19 @@ class DenseConfig:
     rope_theta: float = setting(10_000.0, "longest rotary wavelength / 2 pi, in positions", above=1.0)
     logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
-    remat: bool = setting(False, "recompute each layer in the backward pass, to save memory")
+    scan_layers: bool = setting(False, "stack layers that are alike, to compile them once for all")
+    remat: str = setting(
+        "none",
+        "what of a layer the backward pass computes again: all, or what this policy of JAX does not keep",
+        choices=stack.REMAT,
+    )
+    logits_chunk: int | None = setting(
+        None, "tokens of a device whose logits exist at a time, in loss and gradient; None: all", at_least=1
+    )
     compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
-    attention: str = setting("xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"))
+    attention: str = setting(
+        "auto", "implementation of attention; auto: what suits the devices", choices=IMPLEMENTATIONS
+    )
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -98,13 +111,6 @@ def rotate(x_BxLxNxH: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Arr
     return turned.astype(x_BxLxNxH.dtype)
 
 
-def attention_mask(segments_BxL: jax.Array) -> jax.Array:
-    """True (B, 1, L, L) where a query (third axis) may see a key: not later, and in the same document."""
-    length = segments_BxL.shape[1]
-    causal_LxL = jnp.tri(length, dtype=bool)
-    return (causal_LxL & (segments_BxL[:, :, None] == segments_BxL[:, None, :]))[:, None]
-
-
 class Attention(nnx.Module):
     """Grouped-query attention (arXiv 2305.13245) with rotary positions."""
 
@@ -126,22 +132,13 @@ class Attention(nnx.Module):
             self.query_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
             self.key_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
         self.qk_norm = c.qk_norm
-        self.implementation: Any = c.attention  # JAX has a literal type for it
 
-    def __call__(
-        self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], mask_Bx1xLxL: jax.Array
-    ) -> jax.Array:
+    def __call__(self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], attend: Attend) -> jax.Array:
         query_BxLxNxH, key_BxLxKxH = self.query(x_BxLxD), self.key(x_BxLxD)
         if self.qk_norm:
             query_BxLxNxH, key_BxLxKxH = self.query_norm(query_BxLxNxH), self.key_norm(key_BxLxKxH)
-        seen_BxLxNxH = jax.nn.dot_product_attention(
-            rotate(query_BxLxNxH, angles),
-            rotate(key_BxLxKxH, angles),
-            self.value(x_BxLxD),
-            mask=mask_Bx1xLxL,
-            implementation=self.implementation,
-        )
-        return self.out(seen_BxLxNxH)
+        query_BxLxNxH, key_BxLxKxH = rotate(query_BxLxNxH, angles), rotate(key_BxLxKxH, angles)
+        return self.out(attend(query_BxLxNxH, key_BxLxKxH, self.value(x_BxLxD)))
 
 
 class GatedMLP(nnx.Module):
@@ -173,10 +170,8 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
         self.mlp = mlp(config, rngs)
 
-    def __call__(
-        self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], mask_Bx1xLxL: jax.Array
-    ) -> jax.Array:
-        x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD), angles, mask_Bx1xLxL)
+    def __call__(self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], attend: Attend) -> jax.Array:
+        x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD), angles, attend)
         return x_BxLxD + self.mlp(self.mlp_norm(x_BxLxD))
 
 
@@ -204,7 +199,7 @@ class Decoder(nnx.Module):
     def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
         self.config = config
         self.embed = Embedding(config, rngs)
-        self.layers = nnx.List([self.new_layer(number, rngs) for number in range(config.num_layers)])
+        self.layers = nnx.Dict(self.new_layers(rngs))
         self.final_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
         if not config.tie_embeddings:
             shape, stddev = (config.model_dim, config.vocab_size), config.model_dim**-0.5
@@ -216,25 +211,41 @@ class Decoder(nnx.Module):
         positions_BxL: jax.Array,
         segments_BxL: jax.Array,
         constrain: Constrain = unconstrained,
-    ) -> jax.Array:
+    ) -> Output:
         """Logits (B, L, V) float32; `constrain` pins activations to the layout of their logical axes."""
         config = self.config
         angles = rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
-        mask_Bx1xLxL = attention_mask(segments_BxL)
-        run_layer = nnx.remat(Layer.__call__) if config.remat else Layer.__call__
-        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
-        for layer in self.layers:
-            x_BxLxD = constrain(run_layer(layer, x_BxLxD, angles, mask_Bx1xLxL), ("batch", None, None))
-        return self.logits(x_BxLxD, constrain)
+        attend = causal(config.attention, segments_BxL, constrain)
+        x_BxLxD = self.through_layers(self.embed(inputs_BxL), angles, attend, constrain)
+        return Output(self.logits(x_BxLxD, constrain))
 
-    def new_layer(self, number: int, rngs: nnx.Rngs) -> Any:
-        """Layer `number`, counted from 0."""
-        del number
-        return Layer(self.config, rngs)
+    def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
+        """The layers, as `stack.layers` makes them."""
+        c = self.config
+        return stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c.scan_layers)
 
-    def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
-        """Logits (B, L, V) float32, from the output of the last layer."""
-        config, x_BxLxD = self.config, self.final_norm(x_BxLxD)
+    def through_layers(
+        self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], attend: Attend, constrain: Constrain
+    ) -> jax.Array:
+        """The output of the last layer."""
+
+        def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, None]:
+            return constrain(layer(x_BxLxD, angles, attend), ("batch", None, None)), None
+
+        x_BxLxD = constrain(x_BxLxD, ("batch", None, None))
+        return stack.run(self.layers, call, x_BxLxD, self.config.remat)[0]
+
+    def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array | LazyLogits:
+        """The logits (B, L, V), from the output of the last layer."""
+        head, x_BxLxD = functools.partial(self.head_of, constrain=constrain), self.final_norm(x_BxLxD)
+        if self.config.logits_chunk is None:
+            return head(x_BxLxD)
+        of_a_row = self.config.logits_chunk // constrain.local_rows(len(x_BxLxD))
+        return LazyLogits(x_BxLxD, head, max(1, of_a_row))
+
+    def head_of(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
+        """Logits (B, L, V) float32, from normalised outputs of the last layer."""
+        config = self.config
         if config.tie_embeddings:
             logits_BxLxV = self.embed.attend(x_BxLxD)
         else:

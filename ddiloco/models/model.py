@@ -9,18 +9,35 @@ import jax
 from flax import nnx
 
 
+class LazyLogits(NamedTuple):
+    """Logits of tokens that need not exist all at a time."""
+
+    x: jax.Array
+    """What the head reads, (B, L, D)."""
+    head: Callable[[jax.Array], jax.Array]
+    """`x`, or some of its tokens -> their logits (B, ..., V), float32."""
+    chunk: int
+    """Tokens of a row whose logits a loss makes at a time."""
+
+
 class Output(NamedTuple):
     """What a module may return instead of logits alone.
 
     Penalty and sums add over the rows of a batch, so that no grouping of rows changes them.
     """
 
-    logits: jax.Array
+    logits: jax.Array | LazyLogits
     """Float32."""
     penalty: jax.Array | float = 0.0
     """What the objective adds to the loss, weighted and summed over the tokens; a float32 scalar."""
     sums: Mapping[str, jax.Array] = {}
     """Float32 arrays of any shapes, by name, for `Model.statistics`."""
+
+
+def whole_logits(output: Output) -> jax.Array:
+    """The logits of all tokens, float32."""
+    logits = output.logits
+    return logits.head(logits.x) if isinstance(logits, LazyLogits) else logits
 
 
 class Model(NamedTuple):

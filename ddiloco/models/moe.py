@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ddiloco.config import setting
-from ddiloco.models import dense
+from ddiloco.models import dense, stack
+from ddiloco.models.attention import Attend, causal
 from ddiloco.models.model import Model, Output
 from ddiloco.models.parameter import Constrain, Normal, parameter, unconstrained
 
@@ -128,7 +129,7 @@ class Experts(nnx.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """The experts' gated sum (B, L, D), and how many choices were dropped, a float32 scalar."""
         if self.config.capacity_factor is None:
-            return self._dropless(x_BxLxD, routing), jnp.zeros((), jnp.float32)
+            return self._dropless(x_BxLxD, routing, constrain), jnp.zeros((), jnp.float32)
         return self._with_capacity(x_BxLxD, routing, counted_BxL, constrain)
 
     def _with_capacity(
@@ -163,23 +164,49 @@ class Experts(nnx.Module):
         y_BxECxD = jnp.swapaxes(y_ExBxCxD, 0, 1).reshape(rows, nowhere, width)
         y_BxSxD = jax.vmap(scatter)(constrain(y_BxECxD, ("batch", None, None)), slot_BxS)
         dropped = jnp.sum(counted_BxS & ~taken_BxS, dtype=jnp.float32)
-        return self._gated_sum(y_BxSxD, routing), dropped
+        return gated_sum(y_BxSxD, routing.gates_BxLxA).astype(x_BxLxD.dtype), dropped
 
-    def _dropless(self, x_BxLxD: jax.Array, routing: Routing) -> jax.Array:
-        """All choices of the batch, sorted by expert, pass a matmul of ragged groups.
+    def _dropless(self, x_BxLxD: jax.Array, routing: Routing, constrain: Constrain) -> jax.Array:
+        """Each device sorts the choices of its own rows by expert, and all experts' kernels come to it.
 
         On CPU, XLA computes every expert for every choice: correct, but E times the work.
         """
-        width, c = x_BxLxD.shape[-1], self.config
-        experts_M = routing.experts_BxLxA.reshape(-1)
+        mesh, kernels = constrain.mesh, self._kernels()
+        choices = routing.experts_BxLxA, routing.gates_BxLxA
+        if mesh is None:
+            return self._sorted(x_BxLxD, *choices, *kernels).astype(x_BxLxD.dtype)
+        rows = constrain.spec(("batch", None, None), x_BxLxD.shape)
+        wide, narrow = (
+            constrain.spec(axes, kernel.shape)
+            for axes, kernel in (((None, None, "mlp"), kernels[0]), ((None, "mlp", None), kernels[2]))
+        )
+
+        def on_device(*arrays: jax.Array) -> jax.Array:
+            summed_BxLxD = self._sorted(*arrays)
+            return summed_BxLxD if wide[2] is None else jax.lax.psum(summed_BxLxD, wide[2])
+
+        in_specs = (rows, rows, rows, wide, wide, narrow)
+        shards = jax.shard_map(on_device, mesh=mesh, in_specs=in_specs, out_specs=rows, check_vma=False)
+        return shards(x_BxLxD, *choices, *kernels).astype(x_BxLxD.dtype)
+
+    def _sorted(
+        self,
+        x_BxLxD: jax.Array,
+        experts_BxLxA: jax.Array,
+        gates_BxLxA: jax.Array,
+        gate: jax.Array,
+        up: jax.Array,
+        down: jax.Array,
+    ) -> jax.Array:
+        """The gated sum, float32: choices pass matmuls of ragged groups, one for each expert."""
+        experts_M = experts_BxLxA.reshape(-1)
         order_M = jnp.argsort(experts_M, stable=True)
-        sizes_E = jnp.bincount(experts_M, length=c.num_experts)
-        x_MxD = x_BxLxD.reshape(-1, width)[order_M // c.experts_per_token]
-        gate, up, down = self._kernels()
+        sizes_E = jnp.bincount(experts_M, length=self.config.num_experts)
+        x_MxD = x_BxLxD.reshape(-1, x_BxLxD.shape[-1])[order_M // self.config.experts_per_token]
         inner = self.activation(jax.lax.ragged_dot(x_MxD, gate, sizes_E))
         inner = inner * jax.lax.ragged_dot(x_MxD, up, sizes_E)
         y_MxD = jax.lax.ragged_dot(inner, down, sizes_E)[jnp.argsort(order_M)]
-        return self._gated_sum(y_MxD.reshape(x_BxLxD.shape[0], -1, width), routing)
+        return gated_sum(y_MxD, gates_BxLxA)
 
     def _kernels(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         dtype = self.config.compute_dtype
@@ -189,10 +216,11 @@ class Experts(nnx.Module):
             self.down[...].astype(dtype),
         )
 
-    def _gated_sum(self, y_BxSxD: jax.Array, routing: Routing) -> jax.Array:
-        y_BxLxAxD = y_BxSxD.reshape(*routing.gates_BxLxA.shape, y_BxSxD.shape[-1])
-        summed = jnp.einsum("blad,bla->bld", y_BxLxAxD.astype(jnp.float32), routing.gates_BxLxA)
-        return summed.astype(self.config.compute_dtype)
+
+def gated_sum(y: jax.Array, gates_BxLxA: jax.Array) -> jax.Array:
+    """The sum of the choices' outputs (B L A, D), in any shape, by their gates; (B, L, D) float32."""
+    y_BxLxAxD = y.reshape(*gates_BxLxA.shape, y.shape[-1])
+    return jnp.einsum("blad,bla->bld", y_BxLxAxD.astype(jnp.float32), gates_BxLxA)
 
 
 def router_counts(routing: Routing, counted_BxL: jax.Array) -> Counts:
@@ -253,11 +281,11 @@ class Layer(dense.Layer):
         self,
         x_BxLxD: jax.Array,
         angles: tuple[jax.Array, jax.Array],
-        mask_Bx1xLxL: jax.Array,
+        attend: Attend,
         counted_BxL: jax.Array,
         constrain: Constrain,
     ) -> tuple[jax.Array, Counts]:
-        x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD), angles, mask_Bx1xLxL)
+        x_BxLxD = x_BxLxD + self.attention(self.attention_norm(x_BxLxD), angles, attend)
         normed_BxLxD = self.mlp_norm(x_BxLxD)
         if isinstance(self.mlp, dense.GatedMLP):
             return x_BxLxD + self.mlp(normed_BxLxD), {}
@@ -270,9 +298,13 @@ class Decoder(dense.Decoder):
 
     config: MoEConfig
 
-    def new_layer(self, number: int, rngs: nnx.Rngs) -> Any:
-        """Layer `number`, counted from 0."""
-        return Layer(self.config, number, rngs)
+    def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
+        """The layers, as `stack.layers` makes them: those with an MLP, then those with experts."""
+        c, make = self.config, lambda number: Layer(self.config, number, rngs)
+        kinds = (0, c.dense_layers), (c.dense_layers, c.num_layers)
+        return {
+            name: layer for kind in kinds for name, layer in stack.layers(make, *kind, c.scan_layers).items()
+        }
 
     def __call__(  # type: ignore[override]
         self,
@@ -285,16 +317,17 @@ class Decoder(dense.Decoder):
 
         Padding, of segment 0, is routed nowhere: it takes no places and is not counted.
         """
-        config = self.config
+        config, counted_BxL = self.config, segments_BxL > 0
         angles = dense.rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
-        mask_Bx1xLxL, counted_BxL = dense.attention_mask(segments_BxL), segments_BxL > 0
-        run_layer = nnx.remat(Layer.__call__, static_argnums=(5,)) if config.remat else Layer.__call__
-        x_BxLxD, counts = constrain(self.embed(inputs_BxL), ("batch", None, None)), []
-        for layer in self.layers:
-            x_BxLxD, counted = run_layer(layer, x_BxLxD, angles, mask_Bx1xLxL, counted_BxL, constrain)
-            x_BxLxD = constrain(x_BxLxD, ("batch", None, None))
-            counts += [counted] if counted else []
-        sums = jax.tree.map(lambda *layers: jnp.stack(layers), *counts)
+        attend = causal(config.attention, segments_BxL, constrain)
+
+        def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
+            x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted_BxL, constrain)
+            return constrain(x_BxLxD, ("batch", None, None)), counts
+
+        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
+        x_BxLxD, told = stack.run(self.layers, call, x_BxLxD, config.remat)
+        sums = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(counts for counts in told if counts))
         penalty = config.balance_weight * jnp.sum(sums["balance"])
         penalty = penalty + config.router_z_weight * jnp.sum(sums["router_z"])
         return Output(self.logits(x_BxLxD, constrain), penalty, {**sums, "penalty": penalty})

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
 Axes = tuple[str | None, ...]
-Constrain = Callable[[jax.Array, Axes], jax.Array]
 Initializer = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 # Of the standard normal distribution truncated at two deviations.
@@ -51,7 +51,24 @@ def _initial(initializer: Initializer, shape: tuple[int, ...], key: jax.Array) -
     return initializer(key, shape)  # jitted, so that layers that are alike are traced once
 
 
-def unconstrained(x: jax.Array, axes: Axes) -> jax.Array:
-    """The `Constrain` that leaves an activation's sharding to the compiler."""
-    del axes
-    return x
+class Constrain:
+    """Pins activations to the layout of their logical axes; this one leaves it to the compiler."""
+
+    mesh: Mesh | None = None
+    """The devices; None: not known, as where nothing is sharded."""
+
+    def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
+        del axes
+        return x
+
+    def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
+        """How an array of this shape lies on the mesh."""
+        del axes, shape
+        return PartitionSpec()
+
+    def local_rows(self, rows: int) -> int:
+        """How many of a batch's rows a device has."""
+        return rows
+
+
+unconstrained = Constrain()

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from ddiloco.config import setting
+from ddiloco.models import stack
 from ddiloco.models.model import Model
 from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, parameter, unconstrained
 
@@ -41,7 +42,12 @@ class ViTConfig:
     pixel_mean: tuple[float, ...] = setting((0.3,), "of pixels in [0, 1], for all channels or by channel")
     pixel_std: tuple[float, ...] = setting((0.38,), "the same, standard deviation", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the variance in LayerNorm", above=0.0)
-    remat: bool = setting(False, "recompute each layer in the backward pass, to save memory")
+    scan_layers: bool = setting(False, "stack layers that are alike, to compile them once for all")
+    remat: str = setting(
+        "none",
+        "what of a layer the backward pass computes again: all, or what this policy of JAX does not keep",
+        choices=stack.REMAT,
+    )
     compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
     attention: str = setting("xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"))
 
@@ -232,18 +238,20 @@ class ViT(nnx.Module):
         c = config
         self.config = c
         self.embed = Embedding(c, rngs)
-        self.layers = nnx.List([Layer(c, rngs) for _ in range(c.num_layers)])
+        layers = stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c.scan_layers)
+        self.layers = nnx.Dict(layers)
         self.final_norm = LayerNorm(rngs, c.model_dim, c.norm_epsilon)
         shape, stddev = (c.model_dim, c.num_classes), c.model_dim**-0.5
         self.head = Linear(rngs, "bd,dc->bc", shape, ("embed", "vocab"), 1, stddev, c.compute_dtype)
 
     def __call__(self, image_BxHxWxC: jax.Array, constrain: Constrain = unconstrained) -> jax.Array:
         """Logits (B, C) float32; `constrain` pins activations to the layout of their logical axes."""
-        run_layer = nnx.remat(Layer.__call__) if self.config.remat else Layer.__call__
+
+        def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, None]:
+            return constrain(layer(x_BxLxD), ("batch", None, None)), None
+
         x_BxLxD = constrain(self.embed(image_BxHxWxC), ("batch", None, None))
-        for layer in self.layers:
-            x_BxLxD = constrain(run_layer(layer, x_BxLxD), ("batch", None, None))
-        x_BxLxD = self.final_norm(x_BxLxD)
+        x_BxLxD = self.final_norm(stack.run(self.layers, call, x_BxLxD, self.config.remat)[0])
         pooled_BxD = x_BxLxD[:, 0] if self.config.pooling == "token" else jnp.mean(x_BxLxD, axis=1)
         return constrain(self.head(pooled_BxD, output_dtype="float32"), ("batch", "vocab"))
 

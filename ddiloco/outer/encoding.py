@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from ddiloco.outer.codecs import CODECS, ArrayFormat, Codec
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.host_memory import aligned
+from ddiloco.outer.sharded_encoding import encode_sharded
 
 Arrays = Sequence[Any]
 
@@ -50,7 +52,11 @@ def encoded_bytes(layout: FragmentLayout, codec: str) -> tuple[int, ...]:
 
 
 def encode(
-    codec: Codec, pieces: Arrays, anchor: Arrays, residual: Arrays = ()
+    codec: Codec,
+    pieces: Arrays,
+    anchor: Arrays,
+    residual: Arrays = (),
+    shardings: Sequence[NamedSharding | None] | None = None,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Encodes the outer gradient of a fragment; pure, for use under jit.
 
@@ -59,10 +65,12 @@ def encode(
       pieces: theta_{m,p}, float32.
       anchor: Theta_p(version) that the learner last adopted, of the same shapes.
       residual: what the last encoding left out, of the same shapes, to be sent along; (): no error feedback.
+      shardings: where the pieces lie, so that each is encoded shard by shard; None: on one device.
 
     Returns:
-      The arrays of `wire_format`, and what this encoding leaves out, as `residual` for the next. A piece with
-      values that are not finite leaves zeros, or they would come back in every encoding after it.
+      The arrays of `wire_format`, with shardings in shapes that may differ, and what this encoding leaves
+      out, as `residual` for the next. A piece with values that are not finite leaves zeros, or they would
+      come back in every encoding after it.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,15 +81,16 @@ def encode(
     """
     arrays: list[jax.Array] = []
     left: list[jax.Array] = []
-    for i, (piece, origin) in enumerate(zip(pieces, anchor, strict=True)):
+    shardings = shardings or [None] * len(pieces)
+    for i, (piece, origin, sharding) in enumerate(zip(pieces, anchor, shardings, strict=True)):
         value = origin - piece
         if residual:
             value = value + residual[i]
-        encoded = codec.encode(value)
-        arrays.extend(encoded)
+        encoded = encode_sharded(codec, value, sharding)
+        arrays.extend(encoded.arrays)
         if residual:
             sound = jnp.isfinite(jnp.sum(jnp.square(value)))
-            left.append(jnp.where(sound, value - codec.decode(encoded, value.shape), 0.0))
+            left.append(jnp.where(sound, value - encoded.decoded, 0.0))
     return tuple(arrays), tuple(left)
 
 

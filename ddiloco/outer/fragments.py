@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 BYTES_PER_ELEMENT = 4  # masters are float32
+SHARED_ROWS = 128  # of a vocabulary are not cut apart, so that devices can share what is cut out of it
 BALANCE_BOUND = 4 / 3  # of the largest fragment over the mean; the paper's promise for balanced fragments
 
 _LAYER = re.compile(r"(?:(.*)/)?layers/(\d+)(?:/|$)")
@@ -180,38 +181,6 @@ def take(layout: FragmentLayout, p: int, params: Mapping[str, Any]) -> tuple[Any
     )
 
 
-def put(layout: FragmentLayout, p: int, params: Mapping[str, Any], pieces: Sequence[Any]) -> dict[str, Any]:
-    """A new dict of tensors in which the pieces of fragment p are replaced; `params` stays as it was.
-
-    A whole tensor is replaced without computing anything; a range of rows is written into a copy
-    (under jit into the tensor's own memory where it is donated).
-
-    Raises:
-      ValueError: another number of pieces than fragment p has.
-
-    Example:
-      >>> import numpy as np
-      >>> layout = fragment({"a": (3,), "b": (2,)}, 2, split_large=False)
-      >>> params = {"a": np.zeros(3), "b": np.ones(2)}
-      >>> print(put(layout, 0, params, (np.full(3, 7.0),)))
-      {'a': array([7., 7., 7.]), 'b': array([1., 1.])}
-    """
-    result = dict(params)
-    copied: set[str] = set()
-    for piece, value in zip(layout.fragments[p], pieces, strict=True):
-        tensor = result[piece.name]
-        if piece.whole:
-            result[piece.name] = value
-        elif isinstance(tensor, np.ndarray):
-            if piece.name not in copied:
-                copied.add(piece.name)
-                result[piece.name] = tensor = tensor.copy()
-            tensor[piece.start : piece.stop] = value
-        else:
-            result[piece.name] = tensor.at[piece.start : piece.stop].set(value)
-    return result
-
-
 def assemble(layout: FragmentLayout, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
     """All tensors by name, sorted, from the pieces of all fragments; whole tensors are not copied.
 
@@ -244,7 +213,7 @@ def _row_order(piece: Piece) -> tuple[str, int]:
 
 
 def _cut(tensors: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[_Sized]:
-    """Pieces of at most `limit` bytes, as far as rows allow it, in the order of names and rows."""
+    """Pieces of about `limit` bytes at most, as far as rows allow it, in the order of names and rows."""
     pieces: list[_Sized] = []
     for name, shape in tensors:
         size = _size(shape)
@@ -254,7 +223,8 @@ def _cut(tensors: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[_
             continue
         row = size // rows
         count = -(-rows // max(1, int(limit // row)))
-        edges = [rows * i // count for i in range(count + 1)]
+        unit = math.gcd(rows, SHARED_ROWS) if rows >= 16 * count * SHARED_ROWS else 1
+        edges = [rows // unit * i // count * unit for i in range(count + 1)]
         pieces.extend((Piece(name, a, b), (b - a) * row) for a, b in itertools.pairwise(edges))
     return pieces
 

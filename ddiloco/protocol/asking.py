@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import MovingAverage
-from ddiloco.protocol.membership import Asked, Member
+from ddiloco.protocol.membership import SHORTEST_LEAD, Asked, Member, Membership
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.rounds import Phase, Round
-
-SHORTEST_LEAD = 2.0
-"""Steps of the front before a due step at which every learner has been asked."""
+from ddiloco.protocol.round import Round
 
 MISSED, IN_TIME = 0.5, 0.05
 """By how many of its steps a learner's margin grows when it misses a round, and shrinks when it has time."""
@@ -54,32 +51,27 @@ class Asking:
     def __init__(self, policy: SyncPolicy) -> None:
         self.front = Front()
         self._policy = policy
+        self._longest_lead = SHORTEST_LEAD
 
-    def furthest(self, live: Sequence[Member]) -> float:
+    def furthest(self, members: Membership) -> float:
         """The due step up to which rounds are to be open, so that all learners are asked in time."""
         if self._policy.quorum is None:
-            return max((m.step for m in live), default=0) + SHORTEST_LEAD
-        return self.front.step + max((m.lead for m in live), default=0.0)
+            return members.furthest() + SHORTEST_LEAD
+        return self.front.step + self._longest_lead
 
-    def ask(self, rounds: Sequence[Round], live: Sequence[Member], now: float) -> list[actions.SyncerAction]:
-        """Asks everyone whose turn it is."""
-        out: list[actions.SyncerAction] = []
-        for r in rounds:
-            if r.phase is Phase.MERGING:
-                continue
-            asked: dict[int, list[Member]] = {}
-            for m in live:
-                of = m.step if self._policy.quorum is None else self.front.step
-                if r.id.step - of > m.lead or not r.may_ask(m):
-                    continue
+    def ask(self, r: Round, members: Iterable[Member], now: float) -> list[actions.SyncerAction]:
+        """Asks those whose turn it is, of the members that the round has yet to ask."""
+        asked: dict[int, list[Member]] = {}
+        for m in members:
+            of = m.step if self._policy.quorum is None else self.front.step
+            if r.id.step - of <= m.lead and not r.has_failed(m):
                 asked.setdefault(self._clock(m, r, now), []).append(m)
-            for clock, members in asked.items():
-                out.append(self._tell(r, members, clock))
-        return out
+        return [self._tell(r, members, clock) for clock, members in asked.items()]
 
-    def ask_late(self, r: Round, live: Sequence[Member]) -> list[actions.SyncerAction]:
+    def ask_late(self, r: Round, members: Membership) -> list[actions.SyncerAction]:
         """Has learners that are later than was foreseen offer what they have."""
-        late = [m for m in live if m.learner in r.owed and r.owed[m.learner].clock > m.step + 1]
+        owing = ((m, r.owed.get(m.learner)) for m in members.live())
+        late = [m for m, asked in owing if asked is not None and asked.clock > m.step + 1]
         return [self._tell(r, late, 0)] if late else []
 
     def arrived(self, m: Member, c: Contribution, now: float) -> None:
@@ -96,15 +88,17 @@ class Asking:
         late = c.steps - asked.steps - max(1, asked.clock - asked.seen)
         if late > 0:  # the question came after the step that it was about
             m.lead = min(self._policy.interval, m.lead + late * m.step_time.value / self.front.pace.value)
+            self._longest_lead = max(self._longest_lead, m.lead)
 
-    def merging(self, r: Round, live: Sequence[Member], now: float) -> None:
+    def merging(self, r: Round, members: Membership, now: float) -> None:
         """Asks those that miss the round earlier and for an earlier step; those with time for a later one."""
-        for m in live:
+        for m in members.live():
             if m.learner in r.arrived:
                 self._in_time(m, m.asked.get(r.id.fragment), now)
             elif m.learner in r.owed:
                 m.lead = min(self._policy.interval, m.lead + 1)
                 m.margin = min(self._policy.interval / 4, m.margin + MISSED)
+        self._longest_lead = max((m.lead for m in members.live()), default=SHORTEST_LEAD)
 
     def _in_time(self, m: Member, asked: Asked | None, now: float) -> None:
         m.lead = max(SHORTEST_LEAD, m.lead - 0.1)
@@ -119,6 +113,7 @@ class Asking:
             steps = known.steps if known is not None and known.version == r.version else None
             asked = Asked(m.incarnation, r.version, clock, m.step, steps)
             r.owed[m.learner] = m.asked[r.id.fragment] = asked
+            r.unasked.discard(m.learner)
             r.asked.add((m.learner, m.incarnation))
         pairs = tuple((m.learner, m.incarnation) for m in members)
         return actions.Tell(pairs, events.OfferAsked(r.id, r.version, clock))

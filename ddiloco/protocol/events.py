@@ -11,13 +11,14 @@ from ddiloco.protocol.messages import Contribution, Given, Report, RoundId
 class LearnerJoined:
     """A learner asks to take part; a larger incarnation of the same learner replaces the older one.
 
-    With `step` and `versions` it rejoins with what it holds, and needs only what is newer.
+    With `step`, `versions` and their lineages it rejoins with what it holds, and needs only what is newer.
     """
 
     learner: int
     incarnation: int
     step: int | None = None
     versions: tuple[int, ...] | None = None
+    lineages: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +91,22 @@ SyncerEvent = FromLearner | FragmentArrived | OfferFailed | MergeFinished | Time
 
 @dataclasses.dataclass(frozen=True)
 class Welcomed:
-    """The syncer lets the learner in: its clock, each fragment's version and the step it was merged at.
+    """The syncer lets the learner in: its clock, and of fragments the version and the step it was merged at.
 
-    All fragments come with it. Once it holds them, the learner is ready.
+    The fragments come with it. If each part of a syncer welcomes with its own, the learner is ready once
+    it holds them all.
+
+    Attributes:
+      fragments: which these are; empty: all of them.
+      lineages: which start of the syncer made each version; empty: the first.
     """
 
     incarnation: int
     step: int
     versions: tuple[int, ...]
     merged_steps: tuple[int, ...]
+    fragments: tuple[int, ...] = ()
+    lineages: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +122,7 @@ class Rejected:
 
     incarnation: int
     reason: str
+    newest: int = 0  # the incarnation that is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +152,7 @@ class UpdateArrived:
     version: int
     step: int
     merged: tuple[Given, ...] = ()
+    lineage: int = 0
 
 
 FromSyncer = Welcomed | NotMember | Rejected | ClockSet | OfferAsked | UpdateArrived
@@ -163,7 +173,7 @@ class StepFinished:
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """The learner has not stepped for `SyncPolicy.heartbeat` seconds: not welcomed yet, blocked or done."""
+    """The learner has said nothing for `LearnerCore.heartbeat` seconds: not welcomed, in a step, or done."""
 
 
 LearnerEvent = FromSyncer | StepStarted | StepFinished | Heartbeat

@@ -13,6 +13,12 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 
+JOIN_AGAIN = 1.0
+"""Seconds after which a learner that has not been welcomed asks again: its number may have become free."""
+
+BEYOND_REJOINING = 1 << 20
+"""More incarnations than a process ever takes by rejoining: beyond these no other process comes by itself."""
+
 
 @dataclasses.dataclass
 class FragmentWork:
@@ -22,6 +28,7 @@ class FragmentWork:
     merged_step: int  # global step at which `version` was merged
     steps: int = 0
     tokens: int = 0
+    lineage: int = 0  # which start of the syncer made `version`
     offered: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     """By the step after which an offer was made: the steps and tokens in it. Only offers on `version`."""
 
@@ -55,6 +62,8 @@ class LearnerCore:
         self._joined_step = 0
         self._welcomed_as: int | None = None  # incarnation whose welcome was adopted
         self._reported_step = -1
+        self._welcome: dict[int, FragmentWork] = {}  # by fragment, what has come of a welcome
+        self._welcome_step = 0
         self._fragments: list[FragmentWork] = []
         self._asked: dict[int, events.OfferAsked] = {}  # by fragment, what the syncer waits for
         self._last: Report | None = None  # repeated as a sign of life
@@ -64,6 +73,11 @@ class LearnerCore:
     def recovered(self) -> bool:
         """Whether a welcome has come, so that there are parameters to train."""
         return bool(self._fragments)
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds after which to send a Heartbeat if it has said nothing; it asks more often to be let in."""
+        return self.policy.heartbeat if self.recovered else min(JOIN_AGAIN, self.policy.heartbeat)
 
     @property
     def done(self) -> bool:
@@ -118,7 +132,7 @@ class LearnerCore:
             case events.NotMember():
                 return self._not_member(event)
             case events.Rejected():
-                return [actions.Leave(event.reason)] if event.incarnation == self.incarnation else []
+                return self._rejected(event)
             case events.StepStarted():
                 return self._step_started(event)
             case events.StepFinished():
@@ -137,23 +151,45 @@ class LearnerCore:
             return [actions.Drop(self.learner, "welcome of another incarnation")]
         if self._welcomed_as == self.incarnation:
             return [actions.Drop(self.learner, "welcomed twice")]
-        if {len(event.versions), len(event.merged_steps)} != {self.policy.num_fragments}:
+        fragments = event.fragments or tuple(range(self.policy.num_fragments))
+        lineages = event.lineages or (0,) * len(fragments)
+        counts = {len(event.versions), len(event.merged_steps), len(lineages)}
+        if counts != {len(fragments)} or not set(fragments) <= set(range(self.policy.num_fragments)):
             return [actions.Drop(self.learner, "welcome with another number of fragments")]
+        for p, version, step, lineage in zip(
+            fragments, event.versions, event.merged_steps, lineages, strict=True
+        ):
+            self._welcome[p] = FragmentWork(version, step, lineage=lineage)
+        self._welcome_step = max(self._welcome_step, event.step)
+        return self._adopt() if len(self._welcome) == self.policy.num_fragments else []
+
+    def _adopt(self) -> list[actions.LearnerAction]:
+        """Begins with the welcome, now that all parts of it are here."""
         self._welcomed_as = self.incarnation
-        self.clock = self._joined_step = event.step
+        self.clock = self._joined_step = self._welcome_step
         self._reported_step = -1
-        merged = zip(event.versions, event.merged_steps, strict=True)
-        self._fragments = [FragmentWork(version, step) for version, step in merged]
+        self._fragments = [self._welcome[p] for p in range(self.policy.num_fragments)]
+        self._welcome, self._welcome_step = {}, 0
         self._started = collections.deque(_StartedStep(None, ()) for _ in self._started)
         self._asked.clear()
         self._last = None
-        return [actions.AdoptAll(event.step, event.versions)]
+        return [actions.AdoptAll(self.clock, self.versions)]
+
+    def _rejected(self, event: events.Rejected) -> list[actions.LearnerAction]:
+        """Leaves if a newer process has taken its place; one that only begins takes a higher number."""
+        if event.incarnation != self.incarnation:
+            return []
+        if self.recovered or event.newest <= self.incarnation:
+            return [actions.Leave(event.reason)]
+        self.incarnation += event.newest + BEYOND_REJOINING
+        return [self._join()]
 
     def _not_member(self, event: events.NotMember) -> list[actions.LearnerAction]:
         """Rejoins under the next number, so that what is still on its way under this one does no harm."""
         if event.incarnation != self.incarnation:
             return []
         self.incarnation += 1
+        self._welcome, self._welcome_step = {}, 0
         self._started = collections.deque(self._renumbered(step) for step in self._started)
         self._asked.clear()
         self._last = None
@@ -170,15 +206,15 @@ class LearnerCore:
         if not self.recovered:
             return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation))
         finished = max(self._reported_step, self._joined_step)  # not the step that is under way
-        returns = events.LearnerJoined(self.learner, self.incarnation, finished, self.versions)
+        lineages = tuple(fragment.lineage for fragment in self._fragments)
+        returns = events.LearnerJoined(self.learner, self.incarnation, finished, self.versions, lineages)
         return actions.TellSyncer(returns)
 
     def _renumbered(self, step: _StartedStep) -> _StartedStep:
         """The step under the new number, without offers: nobody has asked for them under it."""
-        report = step.report
-        return _StartedStep(
-            None if report is None else dataclasses.replace(report, incarnation=self.incarnation), ()
-        )
+        if step.report is None:
+            return _StartedStep(None, ())
+        return _StartedStep(dataclasses.replace(step.report, incarnation=self.incarnation, adopted=False), ())
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:
@@ -241,7 +277,7 @@ class LearnerCore:
         old = self._fragments[event.fragment]
         if event.version <= old.version:
             return [actions.Drop(self.learner, "stale update")]
-        new = self._fragments[event.fragment] = FragmentWork(event.version, event.step)
+        new = self._fragments[event.fragment] = FragmentWork(event.version, event.step, lineage=event.lineage)
         merged = self._merged_offer(old, event)
         rebase = self.policy.rebase and merged is not None
         if rebase:
@@ -260,7 +296,8 @@ class LearnerCore:
 
     def _report(self) -> Report:
         counters = tuple(FragmentCounters(f.version, f.steps, f.tokens) for f in self._fragments)
-        return Report(self.learner, self.incarnation, self.clock, counters)
+        adopted = self._welcomed_as == self.incarnation
+        return Report(self.learner, self.incarnation, self.clock, counters, adopted)
 
     def _say_last(self) -> list[actions.LearnerAction]:
         """A report without a step: an update took the clock to the last step, so no step will follow."""
@@ -300,7 +337,9 @@ class LearnerCore:
 
     def _contribution(self, p: int) -> Contribution:
         f = self._fragments[p]
-        return Contribution(self.learner, self.incarnation, p, f.version, self.clock, f.steps, f.tokens)
+        return Contribution(
+            self.learner, self.incarnation, p, f.version, self.clock, f.steps, f.tokens, f.lineage
+        )
 
 
 def _without(fragment: int, step: _StartedStep) -> _StartedStep:

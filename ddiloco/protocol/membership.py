@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 from ddiloco.protocol.estimates import MovingAverage
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+
+SHORTEST_LEAD = 2.0
+"""Steps of the front before a due step at which every learner has been asked."""
 
 
 class State(enum.Enum):
@@ -41,7 +46,7 @@ class Asked:
     seen: int  # its clock as the syncer knew it when it asked
     steps: int | None  # on the fragment's version, likewise; None: it had another
     arrived_at: float | None = None
-    due: float | None = None  # until when an offer that it has made may be on its way; None: not made yet
+    expires: float | None = None  # when an offer that it has made is given up; None: not made yet
 
 
 @dataclasses.dataclass
@@ -55,13 +60,17 @@ class Member:
     step: int = -1
     reports: int = 0
     reported_at: float | None = None
+    welcomed_at: float = 0.0
+    goes_on: bool = False  # it came back with what cannot be: until the welcome comes it goes on with that
+    dismissed: bool = False  # told that it is no member: the next incarnation is its own
     step_time: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds
     delivery: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds from report to offer
     most_tokens: float = 0.0  # that a step may have: twice what was reported
     margin: float = 0.0  # of its steps by which an offer is planned to come before it is due
     asked: dict[int, Asked] = dataclasses.field(default_factory=dict)  # by fragment, the last time
-    lead: float = 2.0  # steps of the front before a due step at which it is asked
-    counters: tuple[FragmentCounters, ...] = ()
+    lead: float = SHORTEST_LEAD  # steps of the front before a due step at which it is asked
+    counters: tuple[FragmentCounters, ...] = ()  # as last reported
+    began_with: tuple[int, ...] = ()  # versions that it held when it began
     sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, when
 
     def move(self, state: State) -> None:
@@ -71,6 +80,11 @@ class Member:
         if (self.state, state) not in TRANSITIONS:
             raise AssertionError(f"learner {self.learner} cannot go from {self.state.value} to {state.value}")
         self.state = state
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment that the learner last said it holds."""
+        return tuple(c.version for c in self.counters) or self.began_with
 
     def version(self, fragment: int) -> int:
         """The fragment version that the learner last said it holds."""
@@ -104,13 +118,25 @@ class Member:
         self.step = report.step
         self.counters = report.counters
 
+    def has_work(self, fragment: int, version: int) -> bool:
+        """Whether the learner said that it has taken steps on this version of a fragment."""
+        if not self.counters:
+            return False
+        known = self.counters[fragment]
+        return known.version == version and known.steps > 0
+
 
 class Membership:
-    """The current incarnation of every learner ever seen; departed ones stay known, so that none rejoins."""
+    """The current incarnation of every learner ever seen; departed ones stay known, so that none rejoins.
+
+    What is asked at every event costs the same for any number of learners: it is counted as they move.
+    """
 
     def __init__(self) -> None:
-        self._members: dict[int, Member] = {}  # by learner number, in that order
-        self._live: tuple[Member, ...] | None = None  # asked for at every event; None: to be computed again
+        self._members: dict[int, Member] = {}
+        self._live: tuple[Member, ...] | None = None  # None: to be computed again
+        self._at: collections.Counter[int] = collections.Counter()  # live members by step
+        self.count = 0  # of the live members
 
     def newest(self, learner: int) -> Member | None:
         """The learner's newest incarnation, gone or not."""
@@ -123,35 +149,85 @@ class Membership:
             return None
         return member
 
+    def is_live(self, learner: int, incarnation: int) -> bool:
+        """Whether exactly this incarnation counts."""
+        m = self.current(learner, incarnation)
+        return m is not None and m.state is State.LIVE
+
     def admit(self, member: Member) -> Member:
-        """Puts a new incarnation in the place of the learner's older one; returns it."""
-        self._members = dict(sorted({**self._members, member.learner: member}.items()))
-        self._live = None
+        """Puts a new incarnation, not live yet, in the place of the learner's older one; returns it."""
+        old = self._members.get(member.learner)
+        if old is not None and old.state is State.LIVE:
+            self.move(old, State.GONE)
+        self._members[member.learner] = member
         return member
 
     def move(self, member: Member, state: State) -> None:
         """Changes a member's state; raises AssertionError for a move that is not in TRANSITIONS."""
+        counted = member.state is State.LIVE
         member.move(state)
-        self._live = None
+        if counted != (state is State.LIVE):
+            self._live = None
+            self._count(member.step, -1 if counted else 1)
+            self.count += -1 if counted else 1
+
+    def begin(self, member: Member, step: int, versions: Sequence[int]) -> None:
+        """Counts a member from now on, at this step and with these versions."""
+        self.move(member, State.LIVE)
+        self.advance(member, step)
+        member.began_with = tuple(versions)
+
+    def advance(self, member: Member, step: int) -> None:
+        """Sets a member's clock."""
+        if member.state is State.LIVE:
+            self._count(member.step, -1)
+            self._count(step, 1)
+        member.step = step
+
+    def take(self, member: Member, report: Report) -> None:
+        """Adopts what a newer report of the member says."""
+        self.advance(member, report.step)
+        member.take(report)
 
     def incarnations(self) -> tuple[tuple[int, int], ...]:
         """(learner, newest incarnation) of every learner ever seen, by learner number."""
-        return tuple((m.learner, m.incarnation) for m in self._members.values())
+        return tuple(sorted((m.learner, m.incarnation) for m in self._members.values()))
 
     def steps(self) -> dict[int, tuple[int, int]]:
         """By learner, if a step of it is known: its newest incarnation, and the step."""
         return {m.learner: (m.incarnation, m.step) for m in self._members.values() if m.step >= 0}
 
-    def furthest(self) -> int:
-        """The largest step that the newest incarnation of a learner, gone or not, has reported."""
-        return max((m.step for m in self._members.values()), default=0)
-
     def present(self) -> list[Member]:
         """Every member that has not gone, by learner number."""
-        return [m for m in self._members.values() if m.state is not State.GONE]
+        there = [m for m in self._members.values() if m.state is not State.GONE]
+        return sorted(there, key=lambda m: m.learner)
 
     def live(self) -> tuple[Member, ...]:
         """The members that count, by learner number."""
         if self._live is None:
-            self._live = tuple(m for m in self._members.values() if m.state is State.LIVE)
+            self._live = tuple(m for m in self.present() if m.state is State.LIVE)
         return self._live
+
+    # Where the live members stand; the cost is that of the number of different steps.
+
+    def furthest(self) -> int:
+        """The largest step of a live member; 0 if there is none."""
+        return max(self._at, default=0)
+
+    def come_to(self, step: int) -> int:
+        """How many live members have come to a step."""
+        return sum(count for at, count in self._at.items() if at >= step)
+
+    def front(self, quorum: int | None) -> int:
+        """The step that enough live members for a quorum have come to; all of them, if there are too few."""
+        needed = self.count if quorum is None else min(quorum, self.count)
+        for step in sorted(self._at, reverse=True):
+            needed -= self._at[step]
+            if needed <= 0:
+                return step
+        return 0
+
+    def _count(self, step: int, by: int) -> None:
+        self._at[step] += by
+        if not self._at[step]:
+            del self._at[step]

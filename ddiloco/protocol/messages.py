@@ -24,12 +24,16 @@ class FragmentCounters:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A learner's metadata after an inner step: its clock t_m and, by fragment, its counters."""
+    """A learner's metadata after an inner step: its clock t_m and, by fragment, its counters.
+
+    `adopted` says whether it holds the welcome of its present incarnation; one that rejoined has none.
+    """
 
     learner: int
     incarnation: int
     step: int
     counters: tuple[FragmentCounters, ...]
+    adopted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Contribution:
     step: int
     steps: int
     tokens: int
+    lineage: int = 0  # of `version`
 
     @property
     def brief(self) -> list[int]:

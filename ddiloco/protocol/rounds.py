@@ -1,49 +1,461 @@
-"""One synchronisation of one fragment, from the asking of learners to the broadcast."""
+"""The half of a syncer that merges: offers, quorum, grace window, merge and broadcast of its fragments."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
+import heapq
+from collections.abc import Iterable
 
-from ddiloco.protocol.membership import Asked, Member
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol import actions, events, news
+from ddiloco.protocol.asking import Asking
+from ddiloco.protocol.errors import LocalProtocolError
+from ddiloco.protocol.estimates import MovingAverage, grace, slack
+from ddiloco.protocol.membership import Asked, Member, Membership, State
+from ddiloco.protocol.messages import Contribution, Given, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.round import Phase, Round
+from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.updates import Updates
+
+Said = list[actions.SyncerAction | news.Word]
 
 
-class Phase(enum.Enum):
-    """Where a round stands."""
+class Rounds:
+    """Carries every round of some fragments from the first question to the update.
 
-    GATHERING = "gathering"  # offers are asked for and come in; the quorum is not complete
-    GRACE = "grace"  # the quorum is complete; further offers are waited for until the deadline
-    READY = "ready"  # as many rounds are merging as may; whatever comes meanwhile is taken
-    MERGING = "merging"
+    A round (step, fragment) opens before a quorum of learners comes to the step, so that each can be asked in
+    time for what it is to offer; `Asking` knows when. Rounds open in the order of the schedule, of different
+    fragments; at most tau (at least one) are due and not merged.
 
+    What an event costs does not grow with the number of learners: rounds are looked at only when something
+    that they wait for has changed, and only learners that are yet to be asked are gone through.
+    """
 
-@dataclasses.dataclass
-class Round:
-    """A round in flight."""
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        state: SyncerState,
+        members: Membership,
+        fragments: Iterable[int] | None = None,
+        lineage: int = 0,
+    ) -> None:
+        """`fragments`: those that it owns, None for all; `lineage`: of the versions that it makes."""
+        self.policy = policy
+        self.total_steps = total_steps
+        self.members = members
+        self._updates = Updates(policy, state, fragments, lineage)
+        self._schedule = Schedule(policy.num_fragments, policy.interval)
+        self._open: dict[int, Round] = {}  # by fragment, in the order of opening
+        self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
+        self._gathering = policy.quorum is None and not state.step  # until the run's first learners are in
+        self._sync_time = MovingAverage()
+        self._asking = Asking(policy)
+        self._overdue: list[tuple[float, RoundId, int]] = []  # heap: when an offer is given up; may be old
+        self._moved = self._ask_all = True  # whether rounds may go on; whether others may be asked
+        self._heard: set[int] = set()  # learners that may be asked
+        self._stuck = self._over = False
 
-    id: RoundId
-    version: int  # which the round replaces
-    phase: Phase = Phase.GATHERING
-    began: float | None = None  # when the first learner had reached the step
-    deadline: float | None = None  # of the grace window
-    quorum_seconds: float = 0.0
-    grace_began: float = 0.0
-    grace_seconds: float = 0.0
-    merging_since: float = 0.0
-    asked: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # (learner, incarnation), ever
-    owed: dict[int, Asked] = dataclasses.field(default_factory=dict)
-    arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
-    failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
+    def handle(
+        self, event: events.FragmentArrived | events.OfferFailed | events.MergeFinished, now: float
+    ) -> Said:
+        """Takes what concerns a round.
 
-    def complete(self, now: float) -> bool:
-        """Whether nobody is waited for any longer, once the round has its quorum."""
-        return not self.owed or self.deadline is None or now >= self.deadline
+        Raises:
+          LocalProtocolError: a merge finished that was not under way.
+        """
+        self._moved = True
+        match event:
+            case events.FragmentArrived():
+                return self._fragment_arrived(event, now)
+            case events.OfferFailed():
+                return self._offer_failed(event)
+            case events.MergeFinished():
+                r = self._find(event.round)
+                if r is None or r.phase is not Phase.MERGING:
+                    raise LocalProtocolError(f"{event.round} finished merging, but was not being merged")
+                r.left_out = event.left_out
+                return [news.Committed(r.id, self._updates.lineage)]
 
-    def may_ask(self, m: Member) -> bool:
-        """Whether the learner owes nothing, and has given nothing that was of use."""
-        return m.learner not in self.owed and m.learner not in self.arrived and not self.has_failed(m)
+    def hear(self, told: news.News, now: float) -> Said:
+        """Takes the news of the authority; `members` say the same already."""
+        match told:
+            case news.Admitted(learner, incarnation):
+                return [self._updates.welcome(learner, incarnation)]
+            case news.Begun(learner, versions=held):
+                return [*self._updates.bring_up_to_date(self._comes(learner), held, now)]
+            case news.Returned(learner):
+                self._comes(learner)
+            case news.Left():
+                self._goes(told)
+            case news.Heard():
+                return self._hear_report(told.report.learner, now)
+            case news.Gathered():
+                self._gathering, self._moved = False, True
+            case news.Noted():
+                return self._broadcast(told.round, now)
+        return []
 
-    def has_failed(self, m: Member) -> bool:
-        """Whether the learner's offer failed, and it has not reported since."""
-        return self.failed.get(m.learner) == (m.incarnation, m.reports)
+    @property
+    def merged(self) -> SyncerState:
+        """What was merged of its fragments; of others it says nothing."""
+        return self._updates.merged
+
+    def advance(self, now: float) -> Said:
+        """Moves every round as far as it can go, opens those whose turn has come, and asks for offers."""
+        out = self._expire(now)
+        if self._moved or any(r.deadline is not None and now >= r.deadline for r in self._open.values()):
+            before = None
+            while before != (before := self._progress()):
+                self._move_front(now)
+                out += self._open_rounds()
+                out += self._move_rounds(now)
+                out += self._abandon()
+            out += self._where_it_ends()
+        rounds = [r for r in self._open.values() if r.unasked and r.phase is not Phase.MERGING]
+        for r in rounds:
+            whom = r.unasked if self._ask_all else r.unasked & self._heard
+            out += self._asking.ask(r, map(self._member, sorted(whom)), now)
+        self._moved = self._ask_all = False
+        self._heard.clear()
+        return out
+
+    def next_deadline(self) -> float | None:
+        """When to call `advance` again, in the seconds of `now`; None: after an event only."""
+        times = [r.deadline for r in self._open.values() if r.deadline is not None]
+        overdue = self._first_overdue()
+        return min(times if overdue is None else [*times, overdue], default=None)
+
+    # Learners.
+
+    def _comes(self, learner: int) -> Member:
+        m = self._member(learner)
+        for r in self._open.values():
+            r.departed.discard(learner)
+            if learner not in r.arrived:
+                r.unasked.add(learner)
+        self._heard.add(learner)
+        self._moved = True
+        return m
+
+    def _goes(self, left: news.Left) -> None:
+        for r in self._open.values():
+            r.unasked.discard(left.learner)
+            asked = r.owed.get(left.learner)
+            if asked is not None and asked.incarnation == left.incarnation:
+                del r.owed[left.learner]
+            if left.learner in r.arrived:
+                r.departed.add(left.learner)
+        self._moved = True
+
+    def _hear_report(self, learner: int, now: float) -> Said:
+        """Sends anew what a learner still lacks, and waits for what it says it has made."""
+        m = self._member(learner)
+        self._heard.add(learner)
+        for r in self._open.values():
+            asked = r.owed.get(learner)
+            if asked is not None and asked.expires is None and m.step >= asked.clock:
+                self._expect(r, m, asked, now)
+            elif r.has_aged(m, self.policy.interval // 2):
+                self._give_back(r, m)
+        past_all = m.step > self._asking.front.step or self._done(m)
+        if self.policy.quorum is None or past_all or any(r.departed for r in self._open.values()):
+            self._moved = True
+        return [*self._updates.resend(m, now)]
+
+    # Rounds: ask, gather, wait for a grace window, merge, broadcast.
+
+    def _progress(self) -> tuple[RoundId | None, list[tuple[RoundId, Phase]]]:
+        """Changes whenever a round opens, moves or ends."""
+        return (self._next, [(r.id, r.phase) for r in self._open.values()])
+
+    def _move_front(self, now: float) -> None:
+        front = self.members.front(self.policy.quorum)
+        if front != self._asking.front.step:
+            self._ask_all = True
+        self._asking.front.move(front, now)
+
+    def _open_rounds(self) -> Said:
+        out: Said = []
+        front, most = self._asking.front.step, max(1, self.policy.overlap)
+        furthest = self._asking.furthest(self.members)
+        while (due := self._next) is not None and self.members.count and due.step <= furthest:
+            if due.fragment in self._open:
+                break
+            if self._too_late(due):
+                out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
+            elif sum(r.id.step <= front and self._may_go_on(r) for r in self._open.values()) < most:
+                everyone = {m.learner for m in self.members.live()}
+                p, merged = due.fragment, self.merged
+                self._open[p] = Round(due, merged.versions[p], merged.lineages[p], unasked=everyone)
+                self._ask_all = True
+            else:
+                break
+            self._next = self._due_from(due.step, due.fragment + 1)
+        return out
+
+    def _move_rounds(self, now: float) -> Said:
+        out: Said = []
+        for r in self._open.values():
+            if r.began is None and self.members.furthest() >= r.id.step:
+                r.began = now
+            if r.phase is Phase.GATHERING and self._has_quorum(r):
+                out += self._start_grace(r, now)
+            if r.phase is Phase.GRACE and r.complete(now):
+                r.phase, r.deadline = Phase.READY, None
+            if r.phase is Phase.READY:
+                out += self._merge(r, now)
+        return out
+
+    def _has_quorum(self, r: Round) -> bool:
+        """Whether enough learners have come to the round's step, and enough offers are here."""
+        if self.policy.quorum is not None:
+            there = self.members.come_to(r.id.step) + len(r.departed)
+            return len(r.arrived) >= self.policy.quorum <= there
+        if self._gathering or not r.arrived or self._asking.front.step < r.id.step:
+            return False
+        return self._nobody_owes(r)
+
+    def _nobody_owes(self, r: Round) -> bool:
+        """Whether all live learners have given what they have; begins with the one that last had not."""
+        live = self.members.live()
+        while r.settled < len(live) and not self._owes(live[r.settled], r):
+            r.settled += 1
+        if r.settled < len(live):
+            return False
+        r.settled = next((i for i, m in enumerate(live) if self._owes(m, r)), len(live))
+        return r.settled == len(live)
+
+    def _owes(self, m: Member, r: Round) -> bool:
+        """Whether a learner that is there has something to give that is not here."""
+        return m.learner not in r.arrived and m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
+
+    def _start_grace(self, r: Round, now: float) -> Said:
+        """Opens the window; learners that are later than was foreseen offer what they have."""
+        r.phase = Phase.GRACE
+        r.quorum_seconds = now - (r.began if r.began is not None else now)
+        r.grace_began = now
+        r.deadline = now + self._grace_window(r)
+        return [*self._asking.ask_late(r, self.members)] if r.deadline > now else []
+
+    def _merge(self, r: Round, now: float) -> Said:
+        if sum(other.phase is Phase.MERGING for other in self._open.values()) >= max(1, self.policy.overlap):
+            return []
+        if not self._has_quorum(r):
+            r.phase = Phase.GATHERING
+            return []
+        r.phase = Phase.MERGING
+        r.grace_seconds = now - r.grace_began
+        r.merging_since = now
+        self._asking.merging(r, self.members, now)
+        return [actions.Merge(r.id, r.version + 1, r.given)]
+
+    def _broadcast(self, which: RoundId, now: float) -> Said:
+        """Sends an update to all recovered members, in the merge or not; a welcome brings all fragments."""
+        r = self._open.pop(which.fragment)
+        self._moved = True
+        self._updates.add(r.id)
+        self._sync_time.add(now - r.merging_since)
+        receivers = [m for m in self.members.present() if m.state is not State.JOINING]
+        given = tuple(Given(c.learner, c.step) for c in r.given)
+        return [*self._updates.send(which.fragment, receivers, now, given), self._round_record(r, now)]
+
+    def _abandon(self) -> Said:
+        """Once all live learners are done, gives up rounds that lack a quorum."""
+        if self._gathering or not self._all_done():
+            return []
+        hopeless = [
+            r for r in self._open.values() if r.phase is Phase.GATHERING and not self._may_complete(r)
+        ]
+        for r in hopeless:
+            del self._open[r.id.fragment]
+        return [
+            actions.Record("round_abandoned", {"step": r.id.step, "fragment": r.id.fragment})
+            for r in hopeless
+        ]
+
+    def _where_it_ends(self) -> Said:
+        """Tells the authority when rounds cannot go on by themselves, and when none is left."""
+        out: Said = []
+        if (stuck := self._is_stuck()) != self._stuck:
+            self._stuck = stuck
+            out.append(news.Stuck(stuck))
+        if not self._over and not self._open and self._next is None:
+            self._over = True
+            out.append(news.Over())
+        return out
+
+    # Arrivals.
+
+    def _fragment_arrived(self, event: events.FragmentArrived, now: float) -> Said:
+        c = event.contribution
+        r = self._find(event.round)
+        m = self.members.current(c.learner, c.incarnation)
+        if m is not None:
+            self._asking.arrived(m, c, now)
+        if r is None or m is None or not self._wants(r, m, c):
+            return [actions.Drop(c.learner, "unexpected fragment", event.round)]
+        if c.fragment != r.id.fragment or c.version != r.version or c.steps < 1 or c.tokens < 0:
+            return self._failed(r, m, "stale fragment")
+        if c.lineage != r.lineage:
+            doubted = news.Doubted(c.learner, c.incarnation)
+            return [*self._failed(r, m, "work on a version of a history that was lost"), doubted]
+        if not m.can_have(c):
+            return self._failed(r, m, "more work than it reported")
+        r.owed.pop(c.learner, None)
+        r.unasked.discard(c.learner)
+        r.arrived[c.learner] = c
+        r.known[c.learner] = m.counters[c.fragment].steps
+        return []
+
+    def _wants(self, r: Round, m: Member, c: Contribution) -> bool:
+        """Whether a fragment was asked for and can still be merged; it may be late, as over a slow link."""
+        asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE
+        return asked and r.phase is not Phase.MERGING and c.learner not in r.arrived
+
+    def _offer_failed(self, event: events.OfferFailed) -> Said:
+        r = self._find(event.round)
+        m = self.members.current(event.learner, event.incarnation)
+        if r is None or m is None or event.learner not in r.owed:
+            return []
+        return self._failed(r, m, event.reason)
+
+    def _failed(self, r: Round, m: Member, reason: str) -> Said:
+        """Asks the learner for another offer, after its next report."""
+        r.owed.pop(m.learner, None)
+        r.failed[m.learner] = (m.incarnation, m.reports)
+        r.unasked.add(m.learner)
+        return [actions.Drop(m.learner, reason, r.id)]
+
+    def _expect(self, r: Round, m: Member, asked: Asked, now: float) -> None:
+        """From now on an offer that was reported may be on its way, for so long."""
+        if m.has_work(r.id.fragment, r.version):
+            in_the_making = m.step_time.value or 0.0  # it may have been asked in mid-step
+            asked.expires = now + in_the_making + self.policy.offer_timeout
+            heapq.heappush(self._overdue, (asked.expires, r.id, m.learner))
+
+    def _give_back(self, r: Round, m: Member) -> None:
+        """Asks anew for an offer that has grown old while the round waited."""
+        del r.arrived[m.learner]
+        r.departed.discard(m.learner)
+        r.unasked.add(m.learner)
+        self._moved = True
+
+    def _expire(self, now: float) -> Said:
+        """Stops waiting for offers that do not come."""
+        out: Said = []
+        while (first := self._first_overdue()) is not None and now >= first:
+            _, which, learner = heapq.heappop(self._overdue)
+            out += self._failed(self._open[which.fragment], self._member(learner), "offer timed out")
+            self._moved = True
+        return out
+
+    def _first_overdue(self) -> float | None:
+        while self._overdue:
+            expires, which, learner = self._overdue[0]
+            r = self._find(which)
+            asked = None if r is None else r.owed.get(learner)
+            if asked is not None and asked.expires == expires:
+                return expires
+            heapq.heappop(self._overdue)
+        return None
+
+    # Questions.
+
+    def _done(self, m: Member) -> bool:
+        return self.total_steps is not None and m.step >= self.total_steps
+
+    def _all_done(self) -> bool:
+        """Whether there are live learners, and all of them have reached the last step."""
+        if self.total_steps is None or not self.members.count:
+            return False
+        return self.members.come_to(self.total_steps) == self.members.count
+
+    def _is_stuck(self) -> bool:
+        """Whether learners that are done have nothing for any open round."""
+        if self.policy.quorum is None or self.total_steps is None or not self._open:
+            return False
+        if not self.members.come_to(self.total_steps):
+            return False
+        return all(r.phase is Phase.GATHERING and not self._may_gain(r) for r in self._open.values())
+
+    def _may_gain(self, r: Round) -> bool:
+        """Whether a learner at the round's step has given or still may."""
+        return bool(r.arrived) or any(
+            m.step >= r.id.step
+            and (not self._done(m) or not m.counters or m.has_work(r.id.fragment, r.version))
+            for m in self.members.live()
+        )
+
+    def _may_go_on(self, r: Round) -> bool:
+        """Whether the round has something to wait for or to do; learners may wait for those after it."""
+        return (
+            r.phase is not Phase.GATHERING
+            or bool(r.arrived)
+            or any(
+                m.step < r.id.step or not m.counters or m.has_work(r.id.fragment, r.version)
+                for m in self.members.live()
+            )
+        )
+
+    def _may_complete(self, r: Round) -> bool:
+        """Whether learners that are all done have enough to give."""
+        owing = sum(self._owes(m, r) for m in self.members.live())
+        return len(r.arrived) + owing >= (self.policy.quorum or 1)
+
+    def _grace_window(self, r: Round) -> float:
+        """Seconds, by the fastest live learner's steps: it would be the first to miss the update."""
+        known = [m.step_time.value for m in self.members.live() if m.step_time.value is not None]
+        if not known or self.policy.quorum is None:
+            return 0.0
+        step_time = min(known)
+        spare = slack(self.policy.overlap, step_time, r.quorum_seconds, self._sync_time.value or 0.0)
+        return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
+
+    def _too_late(self, due: RoundId) -> bool:
+        """Whether the fragment's next turn has come for a whole quorum; never where learners wait."""
+        enough = self.members.count >= (self.policy.quorum or 1)
+        next_turn = due.step + self.policy.interval
+        return self.policy.max_run_ahead is None and enough and self._asking.front.step >= next_turn
+
+    def _due_from(self, step: int, fragment: int) -> RoundId | None:
+        """The first round of the schedule, from this one on, that is its own and has not been merged."""
+        while self.total_steps is None or step <= self.total_steps:
+            for due in self._schedule.due(step):
+                if (
+                    due >= fragment
+                    and due in self._updates.fragments
+                    and step > self.merged.merged_steps[due]
+                ):
+                    return RoundId(step, due)
+            step, fragment = step + 1, 0
+        return None
+
+    def _member(self, learner: int) -> Member:
+        m = self.members.newest(learner)
+        assert m is not None
+        return m
+
+    def _find(self, round_id: RoundId) -> Round | None:
+        r = self._open.get(round_id.fragment)
+        return r if r is not None and r.id == round_id else None
+
+    def _round_record(self, r: Round, now: float) -> actions.Record:
+        left_out = sorted(set(r.arrived) & set(r.left_out))
+        return actions.Record(
+            "round",
+            {
+                "step": r.id.step,
+                "fragment": r.id.fragment,
+                "version": self.merged.versions[r.id.fragment],
+                "quorum": len(r.given),
+                "learners": [c.learner for c in r.given],
+                "live": self.members.count,
+                "tokens": sum(c.tokens for c in r.given),
+                "contributions": [c.brief for c in r.given],
+                "quorum_seconds": r.quorum_seconds,
+                "grace_seconds": r.grace_seconds,
+                "sync_seconds": now - r.merging_since,
+                **({"left_out": left_out} if left_out else {}),
+            },
+        )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ddiloco.protocol.membership import Member
+from ddiloco.protocol.membership import Membership
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
@@ -29,19 +27,21 @@ class SpeedLimit:
         self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
         self._known = state.step  # the furthest step that was believed
 
-    def furthest(self, live: Sequence[Member], merged_step: int, now: float) -> float:
-        """The furthest step that a learner can have come to by now."""
+    def allows(self, step: int, members: Membership, merged_step: int, now: float) -> bool:
+        """Whether a learner can have come to the step by now."""
         if self._began is None:
             self._began = self._at = now
         self._known = max(self._known, merged_step)
+        if step <= self._known:
+            return True
         if self._returning(now):
-            return self._known + FURTHEST_LEAP
-        return max(self._known, self._certain(live, now) + self._policy.interval)
+            return step <= self._known + FURTHEST_LEAP
+        return step <= self._certain(members, now) + self._policy.interval
 
-    def reached(self, step: int, live: Sequence[Member], now: float) -> None:
+    def reached(self, step: int, members: Membership, now: float) -> None:
         """A learner has come to a step that was credible."""
         if step > self._known:
-            certain = self._certain(live, now)
+            certain = self._certain(members, now)
             self._step = float(step) if self._returning(now) else min(float(step), certain)
             self._known, self._at = step, now
 
@@ -50,7 +50,7 @@ class SpeedLimit:
         began = now if self._began is None else self._began
         return self._was_away and now < began + self._policy.silence_timeout
 
-    def _certain(self, live: Sequence[Member], now: float) -> float:
-        times = sorted(m.step_time.value for m in live if m.step_time.value)
+    def _certain(self, members: Membership, now: float) -> float:
+        times = sorted(m.step_time.value for m in members.live() if m.step_time.value)
         shortest = times[(len(times) - 1) // 2] / FASTEST if times else SHORTEST_STEP
         return self._step + (now - self._at) / shortest

@@ -19,6 +19,11 @@ class SyncerState:
     versions: tuple[int, ...]  # by fragment
     merged_steps: tuple[int, ...]  # by fragment: the global step of the round that made the version
     incarnations: tuple[tuple[int, int], ...] = ()  # (learner, its newest incarnation)
+    lineages: tuple[int, ...] = ()  # by fragment: which start of the syncer made the version; see docs
+
+    def __post_init__(self) -> None:
+        if not self.lineages:
+            object.__setattr__(self, "lineages", (0,) * len(self.versions))
 
     @classmethod
     def initial(cls, num_fragments: int) -> SyncerState:
@@ -30,14 +35,19 @@ class SyncerState:
         """The newest global step of which a round was merged."""
         return max(self.merged_steps)
 
-    def after(self, merged: RoundId) -> SyncerState:
-        """The state with one more round merged."""
+    def after(self, merged: RoundId, lineage: int = 0) -> SyncerState:
+        """The state with one more round merged, by a syncer whose start drew this lineage."""
         p = merged.fragment
         return dataclasses.replace(
             self,
             versions=(*self.versions[:p], self.versions[p] + 1, *self.versions[p + 1 :]),
             merged_steps=(*self.merged_steps[:p], merged.step, *self.merged_steps[p + 1 :]),
+            lineages=(*self.lineages[:p], lineage, *self.lineages[p + 1 :]),
         )
+
+    def with_incarnations(self, incarnations: tuple[tuple[int, int], ...]) -> SyncerState:
+        """The state with these learners known."""
+        return dataclasses.replace(self, incarnations=incarnations)
 
     def check(self, num_fragments: int) -> None:
         """Checks that the state is of a run with this number of fragments.
@@ -45,10 +55,11 @@ class SyncerState:
         Raises:
           LocalProtocolError: it is not.
         """
-        if {len(self.versions), len(self.merged_steps)} != {num_fragments}:
+        counts = (len(self.versions), len(self.merged_steps), len(self.lineages))
+        if set(counts) != {num_fragments}:
             raise LocalProtocolError(
-                f"the state to start from has {len(self.versions)} versions and {len(self.merged_steps)} "
-                f"merged steps, but must have {num_fragments} of each: one a fragment"
+                f"the state to start from has {counts[0]} versions, {counts[1]} merged steps and {counts[2]} "
+                f"lineages, but must have {num_fragments} of each: one a fragment"
             )
         if min(self.versions) < 0 or min(self.merged_steps) < 0:
             raise LocalProtocolError("the state to start from has a version or a step below 0")

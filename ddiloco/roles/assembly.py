@@ -13,6 +13,7 @@ from jax.sharding import Mesh, Sharding
 
 from ddiloco.config import ConfigError
 from ddiloco.outer.fragments import FragmentLayout, fragment
+from ddiloco.outer.stacks import array_shape
 from ddiloco.roles.learner_arrays import Batches, Equipment, Program
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.settings.experiment import BASELINES, Experiment
@@ -188,13 +189,13 @@ class Assembly:
 
     def _transfer(self, placement: tuple[tuple[str, Sharding], ...]) -> FragmentTransfer:
         outer, shardings = self.experiment.outer, dict(placement)
-        rebase = self.experiment.sync.rebase
+        rebase, shapes = self.experiment.sync.rebase, dict(self.layout.shapes)
         transfer = FragmentTransfer(self.layout, shardings, outer.codec, outer.error_feedback, rebase)
         # Zeros, since making initial parameters would compile their generators for every mesh.
         transfer.compile(
             {
-                name: jax.device_put(np.zeros(shape, np.float32), shardings[name])
-                for name, shape in self.layout.shapes
+                name: jax.device_put(np.zeros(array_shape(name, shapes), np.float32), sharding)
+                for name, sharding in shardings.items()
             }
         )
         return transfer

@@ -66,7 +66,7 @@ class LearnerWorker:
 
     Up to `steps_in_flight` steps are handed to the devices at a time, so that these never wait for this
     thread; a step is reported once the devices have finished it. The core gets a heartbeat whenever the
-    syncer has heard nothing for `policy.heartbeat` seconds, in mid-step too, unless that step takes so much
+    syncer has heard nothing for `core.heartbeat` seconds, in mid-step too, unless that step takes so much
     longer than those before it that the devices may hang.
     """
 
@@ -212,7 +212,7 @@ class LearnerWorker:
 
     def _tell(self, event: events.SyncerEvent) -> None:
         self._to_syncer(event)
-        self._heartbeat_at = time.monotonic() + self.core.policy.heartbeat
+        self._heartbeat_at = time.monotonic() + self.core.heartbeat
 
     def _quiet_seconds(self) -> float:
         """Until the next heartbeat."""
@@ -224,7 +224,7 @@ class LearnerWorker:
             return
         if now < hangs_at:
             self._handle(events.Heartbeat())
-        self._heartbeat_at = now + self.core.policy.heartbeat
+        self._heartbeat_at = now + self.core.heartbeat
 
     def _take_deliveries(self, timeout: float | None) -> bool:
         """Handles all that has arrived, after waiting up to `timeout` seconds; whether anything had."""

@@ -80,6 +80,7 @@ class Origin:
             tuple(values["versions"]),
             tuple(values["merged_steps"]),
             tuple((int(learner), int(number)) for learner, number in values["incarnations"]),
+            tuple(values["lineages"]),
         )
         fragments = [
             FragmentState(version, numbered(f"fragment/{p}", arrays), numbered(f"outer/{p}", arrays))
@@ -121,8 +122,9 @@ class Origin:
             arrays |= self._codec_state(part, fragments, transfer.error_feedback)
         for p, own in enumerate(fragments):
             if own.version < self._versions[p]:
-                merged_step = self.start.state.merged_steps[p]
-                fragments[p] = FragmentWork(self._versions[p], merged_step)
+                state = self.start.state
+                merged_step, lineage = state.merged_steps[p], state.lineages[p]
+                fragments[p] = FragmentWork(self._versions[p], merged_step, lineage=lineage)
                 clock = max(clock, merged_step)
                 updates[p] = self.start.fragments[p].pieces
         values = {"position": position, "steps": part.state["steps"]}

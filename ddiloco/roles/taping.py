@@ -64,7 +64,11 @@ class Tapes:
         return LearnerTape(learner, process, path, header, self._record)
 
     def syncer(
-        self, state: SyncerState, model: GlobalModel, resumed_from: SnapshotName | None = None
+        self,
+        state: SyncerState,
+        model: GlobalModel,
+        resumed_from: SnapshotName | None = None,
+        lineage: int = 0,
     ) -> SyncerTape:
         """The tape of a syncer's process.
 
@@ -72,12 +76,13 @@ class Tapes:
           state: what its core begins from.
           model: holds the fragments that it begins from.
           resumed_from: the snapshot that the run resumes from, if it does.
+          lineage: of the versions that the process makes.
         """
         if self.folder is None:
             return SyncerTape()
         sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in range(model.layout.num_fragments))
         process = next_syncer(self.folder)
-        begun = {"state": state, "sha256": sha256, "resumed_from": resumed_from}
+        begun = {"state": state, "sha256": sha256, "resumed_from": resumed_from, "lineage": lineage}
         header = self._header("syncer", None, process, machine_of(None), **begun)
         return SyncerTape(syncer_tape(self.folder, process), header, self._record)
 

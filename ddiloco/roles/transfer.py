@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ddiloco.outer.codecs import CODECS, Codec
-from ddiloco.outer.encoding import encode
-from ddiloco.outer.fragments import FragmentLayout, assemble, put, take
+from ddiloco.outer.encoding import encode, wire_format
+from ddiloco.outer.fragments import FragmentLayout, assemble, take
+from ddiloco.outer.stacks import homes
 
 Parameters = dict[str, jax.Array]
 
@@ -23,14 +24,22 @@ class Offer:
     """A fragment after a step, encoded, on the devices.
 
     Attributes:
-      arrays: what the syncer gets, as `ddiloco.outer.encoding.wire_format` says; on its way to the host.
+      arrays: what the syncer gets, on its way to the host.
       residual: what the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
       own: the fragment itself, which stays with the learner too. (): not kept.
+      shapes: those of `arrays` for the syncer, as `ddiloco.outer.encoding.wire_format` says. (): their own.
     """
 
     arrays: tuple[jax.Array, ...]
     residual: tuple[jax.Array, ...] = ()
     own: tuple[jax.Array, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def on_host(self) -> tuple[np.ndarray, ...]:
+        """What the syncer gets, in host memory; waits for the copy that was started earlier."""
+        arrays = host_arrays(self.arrays)
+        shapes = self.shapes or tuple(array.shape for array in arrays)
+        return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
 
 
 def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
@@ -39,7 +48,9 @@ def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
 
 
 class FragmentTransfer:
-    """Compiled once for all learners on the same mesh; each call works on one fragment's tensors.
+    """Compiled once for all learners on the same mesh; each call works on the arrays with one fragment.
+
+    Arrays may be stacks of layers (`ddiloco.outer.stacks`), of which a fragment has some rows.
 
     Attributes:
       keeps_anchors: whether offers are encoded against the version that the learner adopted.
@@ -59,18 +70,27 @@ class FragmentTransfer:
         self.error_feedback = error_feedback
         self.rebase = rebase
         self._layout = layout
-        self._names = [layout.names(p) for p in range(layout.num_fragments)]
+        of = homes(shardings)
+        self._names = [
+            tuple(dict.fromkeys(of[name][0] for name in layout.names(p))) for p in range(layout.num_fragments)
+        ]
         self._placement = [placement(layout, p, shardings) for p in range(layout.num_fragments)]
+        self._shapes = [
+            tuple(part.shape for part in wire_format(layout, p, codec)) for p in range(layout.num_fragments)
+        ]
+        self._own = [
+            jax.jit(functools.partial(_copy, layout, p), out_shardings=self._placement[p])
+            for p in range(layout.num_fragments)
+        ]
         self._take = [
             jax.jit(
-                functools.partial(_encode, layout, p, CODECS[codec]),
+                functools.partial(_encode, layout, p, CODECS[codec], self._placement[p]),
                 out_shardings=(None, self._placement[p] if error_feedback else ()),
             )
             if self.keeps_anchors
-            else jax.jit(functools.partial(_copy, layout, p))
+            else self._own[p]
             for p in range(layout.num_fragments)
         ]
-        self._own = [jax.jit(functools.partial(_copy, layout, p)) for p in range(layout.num_fragments)]
         self._mix, self._rebase = (
             [
                 jax.jit(
@@ -97,7 +117,8 @@ class FragmentTransfer:
         """
         tensors = {name: params[name] for name in self._names[fragment]}
         if self.keeps_anchors:
-            offer = Offer(*self._take[fragment](tensors, tuple(anchor), tuple(residual)))
+            arrays, left = self._take[fragment](tensors, tuple(anchor), tuple(residual))
+            offer = Offer(arrays, left, shapes=self._shapes[fragment])
         else:
             offer = Offer(self._take[fragment](tensors))
         for array in offer.arrays:
@@ -134,6 +155,27 @@ class FragmentTransfer:
         """All parameters, on the host, from the pieces of all fragments."""
         return assemble(self._layout, fragments)
 
+    def programs(
+        self, fragment: int, params: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> dict[str, Callable[[], jax.stages.Traced]]:
+        """The fragment's `copy` and `apply` for parameters of these shapes and shardings, to be traced."""
+        tensors = {name: params[name] for name in self._names[fragment]}
+        pieces = tuple(
+            jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+            for shape, sharding in zip(
+                self._layout.piece_shapes(fragment), self._placement[fragment], strict=True
+            )
+        )
+        encoded = (tensors, pieces, pieces if self.error_feedback else ())
+        copied = encoded if self.keeps_anchors else (tensors,)
+        found = {"copy": functools.partial(self._take[fragment].trace, *copied)}
+        if self.rebase:
+            found["apply"] = functools.partial(self._rebase[fragment].trace, tensors, pieces, pieces)
+        else:
+            mixing = jax.ShapeDtypeStruct((), np.float32)
+            found["apply"] = functools.partial(self._mix[fragment].trace, tensors, pieces, mixing)
+        return found
+
     def compile(self, params: Parameters) -> Parameters:
         """Compiles every offer and update now, so that no step waits for it; gives the parameters back."""
         for p in range(self._layout.num_fragments):
@@ -149,10 +191,16 @@ def placement(
     layout: FragmentLayout, fragment: int, shardings: dict[str, NamedSharding]
 ) -> tuple[NamedSharding, ...]:
     """Where the pieces of a global fragment lie on a learner's devices."""
+    of = homes(shardings)
     return tuple(
-        _piece_sharding(shardings[piece.name], shape)
+        _piece_sharding(_tensor_sharding(shardings, *of[piece.name]), shape)
         for piece, shape in zip(layout.fragments[fragment], layout.piece_shapes(fragment), strict=True)
     )
+
+
+def _tensor_sharding(shardings: dict[str, NamedSharding], array: str, row: int | None) -> NamedSharding:
+    found = shardings[array]
+    return found if row is None else NamedSharding(found.mesh, PartitionSpec(*found.spec[1:]))
 
 
 def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
@@ -164,19 +212,52 @@ def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedShard
     return tensor
 
 
+def _take(layout: FragmentLayout, fragment: int, arrays: Parameters) -> tuple[jax.Array, ...]:
+    of = homes(arrays)
+    tensors = {name: _tensor(arrays, *of[name]) for name in layout.names(fragment)}
+    return take(layout, fragment, tensors)
+
+
+def _tensor(arrays: Parameters, array: str, row: int | None) -> jax.Array:
+    found = arrays[array]
+    return found if row is None else jax.lax.index_in_dim(found, row, keepdims=False)
+
+
+def _put(
+    layout: FragmentLayout, fragment: int, arrays: Parameters, pieces: Sequence[jax.Array]
+) -> Parameters:
+    """The arrays with these pieces in the place of the fragment's."""
+    of, result = homes(arrays), dict(arrays)
+    for piece, value in zip(layout.fragments[fragment], pieces, strict=True):
+        array, row = of[piece.name]
+        if row is not None:
+            begin = (row, piece.start or 0, *[0] * value.ndim)[: value.ndim + 1]
+            result[array] = jax.lax.dynamic_update_slice(result[array], value[None], begin)
+        elif piece.whole:
+            result[array] = value
+        else:
+            result[array] = result[array].at[piece.start : piece.stop].set(value)
+    return result
+
+
 def _copy(layout: FragmentLayout, fragment: int, tensors: Parameters) -> tuple[jax.Array, ...]:
-    return tuple(jnp.copy(piece) for piece in take(layout, fragment, tensors))
+    return tuple(jnp.copy(piece) for piece in _take(layout, fragment, tensors))
 
 
 def _encode(
     layout: FragmentLayout,
     fragment: int,
     codec: Codec,
+    placed: tuple[Sharding, ...],
     tensors: Parameters,
     anchor: tuple[jax.Array, ...],
     residual: tuple[jax.Array, ...],
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    return encode(codec, take(layout, fragment, tensors), anchor, residual)
+    shardings = [
+        sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
+        for sharding in placed
+    ]
+    return encode(codec, _take(layout, fragment, tensors), anchor, residual, shardings)
 
 
 def _mix(
@@ -186,13 +267,13 @@ def _mix(
     update: tuple[jax.Array, ...],
     mixing: jax.Array,
 ) -> Parameters:
-    own = take(layout, fragment, tensors)
+    own = _take(layout, fragment, tensors)
     # where, not arithmetic, at mixing 0: an own value of NaN must not survive its overwriting.
     mixed = tuple(
         jnp.where(mixing == 0, theirs, (1 - mixing) * theirs + mixing * ours)
         for ours, theirs in zip(own, update, strict=True)
     )
-    return put(layout, fragment, tensors, mixed)
+    return _put(layout, fragment, tensors, mixed)
 
 
 def _rebased(
@@ -202,6 +283,6 @@ def _rebased(
     update: tuple[jax.Array, ...],
     offered: tuple[jax.Array, ...],
 ) -> Parameters:
-    own = take(layout, fragment, tensors)
+    own = _take(layout, fragment, tensors)
     later = tuple(theirs + (ours - then) for ours, theirs, then in zip(own, update, offered, strict=True))
-    return put(layout, fragment, tensors, later)
+    return _put(layout, fragment, tensors, later)

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding
 
 from ddiloco.config import ConfigError
+from ddiloco.outer.stacks import array_of
 from ddiloco.roles.assembly import Assembly, Scorer
 from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.experiment import Experiment, task_of
@@ -25,9 +26,9 @@ from ddiloco.training.evaluation import Score, evaluate, make_eval_step
 from ddiloco.training.loop import Loop, MakeLoop, Place
 from ddiloco.training.loop_program import LoopBatches, LoopProgram
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.parameters import abstract_parameters, init_parameters
+from ddiloco.training.parameters import init_parameters, parameter_shapes
 from ddiloco.training.program import TrainProgram
-from ddiloco.training.sharding import parameter_shardings, rows_divisor
+from ddiloco.training.sharding import check_divided, parameter_shardings, rows_divisor
 
 
 def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
@@ -51,7 +52,7 @@ class ModelRecipe:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every parameter, by name; allocates nothing."""
-        return {name: leaf.shape for name, leaf in abstract_parameters(self._experiment.model).items()}
+        return parameter_shapes(self._experiment.model)
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters at step 0, on the host; they depend on the model and the seed only."""
@@ -63,16 +64,17 @@ class ModelRecipe:
         return sum(self._experiment.batch_size(shard) for shard in shards)
 
     def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
-        """Checks the rows, and that these shards have data."""
-        self.check_rows(mesh, self.kind(shards))
+        """Checks rows and parameters, and that these shards have data."""
+        self.check_fit(mesh, self.kind(shards))
         self.batches(shards)
 
-    def check_rows(self, mesh: Mesh, rows: int) -> None:
-        """Checks that rows divide evenly: a step's among devices and micro-batches, held-out among devices.
+    def check_fit(self, mesh: Mesh, rows: int) -> None:
+        """Checks that rows and parameters divide: a step's rows also into micro-batches.
 
         Raises:
           ConfigError: they do not.
         """
+        check_divided(self._experiment.model, mesh)
         e = self._experiment
         ways, parts = rows_divisor(mesh), e.inner.accumulation
         for name, count in (("train.batch_size", rows), ("eval.batch_size", e.eval.batch_size)):
@@ -97,7 +99,8 @@ class ModelRecipe:
     def program(self, mesh: Mesh, kind: int) -> TrainProgram:
         """The inner step of `kind` rows, compiled."""
         e, task = self._experiment, self._task
-        return TrainProgram(e.model, e.inner, e.train.steps, mesh, kind, task.row, task.loss)
+        saved = e.train.executable
+        return TrainProgram(e.model, e.inner, e.train.steps, mesh, kind, task.row, task.loss, saved)
 
     def batches(self, shards: Sequence[int]) -> Batches:
         """The training batches of these shards; the data has one shard for each learner."""
@@ -110,7 +113,8 @@ class ModelRecipe:
         shardings = parameter_shardings(e.model, mesh)
 
         def score(params: Mapping[str, Any]) -> Score:
-            placed = {name: jax.device_put(value, shardings[name]) for name, value in params.items()}
+            laid = shardings.items()
+            placed = {name: jax.device_put(array_of(name, params), sharding) for name, sharding in laid}
             return evaluate(e.model, step, placed, batches, mesh)
 
         return score

@@ -45,6 +45,11 @@ class TrainConfig:
     steps_in_flight: int = setting(
         2, "steps handed to the devices before the oldest is complete", at_least=1, may_change="process"
     )
+    executable: str | None = setting(
+        None,
+        "file of a compiled step, from experiments.compile --save, that learners load; None: they compile",
+        may_change="process",
+    )
     min_step_seconds: tuple[float, ...] = setting(
         (),
         "by learner, seconds that a step takes at least, to play slower hardware; (): as fast as it goes",

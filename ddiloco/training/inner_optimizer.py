@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ddiloco.config import setting
+from ddiloco.outer.stacks import is_stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,9 @@ class InnerConfig:
     decay_embeddings: bool = setting(False, "decay the input embedding too")
     b1: float = setting(0.9, "decay of Adam's first moment", at_least=0.0, below=1.0)
     b2: float = setting(0.95, "decay of Adam's second moment", at_least=0.0, below=1.0)
+    mu_dtype: str = setting(
+        "float32", "type in which Adam's first moment is kept", choices=("bfloat16", "float32")
+    )
     eps: float = setting(1e-8, "added to the root of Adam's second moment", above=0.0)
     clip_norm: float | None = setting(1.0, "largest global norm of a gradient; None is off", above=0.0)
     accumulation: int = setting(1, "micro-batches that a step's rows are split into", at_least=1)
@@ -48,7 +52,7 @@ def learning_rate_at(config: InnerConfig, total_steps: int, clock: jax.Array | i
 def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool]:
     """Which parameters decay: matrices, the embedding only if configured, and never a norm."""
     return {
-        name: leaf.ndim >= 2 and (config.decay_embeddings or not name.startswith("embed/"))
+        name: leaf.ndim - is_stack(name) >= 2 and (config.decay_embeddings or not name.startswith("embed/"))
         for name, leaf in params.items()
     }
 
@@ -84,7 +88,7 @@ def make_inner_optimizer(config: InnerConfig, total_steps: int) -> optax.Gradien
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(config.clip_norm))
-    parts.append(optax.scale_by_adam(config.b1, config.b2, config.eps))
+    parts.append(optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.mu_dtype))
     if config.weight_decay:
         mask = functools.partial(decay_mask, config)
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=mask))

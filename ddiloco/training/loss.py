@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ddiloco.models import model_of
-from ddiloco.models.model import Output
+from ddiloco.models.model import LazyLogits, Output, whole_logits
 from ddiloco.models.parameter import Constrain, unconstrained
 from ddiloco.training.parameters import output
 
@@ -57,7 +57,7 @@ def next_token_loss(
     """
     inputs = batch["inputs"], batch["positions"], batch["segments"]
     found = output(config, params, *inputs, constrain=constrain)
-    return _cross_entropy(found, batch["targets"], batch["weights"], z_loss)
+    return _cross_entropy(found, batch["targets"], batch["weights"], z_loss)[0]
 
 
 def label_loss(
@@ -72,8 +72,7 @@ def label_loss(
     An image counts as one token. z-loss and penalty as in `next_token_loss`.
     """
     found = output(config, params, batch["image"], constrain=constrain)
-    sums = _cross_entropy(found, batch["label"], batch["weights"], z_loss)
-    correct_B = jnp.argmax(found.logits, axis=-1) == batch["label"]
+    sums, correct_B = _cross_entropy(found, batch["label"], batch["weights"], z_loss, judge=True)
     return _answered(sums, correct_B, batch["weights"] > 0)
 
 
@@ -90,24 +89,60 @@ def caption_loss(
     greedy decoding writes it without a mistake. z-loss and penalty as in `next_token_loss`.
     """
     found = output(config, params, batch["image"], batch["inputs"], constrain=constrain)
-    sums = _cross_entropy(found, batch["targets"], batch["weights"], z_loss)
+    sums, right_BxL = _cross_entropy(found, batch["targets"], batch["weights"], z_loss, judge=True)
     counts_BxL = batch["weights"] > 0
-    right_BxL = jnp.argmax(found.logits, axis=-1) == batch["targets"]
     return _answered(sums, jnp.all(right_BxL | ~counts_BxL, axis=-1), jnp.any(counts_BxL, axis=-1))
 
 
-def _cross_entropy(found: Output, targets: jax.Array, weights: jax.Array, z_loss: float) -> LossSums:
-    """The sums over targets (...) with logits (..., V); weights (...) are 1 where a target counts, else 0."""
-    logits = found.logits
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    # A masked sum, not a gather: it stays local where the vocabulary is sharded, and needs no scatter.
-    vocabulary_V = jnp.arange(logits.shape[-1])
-    is_target = targets[..., None] == vocabulary_V
-    of_target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+def _cross_entropy(
+    found: Output, targets: jax.Array, weights: jax.Array, z_loss: float, judge: bool = False
+) -> tuple[LossSums, jax.Array]:
+    """The sums over targets (...); weights (...) are 1 where a target counts, else 0.
+
+    With `judge` also whether each target is the likeliest, bool (...).
+    """
+    normaliser, of_target, right = _by_target(found, targets, judge)
     counted = weights.astype(jnp.float32)
     nll = jnp.sum((normaliser - of_target) * counted)
     objective = nll + z_loss * jnp.sum(normaliser**2 * counted) if z_loss else nll
-    return LossSums(objective + found.penalty, nll, jnp.sum(weights), dict(found.sums))
+    return LossSums(objective + found.penalty, nll, jnp.sum(weights), dict(found.sums)), right
+
+
+def _by_target(output: Output, targets: jax.Array, judge: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log-normaliser and logit of each target, float32, and whether it is the likeliest; all (...).
+
+    Of lazy logits a chunk of tokens exists at a time, and once more for the gradient.
+    """
+    lazy = output.logits
+    if not isinstance(lazy, LazyLogits) or lazy.chunk >= targets.shape[1]:
+        return _compared(whole_logits(output), targets, judge)
+
+    @jax.checkpoint
+    def compared(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return _compared(lazy.head(chunk[0]), chunk[1], judge)
+
+    size = 1 << (lazy.chunk.bit_length() - 1)  # a power of two, which mostly divides the length
+    whole = targets.shape[1] // size * size
+
+    def chunks(x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x[:, :whole].reshape(len(x), -1, size, *x.shape[2:]), 0, 1)
+
+    in_chunks = jax.lax.map(compared, (chunks(lazy.x), chunks(targets)))
+    found = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, whole), in_chunks)
+    if whole == targets.shape[1]:
+        return found
+    rest = compared((lazy.x[:, whole:], targets[:, whole:]))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), found, rest)
+
+
+def _compared(logits: jax.Array, targets: jax.Array, judge: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The same from logits (..., V)."""
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    # A masked sum, not a gather: it stays local where the vocabulary is sharded, and needs no scatter.
+    is_target = targets[..., None] == jnp.arange(logits.shape[-1])
+    of_target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+    right = jnp.argmax(logits, axis=-1) == targets if judge else jnp.zeros(targets.shape, bool)
+    return normaliser, of_target, right
 
 
 def _answered(sums: LossSums, correct_B: jax.Array, counts_B: jax.Array) -> LossSums:

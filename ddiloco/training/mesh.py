@@ -9,28 +9,34 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError, setting
 
 MESH_AXES = ("data", "fsdp", "tensor", "expert")
+MOST_EXPERT_SHARDS = 8  # where nothing else is said: more would leave too few experts to each
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Sizes of one learner's mesh; at most one is -1, which means what the others leave."""
+    """Sizes of one learner's mesh; one may be -1, or fsdp and expert both, meaning what the others leave."""
 
     data: int = setting(-1, "copies of the model, each with rows of its own; -1 is what is left")
     fsdp: int = setting(1, "shards of the parameters, each with rows of its own; -1 is what is left")
     tensor: int = setting(1, "shards of heads, MLP and vocabulary; -1 is what is left")
-    expert: int = setting(1, "shards of the experts, each with rows of its own; -1 is what is left")
+    expert: int = setting(
+        1,
+        "shards of the experts, each with rows of its own; -1 is what is left, "
+        f"and where fsdp is -1 too at most {MOST_EXPERT_SHARDS} of it",
+    )
 
     def __post_init__(self) -> None:
         for axis, size in zip(MESH_AXES, self.sizes, strict=True):
             if size < 1 and size != -1:
                 raise ValueError(f"{axis}: is {size}, but must be at least 1, or -1 for what is left")
         free = [axis for axis, size in zip(MESH_AXES, self.sizes, strict=True) if size == -1]
-        if len(free) > 1:
+        if len(free) > 1 and free != ["fsdp", "expert"]:
             raise ValueError(f"{free[1]}: is -1, but {free[0]} is too; only one size may be what is left")
 
     @property
@@ -42,7 +48,11 @@ class MeshConfig:
         """The four sizes over `num_devices`, with -1 resolved; raises ConfigError where they do not fit."""
         fixed = math.prod(size for size in self.sizes if size != -1)
         asked = " x ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, self.sizes, strict=True))
-        shape = tuple(num_devices // fixed if size == -1 else size for size in self.sizes)
+        left = num_devices // fixed
+        if self.fsdp == self.expert == -1:
+            expert = math.gcd(left, MOST_EXPERT_SHARDS)
+            return dataclasses.replace(self, fsdp=left // expert, expert=expert).shape(num_devices)
+        shape = tuple(left if size == -1 else size for size in self.sizes)
         if math.prod(shape) != num_devices:
             wanted = f"a multiple of {fixed}" if -1 in self.sizes else f"{fixed}"
             raise ConfigError(f"mesh: {asked} needs {wanted} devices, but a learner has {num_devices}")
@@ -76,4 +86,12 @@ def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) 
                 f"{idle} of {len(devices)} devices stay idle: {num_learners} learners have {each} each",
                 stacklevel=2,
             )
-    return [Mesh(np.asarray(group).reshape(shape), MESH_AXES) for group in groups]
+    return [Mesh(_arranged(group, shape), MESH_AXES) for group in groups]
+
+
+def _arranged(devices: Sequence[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
+    """The devices in a mesh whose axes lie along those of the interconnect, as far as that goes."""
+    try:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    except (AssertionError, NotImplementedError, ValueError):  # they are no box of a torus
+        return np.asarray(devices).reshape(shape)

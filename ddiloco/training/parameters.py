@@ -1,4 +1,8 @@
-"""A model's parameters as a flat dict of arrays by name, sorted, and its NNX module as a function of them."""
+"""A model's parameters as a flat dict of arrays by name, sorted, and its NNX module as a function of them.
+
+There are two forms: by layer, and as the module holds them, in which layers may be stacked
+(`ddiloco.outer.stacks`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,9 @@ import numpy as np
 from flax import nnx
 
 from ddiloco.models import model_of
-from ddiloco.models.model import Output
+from ddiloco.models.model import Output, whole_logits
 from ddiloco.models.parameter import Axes, Constrain, Initializer, unconstrained
+from ddiloco.outer.stacks import homes, is_stack, row_shapes, stacked
 
 Parameters = dict[str, jax.Array]
 
@@ -29,15 +34,23 @@ def _skeleton(config: Any) -> tuple[nnx.GraphDef, dict[str, tuple[tuple, nnx.Par
 
 
 def abstract_parameters(config: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of every parameter, by name; allocates nothing."""
+    """Shape and dtype of every parameter as the module holds it, by name; allocates nothing."""
     _, slots = _skeleton(config)
     return {name: jax.ShapeDtypeStruct(slot.shape, slot.dtype) for name, (_, slot) in slots.items()}
 
 
+def parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter by layer, by name."""
+    return row_shapes({name: leaf.shape for name, leaf in abstract_parameters(config).items()})
+
+
 def logical_axes(config: Any) -> dict[str, Axes]:
-    """The logical name of each axis of every parameter, by name."""
+    """The logical name of each axis of every parameter as the module holds it, by name."""
     _, slots = _skeleton(config)
-    return {name: slot.get_metadata()["logical_axes"] for name, (_, slot) in slots.items()}
+    return {
+        name: (("layer",) if is_stack(name) else ()) + slot.get_metadata()["logical_axes"]
+        for name, (_, slot) in slots.items()
+    }
 
 
 def num_parameters(config: Any) -> int:
@@ -45,31 +58,29 @@ def num_parameters(config: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in abstract_parameters(config).values())
 
 
-def init_parameters(
-    config: Any, seed: int, shardings: Mapping[str, jax.sharding.Sharding] | None = None
-) -> Parameters:
-    """Initial float32 parameters; each depends on the seed and its name only, not on depth or mesh.
+def init_parameters(config: Any, seed: int) -> Parameters:
+    """Initial float32 parameters by layer, on the default device.
 
-    With shardings each device makes its own shard; without, all are made on the default device.
+    Each depends on the seed and its name only, not on depth or mesh.
     """
     _, slots = _skeleton(config)
+    shapes, arrays = parameter_shapes(config), homes(slots)
     params = {}
-    for name, (_, slot) in slots.items():
-        draw = _drawing(slot.get_metadata()["initializer"], slot.shape, shardings and shardings[name])
+    for name, shape in shapes.items():
+        _, slot = slots[arrays[name][0]]
+        draw = _drawing(slot.get_metadata()["initializer"], shape)
         params[name] = draw(np.uint32(seed), np.uint32(zlib.crc32(name.encode())))
     return params
 
 
 @functools.cache
-def _drawing(
-    initializer: Initializer, shape: tuple[int, ...], sharding: jax.sharding.Sharding | None
-) -> Callable[[np.uint32, np.uint32], jax.Array]:
+def _drawing(initializer: Initializer, shape: tuple[int, ...]) -> Callable[[np.uint32, np.uint32], jax.Array]:
     """Compiled for each shape, not for the model: random numbers compile slowly, and layers are alike."""
 
     def draw(seed: jax.Array, name: jax.Array) -> jax.Array:
         return initializer(jax.random.fold_in(jax.random.key(seed), name), shape)
 
-    return jax.jit(draw, out_shardings=sharding)
+    return jax.jit(draw)
 
 
 def output(
@@ -80,20 +91,19 @@ def output(
 ) -> Output:
     """Logits, penalty and sums of the model with these parameters; pure, for use under jit.
 
-    `inputs` are the arrays (B, ...) that its module is called with.
+    `params` are in either form; stacking those by layer takes memory for a copy. `inputs` are the arrays
+    (B, ...) that its module is called with.
 
     Raises:
       ValueError: the parameters are not those of this model.
     """
     graph, slots = _skeleton(config)
-    if params.keys() != slots.keys():
-        odd = sorted(params.keys() ^ slots.keys())
-        raise ValueError(f"the parameters differ from the model's in {len(odd)} names, the first {odd[0]}")
-    state = nnx.from_flat_state([(path, slot.replace(params[name])) for name, (path, slot) in slots.items()])
+    arrays = stacked(params, slots)
+    state = nnx.from_flat_state([(path, slot.replace(arrays[name])) for name, (path, slot) in slots.items()])
     returned = nnx.merge(graph, state)(*inputs, constrain=constrain)
     return returned if isinstance(returned, Output) else Output(returned)
 
 
 def forward(config: Any, params: Mapping[str, jax.Array], *inputs: jax.Array) -> jax.Array:
     """The logits, float32, of `output`."""
-    return output(config, params, *inputs).logits
+    return whole_logits(output(config, params, *inputs))

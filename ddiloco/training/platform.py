@@ -8,8 +8,26 @@ import pathlib
 import tempfile
 
 import jax
+from jax.sharding import Mesh
 
 from ddiloco.training.memory import keep_freed_memory
+
+# What lets collectives go on beside matmuls, by the platform of the devices, and by their kind.
+_OVERLAP: dict[str, dict[str, str | bool]] = {
+    "tpu": {
+        "xla_enable_async_all_gather": True,
+        "xla_enable_async_collective_permute": True,
+        "xla_tpu_enable_data_parallel_all_reduce_opt": True,
+        "xla_tpu_data_parallel_opt_different_sized_ops": True,
+    },
+    "TPU v5 lite": {  # libtpu refuses it of other kinds
+        "xla_tpu_enable_async_collective_fusion": True,
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+        "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+        "xla_tpu_overlap_compute_collective_tc": True,
+    },
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+}
 
 
 def prepare(cache: bool = True, keep_memory: bool = True) -> None:
@@ -34,6 +52,14 @@ def prepare(cache: bool = True, keep_memory: bool = True) -> None:
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", float(least))
         _keep_only_whole_programs()
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
+    """The options of XLA that a program on several of the mesh's devices is compiled with."""
+    device = mesh.devices.flat[0]
+    if mesh.size == 1:
+        return {}
+    return {**_OVERLAP.get(device.platform, {}), **_OVERLAP.get(device.device_kind, {})}
 
 
 def compute_on_cpu() -> None:

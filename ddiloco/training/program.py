@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from ddiloco.outer.stacks import array_of
+from ddiloco.training import executable
 from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
 from ddiloco.training.loss import Loss
+from ddiloco.training.platform import compiler_options
 from ddiloco.training.step import (
     Metrics,
     TrainState,
@@ -22,6 +26,27 @@ from ddiloco.training.step import (
     shard_batch,
     state_shardings,
 )
+
+
+def traced_step(
+    model_config: Any,
+    inner: InnerConfig,
+    total_steps: int,
+    mesh: Mesh,
+    rows: int,
+    row: Mapping[str, jax.ShapeDtypeStruct],
+    loss: Loss,
+) -> jax.stages.Traced:
+    """The inner step for batches of `rows` rows, each of the shapes and dtypes of `row`, to be compiled."""
+    step = make_train_step(model_config, inner, total_steps, mesh, loss)
+    state = abstract_state(model_config, inner, mesh)
+    return step.trace(state, abstract_batch(mesh, rows, row), jax.ShapeDtypeStruct((), jnp.int32))
+
+
+def _compiled(lowered: jax.stages.Lowered, mesh: Mesh, saved: str | None) -> jax.stages.Compiled:
+    if saved is not None:
+        return executable.load(pathlib.Path(saved), lowered, mesh)
+    return lowered.compile(compiler_options=compiler_options(mesh))
 
 
 class TrainProgram:
@@ -36,15 +61,18 @@ class TrainProgram:
         rows: int,
         row: Mapping[str, jax.ShapeDtypeStruct],
         loss: Loss,
+        saved_step: str | None = None,
     ) -> None:
-        """Compiles for batches of `rows` rows, each of the shapes and dtypes of `row`."""
+        """Compiles for batches of `rows` rows, each of the shapes and dtypes of `row`.
+
+        `saved_step`: a file with the compiled step; raises ConfigError where that is not this one.
+        """
         self.mesh = mesh
         self._laid = state_shardings(model_config, inner, mesh)
         self.shardings = self._laid.params
         state = abstract_state(model_config, inner, mesh)
-        step = make_train_step(model_config, inner, total_steps, mesh, loss)
-        clock = jax.ShapeDtypeStruct((), jnp.int32)
-        self._step = step.lower(state, abstract_batch(mesh, rows, row), clock).compile()
+        traced = traced_step(model_config, inner, total_steps, mesh, rows, row, loss)
+        self._step = _compiled(traced.lower(), mesh, saved_step)
         optimizer = make_inner_optimizer(inner, total_steps)
         init = jax.jit(optimizer.init, out_shardings=self._laid.opt_state)
         self._init_optimizer = init.lower(state.params).compile()
@@ -70,11 +98,14 @@ class TrainProgram:
     def state_from(
         self, params: Mapping[str, np.ndarray], inner: Sequence[np.ndarray] | None = None
     ) -> TrainState:
-        """A state with a copy of these host parameters and of this inner optimizer state; None: a fresh one.
+        """A state with a copy of these host parameters, in either form, and of this inner optimizer state.
+
+        `inner` None: a fresh one.
 
         `inner` has an array for each of `inner_leaves`, as `inner_state` gave them.
         """
-        placed = {name: jax.device_put(params[name], self.shardings[name]) for name in self.shardings}
+        laid = self.shardings.items()
+        placed = {name: jax.device_put(array_of(name, params), sharding) for name, sharding in laid}
         # On CPU devices `placed` may be the host's own memory, which a donating step would write into.
         own = self._copy(placed)
         if inner is None:

@@ -2,50 +2,121 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ddiloco.models.parameter import Axes, Constrain, unconstrained
+from ddiloco.config import ConfigError
+from ddiloco.models.parameter import Axes, Constrain
 from ddiloco.training.mesh import MESH_AXES
 from ddiloco.training.parameters import abstract_parameters, logical_axes
 
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert"),
-    "embed": ("fsdp",),
+    "embed": ("fsdp", "expert"),
     "vocab": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
     "expert": ("expert",),
     "head_dim": (),
+    "layer": (),
 }
+LARGE = 0.01  # share of the parameters; more must not lie whole where a mesh axis could divide it
 
 
 def partition(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
     """The sharding of an array by its logical axes, from the left; each mesh axis is used at most once.
 
-    An axis that has no name, or whose size does not divide evenly, is not sharded.
+    An axis of the array takes those of its mesh axes that divide it best. Where there are experts, the mesh's
+    axis of that name divides them alone.
     """
-    parts: list[tuple[str, ...] | None] = []
-    free = {name for name in MESH_AXES if mesh.shape[name] > 1}
-    for axis, size in zip(axes, shape, strict=True):
-        targets = tuple(name for name in RULES[axis] if name in free) if axis is not None else ()
-        ways = math.prod(mesh.shape[name] for name in targets)
-        fits = bool(targets) and size % ways == 0
-        parts.append(targets if fits else None)
-        free.difference_update(targets if fits else ())
-    return NamedSharding(mesh, PartitionSpec(*parts))
+    return _sharding(mesh, _parts(mesh, axes, shape))
 
 
 def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedSharding]:
-    """The sharding of each parameter of the model, by name."""
-    shapes = abstract_parameters(model_config)
-    return {
-        name: partition(mesh, axes, shapes[name].shape) for name, axes in logical_axes(model_config).items()
-    }
+    """The sharding of each parameter of the model, by name.
+
+    A mesh axis that does not divide what it should of a large one, such as 259 tokens or two heads of keys,
+    divides another axis of it.
+    """
+    shapes = {name: leaf.shape for name, leaf in abstract_parameters(model_config).items()}
+    large = LARGE * sum(map(math.prod, shapes.values()))
+    found = {}
+    for name, axes in logical_axes(model_config).items():
+        parts = _parts(mesh, axes, shapes[name])
+        if math.prod(shapes[name]) > large:
+            _spill(mesh, axes, shapes[name], parts)
+        found[name] = _sharding(mesh, parts)
+    return found
+
+
+def check_divided(model_config: Any, mesh: Mesh) -> None:
+    """Checks that no large parameter lies whole on devices that should have shared it.
+
+    Raises:
+      ConfigError: one does.
+    """
+    shapes = {name: leaf.shape for name, leaf in abstract_parameters(model_config).items()}
+    total = sum(map(math.prod, shapes.values()))
+    shardings = parameter_shardings(model_config, mesh)
+    for name, axes in logical_axes(model_config).items():
+        share = math.prod(shapes[name]) / total
+        missing = _missing(mesh, axes, [part or () for part in shardings[name].spec])
+        if share > LARGE and missing:
+            told = " x ".join(f"{axis or 'unnamed'} {n}" for axis, n in zip(axes, shapes[name], strict=True))
+            field = f"config.mesh.{missing[0]}: is {mesh.shape[missing[0]]}"
+            whole = f"{share:.1%} of the parameters, which each device along it would hold whole"
+            raise ConfigError(f"{field}, but divides no axis of {name} ({told}), {whole}")
+
+
+def _parts(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
+    """The mesh axes of each axis of an array."""
+    parts: list[tuple[str, ...]] = []
+    free = {name for name in MESH_AXES if mesh.shape[name] > 1}
+    for axis, size in zip(axes, shape, strict=True):
+        targets = [name for name in _rule(axis, axes) if name in free]
+        choices = (c for n in range(len(targets), -1, -1) for c in itertools.combinations(targets, n))
+        fitting = [choice for choice in choices if size % _ways(mesh, choice) == 0]
+        parts.append(max(fitting, key=lambda choice: _ways(mesh, choice)))
+        free.difference_update(parts[-1])
+    return parts
+
+
+def _spill(mesh: Mesh, axes: Axes, shape: tuple[int, ...], parts: list[tuple[str, ...]]) -> None:
+    """Gives each mesh axis that should have divided the array, and does not, to another axis of it."""
+    for name in _missing(mesh, axes, parts):
+        for i, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+            kept = axis in (None, "layer") or (name == "expert" and "expert" in axes)
+            if not kept and size % (_ways(mesh, parts[i]) * mesh.shape[name]) == 0:
+                parts[i] = (*parts[i], name)
+                break
+
+
+def _missing(mesh: Mesh, axes: Axes, parts: Sequence[tuple[str, ...]]) -> list[str]:
+    """The mesh axes that should have divided an array of these axes, and do not."""
+    wanted = dict.fromkeys(name for axis in axes for name in _rule(axis, axes) if mesh.shape[name] > 1)
+    return [name for name in wanted if not any(name in part for part in parts)]
+
+
+def _rule(axis: str | None, axes: Axes) -> tuple[str, ...]:
+    targets = RULES[axis] if axis is not None else ()
+    if axis == "expert" or "expert" not in axes or axis == "batch":
+        return targets
+    return tuple(name for name in targets if name != "expert")
+
+
+def _ways(mesh: Mesh, names: Sequence[str]) -> int:
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def _sharding(mesh: Mesh, parts: Sequence[tuple[str, ...]]) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*(part or None for part in parts)))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -63,12 +134,28 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def constrainer(mesh: Mesh) -> Constrain:
+@dataclasses.dataclass(frozen=True)
+class OnMesh(Constrain):
     """Constrains an activation to the sharding of its logical axes on this mesh."""
-    if mesh.size == 1:
-        return unconstrained
 
-    def constrain(x: jax.Array, axes: Axes) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, partition(mesh, axes, x.shape))
+    mesh: Mesh
 
-    return constrain
+    def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
+        """As in `Constrain`; on one device there is nothing to constrain."""
+        if self.mesh.size == 1:
+            return x
+        return jax.lax.with_sharding_constraint(x, partition(self.mesh, axes, x.shape))
+
+    def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
+        """As in `Constrain`."""
+        return partition(self.mesh, axes, shape).spec
+
+    def local_rows(self, rows: int) -> int:
+        """As in `Constrain`."""
+        (local,) = partition(self.mesh, ("batch",), (rows,)).shard_shape((rows,))
+        return local
+
+
+def constrainer(mesh: Mesh) -> Constrain:
+    """Constrains activations on this mesh."""
+    return OnMesh(mesh)

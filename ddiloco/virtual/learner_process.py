@@ -177,7 +177,7 @@ class VirtualLearner:
         self._show()
         if not self._beating:
             self._beating = True
-            now, beat = self._calendar.now, self.core.policy.heartbeat
+            now, beat = self._calendar.now, self.core.heartbeat
             self._calendar.at(max(self._said_at + beat, now + beat / 2), self._beat)
 
     def _start_step(self) -> None:
@@ -208,7 +208,7 @@ class VirtualLearner:
     def _beat(self) -> None:
         self._beating = False
         if self.alive and not self._stands_still:
-            if self._calendar.now >= self._said_at + self.core.policy.heartbeat:
+            if self._calendar.now >= self._said_at + self.core.heartbeat:
                 self._handle(events.Heartbeat())
             self._go_on()
 

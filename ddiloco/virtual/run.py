@@ -20,7 +20,7 @@ from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.transfer import Offer, host_arrays
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.experiment import Experiment, step_tokens
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
@@ -67,7 +67,7 @@ class GlobalArrays:
 
     def _decoded(self, fragment: int, offer: Offer) -> Pieces:
         # The present version is the one anchored on; otherwise the core has dropped the contribution or will.
-        return self.model.decode(fragment, host_arrays(offer.arrays), self.fragment(fragment))
+        return self.model.decode(fragment, offer.on_host(), self.fragment(fragment))
 
 
 class RecordingObserver(Observer):

@@ -43,6 +43,11 @@ class VirtualSyncer:
         self._arrivals: Arrivals[Payload] = Arrivals()
         self.core: SyncerCore | None = SyncerCore(policy, total_steps)
 
+    @property
+    def lineage(self) -> int:
+        """Of the versions that the present process makes."""
+        return self._process
+
     def crash(self) -> None:
         """Ends the process: membership, rounds in flight and merges under way are lost."""
         self.core = None
@@ -53,7 +58,7 @@ class VirtualSyncer:
         """A new process, from what was durable."""
         if self.core is None:
             self._arrivals = Arrivals()
-            self.core = SyncerCore(self._policy, self._total_steps, self.durable)
+            self.core = SyncerCore(self._policy, self._total_steps, self.durable, self.lineage)
 
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
         """Handles an event; while the process is down, the event is lost."""
@@ -101,7 +106,7 @@ class VirtualSyncer:
         if process != self._process:
             return
         made = self.arrays.merge(action.round.fragment, given)
-        self.durable = self.durable.after(action.round)
+        self.durable = self.durable.after(action.round, self.lineage)
         self._observer.merged(action, self._calendar.now)
         self._observer.guarded(action.round, made.notices, self._calendar.now)
         self.take(events.MergeFinished(action.round, made.left_out), made.metrics)

@@ -69,7 +69,7 @@ def describe(experiment: Experiment) -> str:
     recipe = ModelRecipe(experiment)
     task, rows = task_of(experiment), experiment.batch_size(0)
     for learner, mesh in enumerate(meshes):
-        recipe.check_rows(mesh, experiment.batch_size(learner))
+        recipe.check_fit(mesh, experiment.batch_size(learner))
     state = abstract_state(experiment.model, experiment.inner, meshes[0])
     step = make_train_step(experiment.model, experiment.inner, experiment.train.steps, meshes[0], task.loss)
     clock = jax.ShapeDtypeStruct((), jnp.int32)

@@ -15,7 +15,7 @@ from ddiloco.outer.guards import GuardConfig
 from ddiloco.roles import outcome as roles
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.transfer import Offer, host_arrays
+from ddiloco.roles.transfer import Offer
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment
 from ddiloco.virtual.run import VirtualRun
@@ -99,8 +99,8 @@ class LyingArrays(TrainingArrays):
 
     def offer(self, fragment: int, step: int) -> Offer:
         honest = super().offer(fragment, step)
-        sent = self._lies.tell(fragment, self._theta[fragment], host_arrays(honest.arrays))
-        return dataclasses.replace(honest, arrays=sent)
+        sent = self._lies.tell(fragment, self._theta[fragment], honest.on_host())
+        return dataclasses.replace(honest, arrays=sent, shapes=())
 
 
 class LyingRun(VirtualRun):

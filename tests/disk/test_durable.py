@@ -59,7 +59,8 @@ def test_what_was_committed_is_there_to_the_bit_with_the_optimizer_s_state(disk)
         assert disk.state.commit(RoundId(step, p), trained)
     disk.state.remember([(0, 1), (1, 1001)])
     start = disk.state.load()
-    assert start.state == SyncerState((2, 1), (3, 2), ((0, 1), (1, 1001)))
+    own = disk.state.lineage
+    assert start.state == SyncerState((2, 1), (3, 2), ((0, 1), (1, 1001)), (own, own))
     for p, state in enumerate(start.fragments):
         again.restore(p, state)
     assert again.sha256() == trained.sha256()

@@ -10,7 +10,7 @@ import pytest
 from ddiloco.config import ConfigError, build
 from ddiloco.models.captioner import CaptionerConfig, flops_per_token
 from ddiloco.training.loss import caption_loss
-from ddiloco.training.parameters import abstract_parameters, forward
+from ddiloco.training.parameters import forward, parameter_shapes
 from ddiloco.training.sampling import write_captions
 from tests.models.decoder_reference import gated_mlp, rms_norm, rotate, under
 
@@ -35,8 +35,8 @@ BOS, EOS = 9, 10
 def random_parameters(config, seed=0, deviation=0.3):
     rng = np.random.default_rng(seed)
     return {
-        name: jnp.asarray(rng.normal(float(name.endswith("scale")), deviation, leaf.shape).astype(np.float32))
-        for name, leaf in abstract_parameters(config).items()
+        name: jnp.asarray(rng.normal(float(name.endswith("scale")), deviation, shape).astype(np.float32))
+        for name, shape in parameter_shapes(config).items()
     }
 
 
@@ -98,10 +98,12 @@ def reference(params, config, batch):
     return np.stack(rows)
 
 
-def test_forward_is_the_float64_reference():
-    params, batch = random_parameters(TINY), captioned_images(3, 5)
-    expected = reference(params, TINY, batch)
-    np.testing.assert_allclose(logits_of(TINY, params, batch), expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("scan", [False, True], ids=["by itself", "scanned"])
+def test_forward_is_the_float64_reference(scan):
+    config = dataclasses.replace(TINY, scan_layers=scan)
+    params, batch = random_parameters(config), captioned_images(3, 5)
+    expected = reference(params, config, batch)
+    np.testing.assert_allclose(logits_of(config, params, batch), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_text_sees_the_whole_image_but_no_later_text():
@@ -114,7 +116,8 @@ def test_text_sees_the_whole_image_but_no_later_text():
     assert (np.abs(before - logits_of(TINY, params, last_pixel)).max(axis=-1) > 1e-4).all()
 
 
-def test_exact_match_counts_just_the_captions_that_greedy_decoding_writes():
+@pytest.mark.parametrize("chunk", [None, 32])
+def test_exact_match_counts_just_the_captions_that_greedy_decoding_writes(chunk):
     params, batch = random_parameters(TINY, deviation=0.6), captioned_images(8, 6, seed=2)
     written = write_captions(TINY, params, batch["image"], 6, BOS, EOS)
     assert written.shape == (8, 6)
@@ -126,7 +129,9 @@ def test_exact_match_counts_just_the_captions_that_greedy_decoding_writes():
     weights[2, 4:] = 0  # what does not count may be anything
     targets[2, 4:] = 7
     sums = jax.jit(caption_loss, static_argnums=0)(
-        TINY, params, dict(batch, inputs=inputs, targets=targets, weights=weights)
+        dataclasses.replace(TINY, logits_chunk=chunk),
+        params,
+        dict(batch, inputs=inputs, targets=targets, weights=weights),
     )
     assert (sums.model["correct"], sums.model["answers"], sums.tokens) == (3, 7, weights.sum())
 

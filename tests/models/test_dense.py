@@ -1,6 +1,7 @@
 """The dense decoder against a float64 reference, and what its masks and settings promise."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import pytest
 from ddiloco.config import ConfigError, build
 from ddiloco.models import MODELS, model_of
 from ddiloco.models.dense import DenseConfig, flops_per_token
+from ddiloco.models.stack import REMAT
 from ddiloco.training.loss import next_token_loss
-from ddiloco.training.parameters import abstract_parameters, forward, init_parameters, num_parameters
+from ddiloco.training.parameters import forward, init_parameters, num_parameters, parameter_shapes
 from tests.models.decoder_reference import decode
 from tests.training.batches import TINY, packed_batch
 
@@ -19,12 +21,9 @@ from tests.training.batches import TINY, packed_batch
 def random_parameters(config, seed=0):
     """Parameters none of which is at a special value, norms included."""
     rng = np.random.default_rng(seed)
-    shapes = abstract_parameters(config)
     return {
-        name: jnp.asarray(
-            rng.normal(1.0 if name.endswith("scale") else 0.0, 0.3, leaf.shape).astype(np.float32)
-        )
-        for name, leaf in shapes.items()
+        name: jnp.asarray(rng.normal(1.0 if name.endswith("scale") else 0.0, 0.3, shape).astype(np.float32))
+        for name, shape in parameter_shapes(config).items()
     }
 
 
@@ -39,8 +38,9 @@ def logits_of(config, params, batch):
         {},
         {"activation": "geglu", "qk_norm": False, "tie_embeddings": True},
         {"num_kv_heads": 4, "logit_softcap": 2.0, "rope_theta": 100.0},
+        {"num_layers": 11, "scan_layers": True, "remat": "dots_saveable"},
     ],
-    ids=["swiglu_grouped_normed", "geglu_tied", "softcap_full_heads"],
+    ids=["swiglu_grouped_normed", "geglu_tied", "softcap_full_heads", "scanned"],
 )
 def test_forward_is_the_float64_reference(changes):
     config = dataclasses.replace(TINY, **changes)
@@ -102,20 +102,45 @@ def test_a_tied_head_has_no_parameters_and_is_the_transposed_embedding():
     )
 
 
-def test_remat_changes_neither_loss_nor_gradient_and_does_recompute():
-    params, batch = random_parameters(TINY), packed_batch(6, 2, 12, TINY.vocab_size)
-    rematted = dataclasses.replace(TINY, remat=True)
-    gradient = jax.jit(
-        jax.value_and_grad(lambda params, config: next_token_loss(config, params, batch).objective),
-        static_argnums=1,
-    )
-    plain_loss, plain = gradient(params, TINY)
-    remat_loss, remat = gradient(params, rematted)
-    np.testing.assert_allclose(plain_loss, remat_loss, rtol=1e-6)
-    for name in plain:
-        np.testing.assert_allclose(plain[name], remat[name], rtol=1e-4, atol=1e-5, err_msg=name)
-    assert str(gradient.trace(params, rematted).jaxpr).count("remat") >= TINY.num_layers
-    assert "remat" not in str(gradient.trace(params, TINY).jaxpr)
+BATCH = packed_batch(6, 2, 12, TINY.vocab_size)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.value_and_grad)
+def loss_and_gradient(params, config):
+    return next_token_loss(config, params, BATCH, z_loss=0.01).objective
+
+
+@pytest.mark.parametrize("policy", [policy for policy in REMAT if policy != "none"])
+@pytest.mark.parametrize("scan", [False, True], ids=["by itself", "scanned"])
+def test_remat_and_scan_change_neither_loss_nor_gradient_and_remat_does_recompute(policy, scan):
+    params, rematted = random_parameters(TINY), dataclasses.replace(TINY, remat=policy, scan_layers=scan)
+    (loss, gradient), (expected_loss, expected) = (loss_and_gradient(params, c) for c in (rematted, TINY))
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+    for name in expected:
+        np.testing.assert_allclose(gradient[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    layers = 1 if scan else TINY.num_layers
+    assert str(loss_and_gradient.trace(params, rematted).jaxpr).count("remat") >= layers
+    assert "remat" not in str(loss_and_gradient.trace(params, TINY).jaxpr)
+
+
+@pytest.mark.parametrize("chunk", [8, 19, 100])
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True, "logit_softcap": 2.0}], ids=["", "tied"])
+def test_logits_in_chunks_give_the_same_loss_and_gradient(chunk, changes):
+    whole = dataclasses.replace(TINY, **changes)
+    params, config = random_parameters(whole), dataclasses.replace(whole, logits_chunk=chunk)
+    (loss, gradient), (expected_loss, expected) = (loss_and_gradient(params, c) for c in (config, whole))
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+    for name in expected:
+        np.testing.assert_allclose(gradient[name], expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(logits_of(config, params, BATCH), logits_of(whole, params, BATCH))
+
+
+def test_logits_in_chunks_never_exist_all_at_a_time():
+    whole = dataclasses.replace(TINY, mlp_dim=24)
+    params, in_chunks = random_parameters(whole), dataclasses.replace(whole, logits_chunk=8)
+    assert "f32[2,12,32]" in str(loss_and_gradient.trace(params, whole).jaxpr)
+    assert "f32[2,12,32]" not in str(loss_and_gradient.trace(params, in_chunks).jaxpr)
 
 
 def test_bfloat16_computes_near_float32_and_keeps_float32_parameters_and_logits():

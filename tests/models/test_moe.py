@@ -15,6 +15,7 @@ from hypothesis import strategies
 from ddiloco.config import ConfigError, build
 from ddiloco.models import MODELS, model_of, moe
 from ddiloco.models.moe import MoEConfig, flops_per_token
+from ddiloco.models.parameter import unconstrained
 from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import abstract_parameters, init_parameters, num_parameters, output
 from tests.models import moe_reference
@@ -54,9 +55,10 @@ def output_of(config, params, batch):
         {"capacity_factor": None},
         {"shared_expert_dim": 12, "dense_layers": 1, "activation": "geglu"},
         {"capacity_factor": None, "experts_per_token": 1, "normalize_gates": False, "tie_embeddings": True},
-        {"experts_per_token": 3, "capacity_factor": 1.0, "remat": True},
+        {"experts_per_token": 3, "capacity_factor": 1.0, "remat": "full"},
+        {"num_layers": 3, "dense_layers": 1, "scan_layers": True, "remat": "full", "shared_expert_dim": 12},
     ],
-    ids=["capped", "dropless", "capped_shared_dense", "dropless_switch", "three_rematted"],
+    ids=["capped", "dropless", "capped_shared_dense", "dropless_switch", "three_rematted", "scanned"],
 )
 def test_forward_is_the_float64_reference(changes):
     config = dataclasses.replace(CAPPED, **changes)
@@ -99,7 +101,7 @@ def test_gradients_of_experts_are_those_of_every_expert_on_every_token(config):
     def ours(params, x, gates):
         module = nnx.merge(graph, nnx.State({name: nnx.Param(value) for name, value in params.items()}))
         routing = moe.Routing(chosen, gates, jnp.zeros((3, 12, 4)))
-        return jnp.sum(module(x, routing, counted, lambda x, axes: x)[0] * probe)
+        return jnp.sum(module(x, routing, counted, unconstrained)[0] * probe)
 
     def dense(params, x, gates):
         weights = jnp.sum(jax.nn.one_hot(chosen, 4) * (gates * kept)[..., None], axis=2)

@@ -10,7 +10,7 @@ import pytest
 from ddiloco.config import ConfigError, build
 from ddiloco.models.vit import ViTConfig, flops_per_token, patches, sincos_positions
 from ddiloco.training.loss import label_loss, statistics
-from ddiloco.training.parameters import abstract_parameters, forward, init_parameters, num_parameters
+from ddiloco.training.parameters import forward, init_parameters, num_parameters, parameter_shapes
 from tests.models.vit_reference import classify
 
 TINY = ViTConfig(
@@ -32,8 +32,8 @@ def random_parameters(config, seed=0):
     """Parameters none of which is at a special value."""
     rng = np.random.default_rng(seed)
     return {
-        name: jnp.asarray(rng.normal(float(name.endswith("scale")), 0.3, leaf.shape).astype(np.float32))
-        for name, leaf in abstract_parameters(config).items()
+        name: jnp.asarray(rng.normal(float(name.endswith("scale")), 0.3, shape).astype(np.float32))
+        for name, shape in parameter_shapes(config).items()
     }
 
 
@@ -53,8 +53,9 @@ def labelled_images(config, rows, seed=0):
         {},
         {"positions": "sincos", "pooling": "token"},
         {"channels": 1, "pixel_mean": (0.3,), "pixel_std": (0.4,), "image_size": 9},
+        {"scan_layers": True, "remat": "full"},
     ],
-    ids=["learned_mean", "sincos_token", "grey"],
+    ids=["learned_mean", "sincos_token", "grey", "scanned"],
 )
 def test_forward_is_the_float64_reference(changes):
     config = dataclasses.replace(TINY, **changes)
@@ -125,14 +126,16 @@ def test_parameters_and_operations_are_those_of_the_published_base_model():
     assert flops_per_token(base, 1) == pytest.approx(6 * 17.6e9, rel=0.01)
 
 
-def test_rematerialised_layers_give_the_same_gradient():
+@pytest.mark.parametrize("scan", [False, True], ids=["by itself", "scanned"])
+def test_rematerialised_layers_give_the_same_gradient(scan):
     one_layer = dataclasses.replace(TINY, num_layers=1)
     batch, params = labelled_images(one_layer, 2), init_parameters(one_layer, 1)
 
     def gradient(config):
         return jax.jit(jax.grad(lambda params: label_loss(config, params, batch).objective))(params)
 
-    plain, again = gradient(one_layer), gradient(dataclasses.replace(one_layer, remat=True))
+    plain = gradient(one_layer)
+    again = gradient(dataclasses.replace(one_layer, remat="full", scan_layers=scan))
     for name, leaf in plain.items():
         np.testing.assert_allclose(leaf, again[name], rtol=1e-5, atol=1e-6, err_msg=name)
 

@@ -24,7 +24,7 @@ Events of learner N's own core; the line that starts with `=` is its state after
 
     at T learner 0 welcome [step=N] [versions=0,0] [merged=0,0] [incarnation=N]   unless told, its own
     at T learner 0 not-member incarnation=N
-    at T learner 0 rejected incarnation=N because the reason
+    at T learner 0 rejected incarnation=N [newest=N] because the reason
     at T learner 0 start [tokens=N]
     at T learner 0 finish
     at T learner 0 heartbeat
@@ -203,7 +203,7 @@ class Scenario:
             case "not-member":
                 event = events.NotMember(int(told["incarnation"]))
             case "rejected":
-                event = events.Rejected(int(told["incarnation"]), " ".join(words[3:]))
+                event = events.Rejected(int(told["incarnation"]), _reason(words), int(told.get("newest", 0)))
             case "start":
                 event = events.StepStarted(int(told.get("tokens", TOKENS_PER_STEP)))
             case "finish":
@@ -339,6 +339,10 @@ def _learners(text: str) -> list[tuple[int, int]]:
 def _round(text: str) -> RoundId:
     step, _, fragment = text.partition("/")
     return RoundId(int(step), int(fragment))
+
+
+def _reason(words: list[str]) -> str:
+    return " ".join(words[words.index("because") + 1 :])
 
 
 def _pairs(words: list[str]) -> dict[str, str]:

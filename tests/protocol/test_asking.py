@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from ddiloco.protocol import asking, events
 from ddiloco.protocol.asking import Asking, Front
-from ddiloco.protocol.membership import Member
+from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import Contribution, FragmentCounters, RoundId
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.rounds import Phase, Round
+from ddiloco.protocol.round import Round
 from tests.protocol.desk import clocks, questions
 
 
@@ -25,6 +25,15 @@ def member(learner=0, *, step, at, step_time=1.0, delivery=None, steps=None, **k
     return m
 
 
+def of(*members):
+    """A membership of live learners."""
+    membership = Membership()
+    for m in members:
+        step, m.state = m.step, State.JOINING
+        membership.begin(membership.admit(m), step, ())
+    return membership
+
+
 def asking_at(front, now, *, pace=1.0, **policy):
     """Questions where the quorum has come to step `front` now, at a step every `pace` seconds."""
     settings = {"num_learners": 8, "num_fragments": 1, "interval": 24} | policy
@@ -36,7 +45,7 @@ def asking_at(front, now, *, pace=1.0, **policy):
 
 def ask(asking, live, due=24, now=22.0):
     """By learner, the clock that it is asked for."""
-    return clocks(asking.ask([Round(RoundId(due, 0), 0)], live, now))
+    return clocks(asking.ask(Round(RoundId(due, 0), 0), live, now))
 
 
 # The front.
@@ -72,36 +81,32 @@ def test_a_learner_is_asked_two_steps_of_the_front_ahead(front, asked):
 def test_a_learner_with_a_longer_lead_is_asked_earlier_and_rounds_are_open_for_it():
     near, far = member(0, step=20, at=20.0), member(1, step=20, at=20.0, lead=4.0)
     asking = asking_at(20, 20.0)
-    assert asking.furthest([near, far]) == 24
+    asking.merging(Round(RoundId(19, 0), 0), of(near, far), 20.0)
+    assert asking.furthest(of(near, far)) == 24
     assert list(ask(asking, [near, far], now=20.0)) == [1]
 
 
 def test_where_all_are_waited_for_each_is_asked_by_its_own_clock():
     ahead, behind = member(0, step=22, at=22.0), member(1, step=12, at=22.0)
     asking = asking_at(12, 22.0, quorum=None)
-    assert asking.furthest([ahead, behind]) == 24
+    assert asking.furthest(of(ahead, behind)) == 24
     assert ask(asking, [ahead, behind]) == {0: 24}
 
 
-def test_a_learner_is_asked_once_while_it_owes_an_offer_and_again_only_after_a_report_if_that_failed():
-    asking, m, r = asking_at(22, 22.0), member(step=22, at=22.0), Round(RoundId(24, 0), 0)
-    assert questions(asking.ask([r], [m], 22.0))
-    assert not asking.ask([r], [m], 22.5)
+def test_a_learner_whose_offer_failed_is_asked_again_only_after_a_report():
+    asking, m, r = asking_at(22, 22.0), member(step=22, at=22.0), Round(RoundId(24, 0), 0, unasked={0})
+    assert questions(asking.ask(r, [m], 22.0))
+    assert not r.unasked, "it is asked once"
     del r.owed[0]
     r.failed[0] = (m.incarnation, m.reports)
-    assert not asking.ask([r], [m], 22.5)
+    assert not asking.ask(r, [m], 22.5)
     m.reports += 1
-    assert questions(asking.ask([r], [m], 23.0))
-
-
-def test_nobody_is_asked_for_a_round_that_is_being_merged():
-    r = Round(RoundId(24, 0), 0, phase=Phase.MERGING)
-    assert not asking_at(22, 22.0).ask([r], [member(step=22, at=22.0)], 22.0)
+    assert questions(asking.ask(r, [m], 23.0))
 
 
 def test_learners_that_are_asked_for_the_same_clock_hear_it_in_one_message():
     live = [member(learner, step=22, at=22.0) for learner in range(3)]
-    (tell,) = asking_at(22, 22.0).ask([Round(RoundId(24, 0), 7)], live, 22.0)
+    (tell,) = asking_at(22, 22.0).ask(Round(RoundId(24, 0), 7), live, 22.0)
     assert tell.receivers == ((0, 1), (1, 1), (2, 1))
     assert tell.event == events.OfferAsked(RoundId(24, 0), 7, 24)
 
@@ -149,10 +154,10 @@ def test_where_all_are_waited_for_everyone_is_asked_for_the_due_step():
 def test_those_that_are_more_than_a_step_short_as_the_window_opens_are_asked_for_what_they_have():
     asking, r = asking_at(22, 22.0), Round(RoundId(24, 0), 0)
     live = [member(learner, step=22, at=22.0) for learner in range(3)]
-    asking.ask([r], live, 22.0)
+    asking.ask(r, live, 22.0)
     live[0].step = 23  # a step short: its offer comes
     del r.owed[2]  # it has given its offer
-    assert clocks(asking.ask_late(r, live)) == {1: 0}
+    assert clocks(asking.ask_late(r, of(*live))) == {1: 0}
 
 
 @given(
@@ -182,8 +187,8 @@ def test_the_clock_is_never_past_the_due_step_nor_before_what_the_learner_has_re
 
 def test_a_learner_that_misses_a_round_is_asked_a_step_earlier_and_for_half_a_step_less():
     asking, r, m = asking_at(22, 22.0), Round(RoundId(24, 0), 0), member(step=22, at=22.0)
-    asking.ask([r], [m], 22.0)
-    asking.merging(r, [m], 24.0)
+    asking.ask(r, [m], 22.0)
+    asking.merging(r, of(m), 24.0)
     assert (m.lead, m.margin) == (3.0, 0.5)
 
 
@@ -191,8 +196,8 @@ def test_leads_and_margins_that_grow_stay_within_the_interval():
     asking, m = asking_at(22, 22.0, interval=12), member(step=22, at=22.0)
     for _ in range(100):
         r = Round(RoundId(24, 0), 0)
-        asking.ask([r], [m], 22.0)
-        asking.merging(r, [m], 24.0)
+        asking.ask(r, [m], 22.0)
+        asking.merging(r, of(m), 24.0)
     assert (m.lead, m.margin) == (12.0, 3.0)
 
 
@@ -200,11 +205,11 @@ def test_leads_and_margins_that_grow_stay_within_the_interval():
 def test_a_learner_with_more_than_a_step_to_spare_is_asked_for_more_the_next_time(arrived_at, margin):
     asking, r = asking_at(22, 22.0), Round(RoundId(24, 0), 0)
     m = member(step=22, at=22.0, margin=0.5, lead=5.0)
-    asking.ask([r], [m], 22.0)
+    asking.ask(r, [m], 22.0)
     offer = Contribution(0, 1, 0, 0, 22, 22, 220)
     asking.arrived(m, offer, arrived_at)
     r.arrived[0] = offer
-    asking.merging(r, [m], 24.0)
+    asking.merging(r, of(m), 24.0)
     assert m.margin == pytest.approx(margin)
     assert m.lead == pytest.approx(4.9)
 
@@ -214,10 +219,10 @@ def test_leads_and_margins_that_shrink_stop_where_they_began():
     offer = Contribution(0, 1, 0, 0, 22, 22, 220)
     for _ in range(9):
         r = Round(RoundId(24, 0), 0)
-        asking.ask([r], [m], 22.0)
+        asking.ask(r, [m], 22.0)
         asking.arrived(m, offer, 22.0)
         r.arrived[0] = offer
-        asking.merging(r, [m], 24.0)
+        asking.merging(r, of(m), 24.0)
     assert (m.lead, m.margin) == (2.0, 0.0)
 
 
@@ -232,7 +237,7 @@ def test_a_delivery_takes_from_the_report_of_the_offered_step_until_the_offer_is
 
 def test_a_question_that_came_after_the_step_that_it_was_about_is_asked_earlier_the_next_time():
     asking, r, m = asking_at(22, 22.0), Round(RoundId(24, 0), 0), member(step=22, at=22.0)
-    asking.ask([r], [m], 22.0)
+    asking.ask(r, [m], 22.0)
     asking.arrived(m, Contribution(0, 1, 0, 0, step=24, steps=24, tokens=240), 24.0)
     assert m.lead == 2.0
     asking.arrived(m, Contribution(0, 1, 0, 0, step=27, steps=27, tokens=270), 27.0)

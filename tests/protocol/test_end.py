@@ -33,6 +33,7 @@ def test_each_incarnation_that_lags_is_told_once_that_the_last_step_has_come():
     assert calls(desk.merged(2, 0)) == [(4, ((1, 1), (2, 1)))]
     assert not calls(desk.tell(idle(0, 4, 1)))
     assert not calls(desk.tell(idle(1, 2, 1)))
+    desk.tell(events.LearnerLost(2, 1, "its host died"))
     assert calls(desk.tell(events.LearnerJoined(2, 2, 1, (1,)))) == [(4, ((2, 2),))]
 
 

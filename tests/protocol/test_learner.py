@@ -4,7 +4,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.learner import BEYOND_REJOINING, LearnerCore
 from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 
@@ -326,7 +326,7 @@ def test_a_learner_that_was_not_welcomed_asks_again_at_each_heartbeat():
 def test_a_learner_that_is_no_member_comes_back_with_what_it_holds_and_loses_no_step():
     core = welcomed(num_fragments=2, interval=2)
     start(core)
-    back = actions.TellSyncer(events.LearnerJoined(0, 2, 0, (0, 0)))
+    back = actions.TellSyncer(events.LearnerJoined(0, 2, 0, (0, 0), (0, 0)))
     assert core.handle(events.NotMember(1), 0.0) == [back]
     (report,) = finish(core)
     assert report.event.report.incarnation == 2
@@ -345,6 +345,33 @@ def test_a_learner_whose_place_was_taken_leaves():
     core = welcomed()
     out = core.handle(events.Rejected(1, "a newer one is known"), 0.0)
     assert out == [actions.Leave("a newer one is known")]
+
+
+def test_one_that_only_begins_takes_a_number_above_the_newest():
+    """A process that has nothing to lose need not leave because its number was guessed too low."""
+    core = LearnerCore(0, 1, SyncPolicy())
+    out = core.handle(events.Rejected(1, "a newer one is known", 1000), 0.0)
+    assert out == [actions.TellSyncer(events.LearnerJoined(0, 1001 + BEYOND_REJOINING))]
+
+
+def test_parts_of_a_welcome_are_adopted_together():
+    """Each part of a syncer sends its own fragments; the clock is that of the newest round."""
+    core = LearnerCore(0, 1, SyncPolicy(num_fragments=3, interval=3))
+    assert core.handle(events.Welcomed(1, 5, (2, 1), (5, 3), (0, 2), (7, 0)), 0.0) == []
+    assert not core.recovered
+    out = core.handle(events.Welcomed(1, 4, (1,), (4,), (1,)), 0.0)
+    assert out == [actions.AdoptAll(5, (2, 1, 1))]
+    assert [f.merged_step for f in core.fragments] == [5, 4, 3]
+    assert [f.lineage for f in core.fragments] == [7, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "part", [((1, 1), (1, 1), (0, 3)), ((1,), (1, 1), (0,)), ((1, 1), (1, 1), (0, 1), (5,))]
+)
+def test_a_welcome_with_fragments_that_there_are_not_is_dropped(part):
+    core = LearnerCore(0, 1, SyncPolicy(num_fragments=3, interval=3))
+    (dropped,) = core.handle(events.Welcomed(1, 1, *part), 0.0)
+    assert dropped.reason == "welcome with another number of fragments"
 
 
 def test_what_was_asked_of_an_earlier_incarnation_is_not_offered():

@@ -14,7 +14,7 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 
 POLICY = SyncPolicy(num_learners=2, num_fragments=2, interval=4)
-HELD = [FragmentWork(3, 12, 2, 20), FragmentWork(2, 10, 4, 40, offered={12: (2, 20)})]
+HELD = [FragmentWork(3, 12, 2, 20), FragmentWork(2, 10, 4, 40, lineage=9, offered={12: (2, 20)})]
 
 
 def resumed(policy=POLICY, total_steps=None, clock=14, held=HELD):
@@ -24,7 +24,7 @@ def resumed(policy=POLICY, total_steps=None, clock=14, held=HELD):
 
 def test_it_joins_as_a_returner_with_its_versions_and_tells_its_counters():
     core, out = resumed()
-    assert out[0] == actions.TellSyncer(events.LearnerJoined(0, 7, 14, (3, 2)))
+    assert out[0] == actions.TellSyncer(events.LearnerJoined(0, 7, 14, (3, 2), (0, 9)))
     report = Report(0, 7, 14, (FragmentCounters(3, 2, 20), FragmentCounters(2, 4, 40)))
     assert out[-1] == actions.TellSyncer(events.StepReported(report))
     assert (core.clock, core.versions) == (14, (3, 2))
@@ -32,7 +32,7 @@ def test_it_joins_as_a_returner_with_its_versions_and_tells_its_counters():
 
 def test_what_it_is_asked_for_it_offers_with_the_same_counters():
     core, _ = resumed()
-    contribution = Contribution(0, 7, 1, 2, 14, 4, 40)
+    contribution = Contribution(0, 7, 1, 2, 14, 4, 40, lineage=9)
     which = RoundId(14, 1)
     out = core.handle(events.OfferAsked(which, 2, 14), 0.0)
     assert out == [actions.MakeOffer(contribution), actions.SendOffer(which, contribution)]
@@ -67,8 +67,8 @@ def test_the_state_that_it_gives_is_a_copy():
 
 def test_a_syncer_that_starts_from_the_same_snapshot_lets_it_in_and_merges_what_it_held():
     learner, out = resumed(total_steps=20)
-    syncer = SyncerCore(POLICY, 20, SyncerState((3, 2), (12, 10), ((0, 6),)))
-    told = [*syncer.handle(events.LearnerJoined(0, 7, 14, (3, 2)), 0.0), *syncer.handle(out[-1].event, 0.0)]
+    syncer = SyncerCore(POLICY, 20, SyncerState((3, 2), (12, 10), ((0, 6),), (0, 9)))
+    told = [told for said in out for told in syncer.handle(said.event, 0.0)]
     assert syncer.vector_clock == VectorClock({0: (7, 14)}, {0: 3, 1: 2})
     asked = [a.event for a in told if isinstance(a, actions.Tell) and a.event.round == RoundId(14, 1)]
     made, sent = learner.handle(asked[0], 0.0)

@@ -112,6 +112,7 @@ def test_an_endless_run_keeps_a_bounded_state():
     step = 0
     for incarnation in range(1, 41):
         for learner in range(4):
+            desk.tell(events.LearnerLost(learner, incarnation - 1, "its host died"))
             desk.enter(learner, incarnation)
         for _ in range(30):
             step += 1
@@ -119,20 +120,22 @@ def test_an_endless_run_keeps_a_bounded_state():
                 desk.report(learner, step, at=desk.now + 0.3, incarnation=incarnation)
                 if step % 5:
                     desk.settle()
-        members = desk.core._attendance._members._members
+        members = desk.core._members._members
         sizes.append(
             len(members)
             + sum(len(member.sent) + len(member.asked) for member in members.values())
-            + sum(len(r.failed) + len(r.arrived) + len(r.owed) for r in desk.core._rounds)
+            + sum(len(r.failed) + len(r.arrived) + len(r.owed) for r in desk.core._rounds._open.values())
         )
     assert min(desk.core.versions) > 100
     assert max(sizes) <= 4 + 2 * 4 * 3 + 3 * 4 * 3
 
 
-def test_a_join_that_comes_twice_is_answered_twice_until_the_learner_is_ready():
-    desk = Desk(num_fragments=1)
-    for _ in range(2):
-        assert only(events.Welcomed, desk.tell(events.LearnerJoined(0, 1)))
+def test_a_learner_that_asks_on_is_welcomed_anew_once_its_welcome_may_be_lost_until_it_is_ready():
+    """A large welcome takes long; to send it with every question would make it take longer."""
+    desk = Desk(num_fragments=1, resend_timeout=5.0)
+    for at, answered in ((0.0, True), (1.0, False), (4.9, False), (5.0, True), (6.0, False)):
+        out = desk.tell(events.LearnerJoined(0, 1), at=at)
+        assert bool(out) == answered
     assert records(desk.tell(events.LearnerReady(0, 1, 0, (0,))), "learner_ready")
     assert (
         only(actions.Drop, desk.tell(events.LearnerReady(0, 1, 0, (0,)))).reason == "ready without a welcome"
@@ -153,6 +156,7 @@ def test_what_an_incarnation_that_has_not_reported_offers_is_not_taken():
     """Nothing says that it has done the work."""
     desk = Desk(learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
     desk.report(1, 1)
+    desk.tell(events.LearnerLost(1, 1, "its host died"))
     desk.tell(events.LearnerJoined(1, 2))
     desk.tell(events.LearnerReady(1, 2, 1, (0,)))
     assert only(actions.Drop, desk.offer(1, (2, 0), incarnation=2)).reason == "more work than it reported"
@@ -334,7 +338,8 @@ def test_the_state_is_what_was_merged_and_who_has_been_there():
     assert before == SyncerState((0, 0), (0, 0), ((0, 1), (1, 1)))
     desk.report(0, 1)
     desk.settle()
-    desk.tell(events.LearnerLost(1, 1, "its host died"))
+    for learner in (0, 1):
+        desk.tell(events.LearnerLost(learner, 1, "its host died"))
     desk.enter(0, incarnation=4)
     expected = before.after(RoundId(1, 1))
     assert desk.core.state() == SyncerState(expected.versions, expected.merged_steps, ((0, 4), (1, 1)))
@@ -343,8 +348,8 @@ def test_the_state_is_what_was_merged_and_who_has_been_there():
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        (SyncerState((0,), (0, 0)), "1 versions and 2 merged steps, but must have 2"),
-        (SyncerState((0, 0, 0), (0, 0, 0)), "3 versions and 3 merged steps, but must have 2"),
+        (SyncerState((0,), (0, 0)), "1 versions, 2 merged steps and 1 lineages, but must have 2"),
+        (SyncerState((0, 0, 0), (0, 0, 0)), "3 versions, 3 merged steps and 3 lineages, but must have 2"),
         (SyncerState((0, -1), (0, 0)), "below 0"),
     ],
 )
@@ -392,6 +397,56 @@ def test_an_update_that_a_return_needs_is_sent_again_until_it_is_applied():
     assert only(events.UpdateArrived, desk.tell(events.LearnerJoined(1, 3, 2, (0,)))) == update
     behind = events.StepReported(Report(1, 3, 3, (FragmentCounters(0, 3, 30),)))
     assert actions.Tell(((1, 3),), update) in desk.tell(behind, at=5.0)
+
+
+def test_nobody_takes_the_place_of_a_learner_that_speaks_whatever_number_it_bears():
+    desk = Desk(learners=1, num_fragments=1, interval=2)
+    desk.report(0, 1, at=1.0)
+    for incarnation in (1, 2, 2**61):
+        out = desk.tell(events.LearnerJoined(0, incarnation), at=2.0)
+        assert out == [actions.Drop(0, "the number of a learner that still speaks")]
+    assert desk.core.live == (0,)
+    too_large = desk.tell(events.LearnerJoined(0, 2**62), at=60.0)
+    assert too_large == [actions.Drop(0, "an incarnation beyond belief")]
+    assert only(events.Welcomed, desk.tell(events.LearnerJoined(0, 2), at=60.0))
+
+
+def test_whoever_comes_too_late_for_its_number_hears_the_newest():
+    desk = Desk(num_fragments=1)
+    desk.enter(0, incarnation=2**61)
+    rejected = events.Rejected(2, "a newer incarnation is known", 2**61)
+    assert desk.tell(events.LearnerJoined(0, 2)) == [actions.Tell(((0, 2),), rejected)]
+
+
+@pytest.mark.parametrize(
+    ("versions", "lineages", "welcomed"),
+    [
+        ((5, 3), (7, 0), False),
+        ((5, 3), (8, 0), True),  # made by a syncer whose disk was lost: the number alone is the same
+        ((4, 3), (8, 0), False),  # what it lacks is sent anyway
+        ((6, 3), (8, 0), True),  # newer than anything that is known
+    ],
+)
+def test_a_learner_of_a_lost_history_gets_all_fragments_anew(versions, lineages, welcomed):
+    """A syncer that starts from an older disk makes versions whose numbers others bore before."""
+    state = SyncerState((5, 3), (10, 6), lineages=(7, 0))
+    core = SyncerCore(SyncPolicy(num_learners=1, num_fragments=2, interval=2), None, state, lineage=9)
+    out = core.handle(events.LearnerJoined(0, 2, 11, versions, lineages), 0.0)
+    assert any(isinstance(getattr(a, "event", None), events.Welcomed) for a in out) == welcomed
+    assert core.live == (() if welcomed else (0,))
+
+
+def test_a_version_bears_the_lineage_of_the_start_that_made_it():
+    state = SyncerState((5, 3), (10, 6), lineages=(7, 0))
+    core = SyncerCore(SyncPolicy(num_learners=1, num_fragments=2, interval=2, gamma=0.0), None, state, 9)
+    core.handle(events.LearnerJoined(0, 2, 11, (5, 3), (7, 0)), 0.0)
+    report = Report(0, 2, 11, (FragmentCounters(5, 1, 10), FragmentCounters(3, 1, 10)))
+    core.handle(events.StepReported(report), 0.0)
+    offer = Contribution(0, 2, fragment=1, version=3, step=11, steps=1, tokens=10)
+    core.handle(events.FragmentArrived(RoundId(11, 1), offer), 0.0)
+    update = only(events.UpdateArrived, core.handle(events.MergeFinished(RoundId(11, 1)), 0.0))
+    assert update.lineage == 9
+    assert core.state().lineages == (7, 9)
 
 
 @pytest.mark.parametrize("total_steps", [None, 10**9])
@@ -462,7 +517,8 @@ def test_a_late_fragment_is_not_taken_of_one_that_has_gone_or_once_the_merge_beg
     if end == "lost":
         desk.tell(events.LearnerLost(1, 1, "its host died"))
     elif end == "replaced":
-        desk.tell(events.LearnerJoined(1, 2))
+        desk.report(0, 2, at=30.0)
+        desk.tell(events.LearnerJoined(1, 2), at=30.0)
     else:
         desk.offer(0, (2, 0))
         desk.tell(events.Timeout(), at=3.0)

@@ -212,6 +212,7 @@ def test_an_incarnation_older_than_one_that_is_known_is_refused(desk):
     it = desk(1)
     newer = Peer(0, it.worker)
     it.worker.connect(0, 2, newer)
+    it.worker.send(events.LearnerLost(0, 1, "its host died"))
     it.worker.send(events.LearnerJoined(0, 2))
     newer.next(events.Welcomed)
     it.worker.send(events.LearnerJoined(0, 1))

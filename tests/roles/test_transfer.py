@@ -10,6 +10,9 @@ import pytest
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import FragmentDecoder, encode, wire_format
 from ddiloco.outer.fragments import fragment, take
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.outer.outer_step import OuterStep
+from ddiloco.outer.stacks import stacked, unstacked
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.training.parameters import abstract_parameters
@@ -66,6 +69,29 @@ def test_at_mixing_0_nothing_survives_of_an_own_value_not_even_nan(transfer, sha
     for p in range(LAYOUT.num_fragments):
         params = transfer.apply(p, params, take(LAYOUT, p, theirs), 0.0)
     assert_equal(params, theirs)
+
+
+@pytest.mark.parametrize("codec", ["f32", "int8"])
+@pytest.mark.parametrize("make_mesh", MESHES.values(), ids=MESHES)
+def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself(codec, make_mesh):
+    mesh, outer_step = make_mesh(), OuterStep(LAYOUT, OuterConfig(merge="rda"), num_learners=2)
+    theta = {name: value * 2 for name, value in numbers(9).items()}
+    decode, results = FragmentDecoder(LAYOUT, codec), []
+    for config in (TINY, dataclasses.replace(TINY, scan_layers=True)):
+        shardings = parameter_shardings(config, mesh)
+        transfer = FragmentTransfer(LAYOUT, shardings, codec)
+        learners = [placed(stacked(numbers(seed), shardings), shardings) for seed in (0, 1)]
+        for p in range(LAYOUT.num_fragments):
+            pieces = take(LAYOUT, p, theta)
+            anchor = transfer.place(p, pieces) if transfer.keeps_anchors else ()
+            offers = [on_the_host(transfer.offer(p, params, anchor)) for params in learners]
+            sent = [decode(p, offer, pieces) for offer in offers]
+            merged = outer_step(p, pieces, outer_step.init(pieces), sent, weights=[1.0, 3.0]).pieces
+            learners[0] = transfer.apply(p, learners[0], [np.asarray(piece) for piece in merged], 0.25)
+        for name, leaf in learners[0].items():
+            assert leaf.sharding.is_equivalent_to(shardings[name], leaf.ndim), name
+        results.append(unstacked(jax.device_get(learners[0])))
+    assert_equal(*results)
 
 
 def test_at_mixing_1_the_own_value_stays_bit_for_bit(transfer, shardings):
@@ -145,7 +171,7 @@ def pieces_of(values, p=SPLIT):
 
 
 def on_the_host(offer):
-    return [np.asarray(array) for array in offer.arrays]
+    return list(offer.on_host())
 
 
 def test_an_offer_is_encoded_alike_on_one_device_and_on_many(codec, shardings):
@@ -157,8 +183,8 @@ def test_an_offer_is_encoded_alike_on_one_device_and_on_many(codec, shardings):
         CODECS[codec], pieces_of(own), pieces_of(theirs), pieces_of(left)
     )
     formats = wire_format(LAYOUT, SPLIT, codec)
-    assert [(a.shape, a.dtype) for a in offer.arrays] == [tuple(f) for f in formats]
-    for ours, expected in zip(offer.arrays, arrays, strict=True):
+    assert [(a.shape, a.dtype) for a in offer.on_host()] == [tuple(f) for f in formats]
+    for ours, expected in zip(offer.on_host(), arrays, strict=True):
         np.testing.assert_array_equal(ours, expected)
     for ours, expected, there in zip(offer.residual, rest, residual, strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-6)

@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 STRATEGIES = {
     "int": NUMBER,
+    "bool": st.booleans(),
     "str": st.text(max_size=20),
     "tuple[int, ...]": st.lists(NUMBER, max_size=5).map(tuple),
     "int | None": NUMBER,

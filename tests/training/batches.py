@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ddiloco.models.dense import DenseConfig
+from ddiloco.outer.stacks import stacked
 from ddiloco.training.inner_optimizer import make_inner_optimizer
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.parameters import init_parameters
@@ -54,8 +55,8 @@ def mesh_of(num_devices: int, **sizes: int) -> Mesh:
 def init_state(model_config, inner, mesh, seed, params=None):
     """The state before the first step, with these parameters (copied) or with initial ones."""
     laid = state_shardings(model_config, inner, mesh)
-    params = init_parameters(model_config, seed, laid.params) if params is None else params
-    placed = jax.device_put({name: params[name] for name in laid.params}, laid.params)
+    params = init_parameters(model_config, seed) if params is None else params
+    placed = jax.device_put(stacked(params, laid.params), laid.params)
     own = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=laid.params)(placed)
     optimizer = make_inner_optimizer(inner, total_steps=1)
     return TrainState(own, jax.jit(optimizer.init, out_shardings=laid.opt_state)(own))

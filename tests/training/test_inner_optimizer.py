@@ -1,5 +1,7 @@
 """AdamW by the learner's clock: schedule, decay, clipping, against float64."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,8 +62,9 @@ def test_a_clock_jump_moves_the_rate_but_not_the_bias_correction():
         np.testing.assert_allclose(updates["w"], np.full((2, 2), expected), rtol=1e-5)
 
 
-def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked():
-    shapes = abstract_parameters(TINY)
+@pytest.mark.parametrize("scan", [False, True], ids=["by itself", "scanned"])
+def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked(scan):
+    shapes = abstract_parameters(dataclasses.replace(TINY, scan_layers=scan))
     spared = {name for name, decays in decay_mask(InnerConfig(), shapes).items() if not decays}
     assert spared == {"embed/embedding"} | {name for name in shapes if name.endswith("scale")}
     assert decay_mask(InnerConfig(decay_embeddings=True), shapes)["embed/embedding"]
@@ -103,3 +106,21 @@ def test_ten_steps_are_the_float64_adamw():
         rate = 0.1 * min(1.0, (clock + 1) / 3) * (0.5 + 0.5 * np.cos(np.pi * progress))
         expected = expected - rate * (step + 0.3 * expected)
     np.testing.assert_allclose(params["head/kernel"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_moment_may_be_kept_in_half_the_bits():
+    params = {"w": jnp.linspace(-1.0, 1.0, 256).reshape(16, 16)}
+    ways = {}
+    for dtype in ("float32", "bfloat16"):
+        config = InnerConfig(mu_dtype=dtype, warmup_steps=0, weight_decay=0.0)
+        optimizer = make_inner_optimizer(config, 10)
+        state, way = optimizer.init(params), []
+        for clock in range(5):
+            gradients = {"w": jnp.sin(params["w"] * (clock + 1))}
+            updates, state = optimizer.update(gradients, state, params, clock=jnp.int32(clock))
+            way.append(updates["w"])
+        ways[dtype] = np.stack(way)
+        (adam,) = [part for part in state if hasattr(part, "mu")]
+        assert (adam.mu["w"].dtype, adam.nu["w"].dtype) == (jnp.dtype(dtype), jnp.float32)
+    difference = np.abs(ways["bfloat16"] - ways["float32"]).max()
+    assert 0 < difference < 0.02 * np.abs(ways["float32"]).max()

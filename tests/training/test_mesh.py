@@ -1,5 +1,6 @@
 """Devices carved into meshes, and parameters laid on them."""
 
+import dataclasses
 import warnings
 
 import jax
@@ -7,8 +8,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from ddiloco.config import ConfigError, build
+from ddiloco.settings.experiment import parse
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.sharding import batch_sharding, parameter_shardings, partition
+from ddiloco.training.sharding import batch_sharding, check_divided, parameter_shardings, partition
+from experiments.front import cli
 from tests.training.batches import TINY, mesh_of
 
 
@@ -72,13 +75,43 @@ def test_matrices_lie_over_fsdp_and_tensor_and_rows_over_data_and_fsdp():
     assert batch_sharding(mesh).shard_shape((8, 5)) == (2, 5)
 
 
-def test_an_axis_that_does_not_divide_is_not_sharded():
+def test_what_does_not_divide_the_axis_it_should_divides_another_of_a_large_parameter():
     mesh = mesh_of(4, data=1, tensor=4)
     assert partition(mesh, ("vocab", "embed"), (259, 16)).spec == PartitionSpec(None, None)
-    query = parameter_shardings(TINY, mesh)["layers/0/attention/query/kernel"]
-    key = parameter_shardings(TINY, mesh)["layers/0/attention/key/kernel"]
-    assert query.shard_shape((16, 4, 4)) == (16, 1, 4)
-    assert key.shard_shape((16, 2, 4)) == (16, 2, 4)
+    shardings = parameter_shardings(TINY, mesh)
+    assert shardings["layers/0/attention/query/kernel"].shard_shape((16, 4, 4)) == (16, 1, 4)
+    assert shardings["layers/0/attention/key/kernel"].shard_shape((16, 2, 4)) == (4, 2, 4)
+    check_divided(TINY, mesh)
+
+
+def test_an_axis_takes_those_of_its_mesh_axes_that_divide_it_best():
+    mesh = mesh_of(8, data=1, fsdp=4, expert=2)
+    for size, taken in ((16, ("fsdp", "expert")), (12, "fsdp"), (6, "expert"), (5, None)):
+        assert partition(mesh, ("embed", None), (size, 3)).spec == PartitionSpec(taken, None)
+
+
+def test_experts_have_their_mesh_axis_alone():
+    mesh = mesh_of(8, data=1, fsdp=4, expert=2)
+    assert partition(mesh, ("expert", "embed", "mlp"), (4, 8, 3)).spec == PartitionSpec(
+        ("expert",), ("fsdp",), None
+    )
+    assert partition(mesh, ("expert", "embed", "mlp"), (3, 8, 3)).spec == PartitionSpec(None, ("fsdp",), None)
+
+
+def test_a_large_parameter_that_no_device_would_share_is_told_in_a_line():
+    model = parse(cli.load_config("configs/moe.py:tiny")).model
+    check_divided(model, mesh_of(8, data=1, expert=8))
+    model = dataclasses.replace(model, num_experts=12)
+    with pytest.raises(ConfigError, match=r"^config\.mesh\.expert: is 8, .*expert 12 x"):
+        check_divided(model, mesh_of(8, data=1, expert=8))
+
+
+@pytest.mark.parametrize(
+    ("devices", "shape"),
+    [(1, (1, 1, 1, 1)), (4, (1, 1, 1, 4)), (6, (1, 3, 1, 2)), (64, (1, 8, 1, 8)), (128, (1, 16, 1, 8))],
+)
+def test_experts_and_embeddings_share_whatever_devices_there_are(devices, shape):
+    assert MeshConfig(data=1, fsdp=-1, expert=-1).shape(devices) == shape
 
 
 def test_two_axes_of_one_array_never_share_a_mesh_axis():

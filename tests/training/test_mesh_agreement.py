@@ -6,25 +6,33 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.step import make_train_step, shard_batch
 from tests.training.batches import TINY, init_state, mesh_of, packed_batch
 
 CONFIG = dataclasses.replace(TINY, num_heads=8, num_kv_heads=8)
+SCANNED = dataclasses.replace(CONFIG, scan_layers=True, remat="full", logits_chunk=10)
 INNER = InnerConfig(learning_rate=1e-3, warmup_steps=0)
 BATCHES = [packed_batch(seed, 16, 12, 32) for seed in range(3)]
 
 
-def run(mesh, inner=INNER):
+def run(mesh, inner=INNER, config=CONFIG):
     """Parameters, metrics of each step, and the evaluation after three steps."""
-    step = make_train_step(CONFIG, inner, 10, mesh)
-    state, history = init_state(CONFIG, inner, mesh, seed=0), []
+    step = make_train_step(config, inner, 10, mesh)
+    state, history = init_state(config, inner, mesh, seed=0), []
     for clock, batch in enumerate(BATCHES):
         state, metrics = step(state, shard_batch(batch, mesh), np.int32(clock))
         history.append(jax.device_get(metrics))
-    score = evaluate(CONFIG, make_eval_step(CONFIG, mesh), state.params, BATCHES, mesh)
-    return jax.device_get((state.params, state.opt_state)), history, score, state
+    score = evaluate(config, make_eval_step(config, mesh), state.params, BATCHES, mesh)
+    arrays = jax.device_get((state.params, adam_of(state).mu, adam_of(state).nu))
+    return [unstacked(part) for part in arrays], history, score
+
+
+def adam_of(state):
+    (adam,) = [part for part in state.opt_state if hasattr(part, "mu")]
+    return adam
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +40,7 @@ def alone():
     return run(mesh_of(1))
 
 
+@pytest.mark.parametrize("config", [CONFIG, SCANNED], ids=["plain", "scanned"])
 @pytest.mark.parametrize(
     ("num_devices", "sizes", "accumulation"),
     [
@@ -44,10 +53,10 @@ def alone():
     ],
     ids=["data8", "fsdp8", "tensor8", "data2_fsdp2_tensor2", "expert2_tensor4", "data2_fsdp4_accumulated"],
 )
-def test_eight_devices_agree_with_one(alone, num_devices, sizes, accumulation):
-    expected_arrays, expected_history, expected_score, _ = alone
+def test_eight_devices_agree_with_one(alone, num_devices, sizes, accumulation, config):
+    expected_arrays, expected_history, expected_score = alone
     inner = dataclasses.replace(INNER, accumulation=accumulation)
-    arrays, history, score, _ = run(mesh_of(num_devices, **sizes), inner)
+    arrays, history, score = run(mesh_of(num_devices, **sizes), inner, config)
     for metrics, expected in zip(history, expected_history, strict=True):
         assert metrics["tokens"] == expected["tokens"]
         for name in ("loss", "grad_norm", "learning_rate"):
@@ -63,7 +72,7 @@ def test_moments_lie_like_their_parameters():
     mesh = mesh_of(8, data=1, fsdp=4, tensor=2)
     state = init_state(CONFIG, INNER, mesh, seed=0)
     layouts = {name: leaf.sharding for name, leaf in state.params.items()}
-    (adam,) = [part for part in state.opt_state if hasattr(part, "mu")]
+    adam = adam_of(state)
     for moments in (adam.mu, adam.nu):
         assert {name: leaf.sharding for name, leaf in moments.items()} == layouts
     assert adam.mu["layers/0/mlp/up/kernel"].addressable_shards[0].data.shape == (4, 16)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from ddiloco.models.dense import DenseConfig
 from ddiloco.training.parameters import (
@@ -13,9 +14,11 @@ from ddiloco.training.parameters import (
     init_parameters,
     logical_axes,
     num_parameters,
+    parameter_shapes,
 )
 from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import TINY, mesh_of, packed_batch
+from tests.workbench import assert_equal
 
 LAYER_NAMES = (
     "attention/key/kernel",
@@ -95,15 +98,17 @@ def test_seeds_and_layers_differ_and_a_seed_repeats():
     assert np.abs(first[name] - first["layers/1/mlp/up/kernel"]).min() > 0
 
 
-def test_first_values_are_the_same_whatever_the_mesh_and_made_in_shards():
-    plain = init_parameters(TINY, 5)
-    for sizes in ({"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}):
-        shardings = parameter_shardings(TINY, mesh_of(8, **sizes))
-        sharded = init_parameters(TINY, 5, shardings)
-        for name, leaf in sharded.items():
-            assert leaf.sharding == shardings[name]
-            np.testing.assert_array_equal(leaf, plain[name], err_msg=name)
-    assert sharded["layers/0/mlp/up/kernel"].addressable_shards[0].data.shape == (2, 32)
+def test_stacked_layers_have_the_same_parameters_in_the_rows_of_arrays():
+    config = dataclasses.replace(TINY, scan_layers=True)
+    assert_equal(init_parameters(config, 5), init_parameters(TINY, 5))
+    assert parameter_shapes(config) == parameter_shapes(TINY)
+    arrays = abstract_parameters(config)
+    assert arrays["layers/0:2/mlp/up/kernel"].shape == (2, 16, 32)
+    assert logical_axes(config)["layers/0:2/mlp/up/kernel"] == ("layer", "embed", "mlp")
+    assert len(arrays) == len(LAYER_NAMES) + 3
+    assert num_parameters(config) == num_parameters(TINY)
+    spec = parameter_shardings(config, mesh_of(8, data=1, fsdp=8))["layers/0:2/mlp/up/kernel"].spec
+    assert spec == PartitionSpec(None, ("fsdp",), None)
 
 
 def test_parameters_of_another_model_are_refused():

@@ -223,7 +223,9 @@ def test_what_befalls_a_learner_while_it_starts_holds_from_its_first_step_on(res
 
 def test_a_learner_that_recovers_starts_on_all_its_chips():
     changes = [Change(1.5, 1, "step", 0.5), Change(1.5, 1, "detect"), Change(2.5, 1, "fail")]
-    fleet, told = small_fleet(TWO, 24, changes=[*changes, Change(4.0, 1, "recover")], recovery=1.0)
+    fleet, told = small_fleet(
+        TWO, 24, changes=[*changes, Change(4.0, 1, "recover")], recovery=1.0, notice=0.0
+    )
     run(fleet)
     assert told.step_ends(1)[:3] == [1.0, 6.0, 7.0]
 

@@ -5,6 +5,7 @@ import json
 import threading
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from ddiloco.goodput.accounting import State
@@ -103,6 +104,18 @@ def test_the_troubled_run_is_one(run):
     assert troubled.merges(*MERGE) != run().merges(*MERGE)
     assert troubled.outcome.finished
     assert troubled.seconds > 12 * 1.4
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
+def test_stacked_layers_train_as_if_each_were_by_itself(algorithm, run):
+    models = (
+        {"num_layers": 2, "scan_layers": scan, "logits_chunk": 32 if scan else None} for scan in (False, True)
+    )
+    by_itself, stacked = (run(algorithm, model=model) for model in models)
+    assert stacked.outcome.eval_loss == pytest.approx(by_itself.outcome.eval_loss, rel=1e-5)
+    assert stacked.outcome.params.keys() == by_itself.outcome.params.keys()
+    for name, value in by_itself.outcome.params.items():
+        np.testing.assert_allclose(stacked.outcome.params[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("groups", [{}, TROUBLE], ids=["steady", "failures, loss and jitter"])

@@ -63,6 +63,7 @@ class Header:
       sha256: syncer only: of each fragment that it began from, hex.
       resumed_from: syncer only: the snapshot from which the run resumed, if it did.
       resumed: learner only: what it resumed with, if it did.
+      lineage: syncer only: of the versions that it makes.
     """
 
     role: str
@@ -79,6 +80,7 @@ class Header:
     sha256: tuple[str, ...] = ()
     resumed_from: SnapshotName | None = None
     resumed: ResumedWith | None = None
+    lineage: int = 0
 
     @property
     def actor(self) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import grpc
-import jax
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -29,7 +28,7 @@ from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
-from ddiloco.roles.transfer import Offer, host_arrays
+from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
@@ -46,7 +45,7 @@ class _Offer(NamedTuple):
 
     round: RoundId
     contribution: Contribution
-    arrays: Sequence[jax.Array]
+    offer: Offer
 
 
 class _Offers:
@@ -140,7 +139,7 @@ class SyncerClient:
         """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask anew."""
         connection = self._connection
         if connection is not None:
-            connection.offers.put(_Offer(round_id, contribution, offer.arrays))
+            connection.offers.put(_Offer(round_id, contribution, offer))
 
     def tell_of_snapshot(self, message: SnapshotMessage) -> None:
         """Sends a message about a snapshot; never waits. One about a part goes after its steps' records."""
@@ -342,7 +341,7 @@ class _Connection:
                 self._client.outbox.send(events.OfferFailed(offer.round, c.learner, c.incarnation, reason))
 
     def _send(self, send: grpc.StreamUnaryMultiCallable, offer: _Offer) -> None:
-        arrays = host_arrays(offer.arrays)
+        arrays = offer.offer.on_host()
         header = up_header(offer.round, offer.contribution, payload_bytes(arrays))
 
         def messages() -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ddiloco.disk.tape.entries import InnerOrigin
@@ -39,7 +40,7 @@ class InnerFormat:
     def __init__(self, leaves: Sequence[jax.ShapeDtypeStruct]) -> None:
         """`leaves`: those of a TrainProgram."""
         self.arrays = tuple(ArrayFormat(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
-        formats = [[a.dtype.str, list(a.shape)] for a in self.arrays]
+        formats = [[a.dtype.name, list(a.shape)] for a in self.arrays]
         self.fingerprint = hashlib.sha256(json.dumps(formats).encode()).hexdigest()
         self.bytes = sum(a.nbytes for a in self.arrays)
 
@@ -157,7 +158,7 @@ def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: I
     if short:
         raise WireError("donation of another time", "its versions are not those asked for")
     arrays = receive(inner.arrays, header.size, messages)
-    if not all(np.isfinite(a).all() for a in arrays if np.issubdtype(a.dtype, np.floating)):
+    if not all(np.isfinite(a).all() for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)):
         raise WireError("donation not finite")
     origin = InnerOrigin(header.learner, header.process, header.number) if header.number else None
     return InnerState(header.step, had, arrays, origin)

@@ -76,11 +76,13 @@ class SyncerRun:
         else:
             start.restore(self._model)
             record(records.Resumed(start.state.versions, time.time()))
-        core = SyncerCore(e.sync, e.train.steps, start.state if start is not None else None)
+        state = start.state if start is not None else None
+        core = SyncerCore(e.sync, e.train.steps, state, durable.lineage)
         workdir = durable.folder.parent
         resumed_from = ResumedFrom.load(durable.folder) if start is not None else None
         snapshot_name = None if resumed_from is None else resumed_from.name
-        tape = Tapes(workdir, e, assembly.layout, record).syncer(core.state(), self._model, snapshot_name)
+        tapes = Tapes(workdir, e, assembly.layout, record)
+        tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
         self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
         if e.snapshot.every:
             header, send = snapshot_header(e, assembly.layout), self._syncer.send

@@ -19,6 +19,7 @@ class Version(NamedTuple):
 
     version: int
     merged_step: int
+    lineage: int
     pieces: Pieces
     merged: tuple[Given, ...] = ()
 
@@ -62,15 +63,16 @@ class Downlink:
     def put(self, message: Told) -> None:
         """Sends what goes with a welcome or an update when its turn comes."""
         match message.event:
-            case events.UpdateArrived(p, version, step, merged):
-                self._newest.put(p, Version(version, step, message.fragments[0], merged))
+            case events.UpdateArrived(p, version, step, merged, lineage):
+                self._newest.put(p, Version(version, step, lineage, message.fragments[0], merged))
                 with self._change:
                     self._updates[p] = None
                     self._change.notify_all()
             case events.Welcomed() as event:
-                held = zip(event.versions, event.merged_steps, message.fragments, strict=True)
-                for p, (version, step, pieces) in enumerate(held):
-                    self._newest.put(p, Version(version, step, pieces))
+                lineages = event.lineages or (0,) * len(event.versions)
+                held = zip(event.versions, event.merged_steps, lineages, message.fragments, strict=True)
+                for p, version in enumerate(held):
+                    self._newest.put(p, Version(*version))
                 self._welcome_with(event)
 
     def _welcome_with(self, event: events.Welcomed) -> None:
@@ -130,6 +132,7 @@ class Downlink:
                 "fragment": fragment,
                 "version": newest.version,
                 "step": newest.merged_step,
+                "lineage": newest.lineage,
                 "merged": list(map(dataclasses.asdict, newest.merged)),
             },
             size=payload_bytes(newest.pieces),
@@ -160,7 +163,7 @@ class Collector:
             if header.welcome > self._welcome:
                 self._welcome, self._collected = header.welcome, {}
             self._step = header.step
-            self._collected[update.fragment] = Version(update.version, update.step, pieces)
+            self._collected[update.fragment] = Version(update.version, update.step, update.lineage, pieces)
             if len(self._collected) < self._num_fragments:
                 return None
             fragments = [self._collected[p] for p in range(self._num_fragments)]
@@ -171,5 +174,6 @@ class Collector:
             step,
             tuple(f.version for f in fragments),
             tuple(f.merged_step for f in fragments),
+            lineages=tuple(f.lineage for f in fragments),
         )
         return Told(event, [f.pieces for f in fragments])

@@ -14,8 +14,8 @@ from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, State
 
 
 def fragments_to_json(fragments: Sequence[FragmentWork]) -> list[list[Any]]:
-    """By fragment: version, the step it was merged at, and steps and tokens since."""
-    return [[f.version, f.merged_step, f.steps, f.tokens] for f in fragments]
+    """By fragment: version, the step it was merged at, steps and tokens since, and lineage."""
+    return [[f.version, f.merged_step, f.steps, f.tokens, f.lineage] for f in fragments]
 
 
 def fragments_from_json(rows: Sequence[Sequence[Any]]) -> list[FragmentWork]:

@@ -312,7 +312,7 @@ class _Syncer:
         return Actor("the syncer", self._tapes, works, handled)
 
     def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Work], list[Handled]]:
-        core = SyncerCore(self._policy, self._total, tape.header.state)
+        core = SyncerCore(self._policy, self._total, tape.header.state, tape.header.lineage)
         begun: dict[int, Merge] = {}  # by fragment, merges that have not finished
         works: list[Work] = []
         handled: list[Handled] = []

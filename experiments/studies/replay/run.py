@@ -254,7 +254,7 @@ class _Replay:
         self._progress(work)
 
     def _pieces(self, p: int, offer: Offer, anchor: Sequence[np.ndarray]) -> Sequence[Any]:
-        return self._model.decode(p, host_arrays(offer.arrays), anchor)
+        return self._model.decode(p, offer.on_host(), anchor)
 
     def _mismatch(self, work: plans.Merge) -> str:
         learners = sorted({key.learner for key, _ in work.given})

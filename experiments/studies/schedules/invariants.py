@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import math
+from typing import Any
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
@@ -14,6 +16,7 @@ from ddiloco.protocol.syncer import SyncerCore
 from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation
+TAKEN = "the number of a learner that still speaks"
 
 
 class _Standing(enum.Enum):
@@ -29,6 +32,8 @@ class _Process:
         self.core = core
         self.standing: dict[Member, _Standing] = {}
         self.reports: dict[Member, Report] = {}  # the newest by clock
+        self.heard: dict[Member, float] = {}  # when it last reported
+        self.dismissed: set[Member] = set()  # told that they are no members
         self.asked: set[tuple[RoundId, Member]] = set()
         self.arrived: dict[RoundId, set[Contribution]] = {}
         self.merging: dict[RoundId, actions.Merge] = {}
@@ -45,6 +50,7 @@ class Invariants:
         self.checks = 0  # events after which every rule held
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
+        self._largest: dict[int, int] = {}  # likewise, and over all histories
         self._syncer: _Process | None = None
         self._ledgers: dict[object, ProcessLedger] = {}
         self._ledger_of: dict[Member, ProcessLedger] = {}
@@ -62,8 +68,12 @@ class Invariants:
         """
         ledger = self._ledgers.setdefault(process, ProcessLedger())
         ledger.handled(core, event, out)
-        owner = self._ledger_of.setdefault((core.learner, core.incarnation), ledger)
-        require(owner is ledger, "two processes never go by one incarnation", core.learner, core.incarnation)
+        if core.recovered:
+            owner = self._ledger_of.setdefault((core.learner, core.incarnation), ledger)
+            require(owner is ledger, "two processes never go by one incarnation", owner, core.incarnation)
+        if any(isinstance(action, actions.Leave) for action in out):
+            newest = self._largest.get(core.learner, -1)
+            require(newest > core.incarnation, "only a process that was replaced leaves", core.learner)
         if self.total_steps is not None:
             require(core.clock <= self.total_steps, "no clock passes the last step", core.learner, core.clock)
         self.checks += 1
@@ -80,20 +90,21 @@ class Invariants:
         """
         if self._syncer is None or self._syncer.core is not core:
             self._syncer = _Process(core)
-        self._book(event)
+        if not any(isinstance(action, actions.Drop) and action.reason == TAKEN for action in out):
+            self._book(event, now)
         for action in out:
-            self._check(action, event)
+            self._check(action, event, now)
         require(core.versions == self.committed.versions, "what is committed is known", core.versions)
         require(core.merged_steps == self.committed.merged_steps, "merged steps are known", core.merged_steps)
         deadline = core.next_deadline()
         require(deadline is None or deadline > now, "a deadline that has come is acted on at once", deadline)
         self.checks += 1
 
-    def commit(self, merge: actions.Merge) -> None:
-        """A merge became durable.
+    def commit(self, merge: actions.Merge, lineage: int = 0) -> None:
+        """A merge became durable, by a syncer's process of this lineage.
 
         Raises:
-          Violation: it was not under way, or merges a step again.
+          Violation: it was not under way, merges a step again, or work of a history that was lost.
         """
         under_way = self._syncer.merging.pop(merge.round, None)
         require(under_way == merge, "what is committed was being merged", merge.round)
@@ -102,11 +113,24 @@ class Invariants:
             first, last = ledger.span(c)
             before = self._merged_up_to.get((ledger, c.fragment), 0)
             require(first >= before, f"no step is merged twice; those up to {before} were", c)
+            history = (ledger.lineage(c), self.committed.lineages[c.fragment])
+            require(history[0] == history[1], "work is merged into the history that it is of", c, history)
             self._merged_up_to[ledger, c.fragment] = last
-        self.committed = self.committed.after(merge.round)
+        self.committed = self.committed.after(merge.round, lineage)
         self.merged.add(merge.round)
 
-    def _book(self, event: events.SyncerEvent) -> None:
+    def image(self) -> tuple[Any, ...]:
+        """What a copy of the disk holds; for `rolled_back`."""
+        sets = (set(self.merged), set(self.passed))
+        return (self.committed, *sets, dict(self._merged_up_to), dict(self._newest))
+
+    def rolled_back(self, image: tuple[Any, ...]) -> None:
+        """The syncer's disk is an older one again: what was merged since is lost."""
+        self.committed, merged, passed, up_to, newest = image
+        self.merged, self.passed = set(merged), set(passed)
+        self._merged_up_to, self._newest = dict(up_to), dict(newest)
+
+    def _book(self, event: events.SyncerEvent, now: float) -> None:
         """Notes where each member stands by the syncer's event, before the syncer answers."""
         process = self._syncer
         match event:
@@ -116,6 +140,7 @@ class Invariants:
                     process.standing[learner, newest] = _Standing.GONE
                     process.standing[learner, incarnation] = _Standing.JOINING
                     self._newest[learner] = incarnation
+                    self._largest[learner] = max(incarnation, self._largest.get(learner, -1))
             case events.LearnerLost(learner=learner, incarnation=incarnation):
                 process.standing[learner, incarnation] = _Standing.GONE
             case events.StepReported(report=report) if self._within(report.step):
@@ -123,6 +148,7 @@ class Invariants:
                 known = process.reports.get(member)
                 if known is None or report.step >= known.step:
                     process.reports[member] = report
+                    process.heard[member] = now
             case events.FragmentArrived(round=which, contribution=c):
                 member = (c.learner, c.incarnation)
                 if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
@@ -135,8 +161,13 @@ class Invariants:
         """Whether the member stands there; the syncer's present process must have met it."""
         return self._syncer.standing.get(member, _Standing.GONE) is where
 
-    def _check(self, action: actions.SyncerAction, event: events.SyncerEvent) -> None:
+    def _check(self, action: actions.SyncerAction, event: events.SyncerEvent, now: float) -> None:
         match action:
+            case actions.Record(name="learner_lost", values={"reason": "replaced", **values}):
+                member = (values["learner"], values["incarnation"])
+                quiet = now - self._syncer.heard.get(member, -math.inf) >= 1.5 * self.policy.heartbeat
+                may = quiet or member in self._syncer.dismissed
+                require(may, "whoever speaks is not replaced", action)
             case actions.Record(name="learner_ready", values=values):
                 member = (values["learner"], values["incarnation"])
                 require(self._newest.get(member[0]) == member[1], "the newest incarnation counts", action)
@@ -162,6 +193,8 @@ class Invariants:
                 require(self._stands(member, _Standing.JOINING), "those are welcomed that join", member)
                 known = (committed.step, committed.versions, committed.merged_steps)
                 require((step, versions, merged_steps) == known, "a welcome tells what is committed", message)
+            case events.NotMember(incarnation):
+                self._syncer.dismissed.add((member[0], incarnation))
             case events.Rejected(incarnation):
                 newest = self._newest.get(member[0], -1)
                 require(incarnation < newest, "only the replaced are rejected", member)

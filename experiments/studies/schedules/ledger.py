@@ -36,6 +36,8 @@ class ProcessLedger:
         self._finished = 0
         self._reported = -1
         self._incarnation = 0
+        self._lineages: list[int] = []  # by fragment, of the version held
+        self._offered_on: dict[tuple[int, int, int], int] = {}  # the lineage of the version, as `_spans`
 
     def handled(
         self, core: LearnerCore, event: events.LearnerEvent, out: list[actions.LearnerAction]
@@ -61,12 +63,14 @@ class ProcessLedger:
                     self._held = list(versions)
                     self._applied = [{version: self.steps} for version in versions]
                     self._reported = -1
+                    self._lineages = [fragment.lineage for fragment in core.fragments]
                 case actions.ApplyUpdate(fragment=p, version=version):
                     require(version > self._held[p], "a learner's versions only rise", action)
                     first = self.steps
                     if action.rebase:
                         _, first = self._spans[p, self._held[p], action.merged]
                     self._held[p] = version
+                    self._lineages[p] = event.lineage
                     self._applied[p][version] = first
                 case actions.MakeOffer(contribution=c):
                     self._offered(core, c)
@@ -87,13 +91,18 @@ class ProcessLedger:
         self._check_tokens(first, last, c.tokens, c)
         return first, last
 
+    def lineage(self, c: Contribution) -> int:
+        """Which start of the syncer made the version that a contribution was made on."""
+        return self._offered_on[c.fragment, c.version, c.step]
+
     def _offered(self, core: LearnerCore, c: Contribution) -> None:
         first = self._applied[c.fragment][self._held[c.fragment]]
         require(c.version == self._held[c.fragment], "an offer is anchored on the version held", c)
         require(c.steps == self.steps - first > 0, "an offer's steps are those since its version", c)
         require(c.step == core.clock, "an offer bears the learner's clock", c)
         self._check_tokens(first, self.steps, c.tokens, c)
-        self._spans[c.fragment, c.version, c.step] = (first, self.steps)
+        key = (c.fragment, c.version, c.step)
+        self._spans[key], self._offered_on[key] = (first, self.steps), self._lineages[c.fragment]
 
     def _check_report(self, core: LearnerCore, report: Report, done: int) -> None:
         require(report.incarnation == core.incarnation, "a report bears the current incarnation", report)

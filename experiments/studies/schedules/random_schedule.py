@@ -33,6 +33,7 @@ class Plan:
     faults: tuple[tuple[float, str, int], ...]  # when, which of FAULTS, whom
     crash_in_merge: float = 0.0  # share of merges, during the storm, that the syncer dies in
     crash_at_commit: float = 0.0  # share of those after whose commit it dies, before its core hears of it
+    rollbacks: tuple[tuple[float, float], ...] = ()  # from when to when commits are lost with the disk
 
 
 def draw_policy(rng: random.Random) -> SyncPolicy:
@@ -89,6 +90,7 @@ def draw_plan(seed: int) -> Plan:
         faults=tuple(faults),
         crash_in_merge=rng.choice([0.0, 0.0, 0.0, 0.2]),
         crash_at_commit=rng.choice([0.0, 0.0, 0.0, 0.2]),
+        rollbacks=rng.choice([(), (), ((rng.uniform(0, storm), storm),)]),
     )
 
 
@@ -124,6 +126,8 @@ class RandomSchedule(Observer):
             calendar.at(at, self.fleet.recover, learner)
         for at, name, learner in self.plan.faults:
             calendar.at(at, FAULTS[name], self.fleet, learner, self._rng)
+        for image_at, lost_at in self.plan.rollbacks:
+            calendar.at(image_at, self._copy_disk, lost_at)
         calendar.at(self.plan.storm, self._calm)
         try:
             self.fleet.run(max_events=MAX_EVENTS)
@@ -164,21 +168,30 @@ class RandomSchedule(Observer):
             return
         self.timeline.add(now, learner, event, out)
         self.invariants.learner_handled(learner, learner.core, event, out)
-        if any(isinstance(action, actions.Leave) for action in out):
-            newest = self.fleet.processes[learner.number]
-            require(newest is not learner, "of two processes of a number the newer one stays", learner.number)
 
     def merged(self, merge: actions.Merge, now: float) -> None:
         """Checks, and now and then kills the syncer after the commit, before its core hears of it."""
         if self.checked:
             self.timeline.add(now, "commit", merge, [])
-            self.invariants.commit(merge)
+            self.invariants.commit(merge, self.fleet.syncer.lineage)
             self.commit_times.append(now)
             self._check_pace(now)
         if self._strikes(self.plan.crash_at_commit):
             syncer_crash(self.fleet, 0, self._rng)
 
     # The storm.
+
+    def _copy_disk(self, lost_at: float) -> None:
+        """The syncer's disk is lost later, and it is started from the copy that is made now."""
+        durable, image = self.fleet.syncer.durable, self.invariants.image()
+
+        def restore() -> None:
+            self.fleet.syncer.crash()
+            self.fleet.syncer.durable = durable
+            self.invariants.rolled_back(image)
+            self.fleet.syncer.restart()
+
+        self.fleet.calendar.at(lost_at, restore)
 
     def _strikes(self, share: float) -> bool:
         return share > 0 and self._calm_at is None and self._rng.random() < share

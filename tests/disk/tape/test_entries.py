@@ -112,7 +112,7 @@ def test_any_bytes_are_entries_or_a_value_error(data):
     assert all(isinstance(entry, Entry) for entry in entries)
 
 
-WORK = FragmentWork(2, 5, 3, 30, {7: (2, 20)})
+WORK = FragmentWork(2, 5, 3, 30, offered={7: (2, 20)})
 MACHINE = headers.Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", {"jax": "0.10.2"})
 
 

@@ -7,26 +7,27 @@ import dataclasses
 import pytest
 
 from ddiloco.protocol import events
-from ddiloco.protocol.attendance import Attendance
+from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.membership import State
-from ddiloco.protocol.rounds import Phase, Round
+from ddiloco.protocol.round import Phase, Round
+from ddiloco.protocol.rounds import Rounds
 from ddiloco.protocol.syncer import SyncerCore
 
 
 def double_merge(patch: pytest.MonkeyPatch) -> None:
     """A fragment that comes late, or for the second time, goes into the next round, whatever its version."""
 
-    def careless(core, event, now):
+    def careless(rounds, event, now):
         c = event.contribution
-        r = next((r for r in core._rounds if r.id.fragment == c.fragment), None)
+        r = rounds._open.get(c.fragment)
         if r is None or r.phase is Phase.MERGING:
             return []
         r.owed.pop(c.learner, None)
-        r.arrived[c.learner] = c
+        r.arrived[c.learner], r.known[c.learner] = c, c.steps
         return []
 
-    patch.setattr(SyncerCore, "_fragment_arrived", careless)
+    patch.setattr(Rounds, "_fragment_arrived", careless)
 
 
 def lost_counter_reset(patch: pytest.MonkeyPatch) -> None:
@@ -59,23 +60,23 @@ def departed_returns(patch: pytest.MonkeyPatch) -> None:
     """After a crash the syncer has forgotten who had departed."""
     sound = SyncerCore.__init__
 
-    def careless(core, policy, total_steps, state=None):
+    def careless(core, policy, total_steps, state=None, lineage=0):
         kept = None if state is None else dataclasses.replace(state, incarnations=())
-        sound(core, policy, total_steps, kept)
+        sound(core, policy, total_steps, kept, lineage)
 
     patch.setattr(SyncerCore, "__init__", careless)
 
 
 def lost_ready(patch: pytest.MonkeyPatch) -> None:
     """The first report of a joining learner does not make up for a `ready` that was lost."""
-    sound = Attendance.reported
+    sound = Authority._reported
 
-    def careless(attendance, report, merged, now):
-        m = attendance.newest(report.learner)
+    def careless(authority, report, now):
+        m = authority.members.newest(report.learner)
         joining = m is not None and m.incarnation == report.incarnation and m.state is State.JOINING
-        return [] if joining else sound(attendance, report, merged, now)
+        return [] if joining else sound(authority, report, now)
 
-    patch.setattr(Attendance, "reported", careless)
+    patch.setattr(Authority, "_reported", careless)
 
 
 def lost_join(patch: pytest.MonkeyPatch) -> None:
@@ -91,7 +92,7 @@ def lost_join(patch: pytest.MonkeyPatch) -> None:
 
 def unasked(patch: pytest.MonkeyPatch) -> None:
     """An offer is taken of anybody, also of one that has gone and of one that was never asked."""
-    patch.setattr(SyncerCore, "_welcomes", lambda core, r, c: r.phase is not Phase.MERGING)
+    patch.setattr(Rounds, "_wants", lambda rounds, r, m, c: r.phase is not Phase.MERGING)
 
 
 def double_counting(patch: pytest.MonkeyPatch) -> None:
@@ -111,15 +112,16 @@ def double_counting(patch: pytest.MonkeyPatch) -> None:
 
 def crowded_merges(patch: pytest.MonkeyPatch) -> None:
     """One more round is merged at once than the overlap allows."""
-    sound = SyncerCore._merge
+    sound = Rounds._merge
 
-    def careless(core, r, now):
-        kept, core.policy = core.policy, dataclasses.replace(core.policy, overlap=core.policy.overlap + 1)
-        out = sound(core, r, now)
-        core.policy = kept
+    def careless(rounds, r, now):
+        kept, more = rounds.policy, rounds.policy.overlap + 1
+        rounds.policy = dataclasses.replace(kept, overlap=more)
+        out = sound(rounds, r, now)
+        rounds.policy = kept
         return out
 
-    patch.setattr(SyncerCore, "_merge", careless)
+    patch.setattr(Rounds, "_merge", careless)
 
 
 def endless_window(patch: pytest.MonkeyPatch) -> None:
@@ -130,6 +132,22 @@ def endless_window(patch: pytest.MonkeyPatch) -> None:
 def asked_once(patch: pytest.MonkeyPatch) -> None:
     """Whoever's offer failed is not asked for another in that round."""
     patch.setattr(Round, "has_failed", lambda r, m: m.learner in r.failed)
+
+
+def lost_history(patch: pytest.MonkeyPatch) -> None:
+    """A version is known by its number alone: after a rollback others bore the same."""
+    sound = SyncerCore.__init__
+
+    def careless(core, policy, total_steps=None, state=None, lineage=0):
+        kept = None if state is None else dataclasses.replace(state, lineages=())
+        sound(core, policy, total_steps, kept)
+
+    patch.setattr(SyncerCore, "__init__", careless)
+
+
+def pushed_out(patch: pytest.MonkeyPatch) -> None:
+    """Whoever bears a larger incarnation takes a learner's place, though that still speaks."""
+    patch.setattr(Authority, "_speaks_for_itself", lambda authority, m, event, now: False)
 
 
 PLANTED = (
@@ -144,4 +162,6 @@ PLANTED = (
     crowded_merges,
     endless_window,
     asked_once,
+    lost_history,
+    pushed_out,
 )

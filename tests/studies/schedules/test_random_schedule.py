@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.protocol.rounds import Rounds
 from experiments.studies.schedules.ledger import Violation
 from experiments.studies.schedules.random_schedule import RandomSchedule, draw_plan, explore
 from tests.studies.schedules.planted_bugs import PLANTED
@@ -29,7 +29,7 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
 
 
 def test_a_core_that_raises_is_a_violation_with_its_command_too(monkeypatch):
-    monkeypatch.setattr(SyncerCore, "_merge", lambda core, r, now: 1 / 0)
+    monkeypatch.setattr(Rounds, "_merge", lambda rounds, r, now: 1 / 0)
     told = (
         r"^python -m experiments.bench schedules --seed=0: a core raised ZeroDivisionError: division by zero$"
     )

@@ -1,0 +1,345 @@
+"""Who takes part: the one authority over membership, incarnations, clocks and the end of the run."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from ddiloco.protocol import actions, events, news
+from ddiloco.protocol.membership import Member, Membership, State
+from ddiloco.protocol.messages import Report
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.speed_limit import SpeedLimit
+from ddiloco.protocol.state import SyncerState
+
+Said = list[actions.SyncerAction | news.News]
+
+MOST_LEARNERS = 1 << 16
+"""Learners are numbered below it, so that what is kept of each is bounded."""
+
+MOST_INCARNATIONS = 1 << 62
+"""Incarnations are below it, so that there is always a next one."""
+
+
+class Authority:
+    """The half of the syncer that deals with learners; `Rounds` is the other, of which there may be several.
+
+    Answers learners with actions, and has news for every part: what it let in, heard and lost. It starts from
+    the versions of all parts.
+    """
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        state: SyncerState,
+        members: Membership,
+        parts: int = 1,
+    ) -> None:
+        self.policy = policy
+        self.total_steps = total_steps
+        self.merged = state
+        self.members = members
+        self.finished = False
+        # If merges need all learners, the first one needs all that the run starts with, however late.
+        starts = policy.quorum is None and not state.step
+        self._not_yet = set(range(policy.num_learners)) if starts else set()
+        self._patience: float | None = None  # until when to wait for those
+        self._speed_limit = SpeedLimit(policy, state)
+        self._stuck, self._over = [False] * parts, [False] * parts
+        self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
+        self._quiet: list[tuple[float, int, int]] = []  # heap: since when, learner, incarnation; may be old
+        for learner, incarnation in state.incarnations:
+            members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
+
+    def handle(self, event: events.FromLearner, now: float) -> Said:
+        """Takes what a learner says, or what is said of it."""
+        match event:
+            case events.LearnerJoined():
+                return self._joined(event, now)
+            case events.LearnerReady():
+                return self._ready(event, now)
+            case events.LearnerLost():
+                return self._lost(event)
+            case events.StepReported():
+                return self._reported(event.report, now)
+
+    def hear(self, word: news.Word, part: int = 0) -> Said:
+        """Takes the word of a part."""
+        match word:
+            case news.Committed():
+                self.merged = self.merged.after(word.round, word.lineage)
+                return [news.Noted(word.round)]
+            case news.Stuck():
+                self._stuck[part] = word.stuck
+            case news.Over():
+                self._over[part] = True
+            case news.Doubted(learner, incarnation):
+                return [self._dismiss(learner, incarnation)]
+        return []
+
+    def conclude(self) -> Said:
+        """Ends the run when it is time."""
+        return [*self._call_the_rest(), *self._finish()]
+
+    def next_deadline(self) -> float | None:
+        """When a learner becomes silent unless it reports or joins, in the seconds of `now`."""
+        silent = self._quietest()
+        times = [] if silent is None else [silent.heard_at + self.policy.silence_timeout]
+        if self._not_yet and self._patience is not None:
+            times.append(self._patience)
+        return min(times, default=None)
+
+    def state(self) -> SyncerState:
+        """What must survive a crash, as of now."""
+        return self.merged.with_incarnations(self.members.incarnations())
+
+    def roll_call(self) -> list[news.News]:
+        """What a part that was restarted must know."""
+        roll: list[news.News] = [] if self._not_yet else [news.Gathered()]
+        for m in self.members.present():
+            if m.state is State.JOINING:
+                roll.append(news.Admitted(m.learner, m.incarnation))
+            elif m.state is State.LIVE:
+                roll.append(news.Begun(m.learner, m.incarnation, m.step, m.versions))
+                if m.counters:
+                    report = Report(m.learner, m.incarnation, m.step, m.counters)
+                    roll.append(news.Heard(report, m.step_time.value))
+        return roll
+
+    # Coming and going.
+
+    def _joined(self, event: events.LearnerJoined, now: float) -> Said:
+        """Lets an incarnation in unless it has departed: with a welcome, or at once if it rejoins.
+
+        While its process speaks, no other takes a learner's place. One that asks as if for the first time
+        under an incarnation that counts, or counted, is another process: it takes the next.
+        """
+        learner, incarnation = event.learner, event.incarnation
+        if not 0 <= learner < MOST_LEARNERS:
+            return [actions.Drop(learner, "a learner's number beyond belief")]
+        if not 0 <= incarnation < MOST_INCARNATIONS:
+            return [actions.Drop(learner, "an incarnation beyond belief")]
+        old = self.members.newest(learner)
+        if old is not None and incarnation < old.incarnation:
+            return [_replaced(old, incarnation)]
+        if old is not None and self._speaks_for_itself(old, event, now):
+            return [actions.Drop(learner, "the number of a learner that still speaks")]
+        out: Said = []
+        if old is not None and incarnation == old.incarnation:
+            if old.state is State.JOINING:
+                return self._welcome_again(old, now)
+            if old.state is not State.GONE and event.versions is not None:
+                return [actions.Drop(learner, "joined twice")]
+            return [self._dismiss(learner, incarnation)]
+        elif old is not None and old.state is not State.GONE:
+            out += self._lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
+        possible = self._rejoins(event, now)
+        m = self.members.admit(Member(learner, incarnation, heard_at=now, welcomed_at=now))
+        if possible:
+            return [*out, *self._begin(m, event.step or 0, event.versions or (), now)]
+        if event.versions is not None:
+            m.goes_on = True
+            out.append(actions.Drop(learner, "return with a step or versions that there never were"))
+        return [*out, news.Admitted(learner, incarnation)]
+
+    def _welcome_again(self, m: Member, now: float) -> Said:
+        """Sends a welcome anew that may be lost; one that is large may still be on its way."""
+        m.heard_at = now
+        if now < m.welcomed_at + self.policy.resend_timeout:
+            return []
+        m.welcomed_at = now
+        return [news.Admitted(m.learner, m.incarnation)]
+
+    def _speaks_for_itself(self, m: Member, event: events.LearnerJoined, now: float) -> bool:
+        """Whether a process is there that no other may replace; itself it may, once it is dismissed."""
+        itself = event.incarnation == m.incarnation + m.dismissed and event.versions is not None
+        another = m.state is State.JOINING and event.incarnation != m.incarnation
+        return (
+            (m.state is State.LIVE or another)
+            and not itself
+            and now < m.heard_at + 1.5 * self.policy.heartbeat
+        )
+
+    def _ready(self, event: events.LearnerReady, now: float) -> Said:
+        """Counts a welcomed learner from now on."""
+        m = self.members.current(event.learner, event.incarnation)
+        if m is None or m.state is not State.JOINING or len(event.versions) != self.policy.num_fragments:
+            return [actions.Drop(event.learner, "ready without a welcome")]
+        if not self._can_be(event.step, event.versions, now):
+            return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
+        return self._begin(m, event.step, event.versions, now)
+
+    def _lost(self, event: events.LearnerLost) -> Said:
+        """Lets an incarnation go for good."""
+        out = self._waited_for_no_longer(event.learner)
+        m = self.members.current(event.learner, event.incarnation)
+        if m is None:
+            return out
+        self.members.move(m, State.GONE)
+        fields = {"learner": m.learner, "incarnation": m.incarnation, "reason": event.reason}
+        return [*out, actions.Record("learner_lost", fields), news.Left(m.learner, m.incarnation, gone=True)]
+
+    def mark_silent(self, now: float) -> Said:
+        """Stops waiting for learners that have not been heard of for the silence timeout."""
+        out: Said = []
+        if self._patience is None:
+            self._patience = now + self.policy.silence_timeout
+        if self._not_yet and now >= self._patience:
+            self._not_yet.clear()
+            out.append(news.Gathered())
+        while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
+            heapq.heappop(self._quiet)
+            self.members.move(m, State.SILENT)
+            m.reported_at = None  # the pause is no step time
+            record = actions.Record("learner_silent", {"learner": m.learner})
+            out += [record, news.Left(m.learner, m.incarnation, gone=False)]
+        return out
+
+    def _quietest(self) -> Member | None:
+        """The live learner that has not been heard of for longest, unless it is done."""
+        while self._quiet:
+            since, learner, incarnation = self._quiet[0]
+            m = self.members.current(learner, incarnation)
+            if m is None or m.state is not State.LIVE or self._done(m):
+                heapq.heappop(self._quiet)
+            elif m.heard_at > since:
+                heapq.heapreplace(self._quiet, (m.heard_at, learner, incarnation))
+            else:
+                return m
+        return None
+
+    def _begin(self, m: Member, step: int, versions: Sequence[int], now: float) -> Said:
+        """Counts a member that holds these versions."""
+        self.members.begin(m, step, versions)
+        m.heard_at = now
+        heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
+        self._speed_limit.reached(step, self.members, now)
+        record = actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})
+        begun = news.Begun(m.learner, m.incarnation, step, tuple(versions))
+        return [record, begun, *self._waited_for_no_longer(m.learner)]
+
+    def _waited_for_no_longer(self, learner: int) -> Said:
+        if learner not in self._not_yet:
+            return []
+        self._not_yet.discard(learner)
+        return [] if self._not_yet else [news.Gathered()]
+
+    # Reports.
+
+    def _reported(self, report: Report, now: float) -> Said:
+        """Takes a learner's metadata; drops an impossible report as a whole.
+
+        A learner that is no member, or whose report is impossible, is told so. It then rejoins with what it
+        holds; if that is impossible too, it is welcomed as if it held nothing.
+        """
+        m = self.members.newest(report.learner)
+        if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
+            return self._stranger(report, m)
+        if m.state is State.JOINING and m.goes_on and not report.adopted:
+            return self._welcome_again(m, now)
+        if self._impossible(report, now):
+            out: Said = [actions.Drop(report.learner, "impossible report")]
+            recovering = m.state is State.JOINING and not report.adopted
+            return out if recovering else [*out, self._dismiss(m.learner, m.incarnation)]
+        if report.step < m.step or (report.step == m.step and m.knows_better(report)):
+            return [actions.Drop(report.learner, "stale report")]
+        out = []
+        if m.state is State.JOINING:  # its `ready` was lost, or comes later
+            out += self._begin(m, report.step, [c.version for c in report.counters], now)
+        if m.state is State.SILENT:
+            out += self._returned(m, now)
+        if report.step > m.step:
+            if m.reported_at is not None:
+                m.step_time.add((now - m.reported_at) / m.steps_to(report))
+            m.reported_at = now
+        m.heard_at = now
+        self.members.take(m, report)
+        self._speed_limit.reached(report.step, self.members, now)
+        return [*out, news.Heard(report, m.step_time.value)]
+
+    def _returned(self, m: Member, now: float) -> Said:
+        """Counts a learner again that was silent."""
+        self.members.move(m, State.LIVE)
+        heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
+        return [
+            actions.Record("learner_returned", {"learner": m.learner}),
+            news.Returned(m.learner, m.incarnation),
+        ]
+
+    def _stranger(self, report: Report, newest: Member | None) -> Said:
+        """Rejects one that was replaced; any other may rejoin as a new incarnation."""
+        out: Said = [actions.Drop(report.learner, "report of a learner that is not taking part")]
+        if newest is not None and report.incarnation < newest.incarnation:
+            return [*out, _replaced(newest, report.incarnation)]
+        return [*out, self._dismiss(report.learner, report.incarnation)]
+
+    def _dismiss(self, learner: int, incarnation: int) -> actions.Tell:
+        """Tells an incarnation that it is no member; its process takes the next one."""
+        m = self.members.current(learner, incarnation)
+        if m is not None:
+            m.dismissed = True
+        return actions.Tell(((learner, incarnation),), events.NotMember(incarnation))
+
+    # What is possible.
+
+    def _impossible(self, report: Report, now: float) -> bool:
+        counters = report.counters
+        if not self._can_be(report.step, [c.version for c in counters], now):
+            return True
+        return any(c.steps < 0 or c.tokens < 0 for c in counters)
+
+    def _rejoins(self, event: events.LearnerJoined, now: float) -> bool:
+        """Whether a learner joins with a step and versions that are possible, of this run's history."""
+        step, versions = event.step, event.versions
+        if step is None or versions is None or not self._can_be(step, versions, now):
+            return False
+        ours = zip(self.merged.versions, self.merged.lineages, strict=True)
+        theirs = zip(versions, event.lineages or self.merged.lineages, strict=True)
+        return all(a == b for a, b in zip(ours, theirs, strict=True) if a[0] == b[0])
+
+    def _can_be(self, step: int, versions: Sequence[int], now: float) -> bool:
+        """Whether a learner can have reached this step with these versions."""
+        if len(versions) != self.policy.num_fragments:
+            return False
+        past_the_end = self.total_steps is not None and step > self.total_steps
+        if (
+            step < 0
+            or past_the_end
+            or not self._speed_limit.allows(step, self.members, self.merged.step, now)
+        ):
+            return False
+        return all(0 <= theirs <= ours for theirs, ours in zip(versions, self.merged.versions, strict=True))
+
+    # The end.
+
+    def _done(self, m: Member) -> bool:
+        """Whether the learner has reached the last step."""
+        return self.total_steps is not None and m.step >= self.total_steps
+
+    def _call_the_rest(self) -> Said:
+        """Has slower learners give what they have when those that are done have nothing for any open round.
+
+        Updates have replaced the last work of those; they would wait while the slowest trains on alone.
+        """
+        waiting = (stuck or over for stuck, over in zip(self._stuck, self._over, strict=True))
+        if self.total_steps is None or not any(self._stuck) or not all(waiting):
+            return []
+        behind = ((m.learner, m.incarnation) for m in self.members.live() if not self._done(m))
+        rest = tuple(who for who in behind if who not in self._called)
+        self._called |= set(rest)
+        return [actions.Tell(rest, events.ClockSet(self.total_steps))] if rest else []
+
+    def _finish(self) -> Said:
+        """Once all live learners are done and no round is left, the run finishes."""
+        if self.finished or not all(self._over) or self._not_yet or not self.members.count:
+            return []
+        if self.total_steps is None or self.members.come_to(self.total_steps) < self.members.count:
+            return []
+        self.finished = True
+        return [actions.Finish()]
+
+
+def _replaced(newest: Member, incarnation: int) -> actions.Tell:
+    rejected = events.Rejected(incarnation, "a newer incarnation is known", newest.incarnation)
+    return actions.Tell(((newest.learner, incarnation),), rejected)

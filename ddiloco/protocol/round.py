@@ -1,0 +1,63 @@
+"""One synchronisation of one fragment, from the asking of learners to the broadcast."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from ddiloco.protocol.membership import Asked, Member
+from ddiloco.protocol.messages import Contribution, RoundId
+
+
+class Phase(enum.Enum):
+    """Where a round stands."""
+
+    GATHERING = "gathering"  # offers are asked for and come in; the quorum is not complete
+    GRACE = "grace"  # the quorum is complete; further offers are waited for until the deadline
+    READY = "ready"  # as many rounds are merging as may; whatever comes meanwhile is taken
+    MERGING = "merging"
+
+
+@dataclasses.dataclass
+class Round:
+    """A round in flight."""
+
+    id: RoundId
+    version: int  # which the round replaces
+    lineage: int = 0  # of that version
+    phase: Phase = Phase.GATHERING
+    began: float | None = None  # when the first learner had reached the step
+    deadline: float | None = None  # of the grace window
+    quorum_seconds: float = 0.0
+    grace_began: float = 0.0
+    grace_seconds: float = 0.0
+    merging_since: float = 0.0
+    unasked: set[int] = dataclasses.field(default_factory=set)  # live learners that are to be asked
+    asked: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # (learner, incarnation), ever
+    owed: dict[int, Asked] = dataclasses.field(default_factory=dict)
+    arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
+    known: dict[int, int] = dataclasses.field(default_factory=dict)  # steps reported when the offer came
+    departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
+    failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
+    left_out: tuple[int, ...] = ()  # whose offers are not in the merge after all
+    settled: int = 0  # of the live learners, how many in a row were seen to owe nothing
+
+    @property
+    def given(self) -> tuple[Contribution, ...]:
+        """The offers that are here and not left out, by learner number."""
+        return tuple(self.arrived[who] for who in sorted(self.arrived) if who not in self.left_out)
+
+    def complete(self, now: float) -> bool:
+        """Whether nobody is waited for any longer, once the round has its quorum."""
+        return not self.owed or self.deadline is None or now >= self.deadline
+
+    def has_aged(self, m: Member, steps: int) -> bool:
+        """Whether an offer waits here while its learner has gone on for more than so many steps."""
+        if m.learner not in self.arrived or self.phase is Phase.MERGING:
+            return False
+        since = m.counters[self.id.fragment].steps - self.known[m.learner]
+        return m.has_work(self.id.fragment, self.version) and since > max(1, steps)
+
+    def has_failed(self, m: Member) -> bool:
+        """Whether the learner's offer failed, and it has not reported since."""
+        return self.failed.get(m.learner) == (m.incarnation, m.reports)

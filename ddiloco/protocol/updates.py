@@ -1,0 +1,76 @@
+"""What a syncer has merged of its fragments, and who still lacks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.membership import Member
+from ddiloco.protocol.messages import Given, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+
+
+class Updates:
+    """Sends the versions of some fragments: in a welcome, when they are merged, and again if they are lost.
+
+    Attributes:
+      merged: what was merged of these fragments; of others it says nothing.
+      fragments: which these are.
+    """
+
+    def __init__(
+        self, policy: SyncPolicy, state: SyncerState, fragments: Iterable[int] | None, lineage: int
+    ) -> None:
+        """`fragments`: None for all; `lineage`: of the versions that are made from now on."""
+        self.merged = state
+        self.fragments = tuple(range(policy.num_fragments) if fragments is None else sorted(fragments))
+        self.lineage = lineage
+        self._are_all = len(self.fragments) == policy.num_fragments
+        self._resend_timeout = policy.resend_timeout
+
+    def add(self, which: RoundId) -> None:
+        """Another round is merged."""
+        self.merged = self.merged.after(which, self.lineage)
+
+    def welcome(self, learner: int, incarnation: int) -> actions.Tell:
+        """Sends all of the fragments to a learner that joins."""
+        merged, own = self.merged, self.fragments
+        welcome = events.Welcomed(
+            incarnation,
+            merged.step,
+            tuple(merged.versions[p] for p in own),
+            tuple(merged.merged_steps[p] for p in own),
+            () if self._are_all else own,
+            tuple(merged.lineages[p] for p in own) if any(merged.lineages) else (),
+        )
+        return actions.Tell(((learner, incarnation),), welcome)
+
+    def bring_up_to_date(self, m: Member, held: Sequence[int], now: float) -> list[actions.Tell]:
+        """Sends what is newer than the versions that a learner holds."""
+        behind = [p for p in self.fragments if held[p] < self.merged.versions[p]]
+        return [told for p in behind for told in self.send(p, [m], now)]
+
+    def send(
+        self, fragment: int, receivers: Sequence[Member], now: float, given: tuple[Given, ...] = ()
+    ) -> list[actions.Tell]:
+        """Sends an update, which contains the offers that were given."""
+        if not receivers:
+            return []
+        merged = self.merged
+        version, step = merged.versions[fragment], merged.merged_steps[fragment]
+        for m in receivers:
+            m.sent[fragment] = (version, now)
+        pairs = tuple((m.learner, m.incarnation) for m in receivers)
+        update = events.UpdateArrived(fragment, version, step, given, merged.lineages[fragment])
+        return [actions.Tell(pairs, update)]
+
+    def resend(self, m: Member, now: float) -> list[actions.Tell]:
+        """Sends an update again that a learner should have applied long ago, but by its report has not."""
+        out: list[actions.Tell] = []
+        for fragment, (version, sent_at) in list(m.sent.items()):
+            if m.version(fragment) >= version:
+                del m.sent[fragment]
+            elif now >= sent_at + self._resend_timeout:
+                out += self.send(fragment, [m], now)
+        return out

@@ -1,0 +1,35 @@
+"""What the chips that this package is compiled for can do, from their makers' pages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One accelerator, as a JAX device.
+
+    Attributes:
+      kind: the `device_kind` of its JAX device.
+      hbm_bytes: of its memory, what a compiled program may use.
+      peak_flops: dense bfloat16 operations a second.
+      hbm_bandwidth: bytes a second.
+      link_bandwidth: bytes a second of one interconnect link, one way.
+      torus_axes: axes of the interconnect, each with two links at a chip.
+    """
+
+    kind: str
+    hbm_bytes: float
+    peak_flops: float
+    hbm_bandwidth: float
+    link_bandwidth: float
+    torus_axes: int
+
+
+# From cloud.google.com/tpu/docs/v5e, v5p and v6e; a link has the chip's interconnect over links and ways. HBM
+# is what libtpu 0.0.52 leaves to a program; the pages say 16 GB, 95 GiB and 32 GB.
+CHIPS: dict[str, Chip] = {
+    "v5e": Chip("TPU v5 lite", 15.75 * 2**30, 197e12, 819e9, 400e9 / 4 / 2, 2),
+    "v5p": Chip("TPU v5", 95.74 * 2**30, 459e12, 2765e9, 1200e9 / 6 / 2, 3),
+    "v6e": Chip("TPU v6 lite", 31.25 * 2**30, 918e12, 1638e9, 800e9 / 4 / 2, 2),
+}

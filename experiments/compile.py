@@ -1,0 +1,66 @@
+"""Compiles a run for TPUs that need not be there: `python -m experiments.compile --topology=v5p:4x4x4`.
+
+Needs libtpu (`pip install 'ddiloco[tpu_compiler]'`), but no TPU. The slice is that of one learner.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from absl import flags
+
+from experiments.front import cli
+
+_CONFIG = cli.define_config("configs/dense.py")
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", "v5p:2x2x2", "The slice of one learner, such as v5e:2x4; here: the devices of this machine."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Also write the figures to this JSON file.")
+_SAVE = flags.DEFINE_string("save", None, "Keep the compiled step in this file, for train.executable.")
+_TABLE = flags.DEFINE_string(
+    "table", None, "Compile every preset for slices of each kind, and write the table to this Markdown file."
+)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Compile nothing; say what is known without the compiler.")
+
+
+def main(_) -> int:
+    from ddiloco.settings.experiment import parse
+    from experiments.studies.compiling import report
+    from experiments.studies.compiling.topology import slice_of
+
+    if _TABLE.value:
+        return _make_table(pathlib.Path(_TABLE.value))
+    experiment = parse(_CONFIG.value)
+    compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value))
+    if _DRY_RUN.value:
+        print(report.known_before(cli.chosen_config(), _TOPOLOGY.value, compilation))
+        return 0
+    programs = list(compilation.programs(cli.tell))
+    found = report.report(cli.chosen_config(), _TOPOLOGY.value, compilation, programs)
+    print(report.text(found))
+    if _SAVE.value:
+        with cli.reaching("save", pathlib.Path(_SAVE.value)):
+            compilation.save(pathlib.Path(_SAVE.value))
+    if _OUTPUT.value:
+        output = pathlib.Path(_OUTPUT.value)
+        cli.made_folder("output", output.parent)
+        with cli.reaching("output", output):
+            output.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _make_table(path: pathlib.Path) -> int:
+    """Writes the table; the figures of each row are kept in build/compile, and not compiled again."""
+    from experiments.studies.compiling import table
+
+    found = table.compile_all(cli.made_folder("table", "build/compile"), cli.tell)
+    with cli.reaching("table", path):
+        text = path.read_text() if path.exists() else ""
+        head, _, _ = text.partition("| preset |")
+        path.write_text(head + table.table(found) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

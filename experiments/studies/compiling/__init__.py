@@ -1,0 +1,1 @@
+"""What the TPU compiler makes of a run: memory, operations, collectives, and the time that they allow."""

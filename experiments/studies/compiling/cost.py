@@ -1,0 +1,265 @@
+"""What a compiled program does on one chip: matmul operations, HBM traffic, collectives; loops counted fully.
+
+XLA's own `cost_analysis()` counts the body of a loop once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.studies.compiling.hlo import Array, Computation, Instruction, Module
+
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+_CHAIN = re.compile(r'\bchain_id="(\d+)"')
+_WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
+_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+_LISTED_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]")
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
+_FREE |= {"replica-id", "iota", "while", "conditional", "call", "opt-barrier", "async-start", "async-update"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """A collective: bytes that a chip sends in one go of it, in a group of so many chips, and how often."""
+
+    kind: str
+    nbytes: float
+    group: int
+    times: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Sums of one chip; a collective that goes on in stages, which are several instructions, counts once."""
+
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+    collectives: dict[str, Traffic] = dataclasses.field(default_factory=dict)
+    endless: int = 0
+    """Loops whose number of turns is not known; counted once."""
+
+    def __add__(self, other: Cost) -> Cost:
+        both = dict(self.collectives)
+        for key, traffic in other.collectives.items():
+            if key not in both or both[key].times < traffic.times:
+                both[key] = traffic
+        return Cost(
+            self.flops + other.flops, self.hbm_bytes + other.hbm_bytes, both, self.endless + other.endless
+        )
+
+    def repeated(self, times: float) -> Cost:
+        """The cost of so many turns."""
+        repeated = {
+            key: dataclasses.replace(traffic, times=times * traffic.times)
+            for key, traffic in self.collectives.items()
+        }
+        return Cost(times * self.flops, times * self.hbm_bytes, repeated, self.endless)
+
+    def bytes_by_kind(self) -> dict[str, float]:
+        """Bytes that a chip sends, by kind of collective."""
+        found = dict.fromkeys(COLLECTIVES, 0.0)
+        for traffic in self.collectives.values():
+            found[traffic.kind] += traffic.times * traffic.nbytes
+        return found
+
+
+def cost_of(module: Module, chips: int) -> Cost:
+    """The cost of a program on each of so many chips; Pallas kernels have no operations here."""
+    return _Walk(module, chips).cost(module.entry, False)
+
+
+class _Walk:
+    """Each computation is looked at once."""
+
+    def __init__(self, module: Module, chips: int) -> None:
+        self._module, self._chips = module, chips
+        self.cost = functools.cache(self._cost)
+
+    def _cost(self, name: str, fused: bool) -> Cost:
+        """`fused`: its instructions touch no memory of their own."""
+        computation, total = self._module.computations[name], Cost()
+        for instruction in computation.values():
+            total += self._own(instruction, computation, fused, name)
+        return total
+
+    def _own(self, i: Instruction, computation: Computation, fused: bool, within: str) -> Cost:
+        cost = Cost()
+        kind = i.opcode.removesuffix("-start")
+        if kind == "all-reduce" and within.startswith("all-reduce-scatter"):
+            kind = "reduce-scatter"  # as TPU programs write it
+        if i.opcode == "while":
+            found = _TRIPS.search(i.attributes)
+            inner = functools.reduce(Cost.__add__, (self.cost(name, False) for name in i.called))
+            return inner.repeated(float(found[1]) if found else 1.0) + Cost(endless=0 if found else 1)
+        if i.opcode == "conditional":
+            names = i.branches or i.called
+            return max((self.cost(name, False) for name in names), key=lambda cost: cost.flops)
+        if i.opcode in ("call", "fusion", "async-start"):
+            cost = functools.reduce(
+                Cost.__add__, (self.cost(name, fused or i.opcode == "fusion") for name in i.called), cost
+            )
+        elif kind in COLLECTIVES:
+            cost = self._collective(kind, i, computation)
+        elif i.opcode in ("dot", "convolution"):
+            cost = Cost(_matmul_flops(i, [computation[name].arrays[0] for name in i.operands]))
+        if not fused and i.opcode not in _FREE and not i.opcode.endswith("-done"):
+            cost += Cost(hbm_bytes=self._traffic(i, computation))
+        return cost
+
+    def _collective(self, kind: str, i: Instruction, computation: Computation) -> Cost:
+        given = sum(array.nbytes for name in i.operands for array in computation[name].arrays)
+        group = _group(i.attributes, self._chips)
+        share = {
+            "all-gather": group - 1.0,
+            "all-reduce": 2 * (group - 1) / group,
+            "collective-permute": 1.0,
+        }.get(kind, (group - 1) / group)
+        # The stages of a collective that goes on beside matmuls share a chain and a channel.
+        chain, channel = _CHAIN.search(i.attributes), _CHANNEL.search(i.attributes)
+        key = f"{chain[1]} {channel[1]}" if chain and channel else i.name
+        return Cost(collectives={key: Traffic(kind, given * share, group)})
+
+    def _traffic(self, i: Instruction, computation: Computation) -> float:
+        """Bytes read from and written to HBM: of slices and updates in place only what they touch."""
+        inner = i.nested("calls") if i.opcode == "fusion" else None
+        read = 0.0
+        for number, name in enumerate(i.operands):
+            whole = _hbm_bytes(computation[name].arrays)
+            if inner is not None:
+                read += min(whole, self._read(inner, number))
+            elif i.opcode in ("dynamic-slice", "slice", "gather") or (
+                i.opcode == "dynamic-update-slice" and number == 0
+            ):
+                read += 0.0 if i.opcode == "dynamic-update-slice" else _hbm_bytes(i.arrays)
+            else:
+                read += whole
+        if i.opcode == "dynamic-update-slice":
+            return read + _hbm_bytes(computation[i.operands[1]].arrays)
+        arrays = i.arrays[:1] if i.opcode.endswith("-start") else i.arrays
+        return read + (self._written(inner, i) if inner is not None else _hbm_bytes(arrays))
+
+    def _read(self, name: str, number: int) -> float:
+        """Bytes that a fused computation reads of its parameter, if all of it lay in HBM."""
+        computation = self._module.computations[name]
+        parameter = next(
+            i for i in computation.values() if i.opcode == "parameter" and i.operands == (str(number),)
+        )
+        return self._used(parameter, computation)
+
+    def _used(self, value: Instruction, computation: Computation) -> float:
+        total, whole = 0.0, sum(array.nbytes for array in value.arrays)
+        for user in computation.values():
+            if user.opcode == "parameter" or value.name not in user.operands:
+                continue
+            if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == value.name:
+                total += sum(array.nbytes for array in user.arrays)
+            elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
+                continue
+            elif user.opcode == "bitcast":
+                total += self._used(user, computation)
+            elif user.opcode == "fusion":
+                total += self._read(user.called[0], user.operands.index(value.name))
+            else:
+                return whole
+        return min(total, whole)
+
+    def _written(self, name: str, fusion: Instruction) -> float:
+        """Bytes that a fusion writes: of an array that it updates in place, the update."""
+        computation = self._module.computations[name]
+        root = next(i for i in computation.values() if i.root)
+        parts = [computation[part] for part in root.operands] if root.opcode == "tuple" else [root]
+        if len(parts) != len(fusion.arrays):
+            return _hbm_bytes(fusion.arrays)
+        return sum(
+            self._update_bytes(part, computation) if array.in_hbm else 0.0
+            for part, array in zip(parts, fusion.arrays, strict=True)
+        )
+
+    def _update_bytes(self, part: Instruction, computation: Computation) -> float:
+        while part.opcode == "bitcast":
+            part = computation[part.operands[0]]
+        if part.opcode == "dynamic-update-slice":
+            return sum(array.nbytes for array in computation[part.operands[1]].arrays)
+        if part.opcode == "fusion":
+            inner = self._module.computations[part.called[0]]
+            return self._update_bytes(next(i for i in inner.values() if i.root), inner)
+        return sum(array.nbytes for array in part.arrays)
+
+
+def _hbm_bytes(arrays: Sequence[Array]) -> float:
+    return sum(array.nbytes for array in arrays if array.in_hbm)
+
+
+def _matmul_flops(i: Instruction, operands: Sequence[Array]) -> float:
+    left, right = operands[0].shape, operands[1].shape
+    if i.opcode == "dot":
+        found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", i.attributes)
+        contracted = [int(n) for n in found[1].split(",") if n] if found else []
+        return 2.0 * math.prod(i.arrays[0].shape) * math.prod(left[n] for n in contracted)
+    labels = _LABELS.search(i.attributes)
+    assert labels is not None
+    inputs, kernel, outputs = labels.groups()
+    groups = re.search(r"batch_group_count=(\d+)", i.attributes)
+    rows = left[inputs.index("b")] / (int(groups[1]) if groups else 1)
+    count = rows * right[kernel.index("i")] * right[kernel.index("o")]
+    window = _window(i.attributes)
+    for axis in filter(str.isdigit, inputs):
+        count *= _valid_positions(
+            left[inputs.index(axis)],
+            i.arrays[0].shape[outputs.index(axis)],
+            *(window[name][int(axis)] for name in ("size", "stride", "pad", "lhs_dilate", "rhs_dilate")),
+        )
+    return 2.0 * count
+
+
+def _window(attributes: str) -> dict[str, list[tuple[int, ...]]]:
+    """The window's numbers by name and spatial axis, defaults filled in."""
+    found = _WINDOW.search(attributes)
+    given = dict(part.split("=") for part in found[1].split()) if found else {}
+    axes = len(given["size"].split("x")) if given else 0
+    defaults = {"size": "1", "stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
+    written = {
+        name: given[name].split("x") if name in given else [usual] * axes for name, usual in defaults.items()
+    }
+    return {name: [tuple(map(int, n.split("_"))) for n in numbers] for name, numbers in written.items()}
+
+
+def _valid_positions(
+    inputs: int,
+    outputs: int,
+    size: tuple[int],
+    stride: tuple[int],
+    pad: tuple[int, int],
+    lhs_dilate: tuple[int],
+    rhs_dilate: tuple[int],
+) -> int:
+    """How many pairs of an output and a place in the window meet an input, not padding or a gap.
+
+    TPU programs have batched matmuls as convolutions that mostly meet padding.
+    """
+    at = np.arange(outputs)[:, None] * stride[0] - pad[0] + np.arange(size[0]) * rhs_dilate[0]
+    return int(((at >= 0) & (at <= (inputs - 1) * lhs_dilate[0]) & (at % lhs_dilate[0] == 0)).sum())
+
+
+def _group(attributes: str, chips: int) -> int:
+    """How many chips take part together."""
+    if found := _LISTED_GROUP.search(attributes):
+        return len(found[1].split(","))
+    if found := _IOTA_GROUPS.search(attributes):
+        return int(found[1])
+    if found := _MESH_GROUPS.search(attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
+        named = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])
+        return math.prod(int(part) if part else sizes[name] for name, part in named)
+    return chips

@@ -1,0 +1,147 @@
+"""Compiling for chips that are not there: what the command tells and refuses, and what learners load."""
+
+import json
+
+import jax
+import pytest
+
+from ddiloco.config import ConfigError
+from ddiloco.run.recipes import ModelRecipe
+from ddiloco.settings.experiment import parse
+from ddiloco.training.chips import CHIPS
+from experiments.front import cli
+from experiments.front.cli import UsageError
+from experiments.studies.compiling import topology
+from experiments.studies.compiling.cost import Cost, Traffic
+from experiments.studies.compiling.report import Compilation, known_before, report, roofline
+from tests.integration.programs import SMALLEST
+
+needs_libtpu = pytest.mark.skipif(not topology.has_compiler(), reason="needs libtpu")
+
+
+def config(**settings):
+    found = cli.load_config("configs/dense.py:tiny")
+    found.model.update(num_layers=1, model_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=32)
+    found.sync.update(num_fragments=3, num_learners=1)
+    found.train.update(batch_size=8, **settings)
+    return parse(found)
+
+
+def compiled(experiment, where):
+    compilation = Compilation(experiment, where)
+    programs = list(compilation.programs(lambda line: None))
+    return compilation, programs
+
+
+@needs_libtpu
+def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
+    output, saved = tmp_path / "new" / "figures.json", tmp_path / "step"
+    done = programs.run(
+        "compile",
+        "--config=configs/dense.py:tiny",
+        *SMALLEST[:6],
+        "--config.data.sequence_length=32",
+        "--config.sync.num_fragments=3",
+        "--config.mesh.fsdp=2",
+        "--topology=v5e:2x2",
+        f"--output={output}",
+        f"--save={saved}",
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(output.read_text())
+    assert (found["preset"], found["topology"], found["chips"]) == ("configs/dense.py:tiny", "v5e:2x2", 4)
+    assert found["fits"]
+    assert found["mesh"] == {"data": 2, "fsdp": 2, "tensor": 1, "expert": 1}
+    assert 0 < found["state_gib"] <= found["argument_gib"] < found["peak_gib"] < found["hbm_gib"] == 15.75
+    assert found["program_flops"] == pytest.approx(found["model_flops"], rel=0.02)
+    assert found["collective_bytes"]["all-gather"] > 0
+    assert found["roofline"]["step_seconds"] > 0
+    names = [program["name"] for program in found["programs"]]
+    assert names[:4] == ["step", "evaluation", "fragment 0 copy", "fragment 0 apply"]
+    assert len(names) == 2 + 2 * 3
+    assert "MFU at most" in done.stdout
+    assert saved.stat().st_size > 1000
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("v5p:3x3x3", "topology: is v5p:3x3x3: "),
+        ("v5p:2x2x2", "mesh: data=-1 x fsdp=3 x tensor=1 x expert=1 needs a multiple of 3 devices"),
+    ],
+)
+def test_a_slice_that_does_not_do_is_told_in_one_line(asked, told, programs):
+    done = programs.run("compile", "--config.mesh.fsdp=3", f"--topology={asked}", "--dry_run")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {told}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_unknown_chip_and_a_missing_compiler_are_told_in_one_line(monkeypatch):
+    with pytest.raises(UsageError, match="topology: is v9x:2x2, but must be one of v5e, v5p, v6e, a colon"):
+        topology.slice_of("v9x:2x2")
+    monkeypatch.setattr(topology, "has_compiler", lambda: False)
+    with pytest.raises(UsageError, match=r"needs libtpu, .*pip install 'ddiloco\[tpu_compiler\]'"):
+        topology.slice_of("v5e:2x2")
+
+
+def test_a_saved_step_is_loaded_by_learners_and_gives_the_same(tmp_path):
+    where = topology.Slice(jax.devices()[:2], None)
+    compilation, programs = compiled(config(), where)
+    found = report("tiny", topology.HERE, compilation, programs)
+    assert found["fits"] is None and found["roofline"] is None
+    assert found["state_gib"] * 2**30 == pytest.approx(compilation.state_bytes)
+    path = tmp_path / "step"
+    compilation.save(path)
+    batches, states = None, []
+    for experiment in (config(), config(executable=str(path))):
+        recipe = ModelRecipe(experiment)
+        program = recipe.program(compilation.mesh, 8)
+        batches = batches or [next(recipe.batches((0,))) for _ in range(2)]
+        state = program.state_from(recipe.initial_parameters())
+        for clock, batch in enumerate(batches):
+            state, metrics = program.step(state, batch, clock)
+        states.append((float(metrics["loss"]), state))
+    (loss, plain), (loaded_loss, loaded) = states
+    assert loss == loaded_loss
+    for name, value in plain.params.items():
+        assert (value == loaded.params[name]).all(), name
+
+
+def test_a_saved_step_of_something_else_is_refused_in_one_line(tmp_path):
+    compilation, _ = compiled(config(), topology.Slice(jax.devices()[:1], None))
+    path = tmp_path / "step"
+    compilation.save(path)
+
+    def told(mesh, **settings):
+        with pytest.raises(ConfigError) as raised:
+            ModelRecipe(config(**settings)).program(mesh, 8)
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    other = Compilation(config(), topology.Slice(jax.devices()[1:2], None)).mesh
+    assert "its devices is [0], but this learner's is [1]" in told(other, executable=str(path))
+    assert "cannot be read: No such file" in told(compilation.mesh, executable=str(tmp_path / "none"))
+    (tmp_path / "text").write_text("text")
+    assert "was not written by" in told(compilation.mesh, executable=str(tmp_path / "text"))
+    changed = cli.load_config("configs/dense.py:tiny")
+    changed.train.update(executable=str(path), batch_size=8)
+    with pytest.raises(ConfigError, match="the program differs in code or settings"):
+        ModelRecipe(parse(changed)).program(compilation.mesh, 8)
+
+
+def test_without_the_compiler_the_state_and_the_operations_are_known():
+    compilation = Compilation(config(), topology.Slice(jax.devices()[:4], CHIPS["v5e"]))
+    told = known_before("tiny", "v5e:2x2", compilation).splitlines()
+    assert told[0] == "tiny on v5e:2x2: 4 chips, data=4 fsdp=1 tensor=1 expert=1, 8 rows"
+    assert [line.split()[0] for line in told[1:]] == ["memory", "operations", "roofline"]
+
+
+def test_a_step_takes_what_its_slowest_part_takes():
+    chip = CHIPS["v5p"]
+    moved = {"a": Traffic("all-gather", 2 * chip.link_bandwidth, group=4, times=3)}
+    found = roofline(Cost(2 * chip.peak_flops, chip.hbm_bandwidth, moved), chip.peak_flops, chip)
+    assert (found["compute_seconds"], found["hbm_seconds"], found["interconnect_seconds"]) == (2, 1, 3)
+    assert (found["step_seconds"], found["bound_by"]) == (3, "interconnect")
+    assert found["mfu"] == pytest.approx(1 / 3)

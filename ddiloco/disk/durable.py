@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.disk import array_file
+from ddiloco.disk import array_file, kept
 from ddiloco.disk.run_mark import RunMark
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
@@ -55,14 +55,19 @@ class DurableState:
         record: Callable[[Any], None],
         stop: threading.Event,
         run: str = "",
+        keep: int = 1,
     ) -> None:
-        """`stop` ends the wait for a disk that refuses to write. `run`: id of the run."""
+        """`stop` ends the wait for a disk that refuses to write.
+
+        `run`: id of the run. `keep`: how many versions of each fragment stay.
+        """
         self.folder = folder
         self.run = run
         self.lineage = secrets.randbits(52)  # of what this process commits: no other start draws the same
         self._layout = layout
         self._record = record
         self._stop = stop
+        self._keep = keep
 
     def begin(self, model: GlobalModel) -> None:
         """Writes the initial fragments of a run.
@@ -143,7 +148,18 @@ class DurableState:
             "lineage": lineage,
             "pieces": len(state.pieces),
         }
-        array_file.save(self.folder / self._name(p), _MAGIC, header, [*state.pieces, *state.optimizer])
+        path = self.folder / self._name(p)
+        array_file.save(path, _MAGIC, header, [*state.pieces, *state.optimizer])
+        if self._keep > 1:
+            self._keep_version(path, state.version, merged_step)
+
+    def _keep_version(self, path: pathlib.Path, version: int, step: int) -> None:
+        """Keeps what was just written; without it the run goes on, but cannot be set back so far."""
+        try:
+            kept.keep(path, version, step, self._keep)
+        except OSError as error:
+            problem = f"{self.folder}: {error.strerror or error}: earlier versions are not kept"
+            self._record(records.Alarm(problem, time.time()))
 
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         array_file.replace(self.folder / _INCARNATIONS, [json.dumps(list(incarnations)).encode()])

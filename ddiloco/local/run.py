@@ -30,6 +30,7 @@ from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.roles.transfer import Offer
+from ddiloco.settings.experiment import step_tokens
 
 _LEAVE_SECONDS = 60.0  # for threads to end after Leave; a hung device must not hold up the others
 
@@ -69,7 +70,7 @@ class LocalRun:
         self._run = run_of(snapshot)
         self._tapes = Tapes(workdir, e, assembly.layout, record, run=self._run)
         initial = assembly.initial_parameters()
-        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
         self._model.compile()
         core = SyncerCore(e.sync, e.train.steps, None if origin is None else origin.start.state)
         if origin is not None:

@@ -44,6 +44,7 @@ class Rounds:
         self.by_fragment: collections.Counter[int] = collections.Counter()
         self.quorums: collections.Counter[int] = collections.Counter()
         self.merged_tokens: collections.Counter[int] = collections.Counter()  # by learner, of all fragments
+        self.left_out: collections.Counter[int] = collections.Counter()  # offers, by learner
         self.grace_seconds = 0.0
         self.last_quorum: int | None = None
         self.last_grace_seconds: float | None = None
@@ -61,6 +62,7 @@ class Rounds:
         self.by_fragment[fragment] += 1
         self.quorums[quorum] += 1
         self.grace_seconds += self.last_grace_seconds
+        self.left_out.update(record.values.get("left_out", ()))
         for learner, *_, tokens in record.values.get("contributions", ()):
             self.merged_tokens[learner] += tokens
 
@@ -96,6 +98,7 @@ class Tally:
         self.marks: list[tuple[int, int, bool]] = []  # step, learner, whether it rejoined (else it left)
         self.finished: set[int] = set()
         self.away: set[int] = set()  # dead, lost or silent
+        self.quarantined: set[int] = set()  # by the guard
         self._recent: collections.deque[float] = collections.deque(maxlen=10 * info.num_learners)
         self._clocks: dict[int, int] = {}
         self._last_change: dict[int, float] = {}
@@ -193,6 +196,10 @@ class Tally:
                 self._mark(record.values["learner"], rejoined=False)
             case "learner_ready" | "learner_returned":
                 self._mark(record.values["learner"], rejoined=True)
+            case "guard_quarantined":
+                self.quarantined.add(record.values["learner"])
+            case "guard_released":
+                self.quarantined.discard(record.values["learner"])
             case name if name in _COUNTED:
                 self.counts[_COUNTED[name]] += 1
 

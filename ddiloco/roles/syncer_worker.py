@@ -16,6 +16,7 @@ import numpy as np
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
 from ddiloco.outer.global_model import FragmentState, GlobalModel, pieces_sha256
+from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
@@ -143,6 +144,7 @@ class SyncerWorker:
             pieces = self._model.decode(p, arrays, self._committed[p])
             self._model.validate(p, pieces)
         except Exception as error:
+            self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)
             self._inbox.put(events.OfferFailed(event.round, c.learner, c.incarnation, str(error)))
             return
         size = sum(array.nbytes for array in arrays)
@@ -343,18 +345,25 @@ class SyncerWorker:
 
     def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
         try:
-            pieces, metrics = self._model.merge(
+            made = self._model.merge(
                 action.round.fragment,
                 [pieces for _, pieces in given],
                 [(c.steps, c.tokens) for c, _ in given],
+                [c.learner for c, _ in given],
             )
-            sha256 = pieces_sha256(pieces) if self._tape.on else None
+            sha256 = pieces_sha256(made.pieces) if self._tape.on else None
+            self._note_guarded(made.notices, action.round)
             committed = self._durable is None or self._durable.commit(action.round, self._model)
         except Exception as error:
             self._inbox.put(Failed(error))
             return
         if committed:  # else the run is over, without this merge
-            self._inbox.put(Merged(events.MergeFinished(action.round), pieces, metrics, sha256))
+            finished = events.MergeFinished(action.round, made.left_out)
+            self._inbox.put(Merged(finished, made.pieces, made.metrics, sha256))
+
+    def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
+        for record in records.guarded(notices, round_id, time.time()):
+            self._record(record)
 
     def _gather(self) -> None:
         """Copies the fragments for a snapshot, between two merges."""

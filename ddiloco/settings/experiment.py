@@ -261,6 +261,14 @@ def task_of(experiment: Experiment) -> Task:
     return task_class(model_of(e.model).task)(e.model, e.data, e.sample, e.seed)
 
 
+def step_tokens(experiment: Experiment) -> int | None:
+    """The most tokens that a step of any learner can have; None where only the user's loop knows."""
+    if isinstance(experiment.model, LoopConfig):
+        return None
+    rows = max(experiment.batch_size(m) for m in range(experiment.sync.num_learners))
+    return rows * task_of(experiment).row_tokens
+
+
 def with_steps_of_tokens(experiment: Experiment) -> Experiment:
     """The experiment with `train.steps` set by its budget of tokens, if any, for equally fast learners."""
     tokens = experiment.train.tokens

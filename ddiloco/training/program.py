@@ -45,7 +45,7 @@ def traced_step(
 
 def _placed(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     """A host array on the devices, in memory that is nobody else's."""
-    on_cpu = next(iter(sharding.device_set)).platform == "cpu"
+    on_cpu = next(iter(sharding.device_set)).platform == "cpu"  # type: ignore[attr-defined]
     # CPU devices may use the host's own memory, into which a donating step would write.
     return jax.device_put(np.array(value) if on_cpu else value, sharding)
 

@@ -31,6 +31,7 @@ from ddiloco.roles.resuming import run_of
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
+from ddiloco.settings.experiment import step_tokens
 from ddiloco.training.evaluation import Score
 from ddiloco.training.mesh import MeshConfig, carve
 
@@ -74,7 +75,7 @@ class SyncerRun:
             initial = assembly.initial_parameters()
         else:
             initial = assemble(assembly.layout, [fragment.pieces for fragment in start.fragments])
-        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
         if start is None:
             durable.begin(self._model)
             durable.complete()
@@ -175,5 +176,6 @@ def run_syncer(
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
     run = earlier.run if earlier is not None else run_of(snapshot)
-    durable = DurableState(folder, assembly.layout, record, stop, run)
+    keep = assembly.experiment.remote.keep_versions
+    durable = DurableState(folder, assembly.layout, record, stop, run, keep)
     return SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, snapshot).run()

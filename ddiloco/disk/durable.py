@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.disk import array_file
+from ddiloco.disk import array_file, kept
+from ddiloco.disk.run_mark import RunMark
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
+
+FOLDER = "syncer"  # of a run, in its workdir
 
 _MAGIC = b"ddiloco fragment 1\n"
 _INCARNATIONS = "incarnations.json"
@@ -51,13 +54,20 @@ class DurableState:
         layout: FragmentLayout,
         record: Callable[[Any], None],
         stop: threading.Event,
+        run: str = "",
+        keep: int = 1,
     ) -> None:
-        """`stop` ends the wait for a disk that refuses to write."""
+        """`stop` ends the wait for a disk that refuses to write.
+
+        `run`: id of the run. `keep`: how many versions of each fragment stay.
+        """
         self.folder = folder
-        self.lineage = secrets.randbits(62)  # of what this process commits: no other start draws the same
+        self.run = run
+        self.lineage = secrets.randbits(52)  # of what this process commits: no other start draws the same
         self._layout = layout
         self._record = record
         self._stop = stop
+        self._keep = keep
 
     def begin(self, model: GlobalModel) -> None:
         """Writes the initial fragments of a run.
@@ -68,6 +78,14 @@ class DurableState:
         fragments = [model.state(p) for p in range(self._layout.num_fragments)]
         versions = tuple(fragment.version for fragment in fragments)
         self.replace(Start(SyncerState(versions, (0,) * len(versions)), fragments))
+
+    def complete(self) -> None:
+        """Marks that the folder has all that the run needs to go on; raises OSError."""
+        RunMark(self.run, secrets.token_hex(8)).save(self.folder)
+
+    def sweep(self) -> None:
+        """Removes what earlier syncers had under way when they were killed."""
+        array_file.sweep(self.folder)
 
     def replace(self, start: Start) -> None:
         """Writes all fragments and incarnations.
@@ -109,7 +127,7 @@ class DurableState:
         """The state that an earlier syncer left.
 
         Raises:
-          DurableStateError: a file is missing or damaged, or belongs to another model.
+          DurableStateError: a file is missing or damaged, or belongs to another model or another run.
         """
         loaded = [self._load(p) for p in range(self._layout.num_fragments)]
         state = SyncerState(
@@ -123,13 +141,25 @@ class DurableState:
     def _save(self, p: int, state: FragmentState, merged_step: int, lineage: int) -> None:
         header = {
             "fragment": p,
+            "run": self.run,
             "layout": self._layout.fingerprint,
             "version": state.version,
             "merged_step": merged_step,
             "lineage": lineage,
             "pieces": len(state.pieces),
         }
-        array_file.save(self.folder / self._name(p), _MAGIC, header, [*state.pieces, *state.optimizer])
+        path = self.folder / self._name(p)
+        array_file.save(path, _MAGIC, header, [*state.pieces, *state.optimizer])
+        if self._keep > 1:
+            self._keep_version(path, state.version, merged_step)
+
+    def _keep_version(self, path: pathlib.Path, version: int, step: int) -> None:
+        """Keeps what was just written; without it the run goes on, but cannot be set back so far."""
+        try:
+            kept.keep(path, version, step, self._keep)
+        except OSError as error:
+            problem = f"{self.folder}: {error.strerror or error}: earlier versions are not kept"
+            self._record(records.Alarm(problem, time.time()))
 
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         array_file.replace(self.folder / _INCARNATIONS, [json.dumps(list(incarnations)).encode()])
@@ -145,6 +175,8 @@ class DurableState:
             raise DurableStateError(str(error)) from None
         if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
             raise DurableStateError(f"{path}: is of another fragment or another model")
+        if header.get("run", "") != self.run:
+            raise DurableStateError(f"{path}: is of another run than the files beside it")
         pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
         state = FragmentState(header["version"], tuple(pieces), tuple(optimizer))
         return state, header["merged_step"], header["lineage"]

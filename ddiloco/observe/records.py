@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
+from ddiloco.outer.guards import Notice
+from ddiloco.protocol.messages import RoundId
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,6 +118,15 @@ def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> 
     )
     values = {"learner": learner, "step": step, "devices": list(devices)}
     return [Alarm(sentence, time), Noted("sdc", values, time)]
+
+
+def guarded(notices: Sequence[Notice], round_id: RoundId, time: float) -> list[Record]:
+    """The records of what was done about learners in a round."""
+    found: list[Record] = []
+    for notice in notices:
+        values = {**dataclasses.asdict(round_id), "learner": notice.learner, "why": notice.why}
+        found += [Alarm(notice.alarm, time), Noted(f"guard_{notice.kind}", values, time)]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,8 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         **tally.counts,
         "inner_states": dict(sorted(tally.inner_states.items())),
         "drops": dict(sorted(tally.drops.items())),
+        "offers_left_out": dict(sorted(rounds.left_out.items())),
+        "quarantined": sorted(tally.quarantined),
         "failures": [dataclasses.asdict(death) for death in tally.failures],
         "alarms": alarms,
         "params_sha256": None,

@@ -18,6 +18,7 @@ from ddiloco.observe.records import (
     Transferred,
 )
 from ddiloco.observe.scalars import as_float
+from ddiloco.observe.terminal import printable
 
 # The protocol's records that are only counted, with the summary's field for the count.
 _COUNTED = {
@@ -29,6 +30,10 @@ _COUNTED = {
 SETTLED = 4
 """Rounds of each fragment before learners are compared by what of their work is merged."""
 
+MOST_REASONS = 200  # that are counted each by itself
+MOST_FAILURES = 50  # whose tracebacks are kept
+OTHERS = "others"
+
 COUNTS = ("skipped_steps", "bytes_sent", "bytes_received", *_COUNTED.values())
 
 
@@ -39,6 +44,7 @@ class Rounds:
         self.by_fragment: collections.Counter[int] = collections.Counter()
         self.quorums: collections.Counter[int] = collections.Counter()
         self.merged_tokens: collections.Counter[int] = collections.Counter()  # by learner, of all fragments
+        self.left_out: collections.Counter[int] = collections.Counter()  # offers, by learner
         self.grace_seconds = 0.0
         self.last_quorum: int | None = None
         self.last_grace_seconds: float | None = None
@@ -56,6 +62,7 @@ class Rounds:
         self.by_fragment[fragment] += 1
         self.quorums[quorum] += 1
         self.grace_seconds += self.last_grace_seconds
+        self.left_out.update(record.values.get("left_out", ()))
         for learner, *_, tokens in record.values.get("contributions", ()):
             self.merged_tokens[learner] += tokens
 
@@ -91,6 +98,7 @@ class Tally:
         self.marks: list[tuple[int, int, bool]] = []  # step, learner, whether it rejoined (else it left)
         self.finished: set[int] = set()
         self.away: set[int] = set()  # dead, lost or silent
+        self.quarantined: set[int] = set()  # by the guard
         self._recent: collections.deque[float] = collections.deque(maxlen=10 * info.num_learners)
         self._clocks: dict[int, int] = {}
         self._last_change: dict[int, float] = {}
@@ -181,13 +189,17 @@ class Tally:
             case "round":
                 self.rounds.add(record)
             case "drop":
-                self.drops[str(record.values.get("reason", "unknown"))] += 1
+                _count(self.drops, record.values.get("reason", "unknown"))
             case "recovered":
-                self.inner_states[str(record.values.get("inner_state", "unknown"))] += 1
+                _count(self.inner_states, record.values.get("inner_state", "unknown"))
             case "learner_lost" | "learner_silent":
                 self._mark(record.values["learner"], rejoined=False)
             case "learner_ready" | "learner_returned":
                 self._mark(record.values["learner"], rejoined=True)
+            case "guard_quarantined":
+                self.quarantined.add(record.values["learner"])
+            case "guard_released":
+                self.quarantined.discard(record.values["learner"])
             case name if name in _COUNTED:
                 self.counts[_COUNTED[name]] += 1
 
@@ -196,8 +208,9 @@ class Tally:
         self.counts.update(bytes_sent=record.sent, bytes_received=record.received)
 
     def died(self, record: LearnerDied) -> None:
-        """Keeps the failure."""
+        """Keeps the failure; of very many the newest."""
         self.failures.append(record)
+        del self.failures[:-MOST_FAILURES]
         self._mark(record.learner, rejoined=False)
 
     def train_loss(self) -> float | None:
@@ -212,3 +225,9 @@ class Tally:
         (self.away.discard if rejoined else self.away.add)(learner)
         step = max(self._clocks.get(learner, 0), self.step if rejoined else 0)
         self.marks.append((step, learner, rejoined))
+
+
+def _count(counts: collections.Counter[str], reason: object) -> None:
+    """Counts a reason that may be a stranger's words."""
+    text = printable(str(reason), 200)
+    counts[text if text in counts or len(counts) < MOST_REASONS else OTHERS] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ddiloco.outer.directions import sampled_cosines
 from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
+from ddiloco.outer.guards import Guard, Notice, Verdict, offered
+from ddiloco.outer.host_memory import aligned
 from ddiloco.outer.merging import contribution_weight
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep
@@ -30,6 +34,22 @@ class FragmentState(NamedTuple):
     version: int
     pieces: tuple[np.ndarray, ...]
     optimizer: tuple[np.ndarray, ...]
+
+
+class NextVersion(NamedTuple):
+    """What a merge makes.
+
+    Attributes:
+      pieces: of the new version, read-only.
+      metrics: those of `OuterResult`; none if nothing was merged.
+      left_out: the learners whose offers are not in it.
+      notices: what the guard found, and did.
+    """
+
+    pieces: tuple[np.ndarray, ...]
+    metrics: dict[str, float]
+    left_out: tuple[int, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
 
 class GlobalModel:
@@ -51,8 +71,8 @@ class GlobalModel:
       >>> learners = [(np.float32([1, 0]),), (np.float32([0, 4]),)]
       >>> for pieces in learners:
       ...     model.validate(0, pieces)
-      >>> new, metrics = model.merge(0, learners, counts=[(10, 300), (10, 100)])  # (steps, tokens)
-      >>> print(new[0], model.fragment(0)[0])
+      >>> new = model.merge(0, learners, counts=[(10, 300), (10, 100)])  # (steps, tokens)
+      >>> print(new.pieces[0], model.fragment(0)[0])
       [0.9 0.4] 1
     """
 
@@ -62,6 +82,7 @@ class GlobalModel:
         parameters: Mapping[str, np.ndarray],
         config: OuterConfig,
         num_learners: int,
+        step_tokens: int | None = None,
     ) -> None:
         """Copies the parameters; versions begin at 0.
 
@@ -70,6 +91,7 @@ class GlobalModel:
           parameters: every tensor of the layout, float32.
           config: merge rule, outer optimizer and codec.
           num_learners: M, the most contributions that a merge can have.
+          step_tokens: the most tokens that a step of any learner can have; None: not known.
 
         Raises:
           ValueError: the parameters are not those of the layout.
@@ -81,6 +103,8 @@ class GlobalModel:
         self.layout = layout
         self.decode = FragmentDecoder(layout, config.codec)
         self._step = OuterStep(layout, config, num_learners)
+        self._new_guard = functools.partial(Guard, config.guard, step_tokens)
+        self._guard = self._new_guard() if config.guard.gates else None
         self._device = jax.local_devices(backend="cpu")[0]
         self._pieces = [self._owned(take(layout, p, parameters)) for p in range(layout.num_fragments)]
         self._states = [self._step.init(pieces) for pieces in self._pieces]
@@ -98,28 +122,69 @@ class GlobalModel:
         return self._versions[p], tuple(np.asarray(piece) for piece in self._pieces[p])
 
     def merge(
-        self, p: int, contributions: Sequence[Sequence[np.ndarray]], counts: Sequence[tuple[int, int]]
-    ) -> tuple[tuple[np.ndarray, ...], dict[str, float]]:
+        self,
+        p: int,
+        contributions: Sequence[Sequence[np.ndarray]],
+        counts: Sequence[tuple[int, int]],
+        learners: Sequence[int] = (),
+    ) -> NextVersion:
         """Makes the next version of fragment p.
 
-        If all weights are zero, the next version equals the last and the optimizer does not step.
+        If all weights are zero, or all are left out, the next version equals the last and the optimizer does
+        not step. So it does where the outer step would make values that are not finite; then the fragment's
+        outer optimizer begins anew.
 
         Args:
           p: the fragment.
           contributions: theta_{m,p} of each learner in the merge, checked by `validate`.
           counts: (c_steps, c_tokens) of each.
-
-        Returns:
-          The new pieces, read-only, and the metrics of `OuterResult`.
+          learners: their numbers, by which the guard knows them; (): the guard is not asked.
         """
         weights = [contribution_weight(steps, tokens) for steps, tokens in counts]
+        left_out: list[int] = []
+        notices: tuple[Notice, ...] = ()
+        contributions = [tuple(map(aligned, pieces)) for pieces in contributions]  # for the reads to come
+        norms = self._step.norms(p, self._pieces[p], contributions)
+        if learners and self._guard is not None:
+            refused, notices = self._judge(self._guard, p, contributions, counts, learners, norms)
+            left_out = [m for m in learners if m in refused]
+            weights = [0.0 if m in refused else w for m, w in zip(learners, weights, strict=True)]
         metrics: dict[str, float] = {}
         if any(weights):
-            result = self._step(p, self._pieces[p], self._states[p], contributions, weights, self._retired[p])
-            self._retired[p] = self._pieces[p]
-            self._pieces[p], self._states[p], metrics = result
+            step = self._step(
+                p, self._pieces[p], self._states[p], contributions, weights, self._retired[p], norms
+            )
+            if step.finite:
+                self._retired[p], self._pieces[p] = self._pieces[p], step.pieces
+                self._states[p], metrics = step.opt_state, step.metrics
+            else:
+                self._retired[p], self._states[p] = step.pieces, self._step.init(self._pieces[p])
+                left_out = list(learners)
+                notices += tuple(Notice("left_out", m, "the outer step was not finite") for m in learners)
         self._versions[p] += 1
-        return self.fragment(p)[1], metrics
+        return NextVersion(self.fragment(p)[1], metrics, tuple(left_out), notices)
+
+    def _judge(
+        self,
+        guard: Guard,
+        p: int,
+        contributions: Sequence[Sequence[np.ndarray]],
+        counts: Sequence[tuple[int, int]],
+        learners: Sequence[int],
+        norms: np.ndarray,
+    ) -> Verdict:
+        anchor, count = self.fragment(p)[1], len(learners)
+        cosines, noise = sampled_cosines(anchor, contributions, norms[:, :count])
+        sizes = [piece.size for piece in anchor]
+        offers = offered(learners, counts, norms[:, :count], sizes, cosines, noise)
+        length = 0.0
+        if guard.needs_length(p, count):
+            length = math.sqrt(sum(float(np.dot(x.ravel(), x.ravel())) for x in anchor))
+        return guard.judge(p, offers, length)
+
+    def forget_learners(self) -> None:
+        """What the guard knows of learners is forgotten, as when the syncer's process begins anew."""
+        self._guard = self._new_guard() if self._guard is not None else None
 
     def validate(self, p: int, pieces: Sequence[np.ndarray]) -> None:
         """Checks the pieces that a learner sent for fragment p, reading them once.

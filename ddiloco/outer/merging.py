@@ -2,7 +2,7 @@
 
 A rule is a pure function for use under jit,
 
-    rule(vectors, weights, anchor=None) -> Merged
+    rule(vectors, weights, anchor=None, norms=None) -> Merged
 
 Args:
   vectors: the outer gradients v_m of M learners, each an array of the tensor's shape. Or, with `anchor`, the
@@ -10,6 +10,9 @@ Args:
   weights: (M,), not negative; only their ratios count. An absent learner has weight 0, and its array may
     hold anything finite.
   anchor: Theta as it was before the round, of the tensor's shape; None: `vectors` are outer gradients.
+  norms: (M,), what `norms_of(vectors, anchor)` gives; None: to be computed.
+
+`direct` and `rda` are the paper's. The others bound what one learner can do to the result.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import numpy as np
 # Below this norm of the mean of unit vectors the learners agree on no direction. A smaller bound would
 # be no better: rounding of float32 enters the direction divided by this norm.
 DEGENERATE = 1e-3
+_WEISZFELD = 100  # iterations, of M numbers each
 
 
 def contribution_weight(c_steps: int, c_tokens: int) -> float:
@@ -64,6 +68,11 @@ def normalised(weights: Iterable[float]) -> np.ndarray:
     return (exact / total if total > 0 else exact).astype(np.float32)
 
 
+def norms_of(vectors: Sequence[jax.Array], anchor: jax.Array | None = None) -> jax.Array:
+    """(M,) norms of the outer gradients; arguments as above."""
+    return jnp.stack([_norm(_difference(vector, anchor)) for vector in vectors])
+
+
 class Merged(NamedTuple):
     """What a rule returns; under jit, what the caller does not use costs nothing.
 
@@ -84,7 +93,12 @@ class Merged(NamedTuple):
 MergeRule = Callable[..., Merged]
 
 
-def direct(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None = None) -> Merged:
+def direct(
+    vectors: Sequence[jax.Array],
+    weights: jax.Array,
+    anchor: jax.Array | None = None,
+    norms: jax.Array | None = None,
+) -> Merged:
     """The weighted average of the vectors; zero if all weights are zero. Arguments as above.
 
       value = sum_m w_m v_m / sum_m w_m
@@ -96,13 +110,18 @@ def direct(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array |
       [3.   0.25]
     """
     shares = _shares(weights)
-    norms = _norms(vectors, shares, anchor)
+    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
     value = _combine(shares, vectors, anchor)
     length = _norm(value)
     return Merged(value, length, norms, _mean_cosine(shares * norms, length))
 
 
-def rda(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None = None) -> Merged:
+def rda(
+    vectors: Sequence[jax.Array],
+    weights: jax.Array,
+    anchor: jax.Array | None = None,
+    norms: jax.Array | None = None,
+) -> Merged:
     """Radial-Directional Averaging: the mean length along the mean direction. Arguments as above.
 
       value = mean_m |v_m| * phi(mean_m phi(v_m)),  phi(x) = x / |x|,  means weighted by w_m
@@ -123,7 +142,7 @@ def rda(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | No
       4.0000 2.8284
     """
     shares = _shares(weights)
-    norms = _norms(vectors, shares, anchor)
+    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
     pointing = jnp.where(norms > 0, shares, 0)
     scales = jnp.where(norms > 0, shares / jnp.where(norms > 0, norms, 1), 0)
     mean = _combine(scales, vectors, anchor)
@@ -139,7 +158,111 @@ def rda(vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | No
     return Merged(value * scale, length * scale, norms, _mean_cosine(pointing, agreement))
 
 
-MERGE_RULES: dict[str, MergeRule] = {"direct": direct, "rda": rda}
+def clipped(
+    vectors: Sequence[jax.Array],
+    weights: jax.Array,
+    anchor: jax.Array | None = None,
+    norms: jax.Array | None = None,
+) -> Merged:
+    """The weighted average of vectors that are no longer than their median. Arguments as above.
+
+      value = mean_m min(1, R / |v_m|) v_m,  R the median of the norms of those that count, weighted by w_m
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> vectors = [jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), jnp.array([3e6, 0.0])]
+      >>> print(3 * clipped(vectors, jnp.ones(3)).value)
+      [2. 1.]
+    """
+    shares = _shares(weights)
+    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
+    order = jnp.argsort(norms)
+    below = jnp.cumsum(shares[order])
+    longest = norms[order][jnp.argmax(below >= 0.5 * below[-1])]
+    scales = jnp.where(norms > longest, longest / jnp.where(norms > 0, norms, 1), 1) * shares
+    value = _combine(scales, vectors, anchor)
+    length = _norm(value)
+    return Merged(value, length, norms, _mean_cosine(scales * norms, length))
+
+
+def trimmed(
+    vectors: Sequence[jax.Array],
+    weights: jax.Array,
+    anchor: jax.Array | None = None,
+    norms: jax.Array | None = None,
+) -> Merged:
+    """The mean, element by element, without the largest and the smallest quarter. Arguments as above.
+
+    Of n learners with a weight, ceil(n/4) are left out at each end, at most (n-1)/2; the others count alike.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> vectors = [jnp.array([1.0]), jnp.array([2.0]), jnp.array([1e6]), jnp.array([3.0])]
+      >>> print(trimmed(vectors, jnp.ones(4)).value)
+      [2.5]
+    """
+    shares = _shares(weights)
+    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
+    here = shares > 0
+    count = here.sum()
+    cut = jnp.maximum(jnp.minimum((count + 3) // 4, (count - 1) // 2), 0)
+    ranked = _sorted(
+        [jnp.where(here[m], _difference(vector, anchor), jnp.inf) for m, vector in enumerate(vectors)]
+    )
+    kept = [jnp.where((cut <= r) & (r < count - cut), x, 0) for r, x in enumerate(ranked)]
+    value: jax.Array = jax.lax.optimization_barrier(sum(kept) / jnp.maximum(count - 2 * cut, 1))
+    average = _norm(_combine(shares, vectors, anchor))
+    return Merged(value, _norm(value), norms, _mean_cosine(shares * norms, average))
+
+
+def geometric_median(
+    vectors: Sequence[jax.Array],
+    weights: jax.Array,
+    anchor: jax.Array | None = None,
+    norms: jax.Array | None = None,
+) -> Merged:
+    """The point with the least weighted sum of distances to the vectors. Arguments as above.
+
+      value = argmin_v sum_m w_m |v - v_m|
+
+    By Weiszfeld's iteration on the M^2 inner products, for which the vectors are read M/2 times; where
+    vectors coincide with the result, distances are taken as at least 1e-6 of the median norm.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> vectors = [jnp.array([0.0]), jnp.array([1.0]), jnp.array([1e6])]
+      >>> print(geometric_median(vectors, jnp.ones(3)).value.round(3))
+      [1.]
+    """
+    shares = _shares(weights)
+    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
+    # Of vectors of about one length, since float32 would lose the short ones beside the square of a long one.
+    unit = jnp.where(norms > 0, norms, 1)
+    directions = _cosines(vectors, anchor, unit, shares)
+    gram = directions * norms[:, None] * norms[None, :]
+    middle = jnp.sort(jnp.where(shares > 0, norms, jnp.inf))[(jnp.maximum((shares > 0).sum(), 1) - 1) // 2]
+    least = jnp.where(jnp.isfinite(middle) & (middle > 0), 1e-6 * middle, 1.0)
+
+    def closer(_: int, mix: jax.Array) -> jax.Array:
+        to_all = jnp.diag(gram) - 2 * gram @ mix + mix @ gram @ mix
+        pull = shares / jnp.maximum(jnp.sqrt(jnp.maximum(to_all, 0)), least)
+        return pull / jnp.where(pull.sum() > 0, pull.sum(), 1)
+
+    closest = jnp.where(norms <= middle, shares, 0)
+    start = closest / jnp.where(closest.sum() > 0, closest.sum(), 1)
+    mix = jax.lax.fori_loop(0, _WEISZFELD, closer, start)
+    value = _combine(mix, vectors, anchor)
+    length = _norm(value)
+    return Merged(value, length, norms, _mean_cosine(mix * norms, length))
+
+
+MERGE_RULES: dict[str, MergeRule] = {
+    "direct": direct,
+    "rda": rda,
+    "clipped": clipped,
+    "trimmed": trimmed,
+    "geometric_median": geometric_median,
+}
 
 
 def _shares(weights: jax.Array) -> jax.Array:
@@ -156,8 +279,7 @@ def _norm(array: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(array)))  # a tree of partial sums in XLA, also on CPU
 
 
-def _norms(vectors: Sequence[jax.Array], shares: jax.Array, anchor: jax.Array | None) -> jax.Array:
-    norms = jnp.stack([_norm(_difference(vector, anchor)) for vector in vectors])
+def _present(norms: jax.Array, shares: jax.Array) -> jax.Array:
     return jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed
 
 
@@ -181,3 +303,30 @@ def _mean_cosine(lengths: jax.Array, length_of_sum: jax.Array) -> jax.Array:
     # One learner alone leaves pairs = 0 but for rounding.
     several = pairs > 1e-6 * own
     return jnp.where(several, (jnp.square(length_of_sum) - own) / jnp.where(several, pairs, 1), 1)
+
+
+def _sorted(columns: list[jax.Array]) -> list[jax.Array]:
+    """The arrays with their elements in order, by exchanges alone: XLA makes one loop of them all."""
+    ranked = list(columns)
+    for end in range(len(ranked) - 1, 0, -1):
+        for i in range(end):
+            low, high = jnp.minimum(ranked[i], ranked[i + 1]), jnp.maximum(ranked[i], ranked[i + 1])
+            ranked[i], ranked[i + 1] = low, high
+    return ranked
+
+
+def _cosines(
+    vectors: Sequence[jax.Array], anchor: jax.Array | None, units: jax.Array, shares: jax.Array
+) -> jax.Array:
+    """(M, M) inner products of the vectors, each divided by its unit; 0 for absent learners."""
+    count = len(vectors)
+    rows = [[jnp.zeros((), jnp.float32)] * count for _ in vectors]
+    for i in range(count):
+        for j in range(i, count):
+            one, other = (
+                _difference(vectors[i], anchor) / units[i],
+                _difference(vectors[j], anchor) / units[j],
+            )
+            rows[i][j] = rows[j][i] = jnp.sum(one * other)
+    here = shares > 0
+    return jnp.where(here[:, None] & here[None, :], jnp.stack([jnp.stack(row) for row in rows]), 0)

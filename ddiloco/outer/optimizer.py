@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ddiloco.config import Marks, setting
+from ddiloco.config import Marks, section, setting
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.fragments import STRATEGIES
+from ddiloco.outer.guards import GuardConfig
 from ddiloco.outer.merging import MERGE_RULES
 
 _OF_FRAGMENTS = Marks(may_change="never", because="versions and outer states are of those fragments")
@@ -34,7 +35,7 @@ class OuterConfig:
         True, "whether tensors larger than a fragment's share are cut along their rows", **_OF_FRAGMENTS
     )
     merge: str = setting(
-        "rda", "merge rule; embeddings and head are always merged directly", choices=tuple(MERGE_RULES)
+        "rda", "merge rule; with rda, embeddings and head are merged directly", choices=tuple(MERGE_RULES)
     )
     optimizer: str = setting(
         "nesterov",
@@ -62,8 +63,9 @@ class OuterConfig:
         both_ends=True,
     )
     error_feedback: bool = setting(
-        False, "whether a learner adds what its last merged encoding left out to its next one"
+        False, "whether a learner adds what its last merged encoding left out to its next one", both_ends=True
     )
+    guard: GuardConfig = section(GuardConfig, may_change="resume")
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:

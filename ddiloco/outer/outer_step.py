@@ -13,7 +13,7 @@ import optax
 
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
 from ddiloco.outer.host_memory import aligned
-from ddiloco.outer.merging import MERGE_RULES, normalised
+from ddiloco.outer.merging import MERGE_RULES, normalised, norms_of
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
 
 Pieces = Sequence[np.ndarray | jax.Array]
@@ -28,11 +28,13 @@ class OuterResult(NamedTuple):
       metrics: `outer_gradient_norm`, of the merged outer gradient; `learner_delta_norm`, the weighted mean of
         the norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one
         learner; `rho` and `outer_rate` with the optimizer `persistence`.
+      finite: whether every element of the pieces is.
     """
 
     pieces: tuple[jax.Array, ...]
     opt_state: Any
     metrics: dict[str, float]
+    finite: bool = True
 
 
 class OuterStep:
@@ -69,7 +71,17 @@ class OuterStep:
 
     def compile(self, p: int) -> None:
         """Compiles the step of fragment p, unless one of the same shapes has been compiled."""
+        self._measure(p)
         self._executable(p)
+
+    def norms(self, p: int, pieces: Pieces, contributions: Sequence[Pieces]) -> np.ndarray:
+        """Norms of the outer gradients, (pieces, M) float32, those of absent learners 0; for `__call__`.
+
+        Raises:
+          ValueError: there are more contributions than M.
+        """
+        anchor, slots = self._slots(pieces, contributions)
+        return np.asarray(self._measure(p)(anchor, slots))
 
     def __call__(
         self,
@@ -79,6 +91,7 @@ class OuterStep:
         contributions: Sequence[Pieces],
         weights: Sequence[float],
         spare: Pieces | None = None,
+        norms: np.ndarray | None = None,
     ) -> OuterResult:
         """Merges one round of fragment p, and waits for the result.
 
@@ -90,6 +103,7 @@ class OuterStep:
           weights: one for each contribution, not negative; only their ratios count.
           spare: jax arrays like `pieces` that nobody needs any more, whose memory the result takes. Where
             a numpy view of one is still alive, the result takes new memory instead.
+          norms: what `norms` returned for these contributions, so that they are not read for it again.
 
         Raises:
           ValueError: there are more contributions than M, or not as many weights.
@@ -100,13 +114,25 @@ class OuterStep:
                 f"there are {len(contributions)} contributions with {len(weights)} weights, "
                 f"but there must be one weight for each, and at most {self._num_learners}"
             )
-        anchor = self._placed(pieces)
-        slots = (*(self._placed(contribution) for contribution in contributions), *[anchor] * absent)
-        shares = jax.device_put(normalised([*weights, *[0.0] * absent]), self._device)
+        anchor, slots = self._slots(pieces, contributions)
+        if norms is None:
+            norms = self._measure(p)(anchor, slots)
+        given = jax.device_put((normalised([*weights, *[0.0] * absent]), norms), self._device)
         spare = tuple(jnp.zeros_like(piece) for piece in anchor) if spare is None else tuple(spare)
-        results = self._executable(p)(spare, opt_state, anchor, slots, shares)
+        results = self._executable(p)(spare, opt_state, anchor, slots, *given)
         new, opt_state, metrics = jax.block_until_ready(results)
-        return OuterResult(new, opt_state, {name: float(value) for name, value in metrics.items()})
+        values = {name: float(value) for name, value in metrics.items()}
+        return OuterResult(new, opt_state, values, finite=bool(values.pop("finite")))
+
+    def _slots(
+        self, pieces: Pieces, contributions: Sequence[Pieces]
+    ) -> tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...]]:
+        """Theta_p, and M contributions of which those of absent learners are Theta_p, on the device."""
+        absent = self._num_learners - len(contributions)
+        if absent < 0:
+            raise ValueError(f"there are {len(contributions)} contributions, more than {self._num_learners}")
+        anchor = self._placed(pieces)
+        return anchor, (*(self._placed(contribution) for contribution in contributions), *[anchor] * absent)
 
     def _placed(self, pieces: Pieces) -> tuple[jax.Array, ...]:
         return tuple(
@@ -114,31 +140,48 @@ class OuterStep:
             for piece in pieces
         )
 
+    def _measure(self, p: int) -> jax.stages.Compiled:
+        shapes = self._layout.piece_shapes(p)
+        if shapes not in self._executables:
+            self._executables[shapes] = self._compiled_measure(shapes)
+        return self._executables[shapes]
+
     def _executable(self, p: int) -> jax.stages.Compiled:
-        rules = tuple(
-            "direct" if is_embedding(piece.name) else self._config.merge
-            for piece in self._layout.fragments[p]
-        )
+        rules = tuple(self._rule(piece.name) for piece in self._layout.fragments[p])
         shapes = self._layout.piece_shapes(p)
         if (rules, shapes) not in self._executables:
             self._executables[rules, shapes] = self._compiled(rules, shapes)
         return self._executables[rules, shapes]
 
-    def _compiled(self, rules: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
+    def _rule(self, name: str) -> str:
+        return "direct" if self._config.merge == "rda" and is_embedding(name) else self._config.merge
+
+    def _described(self, tree: Any) -> Any:
         sharding = jax.sharding.SingleDeviceSharding(self._device)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-        def described(tree: Any) -> Any:
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+    def _compiled_measure(self, shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
+        pieces = self._described(tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+        return jax.jit(_norms_by_piece).lower(pieces, (pieces,) * self._num_learners).compile()
 
-        pieces = described(tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
-        state = described(jax.eval_shape(self._optimizer.init, pieces))
-        weights = described(jax.ShapeDtypeStruct((self._num_learners,), jnp.float32))
+    def _compiled(self, rules: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
+        pieces = self._described(tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+        state = self._described(jax.eval_shape(self._optimizer.init, pieces))
+        weights = self._described(jax.ShapeDtypeStruct((self._num_learners,), jnp.float32))
+        norms = self._described(jax.ShapeDtypeStruct((len(shapes), self._num_learners), jnp.float32))
         step = jax.jit(
             functools.partial(_step, self._optimizer, rules),
             donate_argnums=(0, 1),
             keep_unused=True,  # otherwise `spare` would be dropped
         )
-        return step.lower(pieces, state, pieces, (pieces,) * self._num_learners, weights).compile()
+        return step.lower(pieces, state, pieces, (pieces,) * self._num_learners, weights, norms).compile()
+
+
+def _norms_by_piece(
+    anchor: tuple[jax.Array, ...], contributions: tuple[tuple[jax.Array, ...], ...]
+) -> jax.Array:
+    by_piece = zip(anchor, *contributions, strict=True)
+    return jnp.stack([norms_of(vectors, piece) for piece, *vectors in by_piece])
 
 
 def _step(
@@ -149,11 +192,12 @@ def _step(
     anchor: tuple[jax.Array, ...],
     contributions: tuple[tuple[jax.Array, ...], ...],
     weights: jax.Array,
+    norms: jax.Array,
 ) -> tuple[tuple[jax.Array, ...], Any, Mapping[str, jax.Array]]:
     del spare
     merged = [
-        MERGE_RULES[rule](vectors, weights, piece)
-        for rule, piece, *vectors in zip(rules, anchor, *contributions, strict=True)
+        MERGE_RULES[rule](vectors, weights, piece, own)
+        for rule, own, piece, *vectors in zip(rules, norms, anchor, *contributions, strict=True)
     ]
     updates, opt_state = optimizer.update(tuple(m.value for m in merged), opt_state, anchor)
     squares = jnp.stack([jnp.square(m.norms) for m in merged])  # (pieces, M)
@@ -166,4 +210,7 @@ def _step(
         "cosine": jnp.where(total > 0, jnp.dot(cosines, importance) / jnp.where(total > 0, total, 1), 1),
         **measurements(opt_state),
     }
-    return optax.apply_updates(anchor, updates), opt_state, metrics
+    new = optax.apply_updates(anchor, updates)
+    # Of a sum of squares, which is not finite either where an element is not.
+    metrics["finite"] = jnp.isfinite(sum(jnp.sum(jnp.square(piece * 1e-19)) for piece in new))
+    return new, opt_state, metrics

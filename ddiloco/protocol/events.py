@@ -78,6 +78,7 @@ class MergeFinished:
     """The merge of a round is done and committed: it is in the durable state, if there is one."""
 
     round: RoundId
+    left_out: tuple[int, ...] = ()  # learners whose offers are not in it after all
 
 
 @dataclasses.dataclass(frozen=True)

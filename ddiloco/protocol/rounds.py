@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
+from typing import cast
 
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.asking import Asking
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
-from ddiloco.protocol.membership import Asked, Member, Membership, State
+from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import Contribution, Given, RoundId
+from ddiloco.protocol.overdue import Overdue
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.prospects import Prospects
 from ddiloco.protocol.round import Phase, Round
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
@@ -27,8 +29,8 @@ class Rounds:
     time for what it is to offer; `Asking` knows when. Rounds open in the order of the schedule, of different
     fragments; at most tau (at least one) are due and not merged.
 
-    What an event costs does not grow with the number of learners: rounds are looked at only when something
-    that they wait for has changed, and only learners that are yet to be asked are gone through.
+    What an event costs does not grow with the number of learners: only rounds for which something has changed
+    are looked at, and only learners that are yet to be asked.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Rounds:
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, fragments, lineage)
+        self._prospects = Prospects(policy, total_steps, members)
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
@@ -52,9 +55,9 @@ class Rounds:
         self._sync_time = MovingAverage()
         self._asking = Asking(policy)
         self._windows: dict[int, float] = {}  # by fragment, when the grace window of its round closes
-        self._overdue: list[tuple[float, RoundId, int]] = []  # heap: when an offer is given up; may be old
+        self._overdue = Overdue(policy.offer_timeout)
         self._touched: set[int] = set()  # fragments whose rounds may go on by what came for them alone
-        self._moved = self._ask_all = True  # whether any round may go on; whether any learner may be asked
+        self._moved = self._ask_all = True  # whether any round may go on, and any learner may be asked
         self._heard: set[int] = set()  # learners that may be asked
         self._stuck = self._over = False
 
@@ -71,13 +74,13 @@ class Rounds:
                 self._touched.add(event.round.fragment)
                 return self._fragment_arrived(event, now)
             case events.OfferFailed():
-                self._touched.add(event.round.fragment)
                 return self._offer_failed(event)
             case events.MergeFinished():
                 r = self._find(event.round)
                 if r is None or r.phase is not Phase.MERGING:
                     raise LocalProtocolError(f"{event.round} finished merging, but was not being merged")
-                return [news.Committed(r.id, self._updates.lineage)]
+                r.left_out, r.committed = event.left_out, True
+                return [self._committed(r)]
 
     def hear(self, told: news.News, now: float) -> Said:
         """Takes the news of the authority; `members` say the same already."""
@@ -102,6 +105,23 @@ class Rounds:
     def merged(self) -> SyncerState:
         """What was merged of its fragments; of others it says nothing."""
         return self._updates.merged
+
+    @property
+    def open(self) -> tuple[Round, ...]:
+        """The rounds in flight, in the order in which they were opened."""
+        return tuple(self._open.values())
+
+    def committed(self) -> list[news.Committed]:
+        """Its newest versions, for an authority that may not know them."""
+        state = self._updates.merged
+        known = [
+            news.Committed(RoundId(state.merged_steps[p], p), state.versions[p], state.lineages[p])
+            for p in self._updates.fragments
+        ]
+        return [*known, *(self._committed(r) for r in self._open.values() if r.committed)]
+
+    def _committed(self, r: Round) -> news.Committed:
+        return news.Committed(r.id, r.version + 1, self._updates.lineage)
 
     def advance(self, now: float) -> Said:
         """Moves every round as far as it can go, opens those whose turn has come, and asks for offers."""
@@ -134,9 +154,8 @@ class Rounds:
 
     def next_deadline(self) -> float | None:
         """When to call `advance` again, in the seconds of `now`; None: after an event only."""
-        times = [*self._windows.values()]
-        overdue = self._first_overdue()
-        return min(times if overdue is None else [*times, overdue], default=None)
+        overdue = self._overdue.next(self._open)
+        return min([*self._windows.values(), *([] if overdue is None else [overdue])], default=None)
 
     # Learners.
 
@@ -167,10 +186,10 @@ class Rounds:
         for r in self._open.values():
             asked = r.owed.get(learner)
             if asked is not None and asked.expires is None and m.step >= asked.clock:
-                self._expect(r, m, asked, now)
+                self._overdue.expect(r, m, asked, now)
             elif r.has_aged(m, self.policy.interval // 2):
                 self._give_back(r, m)
-        past_all = m.step > self._asking.front.step or self._done(m)
+        past_all = m.step > self._asking.front.step or self._prospects.done(m)
         if self.policy.quorum is None or past_all or any(r.departed for r in self._open.values()):
             self._moved = True
         return [*self._updates.resend(m, now)]
@@ -196,7 +215,7 @@ class Rounds:
                 break
             if self._too_late(due):
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
-            elif sum(r.id.step <= front and self._may_go_on(r) for r in self._open.values()) < most:
+            elif sum(r.id.step <= front and self._prospects.may_go_on(r) for r in self._open.values()) < most:
                 everyone = {m.learner for m in self.members.live()}
                 p, merged = due.fragment, self.merged
                 self._open[p] = Round(due, merged.versions[p], merged.lineages[p], unasked=everyone)
@@ -228,21 +247,7 @@ class Rounds:
             return self.members.come_to(r.id.step) + len(r.departed) >= self.policy.quorum
         if self._gathering or not r.arrived or self._asking.front.step < r.id.step:
             return False
-        return self._nobody_owes(r)
-
-    def _nobody_owes(self, r: Round) -> bool:
-        """Whether all live learners have given what they have; begins with the one that last had not."""
-        live = self.members.live()
-        while r.settled < len(live) and not self._owes(live[r.settled], r):
-            r.settled += 1
-        if r.settled < len(live):
-            return False
-        r.settled = next((i for i, m in enumerate(live) if self._owes(m, r)), len(live))
-        return r.settled == len(live)
-
-    def _owes(self, m: Member, r: Round) -> bool:
-        """Whether a learner that is there has something to give that is not here."""
-        return m.learner not in r.arrived and m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
+        return self._prospects.nobody_owes(r)
 
     def _start_grace(self, r: Round, now: float) -> Said:
         """Opens the window; learners that are later than was foreseen offer what they have."""
@@ -267,20 +272,25 @@ class Rounds:
 
     def _broadcast(self, which: RoundId, now: float) -> Said:
         """Sends an update to all recovered members, in the merge or not; a welcome brings all fragments."""
-        r = self._open.pop(which.fragment)
+        r = self._find(which)
+        if r is None or not r.committed:  # of one before, told again to a new authority
+            return []
+        del self._open[which.fragment]
         self._moved = True
         self._updates.add(r.id)
         self._sync_time.add(now - r.merging_since)
         receivers = [m for m in self.members.present() if m.state is not State.JOINING]
         given = tuple(Given(c.learner, c.step) for c in r.given)
-        return [*self._updates.send(which.fragment, receivers, now, given), self._round_record(r, now)]
+        return [*self._updates.send(which.fragment, receivers, now, given), r.record(self.members.count, now)]
 
     def _abandon(self) -> Said:
         """Once all live learners are done, gives up rounds that lack a quorum."""
-        if self._gathering or not self._all_done():
+        if self._gathering or not self._prospects.all_done():
             return []
         hopeless = [
-            r for r in self._open.values() if r.phase is Phase.GATHERING and not self._may_complete(r)
+            r
+            for r in self._open.values()
+            if r.phase is Phase.GATHERING and not self._prospects.may_complete(r)
         ]
         for r in hopeless:
             del self._open[r.id.fragment]
@@ -292,7 +302,7 @@ class Rounds:
     def _where_it_ends(self) -> Said:
         """Tells the authority when rounds cannot go on by themselves, and when none is left."""
         out: Said = []
-        if (stuck := self._is_stuck()) != self._stuck:
+        if (stuck := self._prospects.is_stuck(self._open.values())) != self._stuck:
             self._stuck = stuck
             out.append(news.Stuck(stuck))
         if not self._over and not self._open and self._next is None:
@@ -340,14 +350,8 @@ class Rounds:
         r.owed.pop(m.learner, None)
         r.failed[m.learner] = (m.incarnation, m.reports)
         r.unasked.add(m.learner)
+        self._touched.add(r.id.fragment)
         return [actions.Drop(m.learner, reason, r.id)]
-
-    def _expect(self, r: Round, m: Member, asked: Asked, now: float) -> None:
-        """From now on an offer that was reported may be on its way, for so long."""
-        if m.has_work(r.id.fragment, r.version):
-            in_the_making = m.step_time.value or 0.0  # it may have been asked in mid-step
-            asked.expires = now + in_the_making + self.policy.offer_timeout
-            heapq.heappush(self._overdue, (asked.expires, r.id, m.learner))
 
     def _give_back(self, r: Round, m: Member) -> None:
         """Asks anew for an offer that has grown old while the round waited."""
@@ -359,64 +363,9 @@ class Rounds:
     def _expire(self, now: float) -> Said:
         """Stops waiting for offers that do not come."""
         out: Said = []
-        while (first := self._first_overdue()) is not None and now >= first:
-            _, which, learner = heapq.heappop(self._overdue)
+        for which, learner in self._overdue.take(self._open, now):
             out += self._failed(self._open[which.fragment], self._member(learner), "offer timed out")
-            self._touched.add(which.fragment)
         return out
-
-    def _first_overdue(self) -> float | None:
-        while self._overdue:
-            expires, which, learner = self._overdue[0]
-            r = self._find(which)
-            asked = None if r is None else r.owed.get(learner)
-            if asked is not None and asked.expires == expires:
-                return expires
-            heapq.heappop(self._overdue)
-        return None
-
-    # Questions.
-
-    def _done(self, m: Member) -> bool:
-        return self.total_steps is not None and m.step >= self.total_steps
-
-    def _all_done(self) -> bool:
-        """Whether there are live learners, and all of them have reached the last step."""
-        if self.total_steps is None or not self.members.count:
-            return False
-        return self.members.come_to(self.total_steps) == self.members.count
-
-    def _is_stuck(self) -> bool:
-        """Whether learners that are done have nothing for any open round."""
-        if self.policy.quorum is None or self.total_steps is None or not self._open:
-            return False
-        if not self.members.come_to(self.total_steps):
-            return False
-        return all(r.phase is Phase.GATHERING and not self._may_gain(r) for r in self._open.values())
-
-    def _may_gain(self, r: Round) -> bool:
-        """Whether a learner at the round's step has given or still may."""
-        return bool(r.arrived) or any(
-            m.step >= r.id.step
-            and (not self._done(m) or not m.counters or m.has_work(r.id.fragment, r.version))
-            for m in self.members.live()
-        )
-
-    def _may_go_on(self, r: Round) -> bool:
-        """Whether the round has something to wait for or to do; learners may wait for those after it."""
-        return (
-            r.phase is not Phase.GATHERING
-            or bool(r.arrived)
-            or any(
-                m.step < r.id.step or not m.counters or m.has_work(r.id.fragment, r.version)
-                for m in self.members.live()
-            )
-        )
-
-    def _may_complete(self, r: Round) -> bool:
-        """Whether learners that are all done have enough to give."""
-        owing = sum(self._owes(m, r) for m in self.members.live())
-        return len(r.arrived) + owing >= (self.policy.quorum or 1)
 
     def _grace_window(self, r: Round) -> float:
         """Seconds, by the fastest live learner's steps: it would be the first to miss the update."""
@@ -435,40 +384,17 @@ class Rounds:
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first round of the schedule, from this one on, that is its own and has not been merged."""
+        merged_steps = self.merged.merged_steps
         while self.total_steps is None or step <= self.total_steps:
-            for due in self._schedule.due(step):
-                if (
-                    due >= fragment
-                    and due in self._updates.fragments
-                    and step > self.merged.merged_steps[due]
-                ):
-                    return RoundId(step, due)
+            for p in self._schedule.due(step):
+                if p >= fragment and p in self._updates.fragments and step > merged_steps[p]:
+                    return RoundId(step, p)
             step, fragment = step + 1, 0
         return None
 
     def _member(self, learner: int) -> Member:
-        m = self.members.newest(learner)
-        assert m is not None
-        return m
+        return cast(Member, self.members.newest(learner))
 
     def _find(self, round_id: RoundId) -> Round | None:
         r = self._open.get(round_id.fragment)
         return r if r is not None and r.id == round_id else None
-
-    def _round_record(self, r: Round, now: float) -> actions.Record:
-        return actions.Record(
-            "round",
-            {
-                "step": r.id.step,
-                "fragment": r.id.fragment,
-                "version": self.merged.versions[r.id.fragment],
-                "quorum": len(r.arrived),
-                "learners": sorted(r.arrived),
-                "live": self.members.count,
-                "tokens": sum(c.tokens for c in r.given),
-                "contributions": [c.brief for c in r.given],
-                "quorum_seconds": r.quorum_seconds,
-                "grace_seconds": r.grace_seconds,
-                "sync_seconds": now - r.merging_since,
-            },
-        )

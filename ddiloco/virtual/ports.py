@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ddiloco.goodput.accounting import State
+from ddiloco.outer.global_model import NextVersion
+from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.messages import Contribution, RoundId
 
 Payload = Any  # arrays of a fragment; None where there are no arrays
 
@@ -48,8 +50,8 @@ class SyncerArrays(Protocol):
     def problem(self, fragment: int, payload: Payload) -> str | None:
         """Why a learner's fragment is unsound; None if it is sound."""
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
-        """Merges and commits; returns the metrics of the round."""
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
+        """Merges and commits."""
 
 
 class Observer:
@@ -78,6 +80,9 @@ class Observer:
 
     def merged(self, merge: actions.Merge, now: float) -> None:
         """A merge is committed."""
+
+    def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:
+        """What was done about learners whose offers for a round are not merged."""
 
 
 class CountingLearner(LearnerArrays):
@@ -114,6 +119,6 @@ class CountingSyncer(SyncerArrays):
         """Bytes of a learner's fragment on the wire, to the syncer."""
         return self._encoded_sizes[fragment] if self._encoded_sizes else 0
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
         """Merges nothing, and has no metrics."""
-        return {}
+        return NextVersion((), {})

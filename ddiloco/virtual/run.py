@@ -11,16 +11,17 @@ from typing import Any
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes
-from ddiloco.outer.global_model import GlobalModel, InvalidContribution
+from ddiloco.outer.global_model import GlobalModel, InvalidContribution, NextVersion
+from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.transfer import Offer
-from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.experiment import Experiment, step_tokens
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
 from ddiloco.virtual.learner_process import VirtualLearner
@@ -58,10 +59,11 @@ class GlobalArrays:
             return str(error)
         return None
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> Mapping[str, Any]:
-        """Merges, and gives the outer step's metrics."""
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
+        """Merges what the guard lets pass."""
         pieces = [self._decoded(fragment, payload) for _, payload in given]
-        return self.model.merge(fragment, pieces, [(c.steps, c.tokens) for c, _ in given])[1]
+        counts, learners = [(c.steps, c.tokens) for c, _ in given], [c.learner for c, _ in given]
+        return self.model.merge(fragment, pieces, counts, learners)
 
     def _decoded(self, fragment: int, offer: Offer) -> Pieces:
         # The present version is the one anchored on; otherwise the core has dropped the contribution or will.
@@ -101,6 +103,10 @@ class RecordingObserver(Observer):
     def dropped(self, drop: actions.Drop, now: float) -> None:
         self._record(records.Noted("drop", {"learner": drop.learner, "reason": drop.reason}, now))
 
+    def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:
+        for record in records.guarded(notices, round_id, now):
+            self._record(record)
+
     def transferred(self, learner: int, sent: int, received: int) -> None:
         self._record(records.Transferred(learner, sent, received))
 
@@ -137,7 +143,7 @@ class VirtualRun:
         e = self._experiment = assembly.experiment
         self._record, self._stop = record, stop
         initial = assembly.initial_parameters()
-        model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners)
+        model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
         model.compile()
         self._arrays = GlobalArrays(model, e.outer.codec)
         self._equipment = assembly.equipment()

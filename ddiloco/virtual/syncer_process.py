@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
@@ -67,6 +68,8 @@ class VirtualSyncer:
             c = event.contribution
             problem = self.arrays.problem(event.round.fragment, payload)
             if problem is not None:
+                unsound = Notice("unsound", c.learner, problem)
+                self._observer.guarded(event.round, (unsound,), self._calendar.now)
                 event = events.OfferFailed(event.round, c.learner, c.incarnation, problem)
         out = self.core.handle(event, self._calendar.now)
         if isinstance(event, events.LearnerJoined):
@@ -102,10 +105,11 @@ class VirtualSyncer:
         """Merges and commits, then tells the core: after a crash in between, the commit stands."""
         if process != self._process:
             return
-        metrics = self.arrays.merge(action.round.fragment, given)
+        made = self.arrays.merge(action.round.fragment, given)
         self.durable = self.durable.after(action.round, self.lineage)
         self._observer.merged(action, self._calendar.now)
-        self.take(events.MergeFinished(action.round), metrics)
+        self._observer.guarded(action.round, made.notices, self._calendar.now)
+        self.take(events.MergeFinished(action.round, made.left_out), made.metrics)
 
     def _set_alarm(self) -> None:
         deadline = self.core.next_deadline()

@@ -147,13 +147,17 @@ class Impostor:
                     self._answer(syncer_event(message).round)
                     self._report()
 
-    def _answer(self, round_id):
+    def _offer(self, round_id):
+        """Header and arrays of an offer that would be sound: of two steps that changed nothing."""
         p = round_id.fragment
         arrays = self._pieces[p]
         given = Contribution(
             self.learner, self._incarnation, p, self._versions[p], self._steps[p] + AHEAD, AHEAD, AHEAD
         )
-        header = up_header(round_id, given, payload_bytes(arrays))
+        return up_header(round_id, given, payload_bytes(arrays)), arrays
+
+    def _answer(self, round_id):
+        header, arrays = self._offer(round_id)
         if not self._left:
             self._push("sound", sound(header, arrays))
             self.replayed.append(self._push("replayed", sound(header, arrays)))

@@ -38,7 +38,7 @@ MUTANTS = (
     ),
     Mutant(
         "outer step: embeddings are merged by direction too",
-        '"direct" if is_embedding(piece.name) else self._config.merge',
+        '"direct" if self._config.merge == "rda" and is_embedding(name) else self._config.merge',
         "self._config.merge",
         ("outer/test_outer_step.py", "outer/test_global_model.py"),
     ),

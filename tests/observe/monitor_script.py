@@ -90,6 +90,8 @@ SUMMARY = {
     "snapshots": 0,
     "snapshots_given_up": 0,
     "drops": {"late": 2, "stale": 1},
+    "offers_left_out": {},
+    "quarantined": [],
     "failures": [{"learner": 1, "time": 15.0, "traceback": TRACEBACK}],
     "alarms": ["an evaluation failed at step 2: ValueError: no device"],
     "params_sha256": "abc",

@@ -7,6 +7,7 @@ import pytest
 
 from ddiloco.outer.fragments import fragment, take
 from ddiloco.outer.global_model import FragmentState, GlobalModel, InvalidContribution, parameters_sha256
+from ddiloco.outer.guards import GuardConfig
 from ddiloco.outer.optimizer import OuterConfig
 
 SHAPES = {"embed/table": (60, 4), "layers/0/w": (8, 8), "layers/1/w": (8, 8), "norm/scale": (8,)}
@@ -46,7 +47,7 @@ def test_a_model_does_not_follow_changes_of_the_arrays_it_was_given():
 def test_merging_replaces_one_fragment_and_counts_its_version():
     m = model(optimizer="direct")
     before = [m.fragment(p)[1] for p in range(3)]
-    pieces, metrics = merge(m, 1, [7])
+    pieces, metrics, *_ = merge(m, 1, [7])
     assert [m.fragment(p)[0] for p in range(3)] == [0, 1, 0]
     for got, want in zip(pieces, take(LAYOUT, 1, parameters(7)), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
@@ -92,7 +93,7 @@ def test_what_is_handed_out_cannot_be_written():
 def test_contributions_are_weighted_by_tokens_and_tokens_a_step():
     m = model(merge="direct", optimizer="direct")
     a, b = (take(LAYOUT, 0, parameters(seed)) for seed in (1, 2))
-    pieces, _ = m.merge(0, [a, b], [(2, 200), (1, 200)])  # 20000 and 40000
+    pieces, *_ = m.merge(0, [a, b], [(2, 200), (1, 200)])  # 20000 and 40000
     for got, x, y in zip(pieces, a, b, strict=True):
         np.testing.assert_allclose(got, (x + 2 * y) / 3, atol=1e-5)
 
@@ -102,7 +103,7 @@ def test_a_round_without_a_step_changes_nothing_but_the_version(seeds, count):
     m = model(momentum=0.9)
     merge(m, 0, [1])
     before = m.state(0)
-    pieces, metrics = merge(m, 0, seeds, count)
+    pieces, metrics, *_ = merge(m, 0, seeds, count)
     after = m.state(0)
     assert after.version == before.version + 1
     assert metrics == {}
@@ -184,3 +185,66 @@ def test_sha256_is_over_names_dtypes_shapes_and_bytes_in_the_order_of_names():
 )
 def test_sha256_tells_apart_what_differs(other):
     assert parameters_sha256(other) != parameters_sha256({"a": np.zeros((2, 1), np.float32)})
+
+
+def near(p, seeds, scale=0.01):
+    """What learners hold that have moved a little, half of it together."""
+    theta, shared = take(LAYOUT, p, parameters(0)), take(LAYOUT, p, parameters(100))
+    own = [take(LAYOUT, p, parameters(seed)) for seed in seeds]
+    return [tuple(t - scale * (s + x) for t, s, x in zip(theta, shared, v, strict=True)) for v in own]
+
+
+def test_an_offer_that_is_left_out_is_merged_as_if_it_had_not_come():
+    with_liar, without = model(), model()
+    honest = near(0, [1, 2, 3])
+    [liar] = near(0, [4], scale=1e4)
+    made = with_liar.merge(0, [*honest, liar], [(2, 100)] * 4, learners=[5, 6, 7, 8])
+    alone = without.merge(0, honest, [(2, 100)] * 3, learners=[5, 6, 7])
+    for ours, theirs in zip(made.pieces, alone.pieces, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert made.metrics == pytest.approx(alone.metrics, rel=1e-5)
+    assert (made.left_out, alone.left_out) == ((8,), ())
+    assert [(notice.kind, notice.learner) for notice in made.notices] == [("left_out", 8)]
+
+
+def test_a_guard_without_gates_and_learners_without_numbers_leave_nobody_out():
+    sent = [*near(0, [1, 2, 3]), *near(0, [4], scale=1e4)]
+    ungated = model(guard=GuardConfig(gates=()))
+    assert not ungated.merge(0, sent, [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out
+    assert not model().merge(0, sent, [(2, 100)] * 4).left_out
+
+
+def test_a_version_of_which_all_offers_are_left_out_equals_the_one_before():
+    m = model()
+    before = m.fragment(0)[1]
+    [liar] = near(0, [4], scale=1e6)
+    made = m.merge(0, [liar], [(2, 100)], learners=[3])
+    assert (made.left_out, made.metrics, m.fragment(0)[0]) == ((3,), {}, 1)
+    for ours, theirs in zip(made.pieces, before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_after_a_new_start_learners_are_judged_as_if_for_the_first_time():
+    m = model(guard=GuardConfig(strikes=1))
+    liar = near(0, [4], scale=1e4)
+    m.merge(0, [*near(0, [1, 2, 3]), *liar], [(2, 100)] * 4, learners=[0, 1, 2, 3])
+    honest = near(1, [1, 2, 3, 4])
+    assert m.merge(1, honest, [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out == (3,)
+    m.forget_learners()
+    assert not m.merge(2, near(2, [1, 2, 3, 4]), [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out
+
+
+def test_an_outer_step_that_is_not_finite_is_not_taken_and_its_optimizer_begins_anew():
+    m = model(optimizer="nesterov", learning_rate=3e38, momentum=0.9, guard=GuardConfig(gates=()))
+    fresh, before = m.state(0), m.fragment(0)[1]
+    far = [tuple(1e9 * piece for piece in pieces) for pieces in near(0, [1, 2])]
+    made = m.merge(0, far, [(2, 100)] * 2, learners=[0, 1])
+    assert made.left_out == (0, 1)
+    assert {notice.why for notice in made.notices} == {"the outer step was not finite"}
+    for ours, theirs in zip(made.pieces, before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for ours, theirs in zip(m.state(0).optimizer, fresh.optimizer, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for p in (1, 2):
+        m.merge(p, near(p, [1]), [(2, 100)], learners=[0])
+    assert all(np.isfinite(x).all() for x in m.parameters().values())

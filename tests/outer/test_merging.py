@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ddiloco.outer.merging import DEGENERATE, MERGE_RULES, direct, rda
 
 RULES = {name: jax.jit(rule) for name, rule in MERGE_RULES.items()}
+EXACT = sorted(set(RULES) - {"geometric_median"})  # which is found by iteration: test_robust_rules.py
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -22,6 +23,13 @@ def reference(name, vectors, weights):
     if name == "direct":
         return average
     norms = np.array([np.linalg.norm(x) for x in v])
+    if name == "clipped":
+        order = np.argsort(norms)
+        longest = norms[order][np.argmax(np.cumsum(w[order]) >= 0.5)]
+        return sum(wm * vm * min(1, longest / n) for wm, vm, n in zip(w, v, norms, strict=True))
+    if name == "trimmed":
+        cut = min(-(-len(v) // 4), (len(v) - 1) // 2)
+        return np.sort(v, axis=0)[cut : len(v) - cut].mean(0)
     pointing = [(wm, x / n) for wm, x, n in zip(w, v, norms, strict=True) if wm > 0 and n > 0]
     if not pointing:
         return average
@@ -41,7 +49,7 @@ def draw(seed, num_learners, shape=(7, 11)):
 
 
 @settings(max_examples=30, deadline=None)
-@given(SEEDS, st.sampled_from([1, 2, 5]), st.sampled_from(sorted(RULES)))
+@given(SEEDS, st.sampled_from([1, 2, 5]), st.sampled_from(EXACT))
 def test_rules_equal_their_float64_formulas(seed, num_learners, name):
     vectors, weights = draw(seed, num_learners)
     merged = RULES[name](vectors, weights)
@@ -66,7 +74,7 @@ def test_direct_average_of_orthogonal_vectors_shrinks_with_the_root_of_m():
 
 
 @settings(max_examples=20, deadline=None)
-@given(SEEDS, st.permutations(range(5)), st.sampled_from(sorted(RULES)))
+@given(SEEDS, st.permutations(range(5)), st.sampled_from(EXACT))
 def test_the_order_of_learners_does_not_matter(seed, order, name):
     vectors, weights = draw(seed, 5)
     shuffled = RULES[name]([vectors[m] for m in order], weights[list(order)])
@@ -88,14 +96,14 @@ def test_merge_with_one_silent_learner_weights_it_zero(seed, held, with_anchor, 
 
 
 @settings(max_examples=20, deadline=None)
-@given(SEEDS, st.floats(1e-6, 1e12), st.sampled_from(sorted(RULES)))
+@given(SEEDS, st.floats(1e-6, 1e12), st.sampled_from(EXACT))
 def test_only_ratios_of_weights_count(seed, factor, name):
     vectors, weights = draw(seed, 5)
     scaled = RULES[name](vectors, weights * np.float32(factor)).value
     assert relative_error(scaled, reference(name, vectors, weights)) < 3e-6
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", EXACT)
 def test_with_an_anchor_outer_gradients_are_anchor_minus_parameters(name):
     vectors, weights = draw(3, 5)
     anchor = np.random.default_rng(4).standard_normal(vectors[0].shape).astype(np.float32)

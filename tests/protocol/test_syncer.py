@@ -533,3 +533,17 @@ def test_the_offer_of_a_silent_learner_is_not_taken_before_it_speaks():
     assert only(actions.Drop, desk.offer(0, (2, 0))).reason == "unexpected fragment"
     desk.report(0, 2, at=7.0)
     assert merges(desk.offer(0, (2, 0))) == [(2, 0, [0])]
+
+
+def test_an_offer_that_was_left_out_of_its_merge_is_told_to_nobody_as_merged():
+    desk = Desk(num_learners=3, num_fragments=1, interval=2, quorum=3, learners=3)
+    for learner in range(3):
+        desk.report(learner, 2, steps=2)
+    for learner in range(3):
+        desk.offer(learner, (2, 0))
+    out = desk.tell(events.MergeFinished(RoundId(2, 0), left_out=(1,)))
+    update = only(events.UpdateArrived, out)
+    assert [given.learner for given in update.merged] == [0, 2]
+    (record,) = [a.values for a in out if isinstance(a, actions.Record) and a.name == "round"]
+    assert (record["learners"], record["left_out"], record["quorum"]) == ([0, 2], [1], 2)
+    assert record["tokens"] == sum(c[-1] for c in record["contributions"]) == 40

@@ -22,7 +22,7 @@ from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.resuming import Origin
 from ddiloco.roles.taping import fingerprint, machine_of
 from ddiloco.roles.transfer import Offer, host_arrays
-from ddiloco.settings.experiment import BASELINES, Experiment, parse
+from ddiloco.settings.experiment import BASELINES, Experiment, parse, step_tokens
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import Uses, perform_all
 from experiments.studies.replay.plan import Actor, Key, Plan, VersionId, Work
@@ -151,7 +151,7 @@ class _Replay:
         self._assembly, self._plan, self._progress = assembly, plan, progress
         self._uses = Uses(plan.actors)
         self._model = GlobalModel(
-            assembly.layout, assembly.initial_parameters(), e.outer, e.sync.num_learners
+            assembly.layout, assembly.initial_parameters(), e.outer, e.sync.num_learners, step_tokens(e)
         )
         self._origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
         if self._origin is not None:
@@ -161,6 +161,7 @@ class _Replay:
         self._learners: dict[int, TrainingArrays] = {}  # by the actor's id
         self._last_merge = _last_merge(plan, until)
         self._merges = self._compared = self._steps = self._step = 0
+        self._process: int | None = None  # of the syncer
         for tape in (tape for actor in plan.actors for tape in actor.tapes):
             resumed = tape.header.resumed
             if resumed is not None and (snapshot is None or resumed.snapshot != snapshot.name):
@@ -236,7 +237,11 @@ class _Replay:
         p = work.round.fragment
         anchor = self._model.fragment(p)[1]
         given = [self._pieces(p, self._things[key], anchor) for key, _ in work.given]
-        pieces, _ = self._model.merge(p, given, [(c.steps, c.tokens) for _, c in work.given])
+        if work.process != self._process:
+            self._process = work.process
+            self._model.forget_learners()
+        counts, learners = [(c.steps, c.tokens) for _, c in work.given], [c.learner for _, c in work.given]
+        pieces = self._model.merge(p, given, counts, learners).pieces
         self._merges += 1
         self._step = max(self._step, work.round.step)
         if work.sha256 is not None:

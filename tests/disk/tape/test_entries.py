@@ -48,7 +48,7 @@ EVENTS = st.one_of(
     st.builds(events.LearnerLost, number, number, text),
     st.builds(events.FragmentArrived, rounds, contributions),
     st.builds(events.OfferFailed, rounds, number, number, text),
-    st.builds(events.MergeFinished, rounds),
+    st.builds(events.MergeFinished, rounds, numbers),
     st.builds(events.Timeout),
 )
 NOTES = st.one_of(

@@ -91,9 +91,9 @@ def lost_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LearnerCore, "handle", careless)
 
 
-def unasked(patch: pytest.MonkeyPatch) -> None:
-    """An offer is taken of anybody, also of one that has gone and of one that was never asked."""
-    patch.setattr(Rounds, "_wants", lambda rounds, r, m, c: r.phase is not Phase.MERGING)
+def late_offer(patch: pytest.MonkeyPatch) -> None:
+    """An offer that comes while its round is being merged is taken for one that is in the merge."""
+    patch.setattr(Rounds, "_wants", lambda rounds, r, m, c: c.learner not in r.arrived)
 
 
 def double_counting(patch: pytest.MonkeyPatch) -> None:
@@ -158,6 +158,16 @@ def pushed_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "_speaks_for_itself", lambda authority, m, event, now: False)
 
 
+def no_roll_call(patch: pytest.MonkeyPatch) -> None:
+    """A part that was restarted does not hear who is there."""
+    patch.setattr(Authority, "connected", lambda authority, part: [])
+
+
+def forgotten_commit(patch: pytest.MonkeyPatch) -> None:
+    """A new authority does not hear of a commit that the one before did not note."""
+    patch.setattr(Rounds, "committed", lambda rounds: [])
+
+
 PLANTED = (
     double_merge,
     lost_counter_reset,
@@ -165,11 +175,13 @@ PLANTED = (
     departed_returns,
     lost_ready,
     lost_join,
-    unasked,
+    late_offer,
     double_counting,
     crowded_merges,
     endless_window,
     asked_once,
     lost_history,
     pushed_out,
+    no_roll_call,
+    forgotten_commit,
 )

@@ -1,0 +1,354 @@
+"""Guards: whose outer gradients are merged, and who is kept out until its own can be trusted again.
+
+A gate is a pure function of a few numbers about each offer in a round, and of those that came before; it
+names the offers that are out of line. `Guard` asks the gates, keeps who was out of line too often in
+quarantine, and lets a learner back in whose offers would have passed for long enough.
+
+Learners are compared with each other: a minority can lie. With fewer than three learners nobody knows who
+is right, and only what no learner could have done is found.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ddiloco.config import setting
+
+_FACTOR = 5.0  # honest learners of a round were found within 2.4: docs/results/guards.md
+_SPREADS = 6.0  # median absolute deviations, where the others differ more than that
+_PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
+_RECENT = 3  # rounds of a fragment after which an offer is no measure: the learning rate may have changed
+_LONGEST = 30.0  # times the parameters themselves: a longer outer gradient is no training
+_OPPOSED = 0.25  # the typical cosine of a round from which one that turns away is plain at once
+_SCORES = 64  # rounds over which cosines are averaged; one alone says little late in training
+_TURNS = 3  # of each fragment before an average counts, since rounds that are close share their data ...
+_FEWEST = 8  # ... and rounds in all
+_NOWHERE = 0.1  # of the others' average; honest learners came down to 0.58
+_NOISE = 6.0  # standard deviations of a cosine that is measured on a sample
+
+
+class Offered(NamedTuple):
+    """What the gates know of one learner's offer.
+
+    Attributes:
+      learner: its number.
+      steps: inner steps that the offer stands for.
+      norm: of the outer gradient.
+      peak: the largest root mean square of one piece of it.
+      cosine: the median of its cosines with the other offers of the round; None where there are not two.
+      noise: the standard deviation that a cosine has from being measured on a sample.
+      tokens: that the steps trained on, as the learner says.
+    """
+
+    learner: int
+    steps: int
+    norm: float
+    peak: float
+    cosine: float | None = None
+    noise: float = 0.0
+    tokens: int = 0
+
+    @property
+    def pace(self) -> tuple[float, float]:
+        """Logarithms of norm and peak, by which offers of different numbers of steps can be compared."""
+        longest = _PACE * math.log(max(1, self.steps))
+        return _log(self.norm) - longest, _log(self.peak) - longest
+
+
+@dataclasses.dataclass(frozen=True)
+class Past:
+    """What a gate may compare a round with.
+
+    Attributes:
+      rounds: of this fragment so far.
+      fragments: of which there were rounds.
+      newest: by learner, its newest offer of this fragment in the last rounds before this one.
+      scores: by learner, its newest cosines in rounds of any fragment, with the noise of each.
+      length: of the fragment's parameters before the round.
+      step_tokens: the most that a step of any learner can have; None: not known.
+    """
+
+    rounds: int = 0
+    fragments: int = 1
+    newest: Mapping[int, Offered] = dataclasses.field(default_factory=dict)
+    scores: Mapping[int, Sequence[tuple[float, float]]] = dataclasses.field(default_factory=dict)
+    length: float = 0.0
+    step_tokens: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardConfig:
+    """When a learner's offer is left out of a merge, and when all of them are."""
+
+    gates: tuple[str, ...] = setting(
+        ("tokens", "norm", "direction"), "what offers are judged by; (): all that are finite are merged"
+    )
+    warm_up: int = setting(
+        6, "rounds of a fragment before offers are judged by those of earlier rounds", at_least=1
+    )
+    strikes: int = setting(3, "offers left out, of the last 12, that put a learner in quarantine", at_least=1)
+    release: int = setting(
+        24, "offers in a row that would have passed, after which a learner is let in again", at_least=1
+    )
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.gates if name not in GATES]
+        if unknown:
+            raise ValueError(f"gates: {unknown[0]!r} is none; there are {', '.join(GATES)}")
+
+
+Gate = Callable[[Sequence[Offered], Past, GuardConfig], dict[int, str]]
+
+
+def tokens(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+    """Finds offers that claim more tokens than their steps can have had: they would outweigh all others.
+
+    Example:
+      >>> tokens([Offered(0, 24, 1.0, 0.1, tokens=2**53)], Past(step_tokens=2048), GuardConfig())
+      {0: 'it claims more tokens than its steps can have had'}
+    """
+    if past.step_tokens is None:
+        return {}
+    why = "it claims more tokens than its steps can have had"
+    return {offer.learner: why for offer in offers if offer.tokens > offer.steps * past.step_tokens}
+
+
+def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+    """Finds outer gradients far longer than those of the others, as a whole or in one piece.
+
+    Each is compared with the other offers of the round, or, where there are fewer than two and the fragment
+    is past its warm-up, with the others' newest offers of the three rounds before too. The bound is five
+    times their upper median, or six median absolute deviations where they differ by more. Short ones pass.
+
+    Example:
+      >>> offers = [Offered(0, 24, 1.0, 0.1), Offered(1, 24, 1.2, 0.1), Offered(2, 24, 1e6, 0.1)]
+      >>> norm(offers, Past(), GuardConfig())
+      {2: 'its outer gradient is far longer than those of others'}
+    """
+    found = {}
+    here = {offer.learner: offer for offer in offers}
+    for offer in offers:
+        others = [other for m, other in here.items() if m != offer.learner]
+        if len(others) < 2 and past.rounds >= config.warm_up:
+            earlier = {m: other for m, other in past.newest.items() if m != offer.learner and m not in here}
+            others += earlier.values()
+        if len(others) >= 2:
+            columns = zip(offer.pace, zip(*(other.pace for other in others), strict=True), strict=True)
+            too_long = any(own > _bound(values) for own, values in columns)
+        else:
+            too_long = 0 < past.length * _LONGEST < offer.norm
+        if too_long:
+            found[offer.learner] = "its outer gradient is far longer than those of others"
+    return found
+
+
+def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+    """Finds outer gradients that point away from the others', and learners whose own point nowhere.
+
+    In one round, an offer is out of line if the others' cosines are large and its own is as far on the other
+    side of zero as half of theirs. Later in training cosines are small: then the average over a learner's
+    last rounds, of every fragment some, is compared with the median of the others' averages.
+
+    Example:
+      >>> offers = [Offered(m, 24, 1.0, 0.1, cosine) for m, cosine in enumerate([0.6, 0.5, -0.5])]
+      >>> direction(offers, Past(), GuardConfig())
+      {2: 'its outer gradient points away from those of others'}
+    """
+    found = {}
+    here = {offer.learner: offer.cosine for offer in offers if offer.cosine is not None}
+    enough = min(_SCORES, max(_FEWEST, _TURNS * past.fragments))
+    averages = {m: statistics.fmean(c for c, _ in s) for m, s in past.scores.items() if len(s) >= enough}
+    for offer in offers:
+        m = offer.learner
+        others = [cosine for other, cosine in here.items() if other != m]
+        if m in here and len(others) >= 2:
+            typical = statistics.median(others)
+            if typical > _OPPOSED and here[m] < -typical / 2:
+                found[m] = "its outer gradient points away from those of others"
+        of_others = [average for other, average in averages.items() if other != m]
+        if m in averages and len(of_others) >= 2:
+            typical = statistics.median(of_others)
+            noise = statistics.fmean(noise for _, noise in past.scores[m]) / math.sqrt(enough)
+            if averages[m] < _NOWHERE * typical and typical - averages[m] > _NOISE * noise:
+                found[m] = "its outer gradients point elsewhere than those of others"
+    return found
+
+
+GATES: dict[str, Gate] = {"tokens": tokens, "norm": norm, "direction": direction}
+
+
+class Notice(NamedTuple):
+    """What was done about a learner: `kind` is "unsound", "left_out", "quarantined" or "released"."""
+
+    kind: str
+    learner: int
+    why: str
+
+    @property
+    def alarm(self) -> str:
+        """The same as a sentence for whoever watches the run."""
+        done = {
+            "unsound": "sent what cannot be merged",
+            "left_out": "has an offer left out of a merge",
+            "quarantined": "is in quarantine: none of its offers is merged",
+            "released": "is out of quarantine",
+        }
+        return f"learner {self.learner} {done[self.kind]}: {self.why}"
+
+
+class Verdict(NamedTuple):
+    """Who is left out of a round, and what is to be told about it."""
+
+    left_out: frozenset[int]
+    notices: tuple[Notice, ...]
+
+
+@dataclasses.dataclass
+class _Standing:
+    """What a guard remembers of a learner."""
+
+    out_of_line: collections.deque[bool] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=12)
+    )
+    scores: collections.deque[tuple[float, float]] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_SCORES)
+    )
+    passed: int | None = None  # in quarantine, its offers in a row that would have passed
+
+
+class Guard:
+    """Judges the offers of every round, in the order of the merges; what it decides follows from those alone.
+
+    It begins anew with each process of the syncer. Nothing of it is durable: offers are compared with each
+    other from the first round on, so that a liar is found again as quickly as it was the first time.
+    """
+
+    def __init__(self, config: GuardConfig, step_tokens: int | None = None) -> None:
+        """`step_tokens`: the most that a step of any learner can have; None: not known."""
+        self._config = config
+        self._step_tokens = step_tokens
+        self._standings: dict[int, _Standing] = {}
+        self._recent: dict[int, collections.deque[list[Offered]]] = collections.defaultdict(
+            lambda: collections.deque(maxlen=_RECENT)
+        )  # by fragment, the offers of its last rounds
+        self._rounds: collections.Counter[int] = collections.Counter()
+
+    @property
+    def quarantined(self) -> frozenset[int]:
+        """The learners of which no offer is merged."""
+        return frozenset(m for m, standing in self._standings.items() if standing.passed is not None)
+
+    def needs_length(self, fragment: int, count: int) -> bool:
+        """Whether `judge` has nothing to compare `count` offers with but the length of the parameters."""
+        return count < 3 and self._rounds[fragment] < self._config.warm_up
+
+    def judge(self, fragment: int, offers: Sequence[Offered], length: float = 0.0) -> Verdict:
+        """Takes the next round; `length` of the fragment's parameters where `needs_length` asks for it."""
+        for offer in offers:
+            standing = self._standings.setdefault(offer.learner, _Standing())
+            if offer.cosine is not None:
+                standing.scores.append((offer.cosine, offer.noise))
+        bad = self._out_of_line(fragment, offers, length)
+        notices = [Notice("left_out", m, why) for m, why in bad.items()]
+        for offer in offers:
+            notices += self._stands(offer.learner, bad.get(offer.learner))
+        self._recent[fragment].append(list(offers))
+        self._rounds[fragment] += 1
+        here = {offer.learner for offer in offers}
+        return Verdict(frozenset(bad) | (self.quarantined & here), tuple(notices))
+
+    def _out_of_line(self, fragment: int, offers: Sequence[Offered], length: float) -> dict[int, str]:
+        """Why each that is out of line is; learners in quarantine are judged, but by the others alone."""
+        away = self.quarantined
+        bad: dict[int, str] = {}
+        trusted = [offer for offer in offers if offer.learner not in away]
+        past = Past(
+            self._rounds[fragment],
+            max(1, len(self._rounds)),
+            {o.learner: o for earlier in self._recent[fragment] for o in earlier if o.learner not in away},
+            {m: s.scores for m, s in self._standings.items() if m not in away},
+            length,
+            self._step_tokens,
+        )
+        for name in self._config.gates:
+            bad |= GATES[name](trusted, past, self._config)
+            for offer in offers:
+                if offer.learner in away:
+                    own = {offer.learner: self._standings[offer.learner].scores}
+                    with_own = dataclasses.replace(past, scores={**past.scores, **own})
+                    found = GATES[name]([*trusted, offer], with_own, self._config)
+                    bad |= {m: why for m, why in found.items() if m == offer.learner}
+        return bad
+
+    def _stands(self, learner: int, why: str | None) -> list[Notice]:
+        """Counts an offer for or against its learner."""
+        standing = self._standings[learner]
+        if standing.passed is not None:
+            standing.passed = 0 if why else standing.passed + 1
+            if standing.passed < self._config.release:
+                return []
+            standing.passed = None
+            standing.out_of_line.clear()
+            return [Notice("released", learner, f"its last {self._config.release} offers would have passed")]
+        standing.out_of_line.append(why is not None)
+        # Where half of them are out of line, nobody knows who is right.
+        minority = 2 * (len(self.quarantined) + 1) < len(self._standings)
+        if why is None or sum(standing.out_of_line) < self._config.strikes or not minority:
+            return []
+        standing.passed = 0
+        return [Notice("quarantined", learner, why)]
+
+
+def offered(
+    learners: Sequence[int],
+    counts: Sequence[tuple[int, int]],
+    norms: np.ndarray,
+    sizes: Sequence[int],
+    cosines: np.ndarray,
+    noise: float,
+) -> list[Offered]:
+    """The numbers that gates judge by.
+
+    Args:
+      learners: their numbers.
+      counts: the inner steps and the tokens of each offer.
+      norms: (pieces, M), of each piece of each outer gradient.
+      sizes: elements of each piece.
+      cosines: (M, M), between the outer gradients of two learners; NaN where one is zero.
+      noise: the standard deviation of a cosine from being measured on a sample.
+
+    Example:
+      >>> import numpy as np
+      >>> cosines = np.array([[1.0, 0.2, 0.4], [0.2, 1.0, np.nan], [0.4, np.nan, 1.0]])
+      >>> first, *_ = offered([4, 5, 6], [(1, 9)] * 3, np.array([[3.0] * 3, [8.0] * 3]), [9, 4], cosines, 0.0)
+      >>> print(round(first.norm, 3), first.peak, round(first.cosine, 3))
+      8.544 4.0 0.3
+    """
+    exact = np.asarray(norms, np.float64)
+    lengths = np.sqrt(np.square(exact).sum(0))
+    peaks = (exact / np.sqrt(np.asarray(sizes, np.float64))[:, None]).max(0)
+    found = []
+    for i, learner in enumerate(learners):
+        others = np.delete(cosines[i], i)
+        known = others[np.isfinite(others)]
+        middle = float(np.median(known)) if known.size >= 2 else None
+        steps, of_steps = counts[i]
+        found.append(Offered(learner, steps, float(lengths[i]), float(peaks[i]), middle, noise, of_steps))
+    return found
+
+
+def _bound(values: Sequence[float]) -> float:
+    middle = statistics.median_high(values)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    return middle + max(math.log(_FACTOR), _SPREADS * spread)
+
+
+def _log(value: float) -> float:
+    return math.log(max(value, 1e-38))

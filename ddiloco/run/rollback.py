@@ -1,0 +1,79 @@
+"""Sets a run of processes back to an earlier global step, from the versions that its syncer has kept."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from typing import NamedTuple
+
+from ddiloco.config import ConfigError
+from ddiloco.disk import kept
+from ddiloco.observe.files import read_lines
+from ddiloco.observe.trimming import Cut, trim
+
+_SYNCER, _SNAPSHOTS, _MADE = "syncer", "snapshots", "rolled_back"
+
+
+class RolledBack(NamedTuple):
+    """Where a run stands again.
+
+    Attributes:
+      step: the newest global step of which a round is left.
+      versions: of each fragment.
+      previous: where everything later is now.
+    """
+
+    step: int
+    versions: tuple[int, ...]
+    previous: pathlib.Path
+
+
+def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
+    """Makes the fragments what they were at a global step; the run is then continued by its syncer.
+
+    Nothing may run in the workdir. What came later, tapes and snapshots too, is moved to
+    `workdir/previous/N`. Learners keep their numbers and places in the data, and begin with a fresh inner
+    state. Called again after it was interrupted, it goes on.
+
+    Raises:
+      ConfigError: there are no versions of that step.
+      OSError: the disk refuses.
+    """
+    folder, made = workdir / _SYNCER, workdir / "previous" / _MADE
+    if folder.exists():
+        shutil.rmtree(made, ignore_errors=True)
+        try:
+            chosen = kept.as_of(folder, step)
+        except LookupError as error:
+            raise ConfigError(f"to: {error}") from None
+        _make(folder, made, chosen)
+    elif not made.exists():
+        raise ConfigError(f"workdir: {workdir}: has no syncer's folder")
+    back = kept.as_of(made, step)
+    versions = tuple(one.version for one in back.values())
+    newest = max(one.step for one in back.values())
+    previous = trim(workdir, Cut(_time_of(workdir, versions), versions, newest))
+    if (workdir / _SNAPSHOTS).exists():
+        previous.mkdir(parents=True, exist_ok=True)
+        shutil.move(workdir / _SNAPSHOTS, previous / _SNAPSHOTS)
+    made.rename(folder)
+    return RolledBack(newest, versions, previous)
+
+
+def _make(folder: pathlib.Path, made: pathlib.Path, chosen: dict[str, kept.Kept]) -> None:
+    """The syncer's folder as it was then, beside the present one."""
+    (made / kept.FOLDER).mkdir(parents=True)
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in chosen and not path.name.startswith("."):
+            kept.linked_or_copied(path, made / path.name)
+    for name, of_it in kept.versions(folder).items():
+        for one in of_it:
+            if one.version <= chosen[name].version:
+                kept.linked_or_copied(one.path, made / kept.FOLDER / one.path.name)
+        kept.linked_or_copied(chosen[name].path, made / name)
+
+
+def _time_of(workdir: pathlib.Path, versions: tuple[int, ...]) -> float:
+    """When the last of the rounds that stay was merged (unix seconds); 0 if none stays."""
+    rounds = [values for _, values in read_lines(workdir / "rounds.jsonl") if values]
+    return max((r["time"] for r in rounds if r["version"] <= versions[r["fragment"]]), default=0.0)

@@ -1,0 +1,66 @@
+"""What the guard does: `python -m experiments.guards --output=FILE.json` has one of eight learners lie.
+
+Each way of lying is tried in virtual time with the guard and without it, and held against the run that the
+liar takes no part in. Prints a table. `--lies` names some of the ways; `--rules` tries merge rules instead of
+the guard. Outcome: docs/results/guards.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+from absl import flags
+
+from experiments.front import cli
+from experiments.front.tables import markdown
+
+_CONFIG = cli.define_config("configs/micro.py")
+_OUTPUT = flags.DEFINE_string("output", None, "Also write the outcomes to this JSON file.")
+_LIES = flags.DEFINE_list("lies", None, "Ways of lying; all by default.")
+_RULES = flags.DEFINE_list("rules", None, "Merge rules to try without the guard.")
+_LEARNERS = 8
+
+
+def main(_) -> int:
+    from ddiloco.outer.merging import MERGE_RULES
+    from ddiloco.settings.experiment import parse
+    from ddiloco.training import platform
+    from experiments.studies import byzantine
+
+    ways = _LIES.value or list(byzantine.KINDS)
+    for flag, names, known in (("lies", ways, byzantine.KINDS), ("rules", _RULES.value or [], MERGE_RULES)):
+        for name in names:
+            if name not in known:
+                raise cli.UsageError(f"{flag}: no {name!r}; there are {', '.join(known)}")
+    config = _CONFIG.value
+    config.driver = "virtual"
+    config.sync.num_learners = _LEARNERS
+    experiment = parse(config)
+    platform.prepare()
+    guarded = {"guard": experiment} if not _RULES.value else {}
+    for rule in _RULES.value or [experiment.outer.merge]:
+        outer = dataclasses.replace(experiment.outer, merge=rule)
+        guarded[rule] = byzantine.without_gates(dataclasses.replace(experiment, outer=outer))
+    rows, found = [], {}
+    for label, settings in guarded.items():
+        alone = byzantine.run(byzantine.without_the_last(settings), {})
+        for way in [None, *ways]:
+            liars = {} if way is None else {_LEARNERS - 1: byzantine.Lies(way)}
+            got = byzantine.run(settings, liars)
+            found[f"{label}: {way or 'all honest'}"] = dataclasses.asdict(got)
+            worse = f"{100 * (got.loss / alone.loss - 1):+.2f}%"
+            left_out = ", ".join(f"{n} of learner {m}" for m, n in sorted(got.left_out.items())) or "-"
+            rows.append([label, way or "all honest", f"{got.loss:.4f}", worse, f"{got.offers}", left_out])
+            cli.tell(f"{label}, {rows[-1][1]}: {rows[-1][2]} ({worse})")
+        found[f"{label}: without it"] = dataclasses.asdict(alone)
+        rows.append([label, "without it", f"{alone.loss:.4f}", "", f"{alone.offers}", "-"])
+    print(markdown(["merged by", "the eighth learner", "loss", "", "offers", "left out"], rows, align=True))
+    if _OUTPUT.value:
+        pathlib.Path(_OUTPUT.value).write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

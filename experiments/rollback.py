@@ -1,0 +1,34 @@
+"""Sets a stopped run of processes back: `python -m experiments.rollback --workdir=DIR --to=STEP`.
+
+The syncer keeps the last versions of each fragment (config.remote.keep_versions). Each becomes the newest
+that was merged at global step STEP or before; what came later is moved to DIR/previous/N. Then start the
+syncer again with --resume, and the learners as before.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from absl import flags
+
+from experiments.front import cli
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+_TO = flags.DEFINE_integer("to", None, "Global step to go back to.", lower_bound=0)
+
+
+def main(_) -> int:
+    from ddiloco.run.rollback import roll_back
+
+    if not _WORKDIR.value or _TO.value is None:
+        raise cli.UsageError("give both --workdir=DIR and --to=STEP")
+    workdir = pathlib.Path(_WORKDIR.value)
+    with cli.reaching("workdir", workdir):
+        done = roll_back(workdir, _TO.value)
+    print(f"back at step {done.step}, versions {', '.join(map(str, done.versions))}")
+    print(f"what came later is in {done.previous}")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

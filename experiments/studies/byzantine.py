@@ -1,0 +1,180 @@
+"""Learners that lie: what one of them does to a run in virtual time, with the guard and without it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddiloco.observe import records
+from ddiloco.outer.guards import GuardConfig
+from ddiloco.roles import outcome as roles
+from ddiloco.roles.exchange import Pieces
+from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
+from ddiloco.roles.transfer import Offer
+from ddiloco.run.recipes import assembly_of
+from ddiloco.settings.experiment import Experiment
+from ddiloco.virtual.run import VirtualRun
+
+Arrays = tuple[np.ndarray, ...]
+
+
+class Lies:
+    """What one liar sends in the place of its fragments; `tell` is called with each honest offer.
+
+    An offer of the codec f32 is theta_{m,p}; `theta` is the version of the fragment that it was trained from.
+    """
+
+    def __init__(self, kind: str, seed: int = 0) -> None:
+        """`kind`: one of KINDS; raises KeyError otherwise."""
+        self._tell = KINDS[kind]
+        self._rng = np.random.default_rng(seed)
+        self._first: dict[int, Arrays] = {}
+
+    def tell(self, fragment: int, theta: Arrays, own: Arrays) -> Arrays:
+        """What is sent."""
+        first = self._first.setdefault(fragment, own)
+        return self._tell(self._rng, theta, own, first)
+
+
+Tell = Callable[[np.random.Generator, Arrays, Arrays, Arrays], Arrays]
+
+
+def _scaled(factor: float) -> Tell:
+    def tell(rng: np.random.Generator, theta: Arrays, own: Arrays, first: Arrays) -> Arrays:
+        return tuple(t + np.float32(factor) * (x - t) for t, x in zip(theta, own, strict=True))
+
+    return tell
+
+
+def _random(rng: np.random.Generator, theta: Arrays, own: Arrays, first: Arrays) -> Arrays:
+    sent = []
+    for t, x in zip(theta, own, strict=True):
+        noise = rng.standard_normal(t.shape, np.float32)
+        length = max(float(np.linalg.norm(noise)), 1e-30)
+        sent.append(t + noise * np.float32(np.linalg.norm(x - t) / length))
+    return tuple(sent)
+
+
+def _stale(rng: np.random.Generator, theta: Arrays, own: Arrays, first: Arrays) -> Arrays:
+    return first
+
+
+def _nan(rng: np.random.Generator, theta: Arrays, own: Arrays, first: Arrays) -> Arrays:
+    return (np.full_like(own[0], np.nan), *own[1:])
+
+
+KINDS: dict[str, Tell] = {
+    "scaled": _scaled(1e6),
+    "scaled little": _scaled(4.0),  # as much as the guard lets pass
+    "flipped": _scaled(-1.0),
+    "flipped and scaled": _scaled(-100.0),
+    "random": _random,
+    "stale replay": _stale,
+    "nan in one tensor": _nan,
+}
+
+
+class LyingArrays(TrainingArrays):
+    """A learner that trains like any other, and sends something else."""
+
+    def __init__(self, equipment: Equipment, lies: Lies) -> None:
+        super().__init__(equipment)
+        self._lies = lies
+        self._theta: dict[int, Arrays] = {}
+
+    def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
+        super().adopt(fragments, inner)
+        self._theta = {p: tuple(pieces) for p, pieces in enumerate(fragments)}
+
+    def apply(
+        self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
+    ) -> None:
+        super().apply(fragment, mixing, pieces, merged, rebase)
+        self._theta[fragment] = tuple(pieces)
+
+    def offer(self, fragment: int, step: int) -> Offer:
+        honest = super().offer(fragment, step)
+        sent = self._lies.tell(fragment, self._theta[fragment], honest.on_host())
+        return dataclasses.replace(honest, arrays=sent, shapes=())
+
+
+class LyingRun(VirtualRun):
+    """A run in virtual time of which some learners lie."""
+
+    def __init__(self, *arguments: Any, liars: dict[int, Lies]) -> None:
+        self._liars = liars
+        super().__init__(*arguments)
+
+    def _start(self, learner: int) -> TrainingArrays:
+        if learner not in self._liars:
+            return super()._start(learner)
+        return LyingArrays(self._equipment[learner], self._liars[learner])
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+      loss: of the global model on held-out rows, at the end.
+      length: norm of all its parameters.
+      rounds: merges.
+      offers: that came to a merge.
+      left_out: of those, the ones that were not merged, by learner.
+      quarantined: learners that were in quarantine at some time.
+      alarms: in the order in which they were raised, each once.
+    """
+
+    loss: float
+    length: float
+    rounds: int
+    offers: int
+    left_out: dict[int, int]
+    quarantined: tuple[int, ...]
+    alarms: tuple[str, ...]
+
+
+def run(experiment: Experiment, liars: dict[int, Lies], stop: threading.Event | None = None) -> Outcome:
+    """Trains to the end with these liars."""
+    taken: list[Any] = []
+    job = LyingRun(assembly_of(experiment), taken.append, stop or threading.Event(), liars=liars)
+    return outcome(taken, job.run())
+
+
+def outcome(taken: Sequence[Any], ended: roles.Outcome) -> Outcome:
+    """What the records and the result of a run say."""
+    squares = sum(float(np.square(x, dtype=np.float64).sum()) for x in ended.params.values())
+    notes = [record for record in taken if isinstance(record, records.Noted)]
+    rounds = [note.values for note in notes if note.name == "round"]
+    left_out: dict[int, int] = {}
+    for values in rounds:
+        for learner in values.get("left_out", ()):
+            left_out[learner] = left_out.get(learner, 0) + 1
+    return Outcome(
+        loss=ended.eval_loss,
+        length=math.sqrt(squares),
+        rounds=len(rounds),
+        offers=sum(len(values["learners"]) + len(values.get("left_out", ())) for values in rounds),
+        left_out=left_out,
+        quarantined=tuple(
+            sorted({note.values["learner"] for note in notes if note.name == "guard_quarantined"})
+        ),
+        alarms=tuple(dict.fromkeys(r.sentence for r in taken if isinstance(r, records.Alarm))),
+    )
+
+
+def without_gates(experiment: Experiment) -> Experiment:
+    """The same, with every finite offer merged."""
+    outer = dataclasses.replace(experiment.outer, guard=GuardConfig(gates=()))
+    return dataclasses.replace(experiment, outer=outer)
+
+
+def without_the_last(experiment: Experiment) -> Experiment:
+    """The same without its last learner."""
+    sync = experiment.sync
+    return dataclasses.replace(experiment, sync=dataclasses.replace(sync, num_learners=sync.num_learners - 1))

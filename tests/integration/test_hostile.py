@@ -1,0 +1,122 @@
+"""Peers that mean no good, with and without credentials, beside honest learners whose work goes on."""
+
+import socket
+import threading
+import time
+
+import grpc
+import pytest
+
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import RoundId
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.event_messages import from_learner
+from ddiloco.remote.wire.security import Security
+from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
+from tests.integration.impostor import METADATA, terms
+from tests.remote.ends import PATIENCE
+from tests.remote.test_identity import silent_calls
+
+CHANGES = (
+    "--config.train.min_step_seconds=(0.05, 0.05, 0.05)",
+    "--config.sync.num_learners=3",
+    "--config.sync.silence_timeout=20",
+)
+FEW = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")  # descriptors
+
+
+@pytest.fixture
+def job(programs, tmp_path):
+    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
+    yield made
+    made.kill_all()
+
+
+def greeting(agreed, learner, process):
+    hello = pb.Hello(
+        version=wire.VERSION,
+        fingerprint=agreed.fingerprint,
+        rules=agreed.rules,
+        learner=learner,
+        process=process,
+    )
+    return pb.FromLearner(hello=hello).SerializeToString()
+
+
+def say(address, messages, timeout=5.0):
+    """Says this over a connection with the token; the code that the call ends with."""
+    never = threading.Event()
+
+    def said():
+        yield from messages
+        never.wait(timeout)
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            list(channel.stream_stream(wire.CONTROL)(said(), metadata=METADATA, timeout=timeout))
+        except grpc.RpcError as error:
+            return error.code()
+        finally:
+            never.set()
+
+
+def event(told):
+    return from_learner(told).SerializeToString()
+
+
+def state_recorded(number):
+    message = pb.StateRecorded(snapshot=number, incarnation=7, recorded=True, step=1, versions=[0] * 3)
+    return pb.FromLearner(state_recorded=message).SerializeToString()
+
+
+def test_hostile_peers_end_nothing_and_keep_nobody_from_being_merged(job):
+    syncer = job.syncer(before=FEW)
+    honest = [job.learner(m) for m in (0, 1)]
+    alive = [syncer, *honest]
+    job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", alive)
+
+    def merged_on():
+        since = time.time()
+        job.wait_for(lambda: job.merges(0, since) and job.merges(1, since), "merges of both", alive)
+
+    host, port = job.address.split(":")
+    idle = []
+    for _ in range(300):  # that say nothing; the system may refuse some, or the syncer end them
+        idle.append(socket.create_connection((host, int(port)), PATIENCE))
+    merged_on()
+    for connection in idle:
+        connection.close()
+    for security in (Security(), Security(METADATA[0][1].removeprefix("Bearer "))):
+        channels, never = silent_calls(job.address, security, (wire.CONTROL, wire.UPDATES, wire.PEERS), 100)
+        merged_on()
+        never.set()
+        for channel in channels:
+            channel.close()
+    agreed = terms(job.settings)
+    for process in (1, 1 << 50):  # one that lives, and speaks
+        assert say(job.address, [greeting(agreed, 1, process)]) is grpc.StatusCode.UNAVAILABLE
+    codes = [
+        say(job.address, [greeting(agreed, 2, 7), *messages])
+        for messages in (
+            [state_recorded(3)],
+            [pb.FromLearner(part_written=pb.PartWritten(snapshot=1, files="[]")).SerializeToString()],
+            [event(events.OfferFailed(RoundId(1, 0), 0, 7, "\x1b[2J" * 99))],
+            [event(events.LearnerJoined(0, n)) for n in range(7, 20_007)],
+        )
+    ]
+    assert codes[-1] is grpc.StatusCode.INVALID_ARGUMENT
+    merged_on()
+    assert job.end(syncer)[0] == 143
+    assert [job.left(process)[0] for process in honest] == [0, 0]
+    assert_nothing_twice(job)
+    assert_counted_once(job, (0, 1))
+    summary = job.summary()
+    assert summary["failures"] == []
+    drops, alarms = summary["drops"], summary["alarms"]
+    assert drops["wire: wrong token"] >= 100 and drops["wire: number taken"] == 2
+    assert drops["wire: too many incarnations"] == 1
+    assert drops["about a snapshot, but none are taken"] >= 1
+    assert "a call from 127.0.0.1 without the join token was refused" in alarms
+    assert "a second process, of 127.0.0.1, asked for the place of learner 1: refused" in alarms
+    assert not [alarm for alarm in alarms if "merges wait" in alarm]

@@ -1,0 +1,213 @@
+"""The guard: who is out of line, who is in quarantine, and that honest learners never are."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddiloco.config import ConfigError, build
+from ddiloco.outer.guards import Guard, GuardConfig, Offered, Past, direction, norm, offered
+
+SEEDS = st.integers(0, 2**32 - 1)
+CONFIG = GuardConfig()
+
+
+def honest(rng, learner, scale=1.0, cosine=0.15, steps=24):
+    """An offer that differs from others as honest ones were found to: docs/results/guards.md."""
+    length = scale * steps**0.75
+    return Offered(
+        learner,
+        steps,
+        length * rng.uniform(0.8, 1.2),
+        0.01 * length * rng.uniform(0.65, 1.5),
+        cosine if cosine is None else cosine * rng.uniform(0.3, 1.7),
+        0.004,
+    )
+
+
+def kinds(verdict):
+    return [(notice.kind, notice.learner) for notice in verdict.notices]
+
+
+@settings(max_examples=40)
+@given(SEEDS, st.integers(1, 8), st.booleans())
+def test_honest_learners_are_never_left_out_whatever_their_number_and_the_learning_rate(seed, most, alone):
+    rng = np.random.default_rng(seed)
+    guard = Guard(CONFIG)
+    for round_ in range(120):
+        here = rng.permutation(8)[: rng.integers(1, most + 1)]
+        scale = min(1.0, (round_ // 3 + 0.5) / 20) * (1 + np.cos(np.pi * round_ / 130)) / 2
+        cosine = None if len(here) < 3 or alone else 0.15
+        offers = [honest(rng, int(m), scale, cosine, int(rng.integers(6, 33))) for m in here]
+        verdict = guard.judge(round_ % 3, offers, length=100.0)
+        assert not verdict.left_out
+        assert not verdict.notices
+
+
+@settings(max_examples=40)
+@given(SEEDS, st.floats(12, 1e30), st.integers(3, 8))
+def test_a_long_outer_gradient_is_left_out_in_its_first_round(seed, factor, count):
+    rng = np.random.default_rng(seed)
+    offers = [honest(rng, m) for m in range(count)]
+    liar = offers[-1]._replace(norm=offers[-1].norm * factor, peak=offers[-1].peak * factor)
+    assert Guard(CONFIG).judge(0, [*offers[:-1], liar]).left_out == {count - 1}
+
+
+@settings(max_examples=20)
+@given(SEEDS, st.floats(20, 1e6))
+def test_one_long_piece_is_enough(seed, factor):
+    rng = np.random.default_rng(seed)
+    offers = [honest(rng, m) for m in range(4)]
+    offers[2] = offers[2]._replace(peak=offers[2].peak * factor)
+    assert norm(offers, Past(), CONFIG).keys() == {2}
+
+
+def test_more_tokens_than_its_steps_can_have_had_are_not_believed():
+    rng = np.random.default_rng(0)
+    offers = [honest(rng, m, steps=10)._replace(tokens=80) for m in range(4)]
+    liar = offers[3]._replace(tokens=81)
+    assert Guard(CONFIG, step_tokens=8).judge(0, [*offers[:3], liar]).left_out == {3}
+    assert not Guard(CONFIG, step_tokens=8).judge(0, offers).left_out
+    assert not Guard(CONFIG).judge(0, [*offers[:3], liar]).left_out, "where a step's tokens are not known"
+
+
+def test_whoever_took_more_steps_may_go_further():
+    rng = np.random.default_rng(0)
+    offers = [honest(rng, 0, steps=200), honest(rng, 1, steps=2), honest(rng, 2, steps=3)]
+    assert offers[0].norm > 20 * offers[1].norm
+    assert not norm(offers, Past(), CONFIG)
+
+
+def test_alone_in_a_round_it_is_compared_with_what_others_offered_before():
+    rng = np.random.default_rng(0)
+    guard = Guard(CONFIG)
+    for learner in (0, 1, 2, 3, 0, 1):
+        assert not guard.judge(5, [honest(rng, learner, cosine=None)]).left_out
+    liar = honest(rng, 3, scale=30.0, cosine=None)
+    assert guard.judge(5, [liar]).left_out == {3}
+    assert not guard.judge(6, [liar]).left_out, "of another fragment nothing is known yet"
+    assert guard.needs_length(6, 1)
+    assert guard.judge(6, [liar], length=liar.norm / 31).left_out == {3}
+
+
+def test_the_last_learner_that_is_left_is_not_held_against_those_that_went_long_ago():
+    rng = np.random.default_rng(0)
+    guard = Guard(CONFIG)
+    for round_ in range(60):
+        here = range(3) if round_ < 6 else [0]
+        offers = [honest(rng, m, scale=(round_ + 0.5) / 60, cosine=None) for m in here]
+        assert not guard.judge(0, offers, length=10.0).left_out
+
+
+def test_a_new_pace_of_all_learners_is_believed_once_half_have_shown_it():
+    rng = np.random.default_rng(0)
+    guard = Guard(CONFIG)
+    for learner in 2 * list(range(5)):
+        assert not guard.judge(0, [honest(rng, learner, cosine=None)]).left_out
+    faster = [guard.judge(0, [honest(rng, m, 10.0, None)]).left_out for m in 2 * list(range(5))]
+    assert [bool(out) for out in faster] == [True, True, *[False] * 8]
+    assert not guard.quarantined
+
+
+def test_a_learner_that_turns_away_from_a_clear_direction_is_found_at_once():
+    offers = [Offered(m, 24, 1.0, 0.1, 0.6, 0.004) for m in range(7)]
+    assert direction([*offers, Offered(7, 24, 1.0, 0.1, -0.6, 0.004)], Past(), CONFIG).keys() == {7}
+    assert not direction([*offers, Offered(7, 24, 1.0, 0.1, -0.1, 0.004)], Past(), CONFIG)
+
+
+@pytest.mark.parametrize("lie", [-1.0, 0.0])
+def test_where_directions_are_faint_an_average_tells_who_points_elsewhere(lie):
+    rng = np.random.default_rng(1)
+    guard = Guard(CONFIG)
+    found = []
+    for round_ in range(60):
+        offers = [honest(rng, m) for m in range(7)]
+        away = Offered(7, 24, 10.0, 0.1, lie * 0.15 + 0.004 * rng.standard_normal(), 0.004)
+        found.append(guard.judge(round_ % 12, [*offers, away]).left_out)
+    assert found[:35] == [frozenset()] * 35, "each fragment has three turns first"
+    assert found[36:] == [{7}] * 24
+    assert guard.quarantined == {7}
+
+
+def test_three_strikes_put_a_learner_in_quarantine_and_it_comes_back_after_enough_offers_that_pass():
+    rng = np.random.default_rng(0)
+    guard = Guard(GuardConfig(release=5))
+
+    def round_of(factor):
+        return guard.judge(0, [*(honest(rng, m) for m in range(4)), honest(rng, 4, factor)])
+
+    assert [kinds(round_of(1e6)) for _ in range(3)] == [
+        [("left_out", 4)],
+        [("left_out", 4)],
+        [("left_out", 4), ("quarantined", 4)],
+    ]
+    for _ in range(4):
+        verdict = round_of(1.0)
+        assert verdict.left_out == {4}
+        assert not verdict.notices
+    assert kinds(round_of(1e6)) == [("left_out", 4)], "and it counts from the beginning"
+    assert [kinds(round_of(1.0)) for _ in range(5)] == [[], [], [], [], [("released", 4)]]
+    assert not guard.quarantined
+    assert not round_of(1.0).left_out
+
+
+def test_alarms_are_sentences_that_name_the_learner_and_the_reason():
+    rng = np.random.default_rng(0)
+    guard = Guard(GuardConfig(strikes=1))
+    offers = [*(honest(rng, m) for m in range(3)), honest(rng, 9, 1e6)]
+    assert [notice.alarm for notice in guard.judge(0, offers).notices] == [
+        "learner 9 has an offer left out of a merge: its outer gradient is far longer than those of others",
+        "learner 9 is in quarantine: none of its offers is merged: "
+        "its outer gradient is far longer than those of others",
+    ]
+
+
+def test_what_a_learner_in_quarantine_offers_is_no_measure_for_the_others():
+    rng = np.random.default_rng(0)
+    guard = Guard(GuardConfig(strikes=1))
+    guard.judge(0, [*(honest(rng, m) for m in range(3)), honest(rng, 3, 1e6)])
+    for _ in range(5):
+        far = honest(rng, 3, 1e6)
+        verdict = guard.judge(0, [honest(rng, 0), honest(rng, 1), far])
+        assert verdict.left_out == {3}
+
+
+def test_no_more_than_a_minority_is_ever_in_quarantine():
+    rng = np.random.default_rng(0)
+    guard = Guard(GuardConfig(strikes=1))
+    for liar in (4, 3, 2, 1):
+        for _ in range(3):
+            offers = [honest(rng, m, 1e6 if m == liar else 1.0) for m in range(5)]
+            guard.judge(0, offers)
+    assert len(guard.quarantined) == 2
+
+
+@settings(max_examples=10)
+@given(SEEDS)
+def test_the_same_offers_are_judged_the_same_again(seed):
+    def all_verdicts():
+        rng = np.random.default_rng(seed)
+        guard = Guard(CONFIG)
+        return [
+            guard.judge(r % 2, [honest(rng, m, rng.choice([1.0, 30.0])) for m in range(5)]) for r in range(30)
+        ]
+
+    assert all_verdicts() == all_verdicts()
+
+
+def test_a_learner_that_does_not_move_is_no_reason_to_leave_others_out():
+    still = [Offered(m, 24, 0.0, 0.0) for m in range(3)]
+    moving = Offered(3, 24, 1.0, 0.1)
+    assert not norm([still[0], moving, moving._replace(learner=4)], Past(), CONFIG)
+    assert np.isfinite(still[0].pace).all()
+
+
+def test_cosines_with_fewer_than_two_others_say_nothing():
+    one = offered([0, 1], [(1, 1)] * 2, np.ones((1, 2)), [4], np.ones((2, 2)), 0.0)
+    assert [offer.cosine for offer in one] == [None, None]
+
+
+def test_gates_are_named_in_the_settings():
+    assert build(GuardConfig, {"gates": ["norm"]}).gates == ("norm",)
+    with pytest.raises(ConfigError, match=r"'norms' is none; there are tokens, norm, direction"):
+        build(GuardConfig, {"gates": ["norms"]})

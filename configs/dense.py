@@ -82,7 +82,7 @@ def model(size: str, name: str = "dense") -> ConfigDict:
         c.tie_embeddings = True
         c.scan_layers = True  # compiles one layer, not dozens
         c.remat = "full"  # the activations of all layers would not fit
-        c.logits_chunk = 2048  # of 262,144 logits each: 2 GiB at a time
+        c.logits_chunk = 1024 if size == "9b" else 2048  # of 262,144 logits each: 1 or 2 GiB at a time
     return c
 
 

@@ -28,7 +28,7 @@ class Marks(TypedDict, total=False):
       may_change: "process": no number of a run follows from it, so that each process may have its own;
         "resume": a run may resume with another; "never": it stays.
       because: why it stays, for who changes it.
-      both_ends: learners and syncer must have the same to understand each other.
+      both_ends: learners and syncer must have the same, unless each process may have its own.
     """
 
     may_change: Literal["process", "resume", "never"]

@@ -51,7 +51,7 @@ def main(_) -> int:
     roles.name_process(f"learner {learner}")
 
     def note(line) -> None:
-        print(f"learner {learner}: {line}", file=sys.stderr, flush=True)
+        cli.tell(f"learner {learner}: {line}")
 
     workdir = pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None
     folder = workdir / "learners" / str(learner) if workdir is not None else None

@@ -18,7 +18,7 @@ _LISTEN = flags.DEFINE_string(
     "127.0.0.1:7070",
     "HOST:PORT for learners. Other hosts than this one's loopback need --token_file or --tls.",
 )
-_RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in the workdir.")
+_RESUME = roles.define_resume()
 _FINISH = flags.DEFINE_bool(
     "finish", False, "With --resume: all learners have left after their last step; only save what was merged."
 )
@@ -27,7 +27,9 @@ roles.define_security()
 
 def main(_) -> int:
     security = roles.security()
-    from ddiloco.disk.durable import DurableStateError
+    from ddiloco.disk.durable import FOLDER, DurableStateError
+    from ddiloco.disk.run_mark import RunMarkError
+    from ddiloco.remote.syncer.listening import Listening, take_descriptors
     from ddiloco.remote.syncer.process import run_syncer
     from ddiloco.remote.wire.security import check_reach
     from ddiloco.run.job import run_job
@@ -35,27 +37,25 @@ def main(_) -> int:
     from ddiloco.training import platform
     from experiments.front.credentials import check_address
 
-    if _FINISH.value and not _RESUME.value:
+    if _FINISH.value and _RESUME.value == "false":
         raise cli.UsageError("finish: needs --resume, since there is nothing to save otherwise")
     experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
     address = check_address(_LISTEN.value, "listen")
     check_reach(address, security)
+    take_descriptors()
     platform.prepare()
     platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
     roles.name_process("syncer")
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
     stop, received = ending.stop_on_signals()
+    listening = Listening(address, security, experiment.remote, experiment.sync.num_learners)
     runner = functools.partial(
-        run_syncer,
-        address=address,
-        security=security,
-        folder=workdir / "syncer",
-        resumed=_RESUME.value,
-        alone=_FINISH.value,
+        run_syncer, listening=listening, security=security, folder=workdir / FOLDER, alone=_FINISH.value
     )
+    resume = {"true": True, "false": False, "auto": None}[_RESUME.value]
     try:
-        result = run_job(experiment, workdir, stop, ending.is_live(), runner, _RESUME.value)
-    except DurableStateError as error:
+        result = run_job(experiment, workdir, stop, ending.is_live(), runner, resume, claim=listening.claim)
+    except (DurableStateError, RunMarkError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return ending.tell(result, workdir, received)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes certificates for mutual TLS: scripts/make_certs.sh DIR HOST_OF_THE_SYNCER... (names or addresses).
-# --tls takes DIR/syncer on the syncer's machine and DIR/learner on the learners'; DIR/authority stays at home.
+# Makes certificates for mutual TLS: scripts/make_certs.sh DIR [--learners=N] HOST_OF_THE_SYNCER... (names or
+# addresses). --tls takes DIR/syncer on the syncer's machine and DIR/learner on the learners', or with --learners
+# DIR/learner-0 and so on, each for one learner alone; DIR/authority stays at home.
 set -euo pipefail
 umask 077
 
@@ -10,6 +11,15 @@ if [ $# -lt 2 ]; then
 fi
 folder=$1
 shift
+learners=
+if [[ $1 =~ ^--learners=([1-9][0-9]*)$ ]]; then
+  learners=${BASH_REMATCH[1]}
+  shift
+fi
+if [ $# -lt 1 ] || [[ $1 == -* ]]; then
+  echo "error: name every name or address of the syncer, after --learners=N if there is one" >&2
+  exit 2
+fi
 if [ -e "$folder/authority" ]; then
   echo "error: $folder/authority is there already" >&2
   exit 2
@@ -21,13 +31,14 @@ for host in "$@"; do
 done
 subject_names=$(IFS=,; echo "${names[*]}")
 
-mkdir -p "$folder/authority" "$folder/syncer" "$folder/learner"
+mkdir -p "$folder/authority"
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=ddiloco authority" \
   -keyout "$folder/authority/key.pem" -out "$folder/authority/cert.pem" 2>/dev/null
 
 make() {
   local role=$1 extensions=$2
-  openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=ddiloco $role" \
+  mkdir -p "$folder/$role"
+  openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=ddiloco ${role/-/ }" \
     -keyout "$folder/$role/key.pem" -out "$folder/$role/request.pem" 2>/dev/null
   openssl x509 -req -in "$folder/$role/request.pem" -days 825 -CAcreateserial \
     -CA "$folder/authority/cert.pem" -CAkey "$folder/authority/key.pem" \
@@ -37,5 +48,10 @@ make() {
 }
 
 make syncer $'extendedKeyUsage=serverAuth\nsubjectAltName='"$subject_names"
-make learner $'extendedKeyUsage=clientAuth,serverAuth\nsubjectAltName=DNS:ddiloco-learner'  # they serve each other
-echo "$folder/syncer $folder/learner"
+extensions=$'extendedKeyUsage=clientAuth,serverAuth\nsubjectAltName=DNS:ddiloco-learner'  # they serve each other
+if [ -z "$learners" ]; then
+  make learner "$extensions"
+else
+  for ((m = 0; m < learners; m++)); do make "learner-$m" "$extensions"; done
+fi
+echo "$folder/syncer $folder/learner${learners:+-NUMBER}"

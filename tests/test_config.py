@@ -177,7 +177,9 @@ def test_a_setting_has_the_marks_of_the_nearest_group_that_has_them():
 def test_settings_say_who_must_share_them():
     told = {leaf.path: leaf.metadata for leaf in all_settings(parse({}))}
     both_ends = {path for path, metadata in told.items() if metadata["both_ends"]}
-    assert both_ends == {"train.steps", "outer.codec", *(path for path in told if path.startswith("sync."))}
+    assert {"train.steps", "outer.codec", "seed", "inner.learning_rate", "model.rope_theta"} <= both_ends
+    assert both_ends >= {path for path in told if path.startswith("sync.")}
+    assert not both_ends & {"mesh.fsdp", "model.attention", "inner.accumulation", "outer.learning_rate"}
     for free in ("data.data_dir", "data.prefetch", "train.steps_in_flight", "remote.spares", "eval.every"):
         assert told[free]["may_change"] == "process"
     for decisive in ("inner.learning_rate", "mesh.fsdp", "data.sequence_length", "sync.gamma"):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import math
 import os
 import pathlib
+import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 _LENGTH = struct.Struct("<Q")  # of the header that follows, in bytes
 _LONGEST_HEADER = 1 << 24
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_UNFINISHED = ".new"  # how the name of a file ends that is still being written
 
 
 def save(path: pathlib.Path, magic: bytes, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
@@ -81,16 +84,31 @@ def _told(dtype: np.dtype) -> str:
     return dtype.name if dtype.kind == "V" else dtype.str
 
 
-def replace(path: pathlib.Path, parts: Sequence[Any]) -> None:
-    """Writes a file over an older one: after a crash, one of the two is there, whole."""
-    new = path.with_name(f".{path.name}.new")
-    with new.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+def replace(path: pathlib.Path, parts: Iterable[Any]) -> None:
+    """Writes a file over an older one: after a crash, one of the two is there, whole.
+
+    Raises:
+      OSError: the disk refuses; the older file stands, and nothing else is left.
+    """
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
+    try:
+        with new.open("xb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
     make_durable(path.parent)
+
+
+def sweep(folder: pathlib.Path) -> None:
+    """Removes what writers that were killed have left unfinished in the folder; for its only writer."""
+    for left in folder.glob(f".*{_UNFINISHED}"):
+        with contextlib.suppress(OSError):
+            left.unlink()
 
 
 def make_durable(folder: pathlib.Path) -> None:

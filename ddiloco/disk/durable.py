@@ -15,11 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.disk import array_file, kept
+from ddiloco.disk.run_mark import RunMark
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
+
+FOLDER = "syncer"  # of a run, in its workdir
 
 _MAGIC = b"ddiloco fragment 1\n"
 _INCARNATIONS = "incarnations.json"
@@ -51,11 +54,16 @@ class DurableState:
         layout: FragmentLayout,
         record: Callable[[Any], None],
         stop: threading.Event,
+        run: str = "",
         keep: int = 1,
     ) -> None:
-        """`stop` ends the wait for a disk that refuses; `keep`: how many versions of each fragment stay."""
+        """`stop` ends the wait for a disk that refuses to write.
+
+        `run`: id of the run. `keep`: how many versions of each fragment stay.
+        """
         self.folder = folder
-        self.lineage = secrets.randbits(62)  # of what this process commits: no other start draws the same
+        self.run = run
+        self.lineage = secrets.randbits(52)  # of what this process commits: no other start draws the same
         self._layout = layout
         self._record = record
         self._stop = stop
@@ -70,6 +78,14 @@ class DurableState:
         fragments = [model.state(p) for p in range(self._layout.num_fragments)]
         versions = tuple(fragment.version for fragment in fragments)
         self.replace(Start(SyncerState(versions, (0,) * len(versions)), fragments))
+
+    def complete(self) -> None:
+        """Marks that the folder has all that the run needs to go on; raises OSError."""
+        RunMark(self.run, secrets.token_hex(8)).save(self.folder)
+
+    def sweep(self) -> None:
+        """Removes what earlier syncers had under way when they were killed."""
+        array_file.sweep(self.folder)
 
     def replace(self, start: Start) -> None:
         """Writes all fragments and incarnations.
@@ -111,7 +127,7 @@ class DurableState:
         """The state that an earlier syncer left.
 
         Raises:
-          DurableStateError: a file is missing or damaged, or belongs to another model.
+          DurableStateError: a file is missing or damaged, or belongs to another model or another run.
         """
         loaded = [self._load(p) for p in range(self._layout.num_fragments)]
         state = SyncerState(
@@ -125,6 +141,7 @@ class DurableState:
     def _save(self, p: int, state: FragmentState, merged_step: int, lineage: int) -> None:
         header = {
             "fragment": p,
+            "run": self.run,
             "layout": self._layout.fingerprint,
             "version": state.version,
             "merged_step": merged_step,
@@ -158,6 +175,8 @@ class DurableState:
             raise DurableStateError(str(error)) from None
         if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
             raise DurableStateError(f"{path}: is of another fragment or another model")
+        if header.get("run", "") != self.run:
+            raise DurableStateError(f"{path}: is of another run than the files beside it")
         pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
         state = FragmentState(header["version"], tuple(pieces), tuple(optimizer))
         return state, header["merged_step"], header["lineage"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import secrets
@@ -9,9 +10,23 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 
+from ddiloco.disk import run_mark
+from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.ports import reserved_port
 from ddiloco.settings.experiment import Experiment
+
+
+def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
+    """Whether a run has begun in the workdir since this was called."""
+
+    def found() -> run_mark.RunMark | None:
+        with contextlib.suppress(run_mark.RunMarkError):  # the syncer will tell
+            return run_mark.begun(workdir / FOLDER)
+        return None
+
+    before = found()
+    return lambda: found() not in (None, before)
 
 
 def run_all(
@@ -24,7 +39,7 @@ def run_all(
     observe: supervisor.Observe = lambda name, pid, code: None,
     route: Callable[[int, str], str] = lambda learner, address: address,
 ) -> int:
-    """Runs them on the loopback, with a token of their own; returns the exit code.
+    """Runs them on the loopback, each learner with a token of its own; returns the exit code.
 
     Args:
       experiment: its settings.
@@ -41,7 +56,7 @@ def run_all(
         address = f"127.0.0.1:{port}"
         token = pathlib.Path(folder) / "token"
         token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(16))
+        token.write_text("".join(f"{m} {secrets.token_hex(24)}\n" for m in range(learners)))
         shared = [*config, f"--token_file={token}", f"--workdir={workdir}"]
         syncer = supervisor.Role(
             "the syncer",
@@ -49,6 +64,7 @@ def run_all(
             [*shared, f"--listen={address}"],
             supervisor.syncer_environment(os.environ),
             again=["--resume"],
+            begun=_begun(workdir),
             alone=["--finish"],
         )
         roles = [

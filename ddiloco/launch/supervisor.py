@@ -23,6 +23,7 @@ LATE_SECONDS = 15.0  # for learners to end after their syncer has
 SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
 USAGE_ERROR = 2
+SIGNALLED = 128  # exit codes above it are of a program that a signal asked to end
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -49,6 +50,7 @@ class Role:
     due_at: float | None = None  # when to start it; None: it runs, or will not be started again
     assignment: str = ""  # line on a spare's standard input that gives it the role; empty: no spare can
     observed: bool = True  # whether `observe` has heard of its end, if it has ended
+    begun: Callable[[], bool] = lambda: True  # whether its first start came so far that there is an "again"
 
     @property
     def over(self) -> bool:
@@ -89,8 +91,7 @@ class Supervisor:
         for role in (self._syncer, *self._learners, *self._spares):
             self._start(role)
         while not stop.wait(POLL):
-            code = self._syncer.process.exitcode
-            if code is not None and code >= 0:
+            if self._run_is_over():
                 break
             for role in (self._syncer, *self._learners):
                 self._note_end(role)
@@ -105,11 +106,19 @@ class Supervisor:
                 self._stop_syncer()
                 return 1
             if self._syncer.over:
-                return 1
+                return max(1, self._syncer.process.exitcode)
         else:
             self._stop_syncer()
         self._wait_for_learners()
         return max(0, self._syncer.process.exitcode or 0)
+
+    def _run_is_over(self) -> bool:
+        """Whether the syncer has ended as it should, or as it would again; else it is restarted."""
+        code = self._syncer.process.exitcode
+        if code is None or self._syncer.due_at is not None:
+            return False
+        nobody_left = all(r.over and r.process.exitcode == 0 for r in self._learners)
+        return code in (0, USAGE_ERROR) or code > SIGNALLED or (code > 0 and nobody_left)
 
     def _look_after(self, role: Role) -> None:
         now = time.monotonic()
@@ -156,7 +165,7 @@ class Supervisor:
 
     def _start(self, role: Role) -> None:
         self._note_end(role)
-        again = role.again if role.process is not None else ()
+        again = role.again if role.process is not None and role.begun() else ()
         if all(r.process is not None and r.process.exitcode == 0 for r in self._learners):
             again = (*again, *role.alone)
         arguments = [*role.arguments, *again]

@@ -24,7 +24,7 @@ from ddiloco.roles.exchange import Delivery, Leave, Pieces
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.resuming import DonatedInner, Origin
+from ddiloco.roles.resuming import DonatedInner, Origin, run_of
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
@@ -67,7 +67,8 @@ class LocalRun:
         self._assembly, self._record, self._stop = assembly, record, stop
         origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
         self._origin = origin
-        self._tapes = Tapes(workdir, e, assembly.layout, record)
+        self._run = run_of(snapshot)
+        self._tapes = Tapes(workdir, e, assembly.layout, record, run=self._run)
         initial = assembly.initial_parameters()
         self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
         self._model.compile()
@@ -122,7 +123,7 @@ class LocalRun:
         e = self._assembly.experiment
         if workdir is None or not e.snapshot.every:
             return None
-        header = snapshot_header(e, self._assembly.layout)
+        header = snapshot_header(e, self._assembly.layout, self._run)
         folder = workdir / FOLDER
         keep_also = self._resumed_from if e.tape.enabled else None
         taker = SnapshotTaker(

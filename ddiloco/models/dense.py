@@ -40,18 +40,27 @@ class DenseConfig:
     rope_theta: float = setting(10_000.0, "longest rotary wavelength / 2 pi, in positions", above=1.0)
     logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
-    scan_layers: bool = setting(False, "stack layers that are alike, to compile them once for all")
+    scan_layers: bool = setting(
+        False, "stack layers that are alike, to compile them once for all", both_ends=False
+    )
     remat: str = setting(
         "none",
         "what of a layer the backward pass computes again: all, or what this policy of JAX does not keep",
         choices=stack.REMAT,
+        both_ends=False,
     )
     logits_chunk: int | None = setting(
-        None, "tokens of a device whose logits exist at a time, in loss and gradient; None: all", at_least=1
+        None,
+        "tokens of a device whose logits exist at a time, in loss and gradient; None: all",
+        at_least=1,
+        both_ends=False,
     )
     compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
     attention: str = setting(
-        "auto", "implementation of attention; auto: what suits the devices", choices=IMPLEMENTATIONS
+        "auto",
+        "implementation of attention; auto: what suits the devices",
+        choices=IMPLEMENTATIONS,
+        both_ends=False,
     )
 
     def __post_init__(self) -> None:

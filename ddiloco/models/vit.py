@@ -42,14 +42,19 @@ class ViTConfig:
     pixel_mean: tuple[float, ...] = setting((0.3,), "of pixels in [0, 1], for all channels or by channel")
     pixel_std: tuple[float, ...] = setting((0.38,), "the same, standard deviation", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the variance in LayerNorm", above=0.0)
-    scan_layers: bool = setting(False, "stack layers that are alike, to compile them once for all")
+    scan_layers: bool = setting(
+        False, "stack layers that are alike, to compile them once for all", both_ends=False
+    )
     remat: str = setting(
         "none",
         "what of a layer the backward pass computes again: all, or what this policy of JAX does not keep",
         choices=stack.REMAT,
+        both_ends=False,
     )
     compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
-    attention: str = setting("xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"))
+    attention: str = setting(
+        "xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"), both_ends=False
+    )
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size:

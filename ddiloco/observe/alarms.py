@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from ddiloco.observe.terminal import printable
+
+MOST_ALARMS = 200
+NO_MORE = "there are more alarms than are kept and shown"
+
 
 class Alarms:
-    """What went wrong so far, in order; one entry for each key however often it happens."""
+    """What went wrong so far, in order; one entry for each key however often it happens, but not too many."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         """`show` is called with each new alarm's sentence."""
@@ -21,9 +26,11 @@ class Alarms:
 
     def raise_once(self, key: str, sentence: str) -> None:
         """Keeps and shows the sentence unless the key has been raised before."""
-        if key not in self._by_key:
-            self._by_key[key] = sentence
-            self._show(sentence)
+        if key in self._by_key or len(self._by_key) > MOST_ALARMS:
+            return
+        sentence = printable(sentence) if len(self._by_key) < MOST_ALARMS else NO_MORE
+        self._by_key[key] = sentence
+        self._show(sentence)
 
     @contextlib.contextmanager
     def guard(self, what: str, *caught: type[Exception]) -> Iterator[None]:

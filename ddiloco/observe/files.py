@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
       OSError: the disk refused; the old file still stands, and nothing else is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    new = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         yield new
         os.replace(new, path)

@@ -10,6 +10,8 @@ import shutil
 import sys
 from typing import TextIO
 
+from ddiloco.observe.terminal import LONGEST_LINE, has_room, printable
+
 LIVE_EVERY = 0.25
 PLAIN_EVERY = 10.0
 
@@ -96,6 +98,8 @@ class Progress:
 
     def show(self, status: Status) -> None:
         """Draws the live line again, or prints a plain one; to be called every `every` seconds."""
+        if self.live and not has_room(self._out):
+            return
         if self.live:
             line = format_status(status, shutil.get_terminal_size((100, 24)).columns)
             self._out.write("\r" + line.ljust(len(self._drawn)))
@@ -119,12 +123,17 @@ class Progress:
 
     def end(self) -> None:
         """Leaves the live line where it is, and puts the cursor below it."""
-        if self._drawn:
+        if self._drawn and has_room(self._out):
             self._out.write("\n")
             self._drawn = ""
-        self._out.flush()
+        if has_room(self._out):
+            self._out.flush()
 
     def _print(self, line: str, stream: TextIO) -> None:
+        """A line whose stream has no room for it is lost: nothing waits for a reader."""
+        if not has_room(stream) or not has_room(self._out):
+            return
+        line = printable(line, LONGEST_LINE)
         if self._drawn:
             self._out.write("\r" + " " * len(self._drawn) + "\r")
             self._out.flush()

@@ -18,6 +18,7 @@ from ddiloco.observe.records import (
     Transferred,
 )
 from ddiloco.observe.scalars import as_float
+from ddiloco.observe.terminal import printable
 
 # The protocol's records that are only counted, with the summary's field for the count.
 _COUNTED = {
@@ -28,6 +29,10 @@ _COUNTED = {
 }
 SETTLED = 4
 """Rounds of each fragment before learners are compared by what of their work is merged."""
+
+MOST_REASONS = 200  # that are counted each by itself
+MOST_FAILURES = 50  # whose tracebacks are kept
+OTHERS = "others"
 
 COUNTS = ("skipped_steps", "bytes_sent", "bytes_received", *_COUNTED.values())
 
@@ -184,9 +189,9 @@ class Tally:
             case "round":
                 self.rounds.add(record)
             case "drop":
-                self.drops[str(record.values.get("reason", "unknown"))] += 1
+                _count(self.drops, record.values.get("reason", "unknown"))
             case "recovered":
-                self.inner_states[str(record.values.get("inner_state", "unknown"))] += 1
+                _count(self.inner_states, record.values.get("inner_state", "unknown"))
             case "learner_lost" | "learner_silent":
                 self._mark(record.values["learner"], rejoined=False)
             case "learner_ready" | "learner_returned":
@@ -203,8 +208,9 @@ class Tally:
         self.counts.update(bytes_sent=record.sent, bytes_received=record.received)
 
     def died(self, record: LearnerDied) -> None:
-        """Keeps the failure."""
+        """Keeps the failure; of very many the newest."""
         self.failures.append(record)
+        del self.failures[:-MOST_FAILURES]
         self._mark(record.learner, rejoined=False)
 
     def train_loss(self) -> float | None:
@@ -219,3 +225,9 @@ class Tally:
         (self.away.discard if rejoined else self.away.add)(learner)
         step = max(self._clocks.get(learner, 0), self.step if rejoined else 0)
         self.marks.append((step, learner, rejoined))
+
+
+def _count(counts: collections.Counter[str], reason: object) -> None:
+    """Counts a reason that may be a stranger's words."""
+    text = printable(str(reason), 200)
+    counts[text if text in counts or len(counts) < MOST_REASONS else OTHERS] += 1

@@ -12,7 +12,10 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe.files import read_lines, replacing
 from ddiloco.observe.summary import read_summary, write_summary
 
-KEPT = {"snapshots", "previous", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
+OWNERS = {".lock", "previous"}
+"""What stays in a workdir whatever run is in it."""
+
+KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"} | OWNERS
 """The files of a workdir that the resumed run continues; it makes the others again."""
 
 

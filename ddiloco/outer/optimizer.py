@@ -63,7 +63,7 @@ class OuterConfig:
         both_ends=True,
     )
     error_feedback: bool = setting(
-        False, "whether a learner adds what its last merged encoding left out to its next one"
+        False, "whether a learner adds what its last merged encoding left out to its next one", both_ends=True
     )
     guard: GuardConfig = section(GuardConfig, may_change="resume")
 

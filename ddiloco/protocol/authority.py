@@ -67,9 +67,10 @@ class Authority:
     def hear(self, word: news.Word, part: int = 0) -> Said:
         """Takes the word of a part."""
         match word:
-            case news.Committed():
-                self.merged = self.merged.after(word.round, word.lineage)
-                return [news.Noted(word.round)]
+            case news.Committed(which, version, lineage):
+                if version > self.merged.versions[which.fragment]:
+                    self.merged = self.merged.with_version(which, version, lineage)
+                return [news.Noted(which)]
             case news.Stuck():
                 self._stuck[part] = word.stuck
             case news.Over():
@@ -94,17 +95,20 @@ class Authority:
         """What must survive a crash, as of now."""
         return self.merged.with_incarnations(self.members.incarnations())
 
-    def roll_call(self) -> list[news.News]:
-        """What a part that was restarted must know."""
+    def connected(self, part: int) -> list[news.News]:
+        """What a part must know that was started, or has a new connection."""
+        self._stuck[part] = self._over[part] = False
         roll: list[news.News] = [] if self._not_yet else [news.Gathered()]
         for m in self.members.present():
             if m.state is State.JOINING:
                 roll.append(news.Admitted(m.learner, m.incarnation))
-            elif m.state is State.LIVE:
-                roll.append(news.Begun(m.learner, m.incarnation, m.step, m.versions))
-                if m.counters:
-                    report = Report(m.learner, m.incarnation, m.step, m.counters)
-                    roll.append(news.Heard(report, m.step_time.value))
+                continue
+            roll.append(news.Begun(m.learner, m.incarnation, m.step, m.versions))
+            if m.counters:
+                report = Report(m.learner, m.incarnation, m.step, m.counters)
+                roll.append(news.Heard(report, m.step_time.value))
+            if m.state is State.SILENT:
+                roll.append(news.Left(m.learner, m.incarnation, gone=False))
         return roll
 
     # Coming and going.

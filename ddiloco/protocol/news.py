@@ -74,6 +74,7 @@ class Committed:
     """A round is merged and durable; answered by Noted, so that no learner holds a version not known of."""
 
     round: RoundId
+    version: int
     lineage: int
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from ddiloco.protocol import actions
 from ddiloco.protocol.membership import Asked, Member
 from ddiloco.protocol.messages import Contribution, RoundId
 
@@ -27,11 +28,11 @@ class Round:
     lineage: int = 0  # of that version
     phase: Phase = Phase.GATHERING
     began: float | None = None  # when the first learner had reached the step
-    deadline: float | None = None  # of the grace window
     quorum_seconds: float = 0.0
     grace_began: float = 0.0
     grace_seconds: float = 0.0
     merging_since: float = 0.0
+    committed: bool = False  # durable; the authority may not know yet
     unasked: set[int] = dataclasses.field(default_factory=set)  # live learners that are to be asked
     asked: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # (learner, incarnation), ever
     owed: dict[int, Asked] = dataclasses.field(default_factory=dict)
@@ -47,10 +48,6 @@ class Round:
         """The offers that are here and not left out, by learner number."""
         return tuple(self.arrived[who] for who in sorted(self.arrived) if who not in self.left_out)
 
-    def complete(self, now: float) -> bool:
-        """Whether nobody is waited for any longer, once the round has its quorum."""
-        return not self.owed or self.deadline is None or now >= self.deadline
-
     def has_aged(self, m: Member, steps: int) -> bool:
         """Whether an offer waits here while its learner has gone on for more than so many steps."""
         if m.learner not in self.arrived or self.phase is Phase.MERGING:
@@ -61,3 +58,24 @@ class Round:
     def has_failed(self, m: Member) -> bool:
         """Whether the learner's offer failed, and it has not reported since."""
         return self.failed.get(m.learner) == (m.incarnation, m.reports)
+
+    def record(self, live: int, now: float) -> actions.Record:
+        """What is worth knowing of it once it is merged; `live`: how many learners are."""
+        left_out = sorted(set(self.arrived) & set(self.left_out))
+        return actions.Record(
+            "round",
+            {
+                "step": self.id.step,
+                "fragment": self.id.fragment,
+                "version": self.version + 1,
+                "quorum": len(self.given),
+                "learners": [c.learner for c in self.given],
+                "live": live,
+                "tokens": sum(c.tokens for c in self.given),
+                "contributions": [c.brief for c in self.given],
+                "quorum_seconds": self.quorum_seconds,
+                "grace_seconds": self.grace_seconds,
+                "sync_seconds": now - self.merging_since,
+                **({"left_out": left_out} if left_out else {}),
+            },
+        )

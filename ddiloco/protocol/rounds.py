@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
+from typing import cast
 
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.asking import Asking
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
-from ddiloco.protocol.membership import Asked, Member, Membership, State
+from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import Contribution, Given, RoundId
+from ddiloco.protocol.overdue import Overdue
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.prospects import Prospects
 from ddiloco.protocol.round import Phase, Round
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
@@ -27,8 +29,8 @@ class Rounds:
     time for what it is to offer; `Asking` knows when. Rounds open in the order of the schedule, of different
     fragments; at most tau (at least one) are due and not merged.
 
-    What an event costs does not grow with the number of learners: rounds are looked at only when something
-    that they wait for has changed, and only learners that are yet to be asked are gone through.
+    What an event costs does not grow with the number of learners: only rounds for which something has changed
+    are looked at, and only learners that are yet to be asked.
     """
 
     def __init__(
@@ -45,14 +47,17 @@ class Rounds:
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, fragments, lineage)
+        self._prospects = Prospects(policy, total_steps, members)
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
         self._gathering = policy.quorum is None and not state.step  # until the run's first learners are in
         self._sync_time = MovingAverage()
         self._asking = Asking(policy)
-        self._overdue: list[tuple[float, RoundId, int]] = []  # heap: when an offer is given up; may be old
-        self._moved = self._ask_all = True  # whether rounds may go on; whether others may be asked
+        self._windows: dict[int, float] = {}  # by fragment, when the grace window of its round closes
+        self._overdue = Overdue(policy.offer_timeout)
+        self._touched: set[int] = set()  # fragments whose rounds may go on by what came for them alone
+        self._moved = self._ask_all = True  # whether any round may go on, and any learner may be asked
         self._heard: set[int] = set()  # learners that may be asked
         self._stuck = self._over = False
 
@@ -64,9 +69,9 @@ class Rounds:
         Raises:
           LocalProtocolError: a merge finished that was not under way.
         """
-        self._moved = True
         match event:
             case events.FragmentArrived():
+                self._touched.add(event.round.fragment)
                 return self._fragment_arrived(event, now)
             case events.OfferFailed():
                 return self._offer_failed(event)
@@ -74,8 +79,8 @@ class Rounds:
                 r = self._find(event.round)
                 if r is None or r.phase is not Phase.MERGING:
                     raise LocalProtocolError(f"{event.round} finished merging, but was not being merged")
-                r.left_out = event.left_out
-                return [news.Committed(r.id, self._updates.lineage)]
+                r.left_out, r.committed = event.left_out, True
+                return [self._committed(r)]
 
     def hear(self, told: news.News, now: float) -> Said:
         """Takes the news of the authority; `members` say the same already."""
@@ -101,30 +106,56 @@ class Rounds:
         """What was merged of its fragments; of others it says nothing."""
         return self._updates.merged
 
+    @property
+    def open(self) -> tuple[Round, ...]:
+        """The rounds in flight, in the order in which they were opened."""
+        return tuple(self._open.values())
+
+    def committed(self) -> list[news.Committed]:
+        """Its newest versions, for an authority that may not know them."""
+        state = self._updates.merged
+        known = [
+            news.Committed(RoundId(state.merged_steps[p], p), state.versions[p], state.lineages[p])
+            for p in self._updates.fragments
+        ]
+        return [*known, *(self._committed(r) for r in self._open.values() if r.committed)]
+
+    def _committed(self, r: Round) -> news.Committed:
+        return news.Committed(r.id, r.version + 1, self._updates.lineage)
+
     def advance(self, now: float) -> Said:
         """Moves every round as far as it can go, opens those whose turn has come, and asks for offers."""
         out = self._expire(now)
-        if self._moved or any(r.deadline is not None and now >= r.deadline for r in self._open.values()):
-            before = None
-            while before != (before := self._progress()):
-                self._move_front(now)
-                out += self._open_rounds()
-                out += self._move_rounds(now)
-                out += self._abandon()
+        self._touched |= {p for p in self._windows if now >= self._windows[p]}
+        touched = [self._open[p] for p in sorted(self._touched) if p in self._open]
+        if not self._moved and touched:
+            out += [*self._move_rounds(touched, now), *self._abandon(), *self._where_it_ends()]
+        before = None
+        while self._moved and before != (before := self._progress()):
+            self._move_front(now)
+            out += self._open_rounds()
+            out += self._move_rounds(self._open.values(), now)
+            out += self._abandon()
+        if self._moved:
             out += self._where_it_ends()
-        rounds = [r for r in self._open.values() if r.unasked and r.phase is not Phase.MERGING]
-        for r in rounds:
-            whom = r.unasked if self._ask_all else r.unasked & self._heard
-            out += self._asking.ask(r, map(self._member, sorted(whom)), now)
+        return out + self._ask(now)
+
+    def _ask(self, now: float) -> Said:
+        out: Said = []
+        if self._ask_all or self._heard:
+            for r in self._open.values():
+                whom = r.unasked if self._ask_all else r.unasked & self._heard
+                if whom and r.phase is not Phase.MERGING:
+                    out += self._asking.ask(r, map(self._member, sorted(whom)), now)
         self._moved = self._ask_all = False
+        self._touched.clear()
         self._heard.clear()
         return out
 
     def next_deadline(self) -> float | None:
         """When to call `advance` again, in the seconds of `now`; None: after an event only."""
-        times = [r.deadline for r in self._open.values() if r.deadline is not None]
-        overdue = self._first_overdue()
-        return min(times if overdue is None else [*times, overdue], default=None)
+        overdue = self._overdue.next(self._open)
+        return min([*self._windows.values(), *([] if overdue is None else [overdue])], default=None)
 
     # Learners.
 
@@ -155,10 +186,10 @@ class Rounds:
         for r in self._open.values():
             asked = r.owed.get(learner)
             if asked is not None and asked.expires is None and m.step >= asked.clock:
-                self._expect(r, m, asked, now)
+                self._overdue.expect(r, m, asked, now)
             elif r.has_aged(m, self.policy.interval // 2):
                 self._give_back(r, m)
-        past_all = m.step > self._asking.front.step or self._done(m)
+        past_all = m.step > self._asking.front.step or self._prospects.done(m)
         if self.policy.quorum is None or past_all or any(r.departed for r in self._open.values()):
             self._moved = True
         return [*self._updates.resend(m, now)]
@@ -184,7 +215,7 @@ class Rounds:
                 break
             if self._too_late(due):
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
-            elif sum(r.id.step <= front and self._may_go_on(r) for r in self._open.values()) < most:
+            elif sum(r.id.step <= front and self._prospects.may_go_on(r) for r in self._open.values()) < most:
                 everyone = {m.learner for m in self.members.live()}
                 p, merged = due.fragment, self.merged
                 self._open[p] = Round(due, merged.versions[p], merged.lineages[p], unasked=everyone)
@@ -194,15 +225,16 @@ class Rounds:
             self._next = self._due_from(due.step, due.fragment + 1)
         return out
 
-    def _move_rounds(self, now: float) -> Said:
+    def _move_rounds(self, rounds: Iterable[Round], now: float) -> Said:
         out: Said = []
-        for r in self._open.values():
+        for r in rounds:
             if r.began is None and self.members.furthest() >= r.id.step:
                 r.began = now
             if r.phase is Phase.GATHERING and self._has_quorum(r):
                 out += self._start_grace(r, now)
-            if r.phase is Phase.GRACE and r.complete(now):
-                r.phase, r.deadline = Phase.READY, None
+            if r.phase is Phase.GRACE and (not r.owed or now >= self._windows[r.id.fragment]):
+                r.phase = Phase.READY
+                del self._windows[r.id.fragment]
             if r.phase is Phase.READY:
                 out += self._merge(r, now)
         return out
@@ -210,33 +242,21 @@ class Rounds:
     def _has_quorum(self, r: Round) -> bool:
         """Whether enough learners have come to the round's step, and enough offers are here."""
         if self.policy.quorum is not None:
-            there = self.members.come_to(r.id.step) + len(r.departed)
-            return len(r.arrived) >= self.policy.quorum <= there
+            if len(r.arrived) < self.policy.quorum:
+                return False
+            return self.members.come_to(r.id.step) + len(r.departed) >= self.policy.quorum
         if self._gathering or not r.arrived or self._asking.front.step < r.id.step:
             return False
-        return self._nobody_owes(r)
-
-    def _nobody_owes(self, r: Round) -> bool:
-        """Whether all live learners have given what they have; begins with the one that last had not."""
-        live = self.members.live()
-        while r.settled < len(live) and not self._owes(live[r.settled], r):
-            r.settled += 1
-        if r.settled < len(live):
-            return False
-        r.settled = next((i for i, m in enumerate(live) if self._owes(m, r)), len(live))
-        return r.settled == len(live)
-
-    def _owes(self, m: Member, r: Round) -> bool:
-        """Whether a learner that is there has something to give that is not here."""
-        return m.learner not in r.arrived and m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
+        return self._prospects.nobody_owes(r)
 
     def _start_grace(self, r: Round, now: float) -> Said:
         """Opens the window; learners that are later than was foreseen offer what they have."""
         r.phase = Phase.GRACE
         r.quorum_seconds = now - (r.began if r.began is not None else now)
         r.grace_began = now
-        r.deadline = now + self._grace_window(r)
-        return [*self._asking.ask_late(r, self.members)] if r.deadline > now else []
+        window = self._grace_window(r)
+        self._windows[r.id.fragment] = now + window
+        return [*self._asking.ask_late(r, self.members)] if window > 0 else []
 
     def _merge(self, r: Round, now: float) -> Said:
         if sum(other.phase is Phase.MERGING for other in self._open.values()) >= max(1, self.policy.overlap):
@@ -252,20 +272,25 @@ class Rounds:
 
     def _broadcast(self, which: RoundId, now: float) -> Said:
         """Sends an update to all recovered members, in the merge or not; a welcome brings all fragments."""
-        r = self._open.pop(which.fragment)
+        r = self._find(which)
+        if r is None or not r.committed:  # of one before, told again to a new authority
+            return []
+        del self._open[which.fragment]
         self._moved = True
         self._updates.add(r.id)
         self._sync_time.add(now - r.merging_since)
         receivers = [m for m in self.members.present() if m.state is not State.JOINING]
         given = tuple(Given(c.learner, c.step) for c in r.given)
-        return [*self._updates.send(which.fragment, receivers, now, given), self._round_record(r, now)]
+        return [*self._updates.send(which.fragment, receivers, now, given), r.record(self.members.count, now)]
 
     def _abandon(self) -> Said:
         """Once all live learners are done, gives up rounds that lack a quorum."""
-        if self._gathering or not self._all_done():
+        if self._gathering or not self._prospects.all_done():
             return []
         hopeless = [
-            r for r in self._open.values() if r.phase is Phase.GATHERING and not self._may_complete(r)
+            r
+            for r in self._open.values()
+            if r.phase is Phase.GATHERING and not self._prospects.may_complete(r)
         ]
         for r in hopeless:
             del self._open[r.id.fragment]
@@ -277,7 +302,7 @@ class Rounds:
     def _where_it_ends(self) -> Said:
         """Tells the authority when rounds cannot go on by themselves, and when none is left."""
         out: Said = []
-        if (stuck := self._is_stuck()) != self._stuck:
+        if (stuck := self._prospects.is_stuck(self._open.values())) != self._stuck:
             self._stuck = stuck
             out.append(news.Stuck(stuck))
         if not self._over and not self._open and self._next is None:
@@ -325,83 +350,22 @@ class Rounds:
         r.owed.pop(m.learner, None)
         r.failed[m.learner] = (m.incarnation, m.reports)
         r.unasked.add(m.learner)
+        self._touched.add(r.id.fragment)
         return [actions.Drop(m.learner, reason, r.id)]
-
-    def _expect(self, r: Round, m: Member, asked: Asked, now: float) -> None:
-        """From now on an offer that was reported may be on its way, for so long."""
-        if m.has_work(r.id.fragment, r.version):
-            in_the_making = m.step_time.value or 0.0  # it may have been asked in mid-step
-            asked.expires = now + in_the_making + self.policy.offer_timeout
-            heapq.heappush(self._overdue, (asked.expires, r.id, m.learner))
 
     def _give_back(self, r: Round, m: Member) -> None:
         """Asks anew for an offer that has grown old while the round waited."""
         del r.arrived[m.learner]
         r.departed.discard(m.learner)
         r.unasked.add(m.learner)
-        self._moved = True
+        self._touched.add(r.id.fragment)
 
     def _expire(self, now: float) -> Said:
         """Stops waiting for offers that do not come."""
         out: Said = []
-        while (first := self._first_overdue()) is not None and now >= first:
-            _, which, learner = heapq.heappop(self._overdue)
+        for which, learner in self._overdue.take(self._open, now):
             out += self._failed(self._open[which.fragment], self._member(learner), "offer timed out")
-            self._moved = True
         return out
-
-    def _first_overdue(self) -> float | None:
-        while self._overdue:
-            expires, which, learner = self._overdue[0]
-            r = self._find(which)
-            asked = None if r is None else r.owed.get(learner)
-            if asked is not None and asked.expires == expires:
-                return expires
-            heapq.heappop(self._overdue)
-        return None
-
-    # Questions.
-
-    def _done(self, m: Member) -> bool:
-        return self.total_steps is not None and m.step >= self.total_steps
-
-    def _all_done(self) -> bool:
-        """Whether there are live learners, and all of them have reached the last step."""
-        if self.total_steps is None or not self.members.count:
-            return False
-        return self.members.come_to(self.total_steps) == self.members.count
-
-    def _is_stuck(self) -> bool:
-        """Whether learners that are done have nothing for any open round."""
-        if self.policy.quorum is None or self.total_steps is None or not self._open:
-            return False
-        if not self.members.come_to(self.total_steps):
-            return False
-        return all(r.phase is Phase.GATHERING and not self._may_gain(r) for r in self._open.values())
-
-    def _may_gain(self, r: Round) -> bool:
-        """Whether a learner at the round's step has given or still may."""
-        return bool(r.arrived) or any(
-            m.step >= r.id.step
-            and (not self._done(m) or not m.counters or m.has_work(r.id.fragment, r.version))
-            for m in self.members.live()
-        )
-
-    def _may_go_on(self, r: Round) -> bool:
-        """Whether the round has something to wait for or to do; learners may wait for those after it."""
-        return (
-            r.phase is not Phase.GATHERING
-            or bool(r.arrived)
-            or any(
-                m.step < r.id.step or not m.counters or m.has_work(r.id.fragment, r.version)
-                for m in self.members.live()
-            )
-        )
-
-    def _may_complete(self, r: Round) -> bool:
-        """Whether learners that are all done have enough to give."""
-        owing = sum(self._owes(m, r) for m in self.members.live())
-        return len(r.arrived) + owing >= (self.policy.quorum or 1)
 
     def _grace_window(self, r: Round) -> float:
         """Seconds, by the fastest live learner's steps: it would be the first to miss the update."""
@@ -420,42 +384,17 @@ class Rounds:
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first round of the schedule, from this one on, that is its own and has not been merged."""
+        merged_steps = self.merged.merged_steps
         while self.total_steps is None or step <= self.total_steps:
-            for due in self._schedule.due(step):
-                if (
-                    due >= fragment
-                    and due in self._updates.fragments
-                    and step > self.merged.merged_steps[due]
-                ):
-                    return RoundId(step, due)
+            for p in self._schedule.due(step):
+                if p >= fragment and p in self._updates.fragments and step > merged_steps[p]:
+                    return RoundId(step, p)
             step, fragment = step + 1, 0
         return None
 
     def _member(self, learner: int) -> Member:
-        m = self.members.newest(learner)
-        assert m is not None
-        return m
+        return cast(Member, self.members.newest(learner))
 
     def _find(self, round_id: RoundId) -> Round | None:
         r = self._open.get(round_id.fragment)
         return r if r is not None and r.id == round_id else None
-
-    def _round_record(self, r: Round, now: float) -> actions.Record:
-        left_out = sorted(set(r.arrived) & set(r.left_out))
-        return actions.Record(
-            "round",
-            {
-                "step": r.id.step,
-                "fragment": r.id.fragment,
-                "version": self.merged.versions[r.id.fragment],
-                "quorum": len(r.given),
-                "learners": [c.learner for c in r.given],
-                "live": self.members.count,
-                "tokens": sum(c.tokens for c in r.given),
-                "contributions": [c.brief for c in r.given],
-                "quorum_seconds": r.quorum_seconds,
-                "grace_seconds": r.grace_seconds,
-                "sync_seconds": now - r.merging_since,
-                **({"left_out": left_out} if left_out else {}),
-            },
-        )

@@ -37,10 +37,14 @@ class SyncerState:
 
     def after(self, merged: RoundId, lineage: int = 0) -> SyncerState:
         """The state with one more round merged, by a syncer whose start drew this lineage."""
+        return self.with_version(merged, self.versions[merged.fragment] + 1, lineage)
+
+    def with_version(self, merged: RoundId, version: int, lineage: int) -> SyncerState:
+        """The state with this version of a fragment, made in that round."""
         p = merged.fragment
         return dataclasses.replace(
             self,
-            versions=(*self.versions[:p], self.versions[p] + 1, *self.versions[p + 1 :]),
+            versions=(*self.versions[:p], version, *self.versions[p + 1 :]),
             merged_steps=(*self.merged_steps[:p], merged.step, *self.merged_steps[p + 1 :]),
             lineages=(*self.lineages[:p], lineage, *self.lineages[p + 1 :]),
         )

@@ -10,6 +10,7 @@ from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.membership import Membership
 from ddiloco.protocol.news import News, Word
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.round import Round
 from ddiloco.protocol.rounds import Rounds
 from ddiloco.protocol.state import SyncerState
 
@@ -103,6 +104,11 @@ class SyncerCore:
     def live(self) -> tuple[int, ...]:
         """The learners that count towards a quorum."""
         return tuple(m.learner for m in self._members.live())
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The rounds in flight, to look at."""
+        return self._rounds.open
 
     def _pass_on(self, said: Sequence[actions.SyncerAction | News | Word], now: float) -> Actions:
         """What is left for the driver once each half has heard what the other said."""

@@ -38,7 +38,7 @@ class Updates:
         merged, own = self.merged, self.fragments
         welcome = events.Welcomed(
             incarnation,
-            merged.step,
+            max(merged.merged_steps[p] for p in own),
             tuple(merged.versions[p] for p in own),
             tuple(merged.merged_steps[p] for p in own),
             () if self._are_all else own,

@@ -59,8 +59,8 @@ class Told:
 def fragments_with(event: events.FromSyncer) -> Sequence[int]:
     """The fragments that travel with an event from the syncer to a learner."""
     match event:
-        case events.Welcomed(versions=versions):
-            return range(len(versions))
+        case events.Welcomed(versions=versions, fragments=fragments):
+            return fragments or range(len(versions))
         case events.UpdateArrived(fragment=fragment):
             return (fragment,)
     return ()
@@ -75,12 +75,14 @@ class InnerState:
       versions: by fragment, those that it had applied.
       arrays: one for each of `Program.inner_leaves`.
       origin: how the tape of the learner that gave it names it; None: not known.
+      trained: inner steps that it has taken in since it was fresh, of all learners that it has been with.
     """
 
     step: int
     versions: tuple[int, ...]
     arrays: Sequence[np.ndarray | jax.Array]
     origin: InnerOrigin | None = None
+    trained: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

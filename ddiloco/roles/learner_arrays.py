@@ -105,8 +105,8 @@ class TrainingArrays:
         `inner` None: a fresh one.
         """
         transfer = self._equipment.transfer
+        self.lose()  # the devices may not hold two
         self._state = self._equipment.program.state_from(transfer.whole(fragments), inner)
-        self._offers.clear()
         if transfer.keeps_anchors:
             self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
         if transfer.error_feedback:

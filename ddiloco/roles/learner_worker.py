@@ -21,7 +21,6 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.roles.device_calls import DeviceCalls
 from ddiloco.roles.exchange import (
-    Delivery,
     InnerState,
     InnerStateWanted,
     Leave,
@@ -29,6 +28,7 @@ from ddiloco.roles.exchange import (
     SnapshotBegun,
     Told,
 )
+from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.resuming import ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
@@ -88,7 +88,7 @@ class LearnerWorker:
         the learner in the snapshot, if the run resumes from one.
         """
         self.core = core
-        self.inbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self.inbox = Inbox()
         self.tokens = 0  # trained on so far; written by this thread alone
         self.failure: str | None = None
         self.joining = threading.Event()  # set once the syncer knows that the learner joins or resumes
@@ -101,8 +101,9 @@ class LearnerWorker:
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
         self._recording = recording
         self._resumed = resumed
+        self._trained = 0  # steps that the inner state has taken in
         if resumed is not None:
-            self.tokens = resumed.tokens
+            self.tokens, self._trained = resumed.tokens, resumed.steps
         self._wanted: list[InnerStateWanted] = []
         self._leaving = False
         self._timeline = State.STARTING
@@ -182,6 +183,7 @@ class LearnerWorker:
         clock = self.core.clock
         tokens, metrics = self._patiently(lambda: self._arrays.step(clock))
         self.tokens += tokens
+        self._trained += 1
         position = self._arrays.position() if self._recovery is not None else None
         self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, position))
         self._handle(events.StepStarted(tokens))
@@ -268,7 +270,9 @@ class LearnerWorker:
         state = None
         for wish in ready:
             if wish.answer.set_running_or_notify_cancel():
-                state = state or InnerState(self.core.clock, own, self._arrays.inner(), self._tape.gave())
+                state = state or InnerState(
+                    self.core.clock, own, self._arrays.inner(), self._tape.gave(), self._trained
+                )
                 wish.answer.set_result(state)
 
     def _handle(self, event: events.LearnerEvent, fragments: Sequence[Pieces] = ()) -> None:
@@ -289,6 +293,7 @@ class LearnerWorker:
                 inner = self._recovery.inner_state(versions) if self._recovery is not None else None
                 self._tape.adopted(inner is None, inner.origin if inner is not None else None)
                 self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
+                self._trained = inner.trained if inner is not None else 0
                 self._tell(events.LearnerReady(core.learner, core.incarnation, step, versions))
             case actions.MakeOffer(contribution=c):
                 self._arrays.offer(c.fragment, c.step)

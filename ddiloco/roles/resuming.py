@@ -11,6 +11,7 @@ import numpy as np
 
 from ddiloco.data.shards import reshard
 from ddiloco.disk.durable import Start
+from ddiloco.disk.run_mark import new_run
 from ddiloco.disk.snapshots.array_names import named, numbered
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
 from ddiloco.disk.snapshots.store import Part, Snapshot, SnapshotError
@@ -44,11 +45,21 @@ class ResumedLearner:
     _values: Mapping[str, Any]
     _updates: Mapping[int, Pieces]
 
+    @property
+    def steps(self) -> int:
+        """How many it had taken."""
+        return self._values["steps"]
+
     def load(self, arrays: TrainingArrays, mixing: float) -> None:
         """Loads the state onto the learner's devices, sets the batches' position and applies the updates."""
         arrays.restore(self._arrays, self._values)
         for p, pieces in self._updates.items():
             arrays.apply(p, mixing, pieces)
+
+
+def run_of(snapshot: Snapshot | None) -> str:
+    """The id of the run that resumes from the snapshot, or of one that begins."""
+    return (snapshot is not None and snapshot.header.get("run")) or new_run()
 
 
 class Origin:
@@ -139,7 +150,8 @@ class Origin:
         part = self._snapshot.part(learner_part(donor))
         versions = tuple(row[0] for row in part.state["fragments"])
         known = InnerOrigin(donor, 0, self.name.number)
-        return InnerState(part.state["clock"], versions, numbered("inner", part.arrays), known)
+        inner = numbered("inner", part.arrays)
+        return InnerState(part.state["clock"], versions, inner, known, part.state["steps"])
 
     @functools.cached_property
     def _states(self) -> dict[int, dict[str, Any]]:

@@ -20,18 +20,13 @@ from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import Arrivals, Delivery, Pieces, SnapshotBegun, Told, fragments_with
+from ddiloco.roles.exchange import Arrivals, Pieces, SnapshotBegun, Told, fragments_with
+from ddiloco.roles.links import LearnerLink, Links
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
 
+MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the last snapshot to be written once the run is over
-
-
-class LearnerLink(Protocol):
-    """How the syncer reaches one incarnation of a learner."""
-
-    def deliver(self, delivery: Delivery) -> None:
-        """Hands over a delivery, without waiting for the learner."""
 
 
 class Durability(Protocol):
@@ -114,7 +109,9 @@ class SyncerWorker:
         self._durable = durable
         self._tape = tape or SyncerTape()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._links: dict[tuple[int, int], LearnerLink] = {}
+        self._held: Message | None = None  # taken out of the inbox, and next
+        self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
+        self._links = Links()
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
         self._arrivals: Arrivals[Pieces] = Arrivals()
         self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
@@ -131,7 +128,7 @@ class SyncerWorker:
 
     def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
         """Sets how to reach a learner; call it before the learner's first event."""
-        self._links[learner, incarnation] = link
+        self._links.set(learner, incarnation, link)
 
     def send(self, event: events.SyncerEvent | SnapshotMessage | Completed) -> None:
         """Puts an event, or a message about a snapshot, into the inbox; never waits."""
@@ -176,6 +173,9 @@ class SyncerWorker:
             self.ended.set()
 
     def _next(self) -> Message:
+        if self._held is not None:
+            held, self._held = self._held, None
+            return held
         deadlines = [self.core.next_deadline(), self._snapshots.next_deadline() if self._snapshots else None]
         deadline = min((at for at in deadlines if at is not None), default=None)
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -203,22 +203,66 @@ class SyncerWorker:
             case Gathered(fragments):
                 self._begin_snapshot(fragments)
             case StateRecorded() | PartWritten() | Completed():
-                if self._snapshots is not None:
-                    self._snapshots.take(message)
+                self._take_of_snapshot(message)
             case Stop():
                 pass
+            case events.LearnerJoined():
+                self._take_joins(message)
             case event:
-                decided = self._decide(event)
-                if isinstance(event, events.LearnerJoined) and self._durable is not None:
-                    self._durable.remember(self.core.state().incarnations)
-                self._carry_out(decided)
+                self._carry_out(self._decide(event))
+                if isinstance(event, events.LearnerLost):
+                    self._links.lost(event.learner, event.incarnation)
+
+    def _take_joins(self, first: events.LearnerJoined) -> None:
+        """Answers this join and those that wait right behind it, after one write to the disk."""
+        joins: list[events.LearnerJoined] = [first]
+        while self._held is None and len(joins) < MOST_JOINS and not self._inbox.empty():
+            following = self._inbox.get()
+            if isinstance(following, events.LearnerJoined):
+                joins.append(following)
+            else:
+                self._held = following
+        decided = [action for join in joins for action in self._decide(join)]
+        known = self.core.state().incarnations
+        if self._durable is not None and known != self._known:
+            self._durable.remember(known)
+        self._known = known
+        self._carry_out(decided)
+        for join in joins:
+            self._links.joined(join)
+
+    def _take_of_snapshot(self, message: SnapshotMessage | Completed) -> None:
+        try:
+            if self._snapshots is not None:
+                self._snapshots.take(message)
+            elif not isinstance(message, Completed):
+                self._perform(actions.Drop(message.learner, "about a snapshot, but none are taken"), {})
+        except Exception as error:
+            if isinstance(message, Completed):
+                raise
+            self._perform(self._refused(message.learner, error), {})
+
+    def _refused(self, learner: int, error: Exception, round_id: RoundId | None = None) -> actions.Drop:
+        """For what a learner sent and nothing here has a case for: counted, and no reason to end."""
+        sentence = f"learner {learner}: what it sent made the syncer fail: {type(error).__name__}: {error}"
+        self._record(records.Alarm(sentence, time.time()))
+        return actions.Drop(learner, f"it made the syncer fail: {type(error).__name__}", round_id)
 
     def _decide(self, event: events.SyncerEvent, pieces: Pieces = ()) -> list[actions.SyncerAction]:
-        """Has the core handle an event; a snapshot under way sees it before, the tape after."""
-        if self._snapshots is not None:
-            self._snapshots.heard(event, pieces)
+        """Has the core handle an event; a snapshot under way sees it before, the tape after.
+
+        No event of a learner raises: what the core has no case for is dropped.
+        """
         now = time.monotonic()
-        decided = self.core.handle(event, now)
+        try:
+            if self._snapshots is not None:
+                self._snapshots.heard(event, pieces)
+            decided = self.core.handle(event, now)
+        except Exception as error:
+            learner = _learner(event)
+            if learner is None:
+                raise
+            return [self._refused(learner, error, getattr(event, "round", None))]
         self._tape.heard(event, decided, now)
         return decided
 
@@ -234,13 +278,13 @@ class SyncerWorker:
         newest = dict(self.core.state().incarnations)
         for mark in self._snapshots.begin(self.core, fragments, time.monotonic()):
             begun = SnapshotBegun(mark.number, self.core.versions)
-            self._links[mark.learner, newest[mark.learner]].deliver(begun)
+            self._links.deliver((mark.learner, newest[mark.learner]), begun)
 
     def _finish_merges(self) -> None:
         """Notes the merges that were under way when the thread was stopped, since they are durable."""
         self._merger.shutdown(wait=True, cancel_futures=True)
-        while not self._inbox.empty():
-            message = self._inbox.get()
+        while self._held is not None or not self._inbox.empty():
+            message = self._next()
             if isinstance(message, Merged):
                 decided = self._note_merge(message)
                 records_only = [action for action in decided if isinstance(action, actions.Record)]
@@ -284,10 +328,8 @@ class SyncerWorker:
                 self.ended.set()
 
     def _deliver(self, receiver: tuple[int, int], delivery: Told) -> None:
-        link = self._links.get(receiver)
-        if link is None:  # it has never asked to join
+        if not self._links.deliver(receiver, delivery):
             return
-        link.deliver(delivery)
         if isinstance(delivery.event, events.UpdateArrived):
             size = sum(piece.nbytes for pieces in delivery.fragments for piece in pieces)
             self._record(records.Transferred(receiver[0], sent=0, received=size))
@@ -332,3 +374,13 @@ class SyncerWorker:
             self._record(records.Alarm(problem, time.time()))
             states = []
         self._inbox.put(Gathered(states))
+
+
+def _learner(event: events.SyncerEvent) -> int | None:
+    """The learner that an event comes from; None: it is the syncer's own."""
+    match event:
+        case events.StepReported(report=sent) | events.FragmentArrived(contribution=sent):
+            return sent.learner
+        case events.MergeFinished() | events.Timeout():
+            return None
+    return event.learner

@@ -38,11 +38,13 @@ class Tapes:
         record: Callable[[records.Record], None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        run: str = "",
     ) -> None:
-        """`clock`: the cores' time, in seconds. `wall`: unix seconds. `record` gets alarms."""
+        """`clock`: the cores' time, in seconds. `wall`: unix seconds. `record` gets alarms. `run`: its id."""
         self.folder = None if workdir is None or not experiment.tape.enabled else workdir / FOLDER
+        self._most_bytes = experiment.tape.max_gib * (1 << 30)
         self._experiment, self._layout, self._record = experiment, layout, record
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall, self._run = clock, wall, run
 
     def learner(
         self, learner: int, process: int, equipment: Equipment, resumed: ResumedWith | None = None
@@ -61,7 +63,7 @@ class Tapes:
         position = _position(equipment.batches)
         header = self._header("learner", learner, process, machine, position=position, resumed=resumed)
         path = learner_tape(self.folder, learner, process)
-        return LearnerTape(learner, process, path, header, self._record)
+        return LearnerTape(learner, process, path, header, self._record, self._most_bytes)
 
     def syncer(
         self,
@@ -84,7 +86,7 @@ class Tapes:
         process = next_syncer(self.folder)
         begun = {"state": state, "sha256": sha256, "resumed_from": resumed_from, "lineage": lineage}
         header = self._header("syncer", None, process, machine_of(None), **begun)
-        return SyncerTape(syncer_tape(self.folder, process), header, self._record)
+        return SyncerTape(syncer_tape(self.folder, process), header, self._record, self._most_bytes)
 
     def _header(
         self, role: str, learner: int | None, process: int, machine: Machine, **begun_from: Any
@@ -99,6 +101,7 @@ class Tapes:
             machine=machine,
             now=self._clock(),
             wall=self._wall(),
+            run=self._run,
             **begun_from,
         )
 

@@ -16,12 +16,14 @@ from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.baselines.virtual import run_without_arrays as run_job_without_arrays
 from ddiloco.baselines.wall import BaselineRun
 from ddiloco.config import ConfigError
-from ddiloco.disk import checkpoints
+from ddiloco.disk import checkpoints, run_mark
+from ddiloco.disk.durable import FOLDER as DURABLE
+from ddiloco.disk.ownership import owned
 from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.local.run import LocalRun
 from ddiloco.observe.monitor import Monitor, RunInfo
-from ddiloco.observe.trimming import next_previous
+from ddiloco.observe.trimming import OWNERS, next_previous
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.roles.assembly import Assembly
@@ -52,10 +54,13 @@ def run_job(
     stop: threading.Event,
     live: bool,
     runner: Runner | None = None,
-    resume: bool = False,
+    resume: bool | None = False,
     make_loop: MakeLoop | None = None,
+    claim: Callable[[], None] = lambda: None,
 ) -> Result:
     """Runs an experiment; setting `stop` ends it early, with everything saved.
+
+    First the workdir is locked, then `claim` called; only then is anything in the workdir touched.
 
     Args:
       experiment: all settings.
@@ -63,12 +68,15 @@ def run_job(
       stop: ends the run early.
       live: whether to draw a progress line.
       runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
-      resume: whether this process is restarted in a run that is still going on. If not, the run resumes from
-        its newest snapshot with `experiment.resume`; without, an earlier run in the workdir is set aside.
+      resume: whether this process is restarted in a run that is still going on; None: if one has begun in the
+        workdir. If not, the run resumes from its newest snapshot with `experiment.resume`; without, an
+        earlier run in the workdir is set aside.
       make_loop: makes the user's own loop, if one is trained; None: what the settings name.
+      claim: takes what else the run needs for itself alone, such as a port; may raise ConfigError.
 
     Raises:
       ConfigError, DataError: the run cannot work; raised before anything is trained.
+      RunMarkError: the run in the workdir cannot be told, or none has begun there that `resume` is of.
       SnapshotError: the snapshot that the run resumes from was damaged after it was checked.
     """
     virtual = experiment.driver == "virtual"
@@ -83,10 +91,35 @@ def run_job(
     if experiment.driver == "remote":
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
-        if not resume:  # a restarted syncer does not let learners wait for checks that passed before
+        if resume is False:  # a restarted syncer does not let learners wait for checks that passed before
             assembly.check_syncer()
     elif assembly is not None:
         assembly.check()
+    with owned(workdir):
+        claim()
+        going_on = resume is not False and _has_begun(workdir, resume)
+        return _run_owned(experiment, assembly, workdir, stop, live, runner, going_on)
+
+
+def _has_begun(workdir: pathlib.Path, resume: bool | None) -> bool:
+    """Whether the run in the workdir came to the end of its start."""
+    if run_mark.begun(workdir / DURABLE) is not None:
+        return True
+    if resume is None:
+        return False
+    raise run_mark.RunMarkError(f"{workdir}: no run has begun there that could go on")
+
+
+def _run_owned(
+    experiment: Experiment,
+    assembly: Assembly | None,
+    workdir: pathlib.Path,
+    stop: threading.Event,
+    live: bool,
+    runner: Runner | None,
+    resume: bool,
+) -> Result:
+    """Runs an experiment that was checked, in a workdir that nobody else has."""
     snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
     if snapshot is not None:
         trim_records(snapshot, workdir)
@@ -96,7 +129,7 @@ def run_job(
         _run_info(experiment, assembly),
         live=live,
         log_every=experiment.log.every,
-        clock=None if virtual else time.time,
+        clock=None if experiment.driver == "virtual" else time.time,
         resume=resume or snapshot is not None,
     )
     monitor.start()
@@ -167,7 +200,7 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
 
 def set_aside(workdir: pathlib.Path) -> None:
     """Moves an earlier run in the workdir to `workdir/previous/N`, so that runs never mix."""
-    left = [path for path in workdir.glob("*") if path.name != "previous"]
+    left = [path for path in workdir.glob("*") if path.name not in OWNERS]
     if not left:
         return
     target = next_previous(workdir)

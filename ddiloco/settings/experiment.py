@@ -29,9 +29,7 @@ BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
 class TrainConfig:
     """How long, and on how many rows, a learner trains."""
 
-    steps: int = setting(
-        480, "T: global steps; a learner is done when its clock is there", at_least=1, both_ends=True
-    )
+    steps: int = setting(480, "T: global steps; a learner is done when its clock is there", at_least=1)
     tokens: int | None = setting(
         None,
         "token budget of all learners, from which `steps` then follows; None: by steps",
@@ -79,6 +77,7 @@ class TapeConfig:
     """Whether a run can be replayed."""
 
     enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
+    max_gib: float = setting(4.0, "size of one process's tape at which it ends, with an alarm", above=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +99,7 @@ class Experiment:
     model: Any = setting(
         dataclasses.MISSING,
         "the shape of what is trained",
+        both_ends=True,
         may_change="never",
         because="the arrays in the snapshot are of that model",
     )
@@ -107,6 +107,7 @@ class Experiment:
         "decoupled",
         "how learners cooperate",
         choices=DECOUPLED_FAMILY + BASELINES,
+        both_ends=True,
         may_change="never",
         because="the snapshot is of that algorithm",
     )
@@ -120,18 +121,20 @@ class Experiment:
         0,
         "of the initial parameters, the data order and the sample",
         at_least=0,
+        both_ends=True,
         may_change="never",
         because="it orders the data, and positions in them are of that order",
     )
     data: Any = setting(
         None,
         "which data are read, and how they become rows",
+        both_ends=True,
         may_change="never",
         because="positions in the data are of those data",
     )
-    train: TrainConfig = section(TrainConfig, may_change="resume")
+    train: TrainConfig = section(TrainConfig, may_change="resume", both_ends=True)
     # These may change because they do not affect the arrays of the inner state.
-    inner: InnerConfig = section(InnerConfig, may_change="resume")
+    inner: InnerConfig = section(InnerConfig, may_change="resume", both_ends=True)
     sync: SyncPolicy = section(SyncPolicy, may_change="resume", both_ends=True)
     outer: OuterConfig = section(OuterConfig, may_change="resume")
     mesh: MeshConfig = section(MeshConfig, may_change="resume")

@@ -31,7 +31,9 @@ class InnerConfig:
     )
     eps: float = setting(1e-8, "added to the root of Adam's second moment", above=0.0)
     clip_norm: float | None = setting(1.0, "largest global norm of a gradient; None is off", above=0.0)
-    accumulation: int = setting(1, "micro-batches that a step's rows are split into", at_least=1)
+    accumulation: int = setting(
+        1, "micro-batches that a step's rows are split into", at_least=1, both_ends=False
+    )
     z_loss: float = setting(0.0, "weight of the squared log-normaliser in the loss", at_least=0.0)
 
 

@@ -43,6 +43,13 @@ def traced_step(
     return step.trace(state, abstract_batch(mesh, rows, row), jax.ShapeDtypeStruct((), jnp.int32))
 
 
+def _placed(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """A host array on the devices, in memory that is nobody else's."""
+    on_cpu = next(iter(sharding.device_set)).platform == "cpu"  # type: ignore[attr-defined]
+    # CPU devices may use the host's own memory, into which a donating step would write.
+    return jax.device_put(np.array(value) if on_cpu else value, sharding)
+
+
 def _compiled(lowered: jax.stages.Lowered, mesh: Mesh, saved: str | None) -> jax.stages.Compiled:
     if saved is not None:
         return executable.load(pathlib.Path(saved), lowered, mesh)
@@ -100,19 +107,17 @@ class TrainProgram:
     ) -> TrainState:
         """A state with a copy of these host parameters, in either form, and of this inner optimizer state.
 
-        `inner` None: a fresh one.
+        The devices hold one copy of either, and what is on its way.
 
-        `inner` has an array for each of `inner_leaves`, as `inner_state` gave them.
+        `inner` has an array for each of `inner_leaves`, as `inner_state` gave them; None: a fresh one.
         """
         laid = self.shardings.items()
-        placed = {name: jax.device_put(array_of(name, params), sharding) for name, sharding in laid}
-        # On CPU devices `placed` may be the host's own memory, which a donating step would write into.
-        own = self._copy(placed)
+        own = {name: _placed(array_of(name, params), sharding) for name, sharding in laid}
         if inner is None:
             return TrainState(own, self._init_optimizer(own))
         shardings, structure = jax.tree.flatten(self._laid.opt_state)
-        leaves = [jax.device_put(leaf, sharding) for leaf, sharding in zip(inner, shardings, strict=True)]
-        return TrainState(own, self._copy_inner(jax.tree.unflatten(structure, leaves)))
+        leaves = [_placed(leaf, sharding) for leaf, sharding in zip(inner, shardings, strict=True)]
+        return TrainState(own, jax.tree.unflatten(structure, leaves))
 
     def copy(self, state: TrainState) -> TrainState:
         """A copy of the state as the last step leaves it, of as much memory on the devices."""

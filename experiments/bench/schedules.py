@@ -39,18 +39,23 @@ def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -
     started = time.process_time()
     seconds = {"checked": 0.0, "unchecked": 0.0, "bare": 0.0}
     events = sampled = sampled_events = 0
+    states: set[int] = set()
     for number in range(count):
         begun = time.process_time()
         explored = explore(number)
         took = time.process_time() - begun
         events += explored.events
+        states |= explored.states
         if number % SAMPLED == 0:
             sampled, sampled_events = sampled + 1, sampled_events + explored.events
             seconds["checked"] += took
             seconds["unchecked"] += _timed(RandomSchedule(draw_plan(number), checked=False).run)
             seconds["bare"] += _timed(lambda events=explored.events: _bare(events))
     spent = time.process_time() - started
-    print(f"{count} schedules, {events} events in {spent:.0f} s: every rule held after every event")
+    print(
+        f"{count} schedules, {events} events, {len(states)} distinct states of the syncer in {spent:.0f} s: "
+    )
+    print("every rule held after every event")
     amounts = {"schedules/s": sampled, "events/s": sampled_events}
     return [_speeds(unit, amount, seconds) for unit, amount in amounts.items()]
 

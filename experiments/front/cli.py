@@ -19,6 +19,7 @@ from ml_collections import ConfigDict, config_flags
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
+from ddiloco.observe import terminal
 
 USAGE_ERROR = 2
 
@@ -191,8 +192,8 @@ def resolve(argument: str, overrides: Sequence[tuple[str, Any]]) -> ConfigDict:
 
 
 def tell(line: str) -> None:
-    """Writes a line to standard error, for whoever looks on; results go to standard output."""
-    print(line, file=sys.stderr, flush=True)
+    """Writes a line to standard error, for whoever looks on, if it is read; results go to standard output."""
+    terminal.tell(terminal.printable(line), sys.stderr)
 
 
 def _fail(message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 from ddiloco.config import ConfigError
@@ -12,23 +13,41 @@ LEAST_TOKEN = 16  # characters
 
 
 def load_security(token_file: str | None, tls: str | None) -> Security:
-    """Reads the token and the folder with ca.pem, cert.pem and key.pem (see scripts/make_certs.sh).
+    """Reads the token or tokens, and the folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh).
+
+    A file with one token holds it in a line. One with a token of each learner's own has a line
+    `NUMBER TOKEN` for each (experiments.make_tokens).
 
     Raises:
-      ConfigError: a file cannot be read, or the token is short.
+      ConfigError: a file cannot be read, or can by others than its owner, or a token is short.
     """
-    token = None
+    token, tokens, files = None, {}, None
     if token_file is not None:
-        token = _read(token_file, "token_file").decode(errors="replace").strip()
-        if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
-            raise ConfigError(
-                f"token_file: {token_file}: must hold one line of at least {LEAST_TOKEN} ASCII characters"
-            )
-    files = None
+        lines = _read_secret(token_file, "token_file").decode(errors="replace").split("\n")
+        rows = [line.split() for line in lines if line.strip()]
+        own = [row for row in rows if len(row) == 2 and row[0].isdecimal()]
+        tokens = {int(row[0]): row[1] for row in own}
+        if not own and len(rows) == 1:
+            token = " ".join(rows[0])
+        known = list(tokens.values()) if token is None else [token]
+        if not known or len(own) not in (0, len(rows)) or len({*known}) < len(rows) or any(map(_weak, known)):
+            line = f"one line of at least {LEAST_TOKEN} ASCII characters"
+            raise ConfigError(f"token_file: {token_file}: must hold {line}, or NUMBER TOKEN for each learner")
     if tls is not None:
-        authority, certificate, key = (_read(str(pathlib.Path(tls) / name), "tls") for name in FILES)
-        files = (authority, certificate, key)
-    return Security(token, files)
+        authority, certificate = (_read(str(pathlib.Path(tls) / name), "tls") for name in FILES[:2])
+        files = (authority, certificate, _read_secret(str(pathlib.Path(tls) / FILES[2]), "tls"))
+    return Security(token, files, tokens)
+
+
+def _weak(token: str) -> bool:
+    return len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()
+
+
+def _read_secret(path: str, flag: str) -> bytes:
+    content = _read(path, flag)
+    if os.stat(path).st_mode & 0o077:
+        raise ConfigError(f"{flag}: {path}: others can read or change it; `chmod 600` keeps it its owner's")
+    return content
 
 
 def check_address(address: str, flag: str) -> str:

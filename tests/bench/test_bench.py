@@ -4,7 +4,18 @@ import json
 
 import pytest
 
-NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "snapshot", "tape", "guard")
+NAMES = (
+    "learner",
+    "merge",
+    "wire",
+    "durability",
+    "donation",
+    "memory",
+    "snapshot",
+    "tape",
+    "protocol",
+    "guard",
+)
 
 
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("restart", marks=pytest.mark.slow)])

@@ -8,7 +8,9 @@ import threading
 import numpy as np
 import pytest
 
+from ddiloco.disk import array_file
 from ddiloco.disk.durable import DurableState, DurableStateError
+from ddiloco.disk.run_mark import RunMarkError, begun
 from ddiloco.observe import records
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
@@ -185,3 +187,50 @@ def test_arrays_of_no_dimension_come_back_as_such(tmp_path):
     loaded = disk.state.load().fragments[0]
     assert [a.shape for a in loaded.optimizer] == [np.shape(a) for a in trained.state(0).optimizer]
     assert () in [a.shape for a in loaded.optimizer]
+
+
+def test_two_writers_of_one_file_never_leave_a_mixture(tmp_path):
+    path, damaged, stop = tmp_path / "file", [], threading.Event()
+    array_file.save(path, b"test\n", {}, [np.zeros(1 << 16)])
+
+    def write(value):
+        while not stop.is_set():
+            array_file.save(path, b"test\n", {"value": value}, [np.full(1 << 16, value)])
+
+    writers = [threading.Thread(target=write, args=(value,)) for value in (1.0, 2.0)]
+    for writer in writers:
+        writer.start()
+    for _ in range(200):
+        try:
+            header, [found] = array_file.load(path, b"test\n")
+            assert (found == header.get("value", 0.0)).all()
+        except (ValueError, AssertionError) as error:
+            damaged.append(error)
+    stop.set()
+    for writer in writers:
+        writer.join()
+    assert not damaged
+    assert [left.name for left in tmp_path.iterdir()] == ["file"]
+
+
+def test_files_of_two_runs_are_not_taken_for_one(disk):
+    disk.state.run = "one"
+    disk.state.begin(model())
+    sound = (disk.folder / "fragment-0001").read_bytes()
+    disk.state.run = "other"
+    disk.state.begin(model())
+    disk.state.load()
+    (disk.folder / "fragment-0001").write_bytes(sound)
+    with pytest.raises(DurableStateError, match=r"fragment-0001: is of another run"):
+        disk.state.load()
+
+
+def test_a_start_is_complete_only_once_it_is_marked_and_a_damaged_mark_is_named(disk):
+    disk.state.run = "one"
+    disk.state.begin(model())
+    assert begun(disk.folder) is None
+    disk.state.complete()
+    assert begun(disk.folder).run == "one"
+    (disk.folder / "run.json").write_text("[")
+    with pytest.raises(RunMarkError, match=r"run.json: cannot be used"):
+        begun(disk.folder)

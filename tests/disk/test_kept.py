@@ -23,7 +23,7 @@ def committed(folder, rounds, keep=3):
     """A run of one learner after these rounds (step, fragment); the model's hash after each, and records."""
     taken = []
     model = GlobalModel(LAYOUT, THETA, OuterConfig(optimizer="nesterov"), 1)
-    durable = DurableState(folder, LAYOUT, taken.append, threading.Event(), keep)
+    durable = DurableState(folder, LAYOUT, taken.append, threading.Event(), keep=keep)
     durable.begin(model)
     hashes = [model.sha256()]
     for step, p in rounds:

@@ -1,8 +1,8 @@
 """A role to which something happens: `python -m tests.integration.afflicted WHAT MODULE ARGUMENTS`.
 
 WHAT is `clock` (SIGUSR1 puts the wall clock an hour forward, SIGUSR2 an hour back), `clock:SECONDS` (it is
-off by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge) or `write:N` (killed
-half-way through the write of its Nth merged fragment).
+off by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge), `write:N` (killed
+half-way through the write of its Nth merged fragment) or `start` (killed before its first start is complete).
 """
 
 import os
@@ -72,12 +72,20 @@ def dying_in_write(number):
     array_file.replace, durable.DurableState.commit = replaced, committed
 
 
+def dying_in_start():
+    from ddiloco.disk import durable
+
+    durable.DurableState.complete = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main():
     what, _, value = sys.argv[1].partition(":")
     if what == "clock":
         with_another_clock(float(value or 0))
     elif what == "merge":
         dying_in_merge(int(value))
+    elif what == "start":
+        dying_in_start()
     else:
         dying_in_write(int(value))
     module = sys.argv[2]

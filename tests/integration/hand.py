@@ -50,12 +50,13 @@ class Job:
         self._programs = programs
         self._processes = []
         token = workdir.with_name(f"{workdir.name}_token")  # a run that begins empties its workdir
+        token.touch(mode=0o600)
         token.write_text(TOKEN)
         self._shared = [*self.settings, f"--token_file={token}", f"--workdir={workdir}"]
 
-    def syncer(self, *more, affliction=None):
-        """Starts the syncer's process."""
-        return self._start("experiments.syncer", [f"--listen={self.address}", *more], affliction)
+    def syncer(self, *more, affliction=None, before=()):
+        """Starts the syncer's process; `before`: the command that runs it."""
+        return self._start("experiments.syncer", [f"--listen={self.address}", *more], affliction, before)
 
     def learner(self, learner, *more, address=None, affliction=None, before=()):
         """Starts a learner's process; `before`: the command that runs it."""

@@ -59,3 +59,14 @@ def test_clocks_that_jump_by_an_hour_change_no_decision_and_no_count(job):
     negative = {name: value for name, value in summary.items() if "seconds" in name and value < 0}
     assert not negative
     assert all(r[name] >= 0 for r in job.rounds() for name in r if name.endswith("_seconds"))
+
+
+def test_a_syncer_whose_wall_clock_is_a_month_back_believes_its_learners_all_the_same(job):
+    learners = [job.learner(m) for m in (0, 1)]
+    syncer = job.syncer(affliction=f"clock:{-30 * 24 * 3600}")
+    both = lambda: len([r for r in job.rounds() if r["learners"] == [0, 1]]) > 5  # noqa: E731
+    job.wait_for(both, "merges of both", [syncer, *learners])
+    assert job.end(syncer)[0] == 143
+    assert [job.left(process)[0] for process in learners] == [0, 0]
+    assert not [reason for reason in job.summary()["drops"] if reason.startswith("wire: ")]
+    assert_counted_once(job, (0, 1))

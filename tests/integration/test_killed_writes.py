@@ -1,5 +1,6 @@
 """A process that commits for ever and is killed in the middle: what it leaves was committed; a full disk."""
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -64,21 +65,23 @@ def commit_for_ever(state, version):
         os.write(1, b"committed %d\n" % fragment.version)
 
 
-def size_of(path):
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+def size_of(folder):
+    """Bytes of the file that is being written there; 0: there is none."""
+    sizes = [0]
+    for path in folder.glob(".fragment-0000.*"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(path.stat().st_size)
+    return max(sizes)
 
 
-def kill_in_a_write(server, path, version, at):
+def kill_in_a_write(server, folder, version, at):
     """Kills a child that goes on from the version once its new file has so many bytes; its last commit."""
     server.stdin.write(f"{version}\n")
     server.stdin.flush()
     said = [server.stdout.readline() for _ in range(2)]  # its number, and its first commit, in any order
     child = next(int(line) for line in said if line[0].isdigit())
     end = time.monotonic() + PATIENCE
-    while size_of(path) < at:  # without a pause: a moment later it may be over
+    while size_of(folder) < at:  # without a pause: a moment later it may be over
         assert time.monotonic() < end, "the child does not write"
     os.kill(child, signal.SIGKILL)
     said += iter(server.stdout.readline, "dead\n")
@@ -87,15 +90,15 @@ def kill_in_a_write(server, path, version, at):
 
 def test_whenever_a_committing_process_is_killed_its_state_is_the_last_commit_or_the_one_under_way(tmp_path):
     rng, folder = random.Random(0), tmp_path / "syncer"
-    new, whole, version, in_the_middle = folder / ".fragment-0000.new", 4 * PIECE * PIECES, 0, 0
+    whole, version, in_the_middle = 4 * PIECE * PIECES, 0, 0
     command = [sys.executable, "-W", "ignore", "-c", SERVES, str(folder)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout.readline() == "ready\n"
         for _ in range(10 * KILLS):
-            told = kill_in_a_write(server, new, version, at=rng.randrange(1, whole))
-            in_the_middle += new.exists()
+            told = kill_in_a_write(server, folder, version, at=rng.randrange(1, whole))
+            in_the_middle += size_of(folder) > 0
             start = state_in(folder).load()
             version = start.state.versions[0]
             assert version in (told, told + 1), "durable before it is told, and never half"
@@ -104,7 +107,7 @@ def test_whenever_a_committing_process_is_killed_its_state_is_the_last_commit_or
             assert start.fragments[0].optimizer == (version,)
             if in_the_middle == KILLS:
                 break
-            new.unlink(missing_ok=True)  # so that the next one is seen as it grows
+            state_in(folder).sweep()  # so that the next one is seen as it grows
         server.stdin.close()
     assert in_the_middle == KILLS
 

@@ -53,7 +53,7 @@ def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batc
     assert summary["inner_states"] in ({"fresh": 2, "peer": 1}, {"fresh": 1, "peer": 2})
     assert summary["eval_loss"] < 0.3
     positions = json.loads((tmp_path / "syncer" / "positions.json").read_text())
-    drawn = {learner: json.loads(position)["batches"] for learner, position in positions.items()}
+    drawn = {learner: json.loads(positions[learner])["batches"] for learner in ("0", "1")}
     taken = {str(m): len(steps_of(tmp_path, m)) for m in (0, 1)}
     assert all(0 <= drawn[m] - taken[m] <= 3 for m in ("0", "1"))  # but for steps under way
 

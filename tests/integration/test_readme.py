@@ -29,10 +29,8 @@ def blocks() -> list[list[str]]:
 
 def commands() -> list[str]:
     """Those that no other test runs: not the benchmarks, the killer nor the compiler."""
-    elsewhere = [f"experiments.bench {name}" for name in test_bench.NAMES] + [
-        "experiments.chaos ",
-        "experiments.compile ",
-    ]
+    elsewhere = [f"experiments.bench {name}" for name in test_bench.NAMES]
+    elsewhere += ["experiments.chaos ", "experiments.compile "]
     return [c for block in blocks() for c in block if not any(other in c for other in elsewhere)]
 
 

@@ -11,6 +11,14 @@ from tests.integration.programs import LIMIT, SMALLEST
 from tests.integration.remote_runs import STEADY, UNENDING
 from tests.remote.ends import until
 
+OTHERS = (
+    ("model.mlp_dim", 32, 48),
+    ("model.rope_theta", 10000.0, 20000.0),
+    ("seed", 0, 1),
+    ("inner.learning_rate", 0.003, 0.001),
+    ("sync.interval", 4, 5),
+)
+
 
 def answers(address):
     """Whether something listens at HOST:PORT."""
@@ -68,6 +76,7 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(pr
 
 def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, address, started, tmp_path):
     for name in ("ours", "other"):
+        (tmp_path / name).touch(mode=0o600)
         (tmp_path / name).write_text(f"the token that is {name}\n")
     settings = [*SMALLEST, f"--config.data.data_dir={programs.data_dir}", *UNENDING]
     ours = f"--token_file={tmp_path / 'ours'}"
@@ -77,10 +86,12 @@ def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, add
     asked = [*settings, f"--syncer={address}", "--learner_id=1"]
     wrong = {
         "asks for another join token": started("learner", *asked, f"--token_file={tmp_path / 'other'}"),
-        "the layouts' fingerprints differ": started("learner", *asked, ours, "--config.model.mlp_dim=48"),
-        "config.sync, train.steps or outer.codec is not the syncer's": started(
-            "learner", *asked, ours, "--config.sync.interval=5"
-        ),
+        **{
+            f"config.{path}: the syncer has {has}, the learner {other}": started(
+                "learner", *asked, ours, f"--config.{path}={other}"
+            )
+            for path, has, other in OTHERS
+        },
     }
     for told, learner in wrong.items():
         done = programs.finish(learner)

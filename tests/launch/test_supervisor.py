@@ -124,9 +124,36 @@ def test_the_word_to_stop_goes_to_the_syncer_and_all_end(run):
     assert it.end() == 143
 
 
-@pytest.mark.parametrize("code", [0, 1, 2])
+@pytest.mark.parametrize("code", [0, 2, 143])
 def test_the_run_ends_as_its_syncer_does(run, code):
-    assert run(f"sys.exit({code})", "sys.exit(0)").end() == code
+    it = run(f"sys.exit({code})", STANDS)
+    assert it.end() == code
+    assert len(it.starts("syncer")) == 1
+
+
+def test_a_syncer_that_ends_with_an_error_is_started_again_up_to_the_limit(run):
+    it = run("sys.exit(1)", STANDS)
+    assert it.end() == 1
+    assert [words[1:] for words in it.starts("syncer")] == [[], *[["again"]] * CONFIG.restarts]
+    assert it.told[-1] == "the process of syncer ended with exit code 1 and is given up"
+
+
+def test_a_syncer_killed_before_its_run_has_begun_begins_it_again(run):
+    it = run(ENDS_AT_THE_WORD, STANDS)
+    it.supervisor._syncer.begun = lambda: False
+    until(lambda: it.starts("syncer"))
+    it.kill("syncer")
+    until(lambda: len(it.starts("syncer")) == 2)
+    assert [words[1:] for words in it.starts("syncer")] == [[], []]
+
+
+def test_a_syncer_that_fails_once_all_learners_have_left_is_not_tried_again(tmp_path):
+    waits = "import time\nwhile not os.path.exists({0!r}): time.sleep(0.01)\nsys.exit(1)"
+    run = Run(tmp_path, waits.format(str(tmp_path / "go.on")), "sys.exit(0)")
+    until(lambda: run.starts("syncer") and run.ends, "the learner's end")
+    (tmp_path / "go.on").touch()
+    assert run.end() == 1
+    assert len(run.starts("syncer")) == 1
 
 
 def test_a_learner_that_was_refused_ends_the_run_as_a_usage_error(run):

@@ -117,7 +117,7 @@ class SyncerEnd:
 
     def die(self):
         """Goes without a word, as when its process is killed."""
-        self.server._server.stop(None).wait(PATIENCE)
+        self.server._listening.stop(None)
 
     def drops(self):
         """The reasons of all drops so far."""

@@ -8,6 +8,7 @@ from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.learner.outbox import Outbox
+from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Collector, Downlink, NewestFragments
@@ -71,7 +72,7 @@ def test_a_welcome_comes_before_updates_and_is_not_begun_again_when_it_is_asked_
     down.put(welcome(100, step=4, version=1))
     down.put(update(1, 2, step=8))
     delivery = up.take(*taker.next())
-    assert delivery.event == events.Welcomed(100, 8, (1, 2), (4, 8))  # as new as it could be
+    assert delivery.event == events.Welcomed(100, 8, (1, 2), (4, 8), lineages=(0, 0))  # as new as it could be
 
 
 def test_a_newer_welcome_takes_the_place_of_one_that_is_half_there():
@@ -189,3 +190,19 @@ def test_a_session_is_closed_once():
     assert session.close("gone")
     assert not session.close("gone")
     assert session.reason == "gone"
+
+
+def test_positions_are_durable_and_damaged_ones_are_not_taken(tmp_path):
+    positions = Positions(tmp_path)
+    positions.put(3, '{"at": 7}')
+    positions.flush()
+    path = tmp_path / "positions.json"
+    whole = path.read_bytes()
+    again = Positions(tmp_path)
+    again.load()
+    assert (again.get(3), again.get(4)) == ('{"at": 7}', "")
+    for damaged in (whole.replace(b"7", b"8"), whole[:-1], b"[]", b"{}", b"", b"[" * 9999):
+        path.write_bytes(damaged)
+        other = Positions(tmp_path)
+        other.load()
+        assert other.get(3) == ""

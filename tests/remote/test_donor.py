@@ -14,7 +14,7 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.observe import records
-from ddiloco.remote.learner import inner_files
+from ddiloco.remote.learner import client, inner_files
 from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.syncer.server import donor_address
@@ -23,7 +23,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.settings.remote import RemoteConfig
 from experiments.front.credentials import load_security
-from tests.remote.ends import CONFIG, PATIENCE, LearnerEnd, SyncerEnd, ended, joined, until
+from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
 
 ROOT = pathlib.Path(__file__).parents[2]
 LEAVES = (
@@ -32,6 +32,7 @@ LEAVES = (
     jax.ShapeDtypeStruct((0, 3), np.float32),
 )
 FORMAT = InnerFormat(LEAVES)
+THREE = dataclasses.replace(TERMS, num_learners=3)
 
 
 def state(value, step=7, versions=(3, 4)):
@@ -174,9 +175,7 @@ def with_client(address, learner, donor_port=0, process=100):
     """A learner's end that names a donor's port, and recovers by its client."""
     end = LearnerEnd.__new__(LearnerEnd)
     end.inbox, end.notes = queue.SimpleQueue(), []
-    from tests.remote.ends import TERMS, SyncerClient
-
-    end.client = SyncerClient(
+    end.client = client.SyncerClient(
         address, learner, process, TERMS, Security(), CONFIG, end.notes.append, donor_port
     )
     end.client.attach(end)
@@ -222,19 +221,61 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
 
 
 def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked():
-    syncer = SyncerEnd()
+    syncer = SyncerEnd(terms=THREE)
     with Steps(state(np.nan)) as bad, Steps(given := state(2)) as good, ended(syncer) as _:
         ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
         with ended(
             late := with_client(syncer.address, 0),
             first := with_client(syncer.address, 1, ports[0]),
-            again := with_client(syncer.address, 1, ports[1], process=99),
+            again := with_client(syncer.address, 2, ports[1]),
         ):
             joined(syncer, first, number=1)
-            joined(syncer, again, number=1, incarnation=99)
+            joined(syncer, again, number=2)
             with np.errstate(invalid="ignore"):
                 assert_same(recovery(late).inner_state((3, 4)), given)
             until(lambda: "peer: donation not finite" in syncer.drops(), "the drop")
+
+
+def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp_path):
+    syncer = SyncerEnd()
+    fresh, old = (dataclasses.replace(state(value), trained=n) for value, n in ((0, 0), (2, 900)))
+    with Steps(fresh) as donor, ended(syncer) as _:
+        port = int(donor.address.rpartition(":")[2])
+        with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
+            joined(syncer, first, number=1)
+            inner_files.save(tmp_path, FORMAT, old)
+            found = recovery(late, tmp_path).inner_state((3, 4))
+            assert (found.trained, found.step) == (900, 7)
+            assert_same(found, old)
+            donor.given = dataclasses.replace(state(5), trained=900)
+            assert_same(recovery(late, tmp_path).inner_state((3, 4)), state(5))
+            until(lambda: len(notes(syncer)) == 2, "the notes")
+            told = [(n["inner_state"], n["trained"]) for n in notes(syncer)]
+            assert told == [("checkpoint", 900), ("peer", 900)]
+
+
+def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next():
+    syncer = SyncerEnd(terms=THREE)
+    with Steps(None) as hangs, Steps(given := state(2)) as good, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (hangs, good)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            other := with_client(syncer.address, 2, ports[1]),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, other, number=2)
+            assert_same(recovery(late, donation_timeout=PATIENCE).inner_state((3, 4)), given)
+            until(lambda: hangs.wishes[0].answer.cancelled(), "the hanging donor to be let go of")
+            [note] = notes(syncer) or [None]
+            assert note is None or note["seconds"] < PATIENCE / 2
+
+
+def test_a_copy_of_another_run_is_not_used(tmp_path):
+    inner_files.save(tmp_path, FORMAT, state(1), run="one")
+    with pytest.raises(inner_files.InnerFileError, match="is of another run"):
+        inner_files.load(tmp_path, FORMAT, "other")
+    assert_same(inner_files.load(tmp_path, FORMAT, "one"), state(1))
 
 
 def test_a_copy_on_disk_is_the_newest_and_another_optimizer_s_is_refused(tmp_path):

@@ -38,7 +38,7 @@ from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from tests.bad_network import BadNetwork, LinkShape
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
-from tests.remote.test_donor import Steps, notes, with_client
+from tests.remote.test_donor import THREE, Steps, notes, with_client
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHAPE = (4000, 1000)  # float32: 16 MB, more than what may be on the way
@@ -169,15 +169,15 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
 
 @pytest.mark.parametrize("another", [True, False])
 def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_gift(another, monkeypatch):
-    end, killed = SyncerEnd(), child("donate_slowly", "")
+    end, killed = SyncerEnd(terms=THREE), child("donate_slowly", "")
     target = ("127.0.0.1", int(killed.stdout.readline()))
     with ended(end), Steps(LARGE_STATE, inner=LARGE_INNER) as good, BadNetwork(target, THIN) as proxy:
         taken = killed_in_the_middle(monkeypatch, killed)
         ports = [proxy.address[1], int(good.address.rpartition(":")[2])][: 1 + another]
-        peers = [with_client(end.address, 1, p, process=100 - n) for n, p in enumerate(ports)]
+        peers = [with_client(end.address, 1 + n, p) for n, p in enumerate(ports)]
         with ended(late := with_client(end.address, 0), *peers):
             for n, peer in enumerate(peers):
-                joined(end, peer, number=1, incarnation=100 - n)
+                joined(end, peer, number=1 + n)
             found = ProcessRecovery(late.client, LARGE_INNER, Security(), RemoteConfig(), None)
             state = found.inner_state((3, 4))
             assert len(taken) >= 2

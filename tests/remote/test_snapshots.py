@@ -129,6 +129,7 @@ def test_the_first_process_of_a_learner_hears_where_its_state_is_and_the_next_on
         first.send(events.LearnerJoined(0, 100, 8, (1, 1)))
         syncer.next(events.LearnerJoined)
         first.send(report(0, 100, 9))
+        first.client.finish(0.0)
         second = LearnerEnd(syncer.address, process=200)
         with ended(second):
             until(second.client.accepted.is_set, "the second welcome")

@@ -1,6 +1,7 @@
 """The inner optimizer's state given away and taken over: whose it is, of which boundary, and to the bit."""
 
 import concurrent.futures
+import gc
 import queue
 
 import jax
@@ -104,6 +105,32 @@ def test_a_state_taken_over_steps_as_the_one_it_was_taken_from(assembly, fragmen
     again, _ = program.step(program.state_from(params, inner), batches[2], 2)
     state, _ = program.step(state, batches[2], 2)
     assert_same(jax.tree.leaves(again), jax.tree.leaves(state))
+
+
+def test_a_welcome_holds_one_copy_of_parameters_and_state(assembly, fragments, monkeypatch):
+    arrays = TrainingArrays(assembly.own_equipment(0))
+    gc.collect()
+    before, most = live_bytes(), []
+    arrays.adopt(fragments)
+    arrays.step(0)
+    inner = host(arrays.inner())
+    one = live_bytes() - before
+    assert one > 3 * sum(assembly.layout.bytes)
+    put = jax.device_put
+
+    def counted(*arguments, **options):
+        placed = put(*arguments, **options)
+        most.append(live_bytes() - before)
+        return placed
+
+    monkeypatch.setattr(jax, "device_put", counted)
+    arrays.adopt(fragments, inner)
+    assert len(most) > len(inner)
+    assert max(most) <= one
+
+
+def live_bytes():
+    return sum(array.nbytes for array in jax.live_arrays())
 
 
 def test_a_donation_is_of_one_boundary_and_its_donor_steps_on(assembly, fragments):

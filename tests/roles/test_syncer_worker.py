@@ -1,6 +1,7 @@
 """The syncer's thread with links instead of learners: offers and merges that fail; what then is merged."""
 
 import queue
+import threading
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Ro
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.exchange import Told
+from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.roles.syncer_worker import SyncerWorker
+from tests.remote.ends import until
 
 THETA = {"layers/0/kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}
 DIRECT = OuterConfig(merge="direct", optimizer="direct")
@@ -225,3 +228,57 @@ def test_stopping_waits_for_no_learner(desk):
     it.offers(full(1.0), None)
     assert it.worker.stop(PATIENCE)
     assert (it.worker.failure, it.worker.core.finished, it.commits) == (None, False, [])
+
+
+class Disk:
+    """A Durability that counts its writes; none is done before it is let go."""
+
+    def __init__(self):
+        self.remembered, self.go = [], threading.Event()
+
+    def commit(self, merged, model):
+        return True
+
+    def remember(self, incarnations):
+        assert self.go.wait(PATIENCE)
+        self.remembered.append(incarnations)
+
+
+def test_a_burst_of_joins_costs_few_writes_and_leaves_no_links_behind(desk):
+    it = desk(1)
+    [peer] = it.peers
+    peer.is_asked()
+    it.worker._durable = disk = Disk()
+    for learner in range(1, 3001):
+        it.worker.connect(learner, 1, peer)
+        it.worker.send(events.LearnerJoined(learner, 1))
+    disk.go.set()
+    for number in range(1, 3001):
+        assert peer.next(events.Welcomed).event.incarnation == 1
+        assert len(disk.remembered[-1]) > number, "durable before it is answered"
+    assert len(disk.remembered) <= 5
+    peer.over = True  # as a connection that has ended
+    for learner in range(3001):
+        it.worker.send(events.LearnerLost(learner, 1, "it left"))
+    until(lambda: len(it.worker._links) == 0, "the links to be forgotten")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StateRecorded(0, 1, 5, None),
+        PartWritten(0, 5, None, "no reason"),
+        events.LearnerReady(0, 1, -5, ()),
+        events.LearnerReady(0, 1, None, None),
+        events.StepReported(Report(0, 1, 5, None)),
+        events.OfferFailed(None, 0, 1, "x"),
+    ],
+    ids=str,
+)
+def test_no_message_of_a_learner_ends_the_syncer(desk, message):
+    it = desk(2)
+    it.worker.send(message)
+    it.offers(full(1.0), full(3.0))
+    for peer in it.peers:
+        assert peer.next(events.UpdateArrived).event.version == 1
+    assert it.worker.failure is None

@@ -17,6 +17,7 @@ from typing import NamedTuple
 MAGIC = b"ddiloco tape 2\n"
 _HEAD = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
+HEAD_BYTES = _HEAD.size  # before each record's payload
 _START = zlib.crc32(MAGIC)
 
 

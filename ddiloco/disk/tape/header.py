@@ -63,6 +63,7 @@ class Header:
       sha256: syncer only: of each fragment that it began from, hex.
       resumed_from: syncer only: the snapshot from which the run resumed, if it did.
       resumed: learner only: what it resumed with, if it did.
+      run: its random id, hex; empty in virtual time, where everything follows from the seed.
       lineage: syncer only: of the versions that it makes.
     """
 
@@ -80,6 +81,7 @@ class Header:
     sha256: tuple[str, ...] = ()
     resumed_from: SnapshotName | None = None
     resumed: ResumedWith | None = None
+    run: str = ""
     lineage: int = 0
 
     @property

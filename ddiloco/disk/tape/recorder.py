@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from ddiloco.disk.tape.entries import (
     InnerOrigin,
     Thing,
 )
-from ddiloco.disk.tape.file import TapeFile
+from ddiloco.disk.tape.file import HEAD_BYTES, TapeFile
 from ddiloco.disk.tape.header import Header
 from ddiloco.observe import records
 from ddiloco.protocol import actions, events
@@ -51,6 +52,7 @@ class Recorder:
         path: pathlib.Path | None = None,
         header: Header | None = None,
         record: Callable[[records.Record], None] = lambda record: None,
+        most_bytes: float = math.inf,
     ) -> None:
         """Begins the file.
 
@@ -58,8 +60,10 @@ class Recorder:
           path: of the file; None: nothing is written, and `header` is not needed.
           header: the first record.
           record: gets an alarm if the disk refuses.
+          most_bytes: the tape ends before it is longer, with an alarm.
         """
         self._path, self._record = path, record
+        self._left = most_bytes
         self._file: TapeFile | None = None
         self._encode = Encoder()
         self._waiting: list[pb.Entry] = []
@@ -102,9 +106,13 @@ class Recorder:
             self._fail(error)
 
     def _append(self, message: pb.Record) -> None:
+        payload = message.SerializeToString()
+        self._left -= HEAD_BYTES + len(payload)
         try:
-            self._file.append(message.SerializeToString())
-        except OSError as error:
+            if self._left < 0:
+                raise ValueError("it has grown to config.tape.max_gib")
+            self._file.append(payload)
+        except (OSError, ValueError) as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -130,9 +138,10 @@ class LearnerTape(Recorder):
         path: pathlib.Path | None = None,
         header: Header | None = None,
         record: Callable[[records.Record], None] = lambda record: None,
+        most_bytes: float = math.inf,
     ) -> None:
         """As for `Recorder`."""
-        super().__init__(path, header, record)
+        super().__init__(path, header, record, most_bytes)
         self._learner, self._process = learner, process
         self._given = 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
@@ -26,7 +25,8 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
+from ddiloco.roles.exchange import Leave, SnapshotBegun, Told
+from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig, backoff
@@ -37,7 +37,7 @@ NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started befo
 class Learner(Protocol):
     """The part of a LearnerWorker that the wire uses."""
 
-    inbox: queue.SimpleQueue[Delivery]
+    inbox: Inbox
 
 
 class _Offer(NamedTuple):
@@ -83,6 +83,10 @@ class _Offers:
             self._change.notify_all()
 
 
+class _AnotherRun(Exception):
+    """The syncer's run is not the one that the learner is of."""
+
+
 class SyncerClient:
     """Connects, again whenever the connection breaks, until `finish` or a refusal.
 
@@ -100,22 +104,27 @@ class SyncerClient:
         config: RemoteConfig,
         note: Callable[[str], None] = lambda line: None,
         donor_port: int = 0,
+        accepted: Callable[[pb.Accepted], None] = lambda accepted: None,
     ) -> None:
         """`process`: unix microseconds of the process's start. `note` takes a line on a lost connection.
 
-        `donor_port`: where peers may ask for the inner state; 0: nowhere.
+        `donor_port`: where peers may ask for the inner state; 0: nowhere. `accepted` is called each time.
         """
         self.outbox = Outbox(learner)
         self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
         self.newest_incarnation = 0  # of this learner, as far as the syncer knew
         self.position = ""  # JSON: where an earlier process's batches go on; empty: none is known
         self.resume_from = 0  # snapshot that has the learner's state, for its first process; 0: none
+        self.run = ""  # the run that has let it in, hex
+        self.peers_token = ""  # that learners show to each other
         self.refusal: str | None = None  # one line: why the syncer will never let it in
+        self.replaced = False  # whether it is refused because another process has its place
         self.connections = self.malformed = 0
         self._address, self._learner, self._process = address, learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
         self._options = wire.options(config.keepalive)
-        self._donor_port = donor_port
+        self._donor_port, self._accepted = donor_port, accepted
+        self._session = ""  # name of the last connection
         self._connection: _Connection | None = None
         self._worker: Learner | None = None
         self._over = False  # the syncer has said that the run is over
@@ -176,8 +185,12 @@ class SyncerClient:
             except WireError as error:
                 self.malformed += 1
                 reason = f"malformed: {error}"
+            except _AnotherRun as error:
+                self._refused(str(error))
+                return
             except grpc.RpcError as error:
                 if wire.permanent(error.code()):
+                    self.replaced = error.code() is wire.REPLACED
                     self._refused(error.details() or error.code().name)
                     return
                 reason = error.details() or error.code().name
@@ -224,6 +237,8 @@ class SyncerClient:
                 learner=self._learner,
                 process=self._process,
                 donor_port=self._donor_port,
+                run=self.run,
+                session=self._session,
             )
             control = channels[0].stream_stream(wire.CONTROL)(
                 self._say(hello, number), metadata=self._security.metadata
@@ -235,6 +250,8 @@ class SyncerClient:
                     first = parse(pb.ToLearner, next(control, b""))
                 if first.WhichOneof("kind") != "accepted":
                     raise WireError("unexpected message", "a connection begins by being accepted")
+                if self.run and first.accepted.run != self.run:
+                    raise _AnotherRun(f"its run is {first.accepted.run[:8]}, the learner's {self.run[:8]}")
                 self._connection = _Connection(self, channels, control, first.accepted)
                 self._connection.serve()
             finally:
@@ -259,6 +276,9 @@ class _Connection:
         self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
+        client.run, client._session = accepted.run, accepted.session
+        client.peers_token = accepted.peers_token
+        client._accepted(accepted)
         if client.connections == 1:
             client.position, client.resume_from = accepted.position, accepted.resume_from
         client.outbox.accepted()

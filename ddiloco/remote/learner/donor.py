@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import hashlib
 import json
-import queue
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -25,13 +24,16 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
-from ddiloco.remote.wire.security import Security, check_reach
-from ddiloco.roles.exchange import Delivery, InnerState, InnerStateWanted
+from ddiloco.remote.wire.security import Gate, Security, check_reach
+from ddiloco.roles.exchange import InnerState, InnerStateWanted
+from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.transfer import host_arrays
 
 BOUNDARY_SECONDS = 20.0  # for the donor to reach a step boundary with the requested versions
 AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
-TURN_SECONDS = 2.0  # how long a call waits for the one before: it ends a moment after its peer has everything
+MOST_WAITING = 16  # further calls, that wait for their turn or are being refused
+TURN_SECONDS = 2.0
+"""How long a call may take to say what it wants, and waits for the one before, whose peer has everything."""
 
 
 class InnerFormat:
@@ -52,10 +54,10 @@ class Donor:
         """Both are in seconds; after `longest` a donation that is not read is given up."""
         self._security, self._longest = security, longest
         self._lock = threading.Lock()
-        self._inbox: queue.SimpleQueue[Delivery] | None = None
+        self._inbox: Inbox | None = None
         self._format: InnerFormat | None = None
-        handlers = {"Donate": grpc.unary_stream_rpc_method_handler(self._donate)}
-        self._server = wire.listener(wire.DONATE, handlers, keepalive, AT_ONCE + 2)
+        gate = Gate(lambda metadata: self._security.admits(metadata), "the donor asks for another token")
+        self._server = wire.server(keepalive, AT_ONCE + MOST_WAITING, interceptors=[gate])
         self._giving = threading.BoundedSemaphore(AT_ONCE)
 
     def start(self, host: str) -> int:
@@ -66,10 +68,15 @@ class Donor:
         """
         check_reach(f"{host}:0", self._security)
         port = self._security.listen(self._server, f"{host}:0")
-        self._server.start()
+        handlers = {"Donate": grpc.stream_stream_rpc_method_handler(self._donate)}
+        wire.serve(self._server, wire.DONATE, handlers)
         return port
 
-    def attach(self, inbox: queue.SimpleQueue[Delivery], inner: InnerFormat) -> None:
+    def admit(self, security: Security) -> None:
+        """Sets what peers must show from now on."""
+        self._security = security
+
+    def attach(self, inbox: Inbox, inner: InnerFormat) -> None:
         """Names the worker's inbox; until then every request is refused."""
         with self._lock:
             self._inbox, self._format = inbox, inner
@@ -80,9 +87,9 @@ class Donor:
             self._inbox = None
         self._server.stop(grace=None).wait(5.0)
 
-    def _donate(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        if not self._security.admits(context.invocation_metadata()):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the donor asks for another join token")
+    def _donate(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with wire.ended_after(TURN_SECONDS, context.cancel):
+            request = next(requests, b"")
         try:
             wanted = parse(pb.DonationRequest, request)
         except WireError as error:
@@ -99,7 +106,11 @@ class Donor:
             state = self._at_boundary(inbox, tuple(wanted.versions), context)
             arrays = host_arrays(state.arrays)
             header = pb.DonationHeader(
-                format=inner.fingerprint, step=state.step, versions=state.versions, size=payload_bytes(arrays)
+                format=inner.fingerprint,
+                step=state.step,
+                versions=state.versions,
+                size=payload_bytes(arrays),
+                trained=state.trained,
             )
             if state.origin is not None:
                 origin = state.origin
@@ -108,7 +119,7 @@ class Donor:
             yield from chunks(arrays)
 
     def _at_boundary(
-        self, inbox: queue.SimpleQueue[Delivery], versions: tuple[int, ...], context: grpc.ServicerContext
+        self, inbox: Inbox, versions: tuple[int, ...], context: grpc.ServicerContext
     ) -> InnerState:
         answer: concurrent.futures.Future[InnerState] = concurrent.futures.Future()
         inbox.put(InnerStateWanted(versions, answer))
@@ -119,6 +130,54 @@ class Donor:
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
             answer.cancel()
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not come to such a boundary")
+
+
+class Gift:
+    """What a peer has to give: first what it is, and its arrays only if it is taken."""
+
+    def __init__(
+        self,
+        address: str,
+        versions: tuple[int, ...],
+        inner: InnerFormat,
+        security: Security,
+        keepalive: float,
+        timeout: float,
+    ) -> None:
+        """Asks the learner at HOST:PORT for its inner state once it has applied these versions.
+
+        `timeout`: seconds until all of it must be here.
+        """
+        self._versions, self._inner = versions, inner
+        self._channel = security.peer_channel(address, wire.options(keepalive))
+        request = pb.DonationRequest(versions=versions).SerializeToString()
+        ask = self._channel.unary_stream(wire.DONATE)
+        self._stream = ask(request, metadata=security.metadata, timeout=timeout)
+        self._header: pb.DonationHeader | None = None
+
+    def open(self) -> Gift:
+        """Waits for the peer to say what it gives; returns this.
+
+        Raises:
+          grpc.RpcError: it cannot be reached, or does not give.
+          WireError: what it gives is another optimizer's or of another time.
+        """
+        self._header = _header(self._stream, self._versions, self._inner)
+        return self
+
+    @property
+    def trained(self) -> int:
+        """Steps that the state has taken in; 0 before it is open."""
+        return 0 if self._header is None else self._header.trained
+
+    def take(self) -> InnerState:
+        """The state, of a gift that is open; raises as `fetch` does."""
+        return _state(self._header, self._stream, self._inner)
+
+    def close(self) -> None:
+        """Lets go of the peer, from any thread."""
+        self._stream.cancel()
+        self._channel.close()
 
 
 def fetch(
@@ -135,13 +194,11 @@ def fetch(
       grpc.RpcError: the peer cannot be reached, does not give, or takes longer than `timeout` seconds.
       WireError: what it gives is another optimizer's, is cut short, or holds a number that is not finite.
     """
-    with security.peer_channel(address, wire.options(keepalive)) as channel:
-        request = pb.DonationRequest(versions=versions).SerializeToString()
-        stream = channel.unary_stream(wire.DONATE)(request, metadata=security.metadata, timeout=timeout)
-        try:
-            return read_donation(stream, versions, inner)
-        finally:
-            stream.cancel()
+    gift = Gift(address, versions, inner, security, keepalive, timeout)
+    try:
+        return gift.open().take()
+    finally:
+        gift.close()
 
 
 def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> InnerState:
@@ -150,15 +207,22 @@ def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: I
     Raises:
       WireError: as `fetch`.
     """
+    return _state(_header(messages, versions, inner), messages, inner)
+
+
+def _header(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> pb.DonationHeader:
     header = parse(pb.DonationHeader, next(messages, b""))
     if header.format != inner.fingerprint:
         raise WireError("another inner optimizer", "its state has other shapes")
     had = tuple(header.versions)
-    short = len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True))
-    if short:
+    if len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True)):
         raise WireError("donation of another time", "its versions are not those asked for")
+    return header
+
+
+def _state(header: pb.DonationHeader, messages: Iterator[bytes], inner: InnerFormat) -> InnerState:
     arrays = receive(inner.arrays, header.size, messages)
     if not all(np.isfinite(a).all() for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)):
         raise WireError("donation not finite")
     origin = InnerOrigin(header.learner, header.process, header.number) if header.number else None
-    return InnerState(header.step, had, arrays, origin)
+    return InnerState(header.step, tuple(header.versions), arrays, origin, header.trained)

@@ -19,24 +19,26 @@ class InnerFileError(Exception):
     """The copy cannot be used; the message is one line and names the file."""
 
 
-def save(folder: pathlib.Path, inner: InnerFormat, state: InnerState) -> None:
-    """Keeps the state in place of the one before; returns when it is durable. Raises OSError."""
+def save(folder: pathlib.Path, inner: InnerFormat, state: InnerState, run: str = "") -> None:
+    """Keeps the state of this run in place of the one before; returns once it is durable. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     origin = None if state.origin is None else dataclasses.astuple(state.origin)
     header = {
         "format": inner.fingerprint,
+        "run": run,
         "step": state.step,
+        "trained": state.trained,
         "versions": list(state.versions),
         "origin": origin,
     }
     array_file.save(folder / _NAME, _MAGIC, header, host_arrays(state.arrays))
 
 
-def load(folder: pathlib.Path, inner: InnerFormat) -> InnerState | None:
+def load(folder: pathlib.Path, inner: InnerFormat, run: str = "") -> InnerState | None:
     """The last state kept; None if none was.
 
     Raises:
-      InnerFileError: it cannot be read, is damaged, or is another optimizer's.
+      InnerFileError: it cannot be read, is damaged, or is another optimizer's or another run's.
     """
     path = folder / _NAME
     try:
@@ -47,6 +49,8 @@ def load(folder: pathlib.Path, inner: InnerFormat) -> InnerState | None:
         raise InnerFileError(str(error)) from None
     if header.get("format") != inner.fingerprint:
         raise InnerFileError(f"{path}: is of another inner optimizer")
+    if header.get("run", "") != run:
+        raise InnerFileError(f"{path}: is of another run")
     origin = header.get("origin")
     known = None if origin is None else InnerOrigin(*origin)
-    return InnerState(header["step"], tuple(header["versions"]), arrays, known)
+    return InnerState(header["step"], tuple(header["versions"]), arrays, known, header.get("trained", 0))

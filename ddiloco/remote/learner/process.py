@@ -16,6 +16,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Donor, InnerFormat
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
+from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
@@ -81,9 +82,14 @@ class LearnerProcess:
         process = time.time_ns() // 1000
         self._assembly.check_learner(learner)
         terms = terms_of(e, self._assembly.layout)
-        donor = Donor(self._security, config.keepalive, config.donation_timeout)
+        security = self._security.of(learner)
+        donor = Donor(security, config.keepalive, config.donation_timeout)
         port = donor.start(config.donor_host) if config.donor_host else 0
-        client = SyncerClient(address, learner, process, terms, self._security, config, note, port)
+
+        def accepted(message: pb.Accepted) -> None:
+            donor.admit(security.among_peers(message.peers_token))
+
+        client = SyncerClient(address, learner, process, terms, security, config, note, port, accepted)
         client.start()  # it connects while this thread compiles
         equipment = self._equipped(learner)
         while not client.accepted.wait(0.2):
@@ -95,6 +101,8 @@ class LearnerProcess:
             core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
             failure = self._train(core, equipment, client, donor, stop, folder, workdir, stepping)
             client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
+        if client.replaced:
+            return f"the syncer refused learner {learner}: {client.refusal}"
         if client.refusal is not None:
             raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
         return failure
@@ -127,7 +135,7 @@ class LearnerProcess:
         recovery = ProcessRecovery(client, inner, self._security, config, folder, steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
-        tapes = Tapes(workdir, self._experiment, self._assembly.layout, record)
+        tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
         writer = None if workdir is None else PartWriter(parts_folder(workdir / FOLDER))
         worker = LearnerWorker(
@@ -147,7 +155,9 @@ class LearnerProcess:
             if writer is not None:
                 stack.callback(writer.close, _PART_SECONDS)
             if folder is not None and config.checkpoint_every:
-                copies = Checkpointer(worker.inbox, inner, folder, config.checkpoint_every, record)
+                copies = Checkpointer(
+                    worker.inbox, inner, folder, config.checkpoint_every, record, client.run
+                )
                 copies.start()
                 stack.callback(copies.stop, _ABANDONED_SECONDS)
             worker.start()
@@ -171,6 +181,8 @@ class LearnerProcess:
             return None
         try:
             snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from, own=())
+            if snapshot.header.get("run", client.run) != client.run:
+                raise SnapshotError(f"{snapshot.folder}: is of another run than the syncer's")
             origin = Origin(snapshot, self._experiment, self._assembly.layout)
             resumed = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
             if resumed is None:

@@ -1,7 +1,7 @@
 """How a restarted learner continues: inner optimizer state and position in the data.
 
-The inner state is, in this order: a healthy peer's, the learner's own last copy on disk, that of another
-learner in the snapshot that the run resumes from, a fresh one.
+The inner state is, in this order: a peer's that has taken in no fewer steps than the learner's own last copy
+on disk, that copy, that of another learner in the snapshot that the run resumes from, a fresh one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ import pathlib
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import grpc
 
 from ddiloco.observe import records
 from ddiloco.remote.learner import inner_files
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.donor import InnerFormat, fetch
+from ddiloco.remote.learner.donor import Gift, InnerFormat
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.exchange import Delivery, InnerState, InnerStateWanted
+from ddiloco.roles.exchange import InnerState, InnerStateWanted
+from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.remote import RemoteConfig
 
 _ASK_SECONDS = 5.0  # for the syncer to name the peers
+_AT_ONCE = 4  # peers that are asked at the same time; of one the arrays are taken
+_LATE_SECONDS = 2.0  # for the other peers to say what they have, after the first one has
+Result = TypeVar("Result")
 
 
 class ProcessRecovery:
@@ -52,16 +56,16 @@ class ProcessRecovery:
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
         """The inner state for a learner welcomed with these versions; None: a fresh one."""
         begun = time.monotonic()
-        sources = {
-            "peer": lambda: self._from_peers(versions, begun + self._config.donation_timeout),
-            "checkpoint": self._from_disk,
-            "snapshot": lambda: self.donated,
-        }
-        found = ((name, state) for name, look in sources.items() if (state := look()) is not None)
+        own = self._from_disk()
+        least = 0 if own is None else own.trained
+        peers = self._from_peers(versions, least, begun + self._config.donation_timeout)
+        sources = {"peer": peers, "checkpoint": own, "snapshot": self.donated}
+        found = ((name, state) for name, state in sources.items() if state is not None)
         source, state = next(found, ("fresh", None))
         values = {
             "inner_state": source,
             "donor_step": None if state is None else state.step,
+            "trained": 0 if state is None else state.trained,
             "bytes": 0 if state is None else self._inner.bytes,
             "seconds": time.monotonic() - begun,
         }
@@ -85,26 +89,61 @@ class ProcessRecovery:
             problem = f"its data begins anew: {type(error).__name__}: {f'{error} '.splitlines()[0][:300]}"
             self._client.outbox.record(records.Alarm(problem, time.time()))
 
-    def _from_peers(self, versions: tuple[int, ...], deadline: float) -> InnerState | None:
-        keepalive = self._config.keepalive
-        for address in self._client.peers(_ASK_SECONDS):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
+    def _from_peers(self, versions: tuple[int, ...], least: int, deadline: float) -> InnerState | None:
+        """A peer's state that has taken in at least so many steps: of those at hand the one with most."""
+        waiting = self._client.peers(_ASK_SECONDS)
+        security = self._security.among_peers(self._client.peers_token)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            asked, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+            keepalive = self._config.keepalive
+            gifts = [Gift(a, versions, self._inner, security, keepalive, left) for a in asked]
             try:
-                return fetch(address, versions, self._inner, self._security, keepalive, left)
-            except WireError as error:
-                values = {"reason": f"peer: {error.reason}"}
-                self._client.outbox.record(records.Noted("drop", values, time.time()))
-            except grpc.RpcError:
-                continue
+                for gift in sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True):
+                    state = self._tried(gift.take) if gift.trained >= least else None
+                    if state is not None:
+                        return state
+            finally:
+                for gift in gifts:
+                    gift.close()
+        return None
+
+    def _opened(self, gifts: Sequence[Gift], deadline: float) -> list[Gift]:
+        """Those of which it is known what they are, once that is so of all or the others are late."""
+        answers: queue.SimpleQueue[Gift | None] = queue.SimpleQueue()
+
+        def open_one(gift: Gift) -> None:
+            answers.put(self._tried(gift.open))
+
+        for gift in gifts:
+            threading.Thread(target=open_one, args=(gift,), name="gift", daemon=True).start()
+        opened: list[Gift] = []
+        for _ in gifts:
+            try:
+                gift = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if gift is not None:
+                if not opened:
+                    deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
+                opened.append(gift)
+        return opened
+
+    def _tried(self, call: Callable[[], Result]) -> Result | None:
+        """What the call to a peer gives; None if it fails, counted if what came was wrong."""
+        try:
+            return call()
+        except WireError as error:
+            values = {"reason": f"peer: {error.reason}"}
+            self._client.outbox.record(records.Noted("drop", values, time.time()))
+        except (grpc.RpcError, ValueError):  # the latter: the gift was closed
+            pass
         return None
 
     def _from_disk(self) -> InnerState | None:
         if self._folder is None:
             return None
         try:
-            return inner_files.load(self._folder, self._inner)
+            return inner_files.load(self._folder, self._inner, self._client.run)
         except inner_files.InnerFileError as error:
             self._client.outbox.record(records.Alarm(str(error), time.time()))
             return None
@@ -115,15 +154,16 @@ class Checkpointer:
 
     def __init__(
         self,
-        inbox: queue.SimpleQueue[Delivery],
+        inbox: Inbox,
         inner: InnerFormat,
         folder: pathlib.Path,
         every: float,
         record: Callable[[Any], None],
+        run: str = "",
     ) -> None:
-        """`every`: seconds between two copies."""
+        """`every`: seconds between two copies. `run`: the id of the run that they are of."""
         self._inbox, self._inner, self._folder, self._every = inbox, inner, folder, every
-        self._record = record
+        self._record, self._run_id = record, run
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inner-checkpoints", daemon=True)
 
@@ -155,7 +195,7 @@ class Checkpointer:
 
     def _save(self, state: InnerState) -> None:
         try:
-            inner_files.save(self._folder, self._inner, state)
+            inner_files.save(self._folder, self._inner, state, self._run_id)
         except OSError as error:
             problem = f"{self._folder}: {error.strerror or error}: the inner optimizer state is not kept"
             self._record(records.Alarm(problem, time.time()))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import pathlib
 import threading
 import time
 
-from ddiloco.observe.files import replacing
+from ddiloco.disk import array_file
 from ddiloco.remote.wire.agreement import WireError
 
+_CHECK = "sha256"  # of the rest of the file
 LONGEST = 64 << 10  # characters of one position
 WRITE_EVERY = 1.0  # seconds; a lost machine only makes learners draw these last batches twice
 
@@ -27,10 +29,11 @@ class Positions:
     def load(self) -> None:
         """Reads what an earlier syncer left; ignores a file that cannot be read."""
         try:
-            found = json.loads(self._path.read_text()) if self._path is not None else {}
-        except (OSError, ValueError, RecursionError):
+            found = dict(json.loads(self._path.read_text())) if self._path is not None else {}
+            whole = found.pop(_CHECK, None) == _sha256(found)
+        except (OSError, ValueError, TypeError, RecursionError):
             return
-        if isinstance(found, dict) and all(isinstance(text, str) for text in found.values()):
+        if whole and all(isinstance(text, str) for text in found.values()):
             self._by_learner = found
 
     def get(self, learner: int) -> str:
@@ -61,5 +64,10 @@ class Positions:
         if self._path is None:
             return
         # If the disk refuses, the next write tries again; the durable state's alarm reports it.
-        with contextlib.suppress(OSError), replacing(self._path) as new:
-            new.write_text(json.dumps(self._by_learner))
+        with contextlib.suppress(OSError):
+            values = {**self._by_learner, _CHECK: _sha256(self._by_learner)}
+            array_file.replace(self._path, [json.dumps(values).encode()])
+
+
+def _sha256(positions: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(positions, sort_keys=True).encode()).hexdigest()

@@ -10,12 +10,14 @@ from typing import Any
 
 import jax
 
+from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
 from ddiloco.remote.syncer.server import SyncerServer
@@ -25,6 +27,7 @@ from ddiloco.roles.assembly import Assembly, Scorer
 from ddiloco.roles.evaluator import Evaluator
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.outcome import Outcome
+from ddiloco.roles.resuming import run_of
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
@@ -43,25 +46,27 @@ class SyncerRun:
         assembly: Assembly,
         record: Callable[[Any], None],
         stop: threading.Event,
-        address: str,
+        listening: Listening,
         security: Security,
         durable: DurableState,
         resumed: bool,
         alone: bool = False,
         snapshot: Snapshot | None = None,
     ) -> None:
-        """Listens on `address`, HOST:PORT, from now on; `run` begins to answer.
+        """Listens from now on; `run` begins to answer.
 
         Raises:
-          ConfigError: the address is not available.
+          ConfigError: the port is not available, or the disk refuses.
           DataError: the snapshot is of other data.
           DurableStateError: the run cannot continue from what an earlier syncer left.
           SnapshotError: the snapshot has been damaged since it was opened.
         """
         e = assembly.experiment
         positions = Positions(durable.folder)
+        durable.sweep()
         if snapshot is not None:
             begin_from(snapshot, assembly, durable, positions)
+            durable.complete()
         start = durable.load() if resumed or snapshot is not None else None
         self._assembly = assembly
         self._record = record
@@ -73,6 +78,7 @@ class SyncerRun:
         self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
         if start is None:
             durable.begin(self._model)
+            durable.complete()
         else:
             start.restore(self._model)
             record(records.Resumed(start.state.versions, time.time()))
@@ -81,11 +87,11 @@ class SyncerRun:
         workdir = durable.folder.parent
         resumed_from = ResumedFrom.load(durable.folder) if start is not None else None
         snapshot_name = None if resumed_from is None else resumed_from.name
-        tapes = Tapes(workdir, e, assembly.layout, record)
+        tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
         tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
         self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
         if e.snapshot.every:
-            header, send = snapshot_header(e, assembly.layout), self._syncer.send
+            header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
             keep_also = snapshot_name if e.tape.enabled else None
             taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record, keep_also)
             self._syncer.take_snapshots(taker)
@@ -101,9 +107,10 @@ class SyncerRun:
             record,
             positions,
             resumed_from,
+            durable.run,
         )
         self._server.know(core.state().incarnations)
-        self._server.start(address)  # learners compile while this process does
+        self._server.start(listening)  # learners compile while this process does
         self._scorer: Scorer | None = None
         self._evaluator = Evaluator(self._score, e.eval.every, self._tokens_so_far, record)
         if not resumed:  # else learners wait: the first merge and evaluation compile for themselves
@@ -156,17 +163,19 @@ def run_syncer(
     stop: threading.Event,
     snapshot: Snapshot | None,
     *,
-    address: str,
+    listening: Listening,
     security: Security,
     folder: pathlib.Path,
-    resumed: bool,
     alone: bool = False,
 ) -> Outcome:
-    """Makes and runs a SyncerRun, whose durable state is in `folder`; a restarted one continues from there.
+    """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
 
     With a snapshot the durable state is made from that, and learners resume from their parts of it.
     `alone`: all learners have left after their last step, and only the result is to be saved.
     """
+    earlier = run_mark.begun(folder)
+    resumed = earlier is not None
+    run = earlier.run if earlier is not None else run_of(snapshot)
     keep = assembly.experiment.remote.keep_versions
-    durable = DurableState(folder, assembly.layout, record, stop, keep)
-    return SyncerRun(assembly, record, stop, address, security, durable, resumed, alone, snapshot).run()
+    durable = DurableState(folder, assembly.layout, record, stop, run, keep)
+    return SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, snapshot).run()

@@ -6,7 +6,6 @@ import secrets
 import threading
 import time
 import traceback
-import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
@@ -14,7 +13,10 @@ import numpy as np
 
 from ddiloco.observe import records
 from ddiloco.protocol import events
+from ddiloco.remote.syncer.admission import LEAP, Admission, present_session
+from ddiloco.remote.syncer.allowances import Allowances
 from ddiloco.remote.syncer.intake import RecordIntake
+from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.syncer.session import Session
@@ -24,16 +26,16 @@ from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import NewestFragments
 from ddiloco.remote.wire.event_messages import learner_event, offer_of
 from ddiloco.remote.wire.payload import receive
-from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.security import Security, host_of
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import Leave
+from ddiloco.roles.links import LearnerLink
 from ddiloco.roles.snapshots.messages import SnapshotMessage
-from ddiloco.roles.syncer_worker import LearnerLink
 from ddiloco.settings.remote import RemoteConfig
 
-FURTHEST_AHEAD = 1 << 41  # microseconds, 25 days: a larger incarnation would keep out every later process
-MOST_CONNECTIONS = 16  # of one learner, the bound of RemoteConfig.connections
+MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
+REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk
 
 
 class SyncerServer:
@@ -53,17 +55,22 @@ class SyncerServer:
         record: Callable[[object], None],
         positions: Positions | None = None,
         resumed_from: ResumedFrom | None = None,
+        run: str = "",
     ) -> None:
         """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
-        `resumed_from`: the snapshot that the run resumes from, if any.
+        `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id.
         """
         self.intake = RecordIntake(record)
         self.positions = positions or Positions(None)
         self._resumed_from = resumed_from
         self._terms, self._security = terms, security
         self._connect, self._send, self._take_offer, self._record = connect, send, take_offer, record
-        self._handshake = config.handshake
+        self._config, self._run = config, run
+        self._peers_token = secrets.token_hex(16)
+        self._admission = Admission(terms, run)
+        self._admitting = threading.Lock()
+        self._rejoins, self._messages = Allowances(REJOINS, 1.0), Allowances(MESSAGES, 500.0)
         self._lock = threading.Lock()
         self._over = False
         self._open = threading.Event()  # until then learners' messages stay in their outboxes
@@ -71,24 +78,26 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
-        calls = (terms.num_learners + 4) * (2 + 2 * MOST_CONNECTIONS)
-        handlers = {
+        self._handlers = {
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
-            "Updates": grpc.unary_stream_rpc_method_handler(self._updates),
+            # Their one request says nothing and is not waited for: a call that sends none costs nothing.
+            "Updates": grpc.stream_stream_rpc_method_handler(self._updates),
+            "Peers": grpc.stream_stream_rpc_method_handler(self._peers),
             "Offers": grpc.stream_unary_rpc_method_handler(self._offers),
-            "Peers": grpc.unary_unary_rpc_method_handler(self._peers),
         }
-        self._server = wire.listener(wire.CONTROL, handlers, config.keepalive, calls)
+        self._listening: Listening | None = None
 
-    def start(self, address: str) -> int:
-        """Listens on HOST:PORT, with 0 on a free port; returns the port.
+    def start(self, where: str | Listening) -> int:
+        """Answers at HOST:PORT, or where a port was taken before; returns the port.
 
         Raises:
           ConfigError: the address is not available.
         """
-        port = self._security.listen(self._server, address)
-        self._server.start()
-        return port
+        if isinstance(where, str):
+            where = Listening(where, self._security, self._config, self._terms.num_learners)
+        self._listening = where
+        where.gate.refused = self._without_credentials
+        return where.begin(self._handlers)
 
     def open(self) -> None:
         """Begins to take learners' messages; learners that connected earlier have kept theirs until now."""
@@ -135,7 +144,8 @@ class SyncerServer:
             late = list(self._sessions.values())
         for session in late:
             self._end(session, "it did not leave in time")
-        self._server.stop(grace=1.0).wait(5.0)
+        if self._listening is not None:
+            self._listening.stop(grace=1.0)
         self.intake.end()
         self.positions.flush()
         return not late
@@ -143,8 +153,7 @@ class SyncerServer:
     # Each call runs in a thread of gRPC's.
 
     def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        self._admit(context)
-        with wire.ended_after(self._handshake, context.cancel):
+        with self._listening.handshakes.one(context):
             first = next(requests, b"")
         session = self._welcome_session(first, context)
         if not context.add_callback(lambda: self._end(session, "connection lost")):
@@ -157,14 +166,20 @@ class SyncerServer:
         if session.reason.startswith("malformed"):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.reason)
 
-    def _updates(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        del request
-        yield from self._session(context).down.messages()
+    def _updates(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        del requests
+        session = self._session(context)
+        with session.call("updates", context):
+            yield from session.down.messages()
 
     def _offers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         session = self._session(context)
         self._check_deadline(session, context)
-        offer = None
+        with session.call("offers", context):
+            return self._offer(session, requests, context)
+
+    def _offer(self, session: Session, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        offer, begun = None, time.monotonic()
         try:
             header = parse(pb.UpHeader, next(requests, b""))
             announced = offer_of(header, session.learner, self._terms.num_fragments)
@@ -183,6 +198,10 @@ class SyncerServer:
             traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and its frames half a fragment
             self._broken(offer, "the transfer broke")
             context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # gRPC would print an exception
+        seconds = time.monotonic() - begun
+        if seconds > self._terms.offer_timeout / 2:
+            limit = f"{self._terms.offer_timeout:g} s of sync.offer_timeout"
+            self._alarm(f"learner {session.learner}: an offer took more than half of the {limit}")
         self._take_offer(offer, arrays)
         return b""
 
@@ -198,24 +217,22 @@ class SyncerServer:
             self._record(_drop(session.learner, "wire: offer without a deadline"))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an offer has a deadline, of the offer timeout")
 
-    def _peers(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def _peers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Learners that may have an inner state to give, beginning with the one after the asking learner."""
-        del request
+        del requests
         own = self._session(context).learner
         with self._lock:
             others = [s for s in self._sessions.values() if s.learner != own and s.incarnation and s.donor]
         others.sort(key=lambda s: ((s.learner - own) % self._terms.num_learners, -s.process))
-        return pb.Peers(addresses=[s.donor for s in others]).SerializeToString()
+        yield pb.Peers(addresses=[s.donor for s in others]).SerializeToString()
 
     # Sessions.
 
-    def _admit(self, context: grpc.ServicerContext) -> None:
-        if not self._security.admits(context.invocation_metadata()):
-            self._record(_drop(None, "wire: wrong token"))
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the syncer asks for another join token")
+    def _without_credentials(self, host: str) -> None:
+        self._record(_drop(None, "wire: wrong token"))
+        self._alarm(f"a call from {host} without the join token was refused")
 
     def _session(self, context: grpc.ServicerContext) -> Session:
-        self._admit(context)
         with self._lock:
             name = wire.metadata_value(context.invocation_metadata(), wire.SESSION_KEY)
             session = self._sessions.get(name)
@@ -232,27 +249,32 @@ class SyncerServer:
         except WireError as error:
             self._count(None, error)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        hello = message.hello
-        refusal = self._refusal(hello)
-        if refusal is not None:
-            self._record(_drop(None, "wire: join refused"))
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
-        session = Session(
-            secrets.token_hex(16),
-            hello.learner,
-            hello.process,
-            self._newest,
-            donor_address(context.peer(), hello.donor_port),
-        )
-        with self._lock:
-            stale = [
-                s for s in self._sessions.values() if (s.learner, s.process) == (hello.learner, hello.process)
-            ]
-        for earlier in stale:
-            self._end(earlier, "connected anew")
-        self.intake.joined(hello.learner, hello.process)
+        with self._admitting:
+            return self._admitted(message.hello, context)
+
+    def _admitted(self, hello: pb.Hello, context: grpc.ServicerContext) -> Session:
+        caller = self._security.caller(context)
         with self._lock:
             known = self._newest_incarnation.get(hello.learner, 0)
+            present = present_session(self._sessions.values(), hello.learner)
+        refusal = self._admission.refusal(hello, caller, present, known, time.monotonic())
+        if refusal is not None:
+            self._record(_drop(None, f"wire: {refusal.reason}"))
+            if refusal.alarm is not None:
+                self._alarm(refusal.alarm)
+            context.abort(refusal.code, refusal.sentence)
+        if present is not None and present.process != hello.process:
+            self._admission.replaced(hello.learner, present.process)
+            self._end(present, "replaced")
+        elif present is not None:
+            self._end(present, "connected anew")
+        self._admission.admitted(hello.learner, hello.process)
+        donor = donor_address(context.peer(), hello.donor_port)
+        name = secrets.token_hex(16)
+        session = Session(name, hello.learner, hello.process, self._newest, donor, caller)
+        session.newest_incarnation = max(known, hello.process)
+        self.intake.joined(hello.learner, hello.process)
+        with self._lock:
             self._sessions[session.name] = session
         origin = self._resumed_from
         accepted = pb.Accepted(
@@ -260,30 +282,24 @@ class SyncerServer:
             newest_incarnation=known,
             position=self.positions.get(hello.learner),
             resume_from=0 if origin is None else origin.number_for(hello.learner, known),
+            run=self._run,
+            peers_token=self._peers_token,
         )
         session.say(pb.ToLearner(accepted=accepted))
         if self._over:  # it was away when the others were told
             session.deliver(Leave())
         return session
 
-    def _refusal(self, hello: pb.Hello) -> str | None:
-        """In one line, why the learner does not fit this run."""
-        if hello.version != wire.VERSION:
-            return f"the syncer speaks version {wire.VERSION} of the wire, the learner {hello.version}"
-        if hello.fingerprint != self._terms.fingerprint:
-            return "the learner's model or fragments are not the syncer's: the layouts' fingerprints differ"
-        if hello.rules != self._terms.rules:
-            return "the learner's config.sync, train.steps or outer.codec is not the syncer's"
-        if hello.learner >= self._terms.num_learners:
-            return f"learner {hello.learner} is none of the {self._terms.num_learners} of this run"
-        return None
-
     def _read(self, session: Session, requests: Iterator[bytes]) -> None:
         reason = "connection lost"
         try:
             self._open.wait()
+            session.heard_at = time.monotonic()
             for data in requests:
-                if self._hear_message(session, parse(pb.FromLearner, data)):
+                session.heard_at = time.monotonic()
+                message = parse(pb.FromLearner, data)
+                self._wait_for_turn(session, 1 + len(message.records.records) // 8)
+                if self._hear_message(session, message):
                     reason = events.LEFT
                     break
         except WireError as error:
@@ -293,6 +309,11 @@ class SyncerServer:
             reason = str(error).splitlines()[0] if str(error) else "connection lost"
         finally:
             self._end(session, reason)
+
+    def _wait_for_turn(self, session: Session, cost: int) -> None:
+        """Reads on no sooner than others are served too; the transport holds back who says more."""
+        while not self._messages.take(session.learner, time.monotonic(), cost) and not session.over:
+            time.sleep(0.05)
 
     def _hear_message(self, session: Session, message: pb.FromLearner) -> bool:
         """Passes on a learner's message; returns whether it was the last one."""
@@ -315,11 +336,14 @@ class SyncerServer:
             self._send(event)
             return
         report = event.report if isinstance(event, events.StepReported) else event
-        if report.incarnation > time.time_ns() // 1000 + FURTHEST_AHEAD:
+        if report.incarnation > session.newest_incarnation + LEAP:
             raise WireError("incarnation beyond belief", str(report.incarnation))
         if report.incarnation != session.incarnation:
+            if not self._rejoins.take(session.learner, time.monotonic()):
+                raise WireError("too many incarnations", f"more than {REJOINS} at once")
             self._connect(session.learner, report.incarnation, session)
             session.incarnation = report.incarnation
+            session.newest_incarnation = max(session.newest_incarnation, report.incarnation)
             with self._lock:
                 self._hear(session.learner, report.incarnation)
         self._send(event)
@@ -342,13 +366,17 @@ class SyncerServer:
 
     def _count(self, learner: int | None, error: WireError) -> None:
         self._record(_drop(learner, f"wire: {error.reason}"))
+        if learner is not None:
+            self._alarm(f"learner {learner}: what it sent was refused: {error.reason}")
+
+    def _alarm(self, sentence: str) -> None:
+        self._record(records.Alarm(sentence, time.time()))
 
 
 def donor_address(peer: str, port: int) -> str | None:
     """HOST:PORT of the donor at `port` of the host that gRPC calls `peer`; None if there is none."""
-    kind, _, rest = peer.partition(":")
-    host = urllib.parse.unquote(rest).rpartition(":")[0]
-    return f"{host}:{port}" if kind in ("ipv4", "ipv6") and host and 0 < port < 65536 else None
+    known = peer.startswith(("ipv4:", "ipv6:")) and host_of(peer)
+    return f"{host_of(peer)}:{port}" if known and 0 < port < 65536 else None
 
 
 def _drop(learner: int | None, reason: str) -> records.Noted:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
+
+import grpc
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer
+from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
 
+MOST_CALLS = 16  # of one kind at the same time, the bound of RemoteConfig.connections
 MOST_WAITING = 256  # messages to a learner that does not read; then the oldest is lost, as any may be
 
 
@@ -26,11 +32,15 @@ class Session:
         process: int,
         newest: NewestFragments,
         donor: str | None = None,
+        caller: Caller = UNKNOWN,
     ) -> None:
-        """`name` is known only to this learner."""
+        """`name` is known only to this learner's process."""
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
+        self.caller = caller
+        self.heard_at = time.monotonic()
         self.incarnation = 0  # the newest that has joined or reported over this connection
+        self.newest_incarnation = 0  # of the learner, beyond which its next ones do not leap
         self.reason = "connection lost"  # why it ended
         self.down = Downlink(newest)
         self.lost_messages = 0
@@ -38,6 +48,7 @@ class Session:
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
         self._asked: dict[int, RoundId] = {}  # by fragment, what the learner may send
         self._closed = False
+        self._calls: collections.Counter[str] = collections.Counter()
 
     # What the syncer calls.
 
@@ -70,6 +81,11 @@ class Session:
             self._waiting.append(message)
             self._change.notify_all()
 
+    @property
+    def over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._closed
+
     # What the server calls.
 
     def expects(self, round_id: RoundId) -> bool:
@@ -79,6 +95,20 @@ class Session:
                 return False
             del self._asked[round_id.fragment]
             return True
+
+    @contextlib.contextmanager
+    def call(self, kind: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """One call of the kind beside the control stream; ends it if there are too many at the same time."""
+        with self._change:
+            self._calls[kind] += 1
+            many = self._calls[kind] > MOST_CALLS
+        try:
+            if many:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MOST_CALLS} calls of a kind")
+            yield
+        finally:
+            with self._change:
+                self._calls[kind] -= 1
 
     def messages(self) -> Iterator[bytes]:
         """What the control stream sends; ends when the session is closed, after all earlier messages."""

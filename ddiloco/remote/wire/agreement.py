@@ -5,13 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 5  # of wire.proto with the events in it; both ends must have the same
+VERSION = 6  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
 LARGEST = 1 << 53  # of any whole number on the wire; counters that a float64 cannot hold are nonsense
@@ -80,18 +80,26 @@ def ended_after(seconds: float, end: Callable[[], object]) -> Iterator[None]:
         timer.cancel()
 
 
-def listener(
-    path: str, handlers: Mapping[str, grpc.RpcMethodHandler], keepalive: float, calls: int
+def server(
+    keepalive: float,
+    calls: int,
+    more_options: Sequence[tuple[str, int]] = (),
+    interceptors: Sequence[grpc.ServerInterceptor] = (),
 ) -> grpc.Server:
-    """A server of the service that `path` begins with; further calls at the same time are refused."""
-    server = grpc.server(
+    """A server that refuses further calls at the same time than `calls`; it does not listen yet."""
+    return grpc.server(
         concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
-        options=options(keepalive),
+        options=[*options(keepalive), *more_options],
         maximum_concurrent_rpcs=calls,
+        interceptors=interceptors,
     )
+
+
+def serve(server: grpc.Server, path: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+    """Has the server answer the calls of the service that `path` begins with."""
     handler = grpc.method_handlers_generic_handler(path.split("/")[1], handlers)
     server.add_generic_rpc_handlers((handler,))
-    return server
+    server.start()
 
 
 def options(keepalive: float) -> list[tuple[str, int]]:
@@ -116,9 +124,12 @@ def options(keepalive: float) -> list[tuple[str, int]]:
     ]
 
 
+REPLACED = grpc.StatusCode.ALREADY_EXISTS  # how a process's call ends once another has taken its place
+
+
 def permanent(code: grpc.StatusCode) -> bool:
     """Whether a call that ended with this code would always end so again."""
-    return code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
+    return code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, REPLACED)
 
 
 def metadata_value(metadata: tuple | None, key: str) -> str:

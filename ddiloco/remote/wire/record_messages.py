@@ -16,7 +16,13 @@ LONGEST_NOTE = 8 << 10  # bytes of JSON
 MOST_METRICS = 1024  # some models have one for each layer
 _NOTES: dict[str, dict[str, type]] = {  # what a learner may note, by name: the values and their kinds
     "drop": {"reason": str},
-    "recovered": {"inner_state": str, "donor_step": float, "bytes": float, "seconds": float},
+    "recovered": {
+        "inner_state": str,
+        "donor_step": float,
+        "trained": float,
+        "bytes": float,
+        "seconds": float,
+    },
 }
 
 LearnerRecord = records.StepDone | records.StateChanged | records.Noted | records.LearnerDied | records.Alarm

@@ -1,10 +1,14 @@
-"""Who may join: a token that both ends know, or mutual TLS; beyond loopback one of them is needed."""
+"""Who may join: by a token or mutual TLS, shared by all or one's own; beyond loopback one is needed."""
 
 from __future__ import annotations
 
 import dataclasses
 import hmac
 import ipaddress
+import re
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import grpc
 
@@ -12,7 +16,22 @@ from ddiloco.config import ConfigError
 from ddiloco.remote.wire.agreement import metadata_value
 
 TOKEN_KEY = "authorization"
+COMMON_NAME = "x509_common_name"  # by gRPC's name for it: the name in the certificate of the other end
+OWN_NAME = re.compile(r"ddiloco learner (0|[1-9][0-9]{0,6})")  # of a certificate that is one learner's
 PEER_NAME = "ddiloco-learner"  # in every learner's certificate, whatever its host
+
+
+NOBODY = -1  # in a learner's place: the token is of one and the certificate of another
+
+
+class Caller(NamedTuple):
+    """Who calls: the learner whose own credentials were shown, None if they are shared; and its host."""
+
+    learner: int | None
+    host: str
+
+
+UNKNOWN = Caller(None, "an unknown host")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +40,29 @@ class Security:
 
     Attributes:
       token: sent with every call, in the clear unless there is TLS; None: none is asked for.
+      tokens: by learner, the token of its own, which the syncer asks for in place of `token`.
       tls: the authority's certificate, and this end's own certificate and key, in PEM; None: no TLS.
     """
 
     token: str | None = dataclasses.field(default=None, repr=False)
     tls: tuple[bytes, bytes, bytes] | None = dataclasses.field(default=None, repr=False)
+    tokens: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
+
+    def of(self, learner: int) -> Security:
+        """What this learner presents.
+
+        Raises:
+          ConfigError: there are tokens, but none is this learner's.
+        """
+        if not self.tokens:
+            return self
+        if learner not in self.tokens:
+            raise ConfigError(f"token_file: has no token of learner {learner}")
+        return Security(self.tokens[learner], self.tls)
+
+    def among_peers(self, token: str) -> Security:
+        """What learners present to each other, with the token that the syncer gave them for that."""
+        return Security(token, self.tls)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -34,10 +71,26 @@ class Security:
 
     def admits(self, metadata: tuple | None) -> bool:
         """Whether a call with this metadata has the token; its time reveals nothing of the token."""
-        if self.token is None:
-            return True
-        given = metadata_value(metadata, TOKEN_KEY)
-        return hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode())
+        return self._open or self._shows(metadata) is not None
+
+    def caller(self, context: grpc.ServicerContext) -> Caller:
+        """Who makes an admitted call: the learner that the token is of, or else the certificate."""
+        shown = None if self._open else self._shows(context.invocation_metadata())
+        named = [OWN_NAME.fullmatch(name.decode(errors="replace")) for name in _names(context)]
+        certified = next((int(found[1]) for found in named if found), None)
+        own = {learner for learner in (shown, certified) if learner is not None and learner >= 0}
+        return Caller(min(own, default=None) if len(own) < 2 else NOBODY, host_of(context.peer()))
+
+    @property
+    def _open(self) -> bool:
+        return self.token is None and not self.tokens
+
+    def _shows(self, metadata: tuple | None) -> int | None:
+        """The learner whose token is shown, -1 for the token of all; None: it is none."""
+        given = metadata_value(metadata, TOKEN_KEY).encode()
+        known = {-1: self.token, **self.tokens} if self.token is not None else self.tokens
+        fit = [m for m, token in known.items() if hmac.compare_digest(given, f"Bearer {token}".encode())]
+        return fit[0] if fit else None
 
     def listen(self, server: grpc.Server, address: str) -> int:
         """Binds the server to HOST:PORT; returns the port.
@@ -85,7 +138,41 @@ def check_reach(address: str, security: Security) -> None:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = host == "localhost"
-    if not loopback and security.token is None and security.tls is None:
+    if not loopback and security.token is None and not security.tokens and security.tls is None:
         raise ConfigError(
             f"listen: {address} can be reached from other machines, which needs --token_file or --tls"
         )
+
+
+def host_of(peer: str) -> str:
+    """The host of what gRPC calls a peer, such as `ipv4:10.0.0.7:4321`."""
+    kind, _, rest = peer.partition(":")
+    return urllib.parse.unquote(rest).rpartition(":")[0] if kind in ("ipv4", "ipv6") else kind
+
+
+def _names(context: grpc.ServicerContext) -> Sequence[bytes]:
+    return context.auth_context().get(COMMON_NAME, ())
+
+
+class Gate(grpc.ServerInterceptor):
+    """Ends calls without credentials before they have a thread that waits, or anything else."""
+
+    def __init__(self, admits: Callable[[tuple], bool], refusal: str) -> None:
+        """`admits`: judges a call's metadata. `refusal`: a line for the other end."""
+        self.refused: Callable[[str], None] = lambda host: None  # hears of each, with the host it came from
+        self._admits, self._refusal = admits, refusal
+        self._ends = grpc.stream_stream_rpc_method_handler(self._end)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """As gRPC calls it."""
+        admitted = self._admits(handler_call_details.invocation_metadata)
+        return continuation(handler_call_details) if admitted else self._ends
+
+    def _end(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        self.refused(host_of(context.peer()))
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, self._refusal)
+        yield from requests  # it is a stream, though it never comes to this

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.outer.encoding import wire_format
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.settings.experiment import Experiment, all_settings
+
+LONGEST_SHOWN = 100  # characters of a setting's value in a refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +21,12 @@ class Terms:
 
     Attributes:
       fingerprint: of the fragment layout.
-      rules: of the settings that both sides decide by.
+      rules: the settings that both sides must share, JSON by path.
       num_learners: M; learners are numbered below it.
       up: by fragment, shapes and dtypes of what a learner sends.
       down: the same of what the syncer sends.
       offer_timeout: seconds that a fragment may take.
+      silence_timeout: seconds without a word after which a learner is not there.
     """
 
     fingerprint: str
@@ -32,6 +35,7 @@ class Terms:
     up: Sequence[Sequence[ArrayFormat]]
     down: Sequence[Sequence[ArrayFormat]]
     offer_timeout: float
+    silence_timeout: float = 60.0
 
     @property
     def num_fragments(self) -> int:
@@ -42,12 +46,33 @@ class Terms:
 def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
     """The terms of an experiment whose number of steps is known."""
     codec, fragments = experiment.outer.codec, range(layout.num_fragments)
-    rules = {leaf.path: leaf.value for leaf in all_settings(experiment) if leaf.metadata["both_ends"]}
+    found = (leaf for leaf in all_settings(experiment) if leaf.metadata["both_ends"])
+    rules = {leaf.path: leaf.value for leaf in found if leaf.metadata["may_change"] != "process"}
     return Terms(
         fingerprint=layout.fingerprint,
-        rules=hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest(),
+        rules=json.dumps(rules, sort_keys=True, default=str),
         num_learners=experiment.sync.num_learners,
         up=[wire_format(layout, p, codec) for p in fragments],
         down=[wire_format(layout, p, "f32") for p in fragments],
         offer_timeout=experiment.sync.offer_timeout,
+        silence_timeout=experiment.sync.silence_timeout,
     )
+
+
+def difference(ours: str, theirs: str) -> str | None:
+    """In one line, the first of the rules of the two ends that is not the same; None: all are."""
+    if ours == theirs:
+        return None
+    try:
+        own, other = dict(json.loads(ours)), dict(json.loads(theirs))
+    except (ValueError, TypeError, RecursionError):
+        return "the learner's settings are not the syncer's"
+    for path in [*own, *sorted(other)]:
+        if own.get(path) != other.get(path) or (path in own) is not (path in other):
+            values = (_shown(path, rules) for rules in (own, other))
+            return "config.{}: the syncer has {}, the learner {}".format(path[:LONGEST_SHOWN], *values)
+    return "the learner's settings are not the syncer's"
+
+
+def _shown(path: str, rules: dict[str, Any]) -> str:
+    return repr(rules[path])[:LONGEST_SHOWN] if path in rules else "no such setting"

@@ -306,9 +306,9 @@ class SnapshotTaker:
         return taking
 
 
-def snapshot_header(experiment: Experiment, layout: FragmentLayout) -> dict[str, Any]:
+def snapshot_header(experiment: Experiment, layout: FragmentLayout, run: str) -> dict[str, Any]:
     """The part of the header that is the same in all snapshots of a run."""
-    return {"experiment": to_json(experiment), "layout": layout.fingerprint}
+    return {"experiment": to_json(experiment), "layout": layout.fingerprint, "run": run}
 
 
 def _after(step: int, every: int) -> int:

@@ -47,7 +47,7 @@ class Cost:
     hbm_bytes: float = 0.0
     collectives: dict[str, Traffic] = dataclasses.field(default_factory=dict)
     endless: int = 0
-    """Loops whose number of turns is not known; counted once."""
+    """Loops that count once, since how often they run is not known."""
 
     def __add__(self, other: Cost) -> Cost:
         both = dict(self.collectives)
@@ -99,9 +99,9 @@ class _Walk:
         if kind == "all-reduce" and within.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"  # as TPU programs write it
         if i.opcode == "while":
-            found = _TRIPS.search(i.attributes)
+            turns = self._turns(i, computation)
             inner = functools.reduce(Cost.__add__, (self.cost(name, False) for name in i.called))
-            return inner.repeated(float(found[1]) if found else 1.0) + Cost(endless=0 if found else 1)
+            return inner.repeated(turns or 1) + Cost(endless=turns is None)
         if i.opcode == "conditional":
             names = i.branches or i.called
             return max((self.cost(name, False) for name in names), key=lambda cost: cost.flops)
@@ -116,6 +116,25 @@ class _Walk:
         if not fused and i.opcode not in _FREE and not i.opcode.endswith("-done"):
             cost += Cost(hbm_bytes=self._traffic(i, computation))
         return cost
+
+    def _turns(self, loop: Instruction, computation: Computation) -> int | None:
+        """How often a loop runs: as XLA says, or as its counter goes up; None: it is not known."""
+        if found := _TRIPS.search(loop.attributes):
+            return int(found[1])
+        condition, body = (self._module.computations[loop.nested(name)] for name in ("condition", "body"))
+        test = _root(condition)
+        if test.opcode != "compare" or "direction=LT" not in test.attributes:
+            return None
+        counter, limit = condition[test.operands[0]], _integer(test.operands[1], condition)
+        place = re.search(r"\bindex=(\d+)", counter.attributes)
+        given, made = computation[loop.operands[0]], _root(body)
+        if limit is None or place is None or not given.opcode == made.opcode == "tuple":
+            return None
+        begin = _integer(given.operands[int(place[1])], computation)
+        step = body[made.operands[int(place[1])]]
+        steps = [_integer(name, body) for name in step.operands] if step.opcode == "add" else []
+        size = next((n for n in steps if n), None)
+        return None if begin is None or size is None else -(-(limit - begin) // size)
 
     def _collective(self, kind: str, i: Instruction, computation: Computation) -> Cost:
         given = sum(array.nbytes for name in i.operands for array in computation[name].arrays)
@@ -177,7 +196,7 @@ class _Walk:
     def _written(self, name: str, fusion: Instruction) -> float:
         """Bytes that a fusion writes: of an array that it updates in place, the update."""
         computation = self._module.computations[name]
-        root = next(i for i in computation.values() if i.root)
+        root = _root(computation)
         parts = [computation[part] for part in root.operands] if root.opcode == "tuple" else [root]
         if len(parts) != len(fusion.arrays):
             return _hbm_bytes(fusion.arrays)
@@ -193,8 +212,21 @@ class _Walk:
             return sum(array.nbytes for array in computation[part.operands[1]].arrays)
         if part.opcode == "fusion":
             inner = self._module.computations[part.called[0]]
-            return self._update_bytes(next(i for i in inner.values() if i.root), inner)
+            return self._update_bytes(_root(inner), inner)
         return sum(array.nbytes for array in part.arrays)
+
+
+def _root(computation: Computation) -> Instruction:
+    return next(i for i in computation.values() if i.root)
+
+
+def _integer(name: str, computation: Computation) -> int | None:
+    """The value of a constant, also behind copies of it."""
+    found = computation[name]
+    while found.opcode in ("copy", "bitcast", "copy-start", "copy-done"):
+        found = computation[found.operands[0]]
+    text = found.operands[0] if found.opcode == "constant" else ""
+    return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
 def _hbm_bytes(arrays: Sequence[Array]) -> float:

@@ -12,6 +12,7 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+_GIVEN = ("parameter", "constant")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 
@@ -35,7 +36,7 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction; `operands` are names within its computation."""
+    """One instruction; `operands` are names there, a parameter's number or a constant's value."""
 
     name: str
     opcode: str
@@ -124,14 +125,10 @@ def _instruction(line: str) -> Instruction:
         name=head[2],
         opcode=opcode,
         arrays=arrays_of(rest[:cut]),
-        operands=tuple(_NAME.findall(tail[:end])) or _parameter_number(opcode, tail[:end]),
+        operands=(tail[:end],) if opcode in _GIVEN else tuple(_NAME.findall(tail[:end])),
         attributes=tail[end + 1 :],
         root=bool(head[1]),
     )
-
-
-def _parameter_number(opcode: str, text: str) -> tuple[str, ...]:
-    return (text,) if opcode == "parameter" else ()
 
 
 def _closing(text: str) -> int:

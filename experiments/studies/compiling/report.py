@@ -198,6 +198,7 @@ def report(preset: str, topology: str, compilation: Compilation, programs: list[
         "flops_ratio": step.cost.flops / flops,
         "hbm_bytes": step.cost.hbm_bytes,
         "collective_bytes": step.cost.bytes_by_kind(),
+        "loops_of_unknown_length": step.cost.endless,
         "roofline": None if chip is None or step.problem else roofline(step.cost, flops, chip),
         "programs": [program.as_json() for program in programs],
         "versions": _versions(),

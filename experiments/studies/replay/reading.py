@@ -97,6 +97,9 @@ def read_run(workdir: pathlib.Path) -> RunTapes:
     learners: dict[int, list[Tape]] = {}
     for tape in sorted((t for t in tapes if t.header.learner is not None), key=lambda t: t.header.process):
         learners.setdefault(tape.header.learner, []).append(tape)
+    runs = {tape.header.run: tape for tape in tapes}
+    if len(runs) > 1:
+        raise TapeError(f"{[*runs.values()][-1].path}: is of another run than the tapes beside it")
     if not syncers:
         raise TapeError(f"{folder}: holds no tape of a syncer")
     return RunTapes(syncers, dict(sorted(learners.items())), warnings)

@@ -42,11 +42,17 @@ class _Process:
 class Invariants:
     """Holds a syncer and its learners to the rules of docs/protocol.md."""
 
-    def __init__(self, policy: SyncPolicy, total_steps: int | None) -> None:
+    def __init__(self, policy: SyncPolicy, total_steps: int | None, parts: int = 1) -> None:
+        """`parts`: processes that merge. If several, a part may speak to one that has just left."""
         self.policy, self.total_steps = policy, total_steps
+        self.parts = parts
         self.committed = SyncerState.initial(policy.num_fragments)
         self.merged: set[RoundId] = set()
         self.passed: set[RoundId] = set()  # skipped or abandoned
+        self._made = {(p, 0, 0) for p in range(policy.num_fragments)}  # fragment, version, step
+        self._given: dict[
+            tuple[int, int], list[tuple[int, int]]
+        ] = {}  # by fragment and version: learner, step
         self.checks = 0  # events after which every rule held
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
@@ -91,7 +97,9 @@ class Invariants:
         if self._syncer is None or self._syncer.core is not core:
             self._syncer = _Process(core)
         if not any(isinstance(action, actions.Drop) and action.reason == TAKEN for action in out):
-            self._book(event, now)
+            self._book(event)
+        if isinstance(event, events.StepReported) and not any(isinstance(a, actions.Drop) for a in out):
+            self._syncer.heard[event.report.learner, event.report.incarnation] = now
         for action in out:
             self._check(action, event, now)
         require(core.versions == self.committed.versions, "what is committed is known", core.versions)
@@ -118,6 +126,15 @@ class Invariants:
             self._merged_up_to[ledger, c.fragment] = last
         self.committed = self.committed.after(merge.round, lineage)
         self.merged.add(merge.round)
+        self._given[merge.round.fragment, merge.version] = [(c.learner, c.step) for c in merge.contributions]
+        self._made.add((merge.round.fragment, merge.version, merge.round.step))
+
+    def part_died(self, part: int) -> None:
+        """What a part's process had under way is lost."""
+        if self._syncer is not None:
+            mine = [r for r in self._syncer.merging if r.fragment % self.parts == part]
+            for which in mine:
+                del self._syncer.merging[which]
 
     def image(self) -> tuple[Any, ...]:
         """What a copy of the disk holds; for `rolled_back`."""
@@ -128,9 +145,11 @@ class Invariants:
         """The syncer's disk is an older one again: what was merged since is lost."""
         self.committed, merged, passed, up_to, newest = image
         self.merged, self.passed = set(merged), set(passed)
+        if self._syncer is not None:
+            self._syncer.merging.clear()
         self._merged_up_to, self._newest = dict(up_to), dict(newest)
 
-    def _book(self, event: events.SyncerEvent, now: float) -> None:
+    def _book(self, event: events.SyncerEvent) -> None:
         """Notes where each member stands by the syncer's event, before the syncer answers."""
         process = self._syncer
         match event:
@@ -148,7 +167,6 @@ class Invariants:
                 known = process.reports.get(member)
                 if known is None or report.step >= known.step:
                     process.reports[member] = report
-                    process.heard[member] = now
             case events.FragmentArrived(round=which, contribution=c):
                 member = (c.learner, c.incarnation)
                 if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
@@ -159,7 +177,14 @@ class Invariants:
 
     def _stands(self, member: Member, where: _Standing) -> bool:
         """Whether the member stands there; the syncer's present process must have met it."""
+        if self.parts > 1 and where is not _Standing.GONE:
+            return member in self._syncer.standing  # the part may have yet to hear that it has moved on
         return self._syncer.standing.get(member, _Standing.GONE) is where
+
+    def _was_made(self, fragment: int, version: int, step: int) -> bool:
+        """Whether this is the newest version; another part's process may have yet to hear of that."""
+        newest = (self.committed.versions[fragment], self.committed.merged_steps[fragment])
+        return (version, step) == newest or (self.parts > 1 and (fragment, version, step) in self._made)
 
     def _check(self, action: actions.SyncerAction, event: events.SyncerEvent, now: float) -> None:
         match action:
@@ -187,12 +212,12 @@ class Invariants:
                 self._check_finish()
 
     def _check_message(self, member: Member, message: events.FromSyncer) -> None:
-        committed = self.committed
         match message:
             case events.Welcomed(step=step, versions=versions, merged_steps=merged_steps):
                 require(self._stands(member, _Standing.JOINING), "those are welcomed that join", member)
-                known = (committed.step, committed.versions, committed.merged_steps)
-                require((step, versions, merged_steps) == known, "a welcome tells what is committed", message)
+                known = zip(message.fragments or range(len(versions)), versions, merged_steps, strict=True)
+                made = all(self._was_made(*version) for version in known)
+                require(made and step == max(merged_steps), "a welcome tells what is committed", message)
             case events.NotMember(incarnation):
                 self._syncer.dismissed.add((member[0], incarnation))
             case events.Rejected(incarnation):
@@ -205,8 +230,10 @@ class Invariants:
             case events.OfferAsked():
                 self._check_asking(member, message)
             case events.UpdateArrived(p, version, step):
-                known = (committed.versions[p], committed.merged_steps[p])
-                require((version, step) == known, "what is committed is broadcast", message)
+                require(self._was_made(p, version, step), "what is committed is broadcast", message)
+                named = [(given.learner, given.step) for given in message.merged]
+                truly = self._given.get((p, version), named)
+                require(not named or named == truly, "an update names the offers that it holds", message)
                 require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
 
     def _check_due(self, which: RoundId) -> None:
@@ -218,7 +245,8 @@ class Invariants:
         which = asked.round
         self._check_due(which)
         require(self._stands(member, _Standing.PRESENT), "members alone are asked", member)
-        require(asked.version == self.committed.versions[which.fragment], "the newest is asked for", asked)
+        newest = self.committed.versions[which.fragment]
+        require(newest - (self.parts > 1) <= asked.version <= newest, "the newest is asked for", asked)
         require(asked.clock <= which.step, "nobody is to wait for a later step than the round's", asked)
         if self.policy.quorum is None:
             require(asked.clock == which.step, "where all are needed, all give the round's step", asked)
@@ -230,7 +258,10 @@ class Invariants:
         reports = {m: self._syncer.reports.get((m, self._newest[m])) for m in live}
         # One that rejoined at that step has reached it, though it has not reported since.
         come = {m for m, report in reports.items() if report is None or report.step >= which.step}
-        if self.policy.quorum is None:
+        if self.parts > 1:  # each has its own view of who is live
+            ever = {m for (m, _), report in self._syncer.reports.items() if report.step >= which.step}
+            require(len(ever | given) >= (self.policy.quorum or 1), "a quorum has come to the step", which)
+        elif self.policy.quorum is None:
             require(come == live, "the quorum of all is of all that are live", which, live - come)
         else:
             require(len(come | given - live) >= self.policy.quorum, "a quorum has come to the step", which)
@@ -259,7 +290,8 @@ class Invariants:
         self._check_come(which, learners)
         self._syncer.merging[which] = merge
         most = max(1, self.policy.overlap)
-        require(len(self._syncer.merging) <= most, f"at most {most} rounds are in flight", merge)
+        same_part = [other for other in self._syncer.merging if (other.fragment - p) % self.parts == 0]
+        require(len(same_part) <= most, f"at most {most} rounds of a part are in flight", merge)
 
     def _check_finish(self) -> None:
         require(self.total_steps is not None, "a run without an end does not finish")

@@ -7,6 +7,7 @@ import random
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.learner_process import VirtualLearner
 from ddiloco.virtual.ports import Observer
 from experiments.studies.schedules.faults import FAULTS, LONGEST, syncer_crash
@@ -26,6 +27,7 @@ class Plan:
 
     seed: int
     policy: SyncPolicy
+    parts: int  # processes that merge, beside one that has authority over learners; 1: all in one
     total_steps: int
     weather: Weather
     storm: float  # seconds until everything works again
@@ -83,6 +85,7 @@ def draw_plan(seed: int) -> Plan:
     return Plan(
         seed=seed,
         policy=policy,
+        parts=rng.choice([1, 1, 2, 3]) if policy.num_fragments > 2 else 1,
         total_steps=total,
         weather=draw_weather(rng),
         storm=storm,
@@ -104,11 +107,16 @@ class RandomSchedule(Observer):
         self.plan = plan
         self.checked = checked
         self.timeline = Timeline()
-        self.invariants = Invariants(plan.policy, plan.total_steps)
+        self.invariants = Invariants(plan.policy, plan.total_steps, plan.parts)
         self.commit_times: list[float] = []
+        self.states: set[int] = set()  # that the syncer was in, told apart by `_state_of`
         self._rng = random.Random(plan.seed + 1)
         self._calm_at: float | None = None
-        self.fleet = WeatheredFleet(plan.policy, plan.total_steps, self._rng, plan.weather, observer=self)
+        self.fleet = WeatheredFleet(
+            plan.policy, plan.total_steps, self._rng, plan.weather, observer=self, parts=plan.parts
+        )
+        if plan.parts > 1:
+            self.fleet.syncer.on_death = self.invariants.part_died
 
     @property
     def events(self) -> int:
@@ -153,6 +161,8 @@ class RandomSchedule(Observer):
         if self.checked:
             self.timeline.add(now, "syncer", event, out)
             self.invariants.syncer_handled(self.fleet.syncer.core, event, out, now)
+            if isinstance(core := self.fleet.syncer.core, SyncerCore):
+                self.states.add(_state_of(core))
         if self._strikes(self.plan.crash_in_merge) and any(isinstance(a, actions.Merge) for a in out):
             self.fleet.calendar.after(0.0, syncer_crash, self.fleet, 0, self._rng)
 
@@ -186,7 +196,7 @@ class RandomSchedule(Observer):
         durable, image = self.fleet.syncer.durable, self.invariants.image()
 
         def restore() -> None:
-            self.fleet.syncer.crash()
+            self.fleet.crash_syncer()
             self.fleet.syncer.durable = durable
             self.invariants.rolled_back(image)
             self.fleet.syncer.restart()
@@ -216,6 +226,17 @@ class RandomSchedule(Observer):
         turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)
         bound = aftermath + timeouts + turn
         require(now - since <= bound, f"merges are at most {bound:.0f} s apart", f"{now - since:.0f} s")
+
+
+def _state_of(core: SyncerCore) -> int:
+    """What of a syncer's state decides how it goes on, apart from how long the run is and what is when."""
+    newest = core.step
+    rounds = tuple(
+        (r.id.step - newest, r.phase.value, tuple(sorted(r.arrived)), tuple(sorted(r.owed)), len(r.failed))
+        for r in core.rounds
+    )
+    clocks = tuple((m, core.vector_clock.learners[m][1] - newest) for m in core.live)
+    return hash((core.policy, rounds, clocks))
 
 
 def explore(seed: int) -> RandomSchedule:

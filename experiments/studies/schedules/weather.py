@@ -12,6 +12,7 @@ from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
+from experiments.studies.schedules.parted_syncer import PartedSyncer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +69,9 @@ class WeatheredFleet(Fleet):
         *,
         learners: int | None = None,
         observer: Observer | None = None,
+        parts: int = 1,
     ) -> None:
-        """`learners`: how many places there are; None: the policy's M."""
+        """`learners`: how many places there are; None: the policy's M. `parts`: processes that merge."""
         self.weather = weather = weather or Weather()
         self._doubtful = _Doubtful(rng, weather.unsound)
         self._rng = rng
@@ -83,6 +85,26 @@ class WeatheredFleet(Fleet):
             merge_time=lambda: rng.expovariate(1 / weather.merge_time),
             observer=observer,
         )
+        if parts > 1:
+            merge_time = lambda: rng.expovariate(1 / weather.merge_time)  # noqa: E731
+            self.syncer = PartedSyncer(
+                parts,
+                policy,
+                total_steps,
+                self._doubtful,
+                self.calendar,
+                self._observer,
+                merge_time,
+                self._deliver,
+                rng,
+            )
+
+    def crash_syncer(self) -> None:
+        """All of its processes die."""
+        if isinstance(self.syncer, PartedSyncer):
+            self.syncer.crash(whole=True)
+        else:
+            self.syncer.crash()
 
     def calm(self) -> None:
         """From now on messages are only delayed: none is lost, doubled or unsound, no learner cut off."""

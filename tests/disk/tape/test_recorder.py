@@ -118,3 +118,14 @@ def test_the_syncers_processes_are_counted_by_their_tapes(tmp_path):
     for number in (1, 2, 11):
         SyncerTape(syncer_tape(tmp_path, number), SYNCER)
     assert next_syncer(tmp_path) == 12
+
+
+def test_a_tape_that_has_grown_to_its_bound_ends_with_an_alarm(tmp_path):
+    alarms = []
+    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER, alarms.append, most_bytes=2000)
+    for n in range(1000):
+        tape.heard(events.StepFinished(), float(n))
+    tape.end()
+    assert path.stat().st_size < 2500 and not read_tape(path).torn
+    [alarm] = alarms
+    assert "a.tape: it has grown to config.tape.max_gib: the tape ends here" in alarm.sentence

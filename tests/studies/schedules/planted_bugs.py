@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -90,9 +91,9 @@ def lost_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LearnerCore, "handle", careless)
 
 
-def unasked(patch: pytest.MonkeyPatch) -> None:
-    """An offer is taken of anybody, also of one that has gone and of one that was never asked."""
-    patch.setattr(Rounds, "_wants", lambda rounds, r, m, c: r.phase is not Phase.MERGING)
+def late_offer(patch: pytest.MonkeyPatch) -> None:
+    """An offer that comes while its round is being merged is taken for one that is in the merge."""
+    patch.setattr(Rounds, "_wants", lambda rounds, r, m, c: c.learner not in r.arrived)
 
 
 def double_counting(patch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,14 @@ def crowded_merges(patch: pytest.MonkeyPatch) -> None:
 
 def endless_window(patch: pytest.MonkeyPatch) -> None:
     """A round waits for every offer that is owed, however long."""
-    patch.setattr(Round, "complete", lambda r, now: not r.owed)
+    sound = Rounds._start_grace
+
+    def careless(rounds, r, now):
+        out = sound(rounds, r, now)
+        rounds._windows[r.id.fragment] = math.inf
+        return out
+
+    patch.setattr(Rounds, "_start_grace", careless)
 
 
 def asked_once(patch: pytest.MonkeyPatch) -> None:
@@ -150,6 +158,16 @@ def pushed_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "_speaks_for_itself", lambda authority, m, event, now: False)
 
 
+def no_roll_call(patch: pytest.MonkeyPatch) -> None:
+    """A part that was restarted does not hear who is there."""
+    patch.setattr(Authority, "connected", lambda authority, part: [])
+
+
+def forgotten_commit(patch: pytest.MonkeyPatch) -> None:
+    """A new authority does not hear of a commit that the one before did not note."""
+    patch.setattr(Rounds, "committed", lambda rounds: [])
+
+
 PLANTED = (
     double_merge,
     lost_counter_reset,
@@ -157,11 +175,13 @@ PLANTED = (
     departed_returns,
     lost_ready,
     lost_join,
-    unasked,
+    late_offer,
     double_counting,
     crowded_merges,
     endless_window,
     asked_once,
     lost_history,
     pushed_out,
+    no_roll_call,
+    forgotten_commit,
 )

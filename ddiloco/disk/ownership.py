@@ -1,0 +1,47 @@
+"""A run's folder has one owner at a time: a lock that the system lets go of when the owner's process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Iterator
+
+from ddiloco.config import ConfigError
+
+LOCK = ".lock"  # the file that is locked; it stays, and says who has it or had it last
+
+
+@contextlib.contextmanager
+def owned(workdir: pathlib.Path) -> Iterator[None]:
+    """Owns the folder, made if it is not there, until the `with` block ends or this process does.
+
+    Raises:
+      ConfigError: another run has it, or it cannot be written to or locked.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
+    try:
+        _lock(workdir, file)
+        yield
+    finally:
+        os.close(file)
+
+
+def _lock(workdir: pathlib.Path, file: int) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(file, 500).decode(errors="replace").strip() or "another process"
+        raise ConfigError(f"workdir: {workdir}: belongs to a run that goes on, of {holder}") from None
+    except OSError as error:
+        raise ConfigError(f"workdir: {workdir}: cannot be locked (flock): {error.strerror}") from None
+    since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)

@@ -1,0 +1,51 @@
+"""Which run a folder is of: a random id, given when the run first starts and kept as long as it goes on.
+
+The file with it is the last thing that a run's start writes: where it is, all that the run needs is too.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import secrets
+from typing import NamedTuple
+
+from ddiloco.disk import array_file
+
+_NAME = "run.json"
+
+
+class RunMarkError(Exception):
+    """The file cannot be used; the message is one line and names it."""
+
+
+class RunMark(NamedTuple):
+    """The run, and which of its starts wrote the files; both random, in hex."""
+
+    run: str
+    start: str
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Marks what is in the folder as complete; raises OSError."""
+        array_file.replace(folder / _NAME, [json.dumps(self._asdict()).encode()])
+
+
+def new_run() -> str:
+    """The id of another run."""
+    return secrets.token_hex(16)
+
+
+def begun(folder: pathlib.Path) -> RunMark | None:
+    """The run whose start was completed in the folder; None: none was.
+
+    Raises:
+      RunMarkError: the file is there, but cannot be used.
+    """
+    path = folder / _NAME
+    try:
+        values = json.loads(path.read_text())
+        return RunMark(str(values["run"]), str(values["start"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RunMarkError(f"{path}: cannot be used: {type(error).__name__}") from None

@@ -1,0 +1,34 @@
+"""What may be written to a terminal: text without control characters, and no more than its reader takes."""
+
+from __future__ import annotations
+
+import select
+from typing import TextIO
+
+LONGEST_LINE = 2000  # characters, few enough for a pipe that has room at all
+LONGEST_TEXT = 1000  # characters of a sentence that somebody else may have made
+
+
+def printable(text: str, longest: int = LONGEST_TEXT) -> str:
+    """The text in a line that no terminal takes for a command, cut where it is longer than `longest`."""
+    cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
+
+def has_room(stream: TextIO) -> bool:
+    """Whether a line can be written without waiting for the stream's reader; True where nobody can tell."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        return bool(poll.poll(0))
+    except (OSError, ValueError, AttributeError):  # no file behind it
+        return True
+
+
+def tell(line: str, stream: TextIO) -> bool:
+    """Writes a line, unless that had to wait for the stream's reader; returns whether it did."""
+    if not has_room(stream):
+        return False
+    stream.write(line[:LONGEST_LINE] + "\n")
+    stream.flush()
+    return True

@@ -1,0 +1,122 @@
+"""Who may speak for which learner: decided before a connection gets anything of the syncer's."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import grpc
+
+from ddiloco.remote.syncer.session import Session
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.security import Caller
+from ddiloco.remote.wire.terms import Terms, difference
+
+FURTHEST = 1 << 52
+"""The largest number of a process or an incarnation that nothing led to: as microseconds, the year 2112."""
+
+LEAP = 1 << 20
+"""How far an incarnation may be above the newest known one: a process takes one each time it rejoins."""
+
+MOST_REPLACED = 64  # replaced processes of one learner that are remembered
+
+
+class Refusal(NamedTuple):
+    """Why a hello is refused: how the call ends, the line for the learner, and what is counted.
+
+    `alarm`: the line for whoever runs the syncer; None where nothing worse than a mistake is behind it.
+    """
+
+    code: grpc.StatusCode
+    sentence: str
+    reason: str = "join refused"
+    alarm: str | None = None
+
+
+class Admission:
+    """Judges hellos. Used under one lock, so that no two processes are let in for one learner."""
+
+    def __init__(self, terms: Terms, run: str) -> None:
+        """`run`: the syncer's."""
+        self._terms, self._run = terms, run
+        self._replaced: dict[int, list[int]] = {}  # by learner: processes whose place another has taken
+
+    def refusal(
+        self, hello: pb.Hello, caller: Caller, present: Session | None, newest: int, now: float
+    ) -> Refusal | None:
+        """Why the process is not let in; None: it is.
+
+        Args:
+          hello: what it says.
+          caller: whose credentials it has shown.
+          present: the learner's open session, if there is one.
+          newest: the learner's newest incarnation, 0 if none is known.
+          now: monotonic seconds.
+        """
+        misfit = self._misfit(hello)
+        if misfit is not None:
+            return Refusal(grpc.StatusCode.FAILED_PRECONDITION, misfit)
+        if caller.learner is not None and caller.learner != hello.learner:
+            whose = f"the credentials of learner {caller.learner}"
+            return Refusal(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"these are {whose}, not of learner {hello.learner}",
+                "another learner's number",
+                f"a process of {caller.host} with {whose} asked for the place of learner {hello.learner}",
+            )
+        if hello.process > max(FURTHEST, newest + LEAP):
+            beyond = "a process's number beyond belief"
+            return Refusal(grpc.StatusCode.FAILED_PRECONDITION, beyond, beyond, f"{caller.host}: {beyond}")
+        return None if present is None else self._of_a_second(hello, caller, present, now)
+
+    def replaced(self, learner: int, process: int) -> None:
+        """Another process has taken this one's place."""
+        known = self._replaced.setdefault(learner, [])
+        known.append(process)
+        del known[:-MOST_REPLACED]
+
+    def admitted(self, learner: int, process: int) -> None:
+        """The process has its place, perhaps again."""
+        known = self._replaced.get(learner, [])
+        known[:] = [other for other in known if other != process]
+
+    def _of_a_second(self, hello: pb.Hello, caller: Caller, present: Session, now: float) -> Refusal | None:
+        """Why the learner's present connection is not given up for this one."""
+        if hmac.compare_digest(hello.session.encode(), present.name.encode()):
+            return None  # the same process, which has lost its connection
+        if hello.process in self._replaced.get(hello.learner, ()):
+            return Refusal(wire.REPLACED, f"another process of learner {hello.learner} has taken its place")
+        if caller.learner is not None and hello.process > present.process:
+            return None  # the owner of the number has started another process
+        if now >= present.heard_at + self._terms.silence_timeout:
+            return None
+        told = f"learner {hello.learner} is connected from {present.caller.host}, and speaks"
+        return Refusal(
+            grpc.StatusCode.UNAVAILABLE,
+            f"{told}; another process may take its place once it is silent",
+            "number taken",
+            f"a second process, of {caller.host}, asked for the place of learner {hello.learner}: refused",
+        )
+
+    def _misfit(self, hello: pb.Hello) -> str | None:
+        """In one line, why the learner does not fit this run."""
+        terms = self._terms
+        if hello.version != wire.VERSION:
+            return f"the syncer speaks version {wire.VERSION} of the wire, the learner {hello.version}"
+        differs = difference(terms.rules, hello.rules)
+        if differs is not None:
+            return differs
+        if hello.fingerprint != terms.fingerprint:
+            return "the learner's model or fragments are not the syncer's: the layouts' fingerprints differ"
+        if hello.learner >= terms.num_learners:
+            return f"learner {hello.learner} is none of the {terms.num_learners} of this run"
+        if hello.run and hello.run != self._run:
+            return f"the learner is of run {hello.run[:8]}, the syncer of run {self._run[:8]}"
+        return None
+
+
+def present_session(sessions: Iterable[Session], learner: int) -> Session | None:
+    """The learner's open session; there is one at most."""
+    return next((session for session in sessions if session.learner == learner), None)

@@ -1,0 +1,104 @@
+"""The syncer's port: taken before anything is written, answered once there is somebody to answer."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import threading
+from collections.abc import Iterator, Mapping
+
+import grpc
+
+from ddiloco.remote.syncer.session import MOST_CALLS
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire.security import Gate, Security
+from ddiloco.settings.remote import RemoteConfig
+
+_CALLS = 1 + 3 * MOST_CALLS  # of one learner at the same time
+_SPARE_DESCRIPTORS = 64
+_TO_SPARE = 32  # calls that are about to be refused
+
+
+class Handshakes:
+    """Calls that have yet to say who they are: for a while, and never so many that others find no place."""
+
+    def __init__(self, seconds: float, most: int) -> None:
+        """`most`: with one more the oldest is ended."""
+        self._seconds, self._most = seconds, most
+        self._lock = threading.Lock()
+        self._waiting: list[grpc.ServicerContext] = []
+
+    @contextlib.contextmanager
+    def one(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """The call has as long as the `with` block lasts, if that is not too long."""
+        with self._lock:
+            self._waiting.append(context)
+            oldest = self._waiting.pop(0) if len(self._waiting) > self._most else None
+        if oldest is not None:
+            oldest.cancel()
+        try:
+            with wire.ended_after(self._seconds, context.cancel):
+                yield
+        finally:
+            with self._lock:
+                if context in self._waiting:
+                    self._waiting.remove(context)
+
+
+class Listening:
+    """A gRPC server that has its port to itself before it answers."""
+
+    def __init__(self, address: str, security: Security, config: RemoteConfig, num_learners: int) -> None:
+        """`address`: HOST:PORT; 0 is any free port."""
+        self.port = 0
+        self._address, self._security = address, security
+        self.gate = Gate(security.admits, "the syncer asks for another join token")
+        self.handshakes = Handshakes(config.handshake, num_learners + 4)
+        calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
+        self._server = wire.server(config.keepalive, calls, _options(config, num_learners), [self.gate])
+
+    def claim(self) -> None:
+        """Takes the port.
+
+        Raises:
+          ConfigError: it is not available.
+        """
+        if not self.port:
+            self.port = self._security.listen(self._server, self._address)
+
+    def begin(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> int:
+        """Answers from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
+        self.claim()
+        wire.serve(self._server, wire.CONTROL, handlers)
+        return self.port
+
+    def stop(self, grace: float | None) -> None:
+        """Lets go of the port, and ends all calls; those under way after `grace` seconds, None: at once."""
+        self._server.stop(grace).wait(5.0)
+
+
+def take_descriptors() -> None:
+    """Has this process open as many files and connections as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _options(config: RemoteConfig, num_learners: int) -> list[tuple[str, int]]:
+    """Bounds on connections, also those that say nothing: half of the descriptors are for the disk.
+
+    Only where learners need more than that do they get it, but for a few.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        descriptors = 1 << 20
+    needed = num_learners * config.connections + 8
+    most = max(descriptors // 2, min(needed, descriptors - _SPARE_DESCRIPTORS), 1)
+    milliseconds = int(1000 * config.handshake)
+    return [
+        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.server_handshake_timeout_ms", milliseconds),
+        ("grpc.max_connection_idle_ms", milliseconds),
+    ]

@@ -1,0 +1,54 @@
+"""What waits for a learner's thread: of a fragment's updates only the newest, however long a step takes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+from ddiloco.protocol import events
+from ddiloco.roles.exchange import Delivery, Told
+
+
+class Inbox:
+    """Deliveries in their order; an update makes one of the same fragment that waits superfluous."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[list[Delivery]] = queue.SimpleQueue()  # none left in it: superfluous
+        self._newest: dict[int, list[Delivery]] = {}  # by fragment
+
+    def put(self, delivery: Delivery) -> None:
+        """Puts one in; never waits."""
+        held = [delivery]
+        fragment = _updated(delivery)
+        if fragment is not None:
+            with self._lock:
+                self._newest.get(fragment, []).clear()
+                self._newest[fragment] = held
+        self._waiting.put(held)
+
+    def get(self, timeout: float | None = None) -> Delivery:
+        """The oldest; waits for one. Raises queue.Empty if none comes within `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            held = self._waiting.get(timeout=left)
+            with self._lock:
+                if held:
+                    fragment = _updated(held[0])
+                    if fragment is not None:
+                        del self._newest[fragment]
+                    return held[0]
+
+    def get_nowait(self) -> Delivery:
+        """The oldest. Raises queue.Empty if there is none."""
+        return self.get(timeout=0.0)
+
+
+def _updated(delivery: Delivery) -> int | None:
+    """The fragment that the delivery updates, if it does."""
+    match delivery:
+        case Told(events.UpdateArrived(fragment=fragment)):
+            return fragment
+    return None

@@ -1,0 +1,50 @@
+"""How the syncer reaches its learners: a link for each incarnation that may still be told something."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ddiloco.protocol import events
+from ddiloco.roles.exchange import Delivery
+
+
+class LearnerLink(Protocol):
+    """How the syncer reaches one incarnation of a learner."""
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Hands over a delivery, without waiting for the learner."""
+
+
+class Links:
+    """Links by learner and incarnation. Any thread sets them, the syncer's uses and forgets them."""
+
+    def __init__(self) -> None:
+        self._links: dict[tuple[int, int], LearnerLink] = {}
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def set(self, learner: int, incarnation: int, link: LearnerLink) -> None:
+        """Sets how to reach an incarnation."""
+        self._links[learner, incarnation] = link
+
+    def deliver(self, receiver: tuple[int, int], delivery: Delivery) -> bool:
+        """Delivers to (learner, incarnation); whether there is a link, as once it has asked to join."""
+        link = self._links.get(receiver)
+        if link is not None:
+            link.deliver(delivery)
+        return link is not None
+
+    def joined(self, event: events.LearnerJoined) -> None:
+        """Forgets earlier incarnations of a link that leads to a newer one by now."""
+        link = self._links.get((event.learner, event.incarnation))
+        for learner, incarnation in list(self._links):
+            earlier = learner == event.learner and incarnation < event.incarnation
+            if earlier and self._links.get((learner, incarnation)) is link:
+                self._links.pop((learner, incarnation), None)
+
+    def lost(self, learner: int, incarnation: int) -> None:
+        """Forgets one that is gone if its connection is over; it may have connected anew meanwhile."""
+        link = self._links.get((learner, incarnation))
+        if getattr(link, "over", False):  # links without connections lead to the learner as long as it lives
+            self._links.pop((learner, incarnation), None)

@@ -1,0 +1,41 @@
+"""Makes a token for each learner: `python -m experiments.make_tokens --learners=8 --output=DIR`.
+
+The syncer gets `--token_file=DIR/tokens`, and learner m `--token_file=DIR/learner-m`: its process can then
+speak for no other. A machine that is trusted with all learners may have DIR/tokens for those too.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+
+from absl import flags
+
+from experiments.front import cli
+
+_LEARNERS = flags.DEFINE_integer(
+    "learners", None, "How many learners the run has.", lower_bound=1, required=True
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for the files; it must not be there.", required=True)
+
+
+def main(_) -> int:
+    folder = pathlib.Path(_OUTPUT.value)
+    tokens = {m: secrets.token_hex(24) for m in range(_LEARNERS.value)}
+    with cli.reaching("output", folder):
+        folder.mkdir(mode=0o700, parents=True)
+        _write(folder / "tokens", "".join(f"{m} {token}\n" for m, token in tokens.items()))
+        for m, token in tokens.items():
+            _write(folder / f"learner-{m}", f"{token}\n")
+    print(f"{folder}/tokens is the syncer's, {folder}/learner-NUMBER each learner's own")
+    return 0
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,222 @@
+"""A syncer of several processes in virtual time: an authority and parts, each of which may crash alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+from ddiloco.protocol import actions, events, news
+from ddiloco.protocol.authority import Authority
+from ddiloco.protocol.membership import Membership
+from ddiloco.protocol.parts import Part, fragments_of
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+from ddiloco.roles.exchange import fragments_with
+from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.ports import CountingSyncer, Observer
+from ddiloco.virtual.syncer_process import Deliver
+
+DELAY = 0.05  # mean seconds of a message between authority and part
+
+
+@dataclasses.dataclass
+class _Process:
+    """The authority's process, or a part's; its core is None while it is down."""
+
+    number: int  # of the part; -1: the authority
+    core: Any = None
+    starts: int = 0
+    alarm_at: float | None = None
+    heard_until: float = 0.0  # messages to it keep their order: no later one arrives before this
+    connection: int = 0  # between a part and the authority; those of an older one are lost
+
+
+class PartedSyncer:
+    """Stands in for `VirtualSyncer`: drives an `Authority` and its `Part`s, with messages between them."""
+
+    def __init__(
+        self,
+        parts: int,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        arrays: CountingSyncer,
+        calendar: Calendar,
+        observer: Observer,
+        merge_time: Callable[[], float],
+        deliver: Deliver,
+        rng: random.Random,
+    ) -> None:
+        self.finished_at: float | None = None
+        self.on_death: Callable[[int], None] = lambda part: None
+        self.durable = SyncerState.initial(policy.num_fragments)
+        self.arrays = arrays
+        self.core = self  # what the invariants ask of a core: versions and merged steps
+        self._policy, self._total_steps = policy, total_steps
+        self._calendar, self._observer = calendar, observer
+        self._merge_time, self._deliver, self._rng = merge_time, deliver, rng
+        self._starts = 0
+        self._parts = [_Process(s) for s in range(parts)]
+        self._authority = _Process(-1)
+        self.restart()
+
+    @property
+    def lineage(self) -> int:
+        """Of the commit that the observer hears of."""
+        return self._committing
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """What is durable."""
+        return self.durable.versions
+
+    @property
+    def merged_steps(self) -> tuple[int, ...]:
+        """What is durable."""
+        return self.durable.merged_steps
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """As the authority has it."""
+        core = self._authority.core
+        return () if core is None else tuple(m.learner for m in core.members.live())
+
+    def next_deadline(self) -> float | None:
+        """Each process sets its own alarm."""
+        return None
+
+    # Crashes.
+
+    def crash(self, whole: bool = False) -> None:
+        """One of the processes dies, or all of them."""
+        everyone = [self._authority, *self._parts]
+        for process in everyone if whole else self._rng.choice([everyone, *([one] for one in everyone)]):
+            self.on_death(process.number)
+            process.core = None
+            process.starts += 1
+            process.alarm_at = None
+
+    def restart(self) -> None:
+        """Starts what is down, from what is durable, and connects it."""
+        for process in (*self._parts, self._authority):
+            if process.core is None:
+                self._starts += 1
+                if process is self._authority:
+                    parts = len(self._parts)
+                    process.core = Authority(
+                        self._policy, self._total_steps, self.durable, Membership(), parts
+                    )
+                    for part in self._parts:
+                        self._connect(part)
+                else:
+                    own = fragments_of(process.number, len(self._parts), self._policy.num_fragments)
+                    process.core = Part(self._policy, self._total_steps, self.durable, own, self._starts)
+                    self._connect(process)
+
+    def _connect(self, part: _Process) -> None:
+        """A new connection: the part says what it has committed, and hears who is there."""
+        part.connection += 1
+        now = self._calendar.now
+        if part.core is None or self._authority.core is None:
+            return
+        self._carry_out(part, part.core.connected(now))
+        for told in self._authority.core.connected(part.number):
+            self._send(part, part, told)
+
+    # Messages.
+
+    def take(self, event: events.SyncerEvent, payload: Any = None) -> None:
+        """A message of a learner, or about one, arrives at whom it is for."""
+        if isinstance(event, events.Timeout):
+            return
+        if not isinstance(event, events.FragmentArrived | events.OfferFailed):
+            self._handle(self._authority, event)
+            return
+        part = self._parts[event.round.fragment % len(self._parts)]
+        if isinstance(event, events.FragmentArrived):
+            c = event.contribution
+            problem = self.arrays.problem(event.round.fragment, payload)
+            if problem is not None:
+                event = events.OfferFailed(event.round, c.learner, c.incarnation, problem)
+        self._handle(part, event)
+
+    def _handle(self, process: _Process, event: events.SyncerEvent) -> None:
+        core, now = process.core, self._calendar.now
+        if core is None:
+            return
+        if process is self._authority:
+            said = [] if isinstance(event, events.Timeout) else core.handle(event, now)
+            if isinstance(event, events.LearnerJoined):
+                self.durable = self.durable.with_incarnations(core.members.incarnations())
+            said = [*said, *core.mark_silent(now), *core.conclude()]
+        else:
+            said = core.handle(event, now)
+        self._observe(event, said)
+        self._carry_out(process, said)
+
+    def _hear(self, process: _Process, part: _Process, connection: int, told: news.News | news.Word) -> None:
+        if process.core is None or connection != part.connection:
+            return
+        if process is self._authority:
+            said = [*process.core.hear(told, part.number), *process.core.conclude()]
+        else:
+            said = process.core.hear(told, self._calendar.now)
+        self._observe(events.Timeout(), said)
+        self._carry_out(process, said, part)
+
+    def _observe(self, event: events.SyncerEvent, said: list[Any]) -> None:
+        out = [thing for thing in said if isinstance(thing, actions.SyncerAction)]
+        self._observer.syncer_handled(event, out, self._calendar.now)
+
+    def _carry_out(self, process: _Process, said: list[Any], to: _Process | None = None) -> None:
+        for thing in said:
+            match thing:
+                case news.Noted():
+                    self._send(to, to, thing)
+                case news.Committed() | news.Stuck() | news.Over() | news.Doubted():
+                    self._send(self._authority, process, thing)
+                case actions.Tell(receivers, event):
+                    payload = [None for _ in fragments_with(event)]
+                    for receiver in receivers:
+                        self._deliver(*receiver, event, payload, 0)
+                case actions.Merge():
+                    self._calendar.after(self._merge_time(), self._merge, process, process.starts, thing)
+                case actions.Drop():
+                    self._observer.dropped(thing, self._calendar.now)
+                case actions.Record():
+                    self._observer.noted(thing.name, thing.values, self._calendar.now)
+                case actions.Finish():
+                    self.finished_at = self._calendar.now
+                case _:
+                    for part in self._parts:
+                        self._send(part, part, thing)
+        self._set_alarm(process)
+
+    def _send(self, to: _Process, part: _Process, told: news.News | news.Word) -> None:
+        """Over the connection of a part, which keeps the order."""
+        at = self._calendar.now + self._rng.expovariate(1 / DELAY)
+        to.heard_until = at = max(at, to.heard_until)
+        self._calendar.at(at, self._hear, to, part, part.connection, told)
+
+    def _merge(self, part: _Process, starts: int, merge: actions.Merge) -> None:
+        """Merges and commits, then tells the part; a crash may come in between."""
+        if part.starts != starts:
+            return
+        lineage = part.core.lineage
+        self.durable = self.durable.after(merge.round, lineage)
+        self._committing = lineage
+        self._observer.merged(merge, self._calendar.now)
+        if part.starts == starts:
+            self._handle(part, events.MergeFinished(merge.round))
+
+    def _set_alarm(self, process: _Process) -> None:
+        deadline = None if process.core is None else process.core.next_deadline()
+        if deadline is not None and (process.alarm_at is None or deadline < process.alarm_at):
+            process.alarm_at = max(deadline, self._calendar.now)
+            self._calendar.at(process.alarm_at, self._fire, process, process.starts, process.alarm_at)
+
+    def _fire(self, process: _Process, starts: int, time: float) -> None:
+        if process.starts == starts and process.alarm_at == time:
+            process.alarm_at = None
+            self._handle(process, events.Timeout())

@@ -1,0 +1,88 @@
+"""Two syncers for one workdir, and syncers that die before their run has begun."""
+
+import signal
+import socket
+
+import pytest
+
+from ddiloco.disk import array_file
+from ddiloco.disk.run_mark import begun
+from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
+
+CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
+
+
+@pytest.fixture
+def job(programs, tmp_path):
+    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
+    yield made
+    made.kill_all()
+
+
+def free_address():
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{asked.getsockname()[1]}"
+
+
+def test_a_second_syncer_of_a_live_workdir_is_refused_and_changes_nothing(job):
+    syncer, learner = job.syncer(), job.learner(0)
+    job.wait_for(lambda: len(job.rounds()) > 3, "merges", [syncer, learner])
+    run = begun(job.workdir / "syncer")
+    # The same command again; one that would go on with the run at another port; one that decides by itself.
+    others = [
+        job.syncer(),
+        *(job.syncer(f"--listen={free_address()}", how) for how in ("--resume", "--resume=auto")),
+    ]
+    for other in others:
+        code, _, told = job.left(other)
+        assert (code, told.count("\n")) == (2, 1), told
+        assert told.startswith(
+            f"error: workdir: {job.workdir}: belongs to a run that goes on, of process {syncer.pid} on "
+        )
+    made = len(job.rounds())
+    job.wait_for(lambda: len(job.rounds()) > made + 3, "more merges", [syncer, learner])
+    assert begun(job.workdir / "syncer") == run
+    assert not (job.workdir / "previous").exists()
+    assert job.end(syncer)[0] == 143
+    assert job.left(learner)[0] == 0
+    assert_nothing_twice(job)
+    assert_counted_once(job, (0,))
+
+
+def test_a_taken_port_is_found_before_an_earlier_run_is_touched(job):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (job.workdir / "syncer").mkdir(parents=True)
+        (job.workdir / "rounds.jsonl").write_text("{}\n")
+        code, _, told = job.left(job.syncer(f"--listen=127.0.0.1:{taken.getsockname()[1]}"))
+    assert code == 2 and "\nerror: listen: " in told
+    assert {path.name for path in job.workdir.iterdir()} == {".lock", "syncer", "rounds.jsonl"}
+    assert (job.workdir / "rounds.jsonl").read_text() == "{}\n"
+
+
+def test_one_command_serves_first_start_and_restart_alike_even_if_the_first_start_was_cut_short(job):
+    learner = job.learner(0)
+    killed = job.syncer("--resume=auto", affliction="start")
+    killed.wait(300.0)
+    assert killed.returncode == -signal.SIGKILL
+    assert begun(job.workdir / "syncer") is None
+    code, _, told = job.left(job.syncer("--resume"))
+    assert (code, told.splitlines()) == (
+        1,
+        [f"error: {job.workdir}: no run has begun there that could go on"],
+    )
+    syncer = job.syncer("--resume=auto")
+    job.wait_for(lambda: len(job.rounds()) > 2, "merges", [syncer, learner])
+    run = begun(job.workdir / "syncer")
+    syncer.kill()
+    syncer.communicate()
+    made = len(job.rounds())
+    syncer = job.syncer("--resume=auto")
+    job.wait_for(lambda: len(job.rounds()) > made + 2, "merges after the restart", [syncer, learner])
+    assert begun(job.workdir / "syncer") == run
+    header, _ = array_file.load(job.workdir / "syncer" / "fragment-0000", b"ddiloco fragment 1\n")
+    assert header["run"] == run.run
+    assert job.end(syncer)[0] == 143
+    assert job.left(learner)[0] == 0
+    assert_nothing_twice(job)
+    assert_counted_once(job, (0,))

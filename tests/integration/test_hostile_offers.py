@@ -1,0 +1,67 @@
+"""A learner with valid credentials and honest counts that sends outer gradients a million times too long."""
+
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+
+from ddiloco.disk import array_file
+from tests.integration.hand import UNENDING, Job
+from tests.integration.impostor import Impostor, sound, terms
+
+CHANGES = ("--config.sync.num_learners=3", "--config.train.min_step_seconds=(0.05, 0.05, 0.05)")
+LIAR, FACTOR = 2, 1e6
+
+
+class Hostile(Impostor):
+    """Answers every question with the fragment that it was given, and far too much added."""
+
+    def _answer(self, round_id):
+        rng = np.random.default_rng(round_id.step)
+        away = [
+            FACTOR * rng.standard_normal(x.shape).astype(np.float32) for x in self._pieces[round_id.fragment]
+        ]
+        header, arrays = self._offer(round_id)
+        moved = tuple(x + a for x, a in zip(arrays, away, strict=True))
+        self._push("too long", sound(header, moved))
+
+
+@pytest.fixture
+def job(programs, tmp_path):
+    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
+    yield made
+    made.kill_all()
+
+
+def lines(job):
+    """The merges so far, whole."""
+    path = job.workdir / "rounds.jsonl"
+    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
+
+
+def test_what_a_hostile_learner_sends_is_left_out_and_it_ends_in_quarantine(job):
+    alive = [job.syncer(), job.learner(0), job.learner(1)]
+    job.wait_for(lambda: len(job.merges(0)) > 3 and len(job.merges(1)) > 3, "merges of both", alive)
+    honest = max(line["outer_gradient_norm"] for line in lines(job))
+    hostile = Hostile(job.address, terms(job.settings), LIAR)
+    refused = lambda: sum(LIAR in line.get("left_out", ()) for line in lines(job))  # noqa: E731
+    job.wait_for(lambda: refused() >= 6, "offers of the hostile one that are left out", alive)
+    quarantined = time.time()
+    job.wait_for(
+        lambda: job.merges(0, quarantined) and job.merges(1, quarantined), "merges of the honest", alive
+    )
+    hostile.leave()
+    assert job.end(alive[0])[0] == 143
+    assert [job.left(process)[0] for process in alive[1:]] == [0, 0]
+    summary = job.summary()
+    assert summary["quarantined"] == [LIAR]
+    assert summary["offers_left_out"].keys() == {str(LIAR)}
+    assert any(f"learner {LIAR} is in quarantine" in alarm for alarm in summary["alarms"])
+    assert not any(LIAR in line["learners"] for line in lines(job))
+    assert max(line.get("outer_gradient_norm", 0.0) for line in lines(job)) < 5 * honest
+    for path in (job.workdir / "syncer").glob("fragment-*"):
+        header, arrays = array_file.load(path, b"ddiloco fragment 1\n")
+        longest = max(float(np.abs(x).max(initial=0.0)) for x in arrays[: header["pieces"]])
+        assert math.isfinite(longest) and longest < 100

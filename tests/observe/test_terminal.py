@@ -1,0 +1,70 @@
+"""Text that strangers made, streams that nobody reads, and counts that do not grow without end."""
+
+import io
+import os
+import threading
+
+from ddiloco.observe.alarms import MOST_ALARMS, NO_MORE, Alarms
+from ddiloco.observe.progress import Progress
+from ddiloco.observe.records import LearnerDied, Noted, RunInfo
+from ddiloco.observe.tally import MOST_FAILURES, MOST_REASONS, OTHERS, Tally
+from ddiloco.observe.terminal import printable, tell
+
+EVIL = "\x1b[2J\x1b]0;owned\x07\r\nan alarm \u202e\x9b31m"
+
+
+def tally():
+    return Tally(RunInfo("decoupled", 2, 1, 1, 10, 0, {0: 1, 1: 1}), 0.0)
+
+
+def test_control_characters_are_shown_and_not_obeyed():
+    shown = printable(EVIL)
+    assert shown.isprintable() and "\\x1b[2J" in shown and "an alarm " in shown
+    assert printable("naïve – 你好") == "naïve – 你好"
+    assert len(printable("x" * 10**6)) == 1000
+
+
+def test_alarms_and_lines_hold_no_control_characters():
+    out, err, shown = io.StringIO(), io.StringIO(), []
+    alarms = Alarms(shown.append)
+    alarms.raise_once(EVIL, EVIL)
+    progress = Progress(False, out, err)
+    progress.say(EVIL)
+    progress.warn(EVIL)
+    for text in (*shown, *alarms.sentences, out.getvalue()[:-1], err.getvalue()[:-1]):
+        assert text and text.isprintable()
+
+
+def test_however_many_different_alarms_and_reasons_there_are_few_are_kept():
+    shown, counted = [], tally()
+    alarms = Alarms(shown.append)
+    for n in range(6001):
+        alarms.raise_once(f"key {n}", f"sentence {n}")
+        counted.noted(Noted("drop", {"reason": f"reason {n}"}, 1.0))
+        counted.noted(Noted("recovered", {"inner_state": f"source {n}\x1b"}, 1.0))
+        counted.died(LearnerDied(0, 1.0, f"traceback {n}"))
+    assert len(alarms.sentences) == len(shown) == MOST_ALARMS + 1
+    assert alarms.sentences[-1] == NO_MORE
+    assert (len(counted.drops), counted.drops.total()) == (MOST_REASONS + 1, 6001)
+    assert counted.drops[OTHERS] == 6001 - MOST_REASONS
+    assert len(counted.inner_states) == MOST_REASONS + 1
+    assert len(counted.failures) == MOST_FAILURES and counted.failures[-1].traceback == "traceback 6000"
+
+
+def test_a_pipe_that_nobody_reads_holds_nobody_up():
+    reading, writing = os.pipe()
+    with open(reading, "rb") as reader, open(writing, "w") as pipe:
+        progress = Progress(False, pipe, pipe)
+
+        def write():
+            for n in range(5000):
+                progress.say(f"line {n} {'x' * 100}")
+                progress.warn(f"line {n}")
+                tell(f"line {n}", pipe)
+            progress.end()
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        thread.join(30.0)
+        assert not thread.is_alive()
+        assert reader.read1(20).startswith(b"line 0 xxx")

@@ -1,0 +1,269 @@
+"""Who speaks for a learner: second processes, own tokens and certificates, and callers without any."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+import threading
+
+import grpc
+import pytest
+
+from ddiloco.config import ConfigError
+from ddiloco.observe import records
+from ddiloco.protocol import events
+from ddiloco.remote.syncer.admission import FURTHEST
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.security import Security
+from experiments.front.credentials import load_security
+from tests.remote.ends import (
+    PATIENCE,
+    TERMS,
+    LearnerEnd,
+    SyncerEnd,
+    asked,
+    ended,
+    joined,
+    report,
+    until,
+)
+from tests.remote.test_donor import Steps, ask, assert_same, state
+
+ROOT = pathlib.Path(__file__).parents[2]
+ALL = Security("the token that all share")
+OWN = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})
+
+
+def hello(syncer, security=ALL, timeout=PATIENCE, **fields):
+    """What the syncer answers to a hello by hand: its first message, or the error."""
+    said = {"version": wire.VERSION, "fingerprint": "layout", "rules": "rules", "process": 100, **fields}
+    never = threading.Event()
+
+    def messages():
+        yield pb.FromLearner(hello=pb.Hello(**said)).SerializeToString()
+        never.wait(PATIENCE)
+
+    channel = security.channel(syncer.address, wire.options(20.0))
+    call = channel.stream_stream(wire.CONTROL)(messages(), metadata=security.metadata, timeout=timeout)
+    try:
+        return pb.ToLearner.FromString(next(call)).accepted
+    except grpc.RpcError as error:
+        return error
+    finally:
+        never.set()
+        call.cancel()
+        channel.close()
+
+
+def alarms(syncer):
+    return [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]
+
+
+def works(syncer, learner, number=0, step=4):
+    """Whether what the learner says and sends still arrives, under its first incarnation."""
+    learner.send(report(number, 100, step))
+    assert syncer.next(events.StepReported).report.step == step
+    syncer.links[number, 100].deliver(asked(0, step))
+    learner.next(events.OfferAsked)
+    learner.offer(0, 5, step=step)
+    assert syncer.taken()[0].step == step
+
+
+@pytest.mark.parametrize(
+    "claims", [{}, {"process": 101}, {"process": 99}, {"process": 1 << 50}, {"session": "no"}]
+)
+def test_a_hello_under_the_number_of_one_that_speaks_is_refused_and_disturbs_it_not_once(claims):
+    syncer = SyncerEnd(security=ALL)
+    with ended(syncer, learner := LearnerEnd(syncer.address, security=ALL)):
+        joined(syncer, learner)
+        for _ in range(30):
+            refused = hello(syncer, **claims)
+            assert refused.code() is grpc.StatusCode.UNAVAILABLE, "it may try again"
+            assert "learner 0 is connected from 127.0.0.1, and speaks" in refused.details()
+        works(syncer, learner)
+        assert learner.client.connections == 1
+        assert syncer.drops() == ["wire: number taken"] * 30
+        assert set(alarms(syncer)) == {
+            "a second process, of 127.0.0.1, asked for the place of learner 0: refused"
+        }
+
+
+def test_a_second_process_takes_the_place_of_one_that_is_silent_and_that_one_may_not_come_back():
+    brief = dataclasses.replace(TERMS, silence_timeout=0.2)
+    syncer = SyncerEnd(security=ALL, terms=brief)
+    with ended(syncer, old := LearnerEnd(syncer.address, security=ALL, terms=brief)):
+        joined(syncer, old)
+        with ended(new := LearnerEnd(syncer.address, process=50, security=ALL, terms=brief)):
+            until(new.client.accepted.is_set, "the new process's turn")
+            assert syncer.next(events.LearnerLost) == events.LearnerLost(0, 100, "replaced")
+            until(lambda: old.client.refusal is not None, "the refusal")
+            assert old.client.replaced
+            assert old.client.refusal == "another process of learner 0 has taken its place"
+
+
+def test_the_owner_of_a_number_replaces_its_process_at_once_with_a_newer_one():
+    syncer = SyncerEnd(security=OWN)
+    with ended(syncer, old := LearnerEnd(syncer.address, security=OWN.of(0))):
+        joined(syncer, old)
+        assert isinstance(hello(syncer, OWN.of(0), process=99), grpc.RpcError), "an older one"
+        with ended(new := LearnerEnd(syncer.address, process=101, security=OWN.of(0))):
+            assert new.client.accepted.wait(PATIENCE)
+            assert new.client.newest_incarnation == 100
+            assert syncer.next(events.LearnerLost) == events.LearnerLost(0, 100, "replaced")
+            until(lambda: old.client.replaced, "the refusal of the old one")
+
+
+def test_with_tokens_of_their_own_learners_speak_for_no_other():
+    syncer = SyncerEnd(security=OWN)
+    with ended(syncer, honest := LearnerEnd(syncer.address, 1, security=OWN.of(1))):
+        joined(syncer, honest, number=1)
+        with ended(liar := LearnerEnd(syncer.address, 1, process=500, security=OWN.of(0))):
+            assert liar.client.accepted.wait(PATIENCE)
+            assert liar.client.refusal == "these are the credentials of learner 0, not of learner 1"
+        assert syncer.drops() == ["wire: another learner's number"]
+        [alarm] = alarms(syncer)
+        assert "with the credentials of learner 0 asked for the place of learner 1" in alarm
+        for stranger in (Security("of no learner here"), Security()):
+            assert hello(syncer, stranger).code() is grpc.StatusCode.UNAUTHENTICATED
+        works(syncer, honest, number=1)
+        assert honest.client.connections == 1
+
+
+def test_a_certificate_of_its_own_binds_a_learner_to_its_number(tmp_path):
+    subprocess.run([ROOT / "scripts/make_certs.sh", tmp_path, "--learners=2", "localhost"], check=True)
+    syncer = SyncerEnd(security=load_security(None, str(tmp_path / "syncer")))
+    own = [load_security(None, str(tmp_path / f"learner-{m}")) for m in range(2)]
+    with ended(syncer, learner := LearnerEnd(syncer.address, 0, security=own[0])):
+        joined(syncer, learner)
+        refused = hello(syncer, own[1], learner=0)
+        assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert refused.details() == "these are the credentials of learner 1, not of learner 0"
+        assert hello(syncer, own[1], learner=1).session
+        both = dataclasses.replace(own[1], token="the token of learner 0")
+        syncer.server._security = dataclasses.replace(syncer.server._security, tokens=OWN.tokens)
+        assert "not of learner 0" in hello(syncer, both, learner=0).details(), "token and name disagree"
+
+
+def test_no_process_claims_a_number_that_leaves_no_room_for_later_ones():
+    syncer = SyncerEnd(security=ALL)
+    with ended(syncer):
+        refused = hello(syncer, process=FURTHEST + 1)
+        assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+        with ended(learner := LearnerEnd(syncer.address, process=FURTHEST, security=ALL)):
+            joined(syncer, learner, FURTHEST)
+        syncer.next(events.LearnerLost)
+        with ended(later := LearnerEnd(syncer.address, security=ALL)):
+            assert later.client.accepted.wait(PATIENCE)
+            joined(syncer, later, later.client.newest_incarnation + 1)
+
+
+def silent_calls(address, security, paths, count):
+    """Calls that send nothing, as many of each kind; the channels to close at the end."""
+    never, channels = threading.Event(), []
+
+    def nothing():
+        never.wait(PATIENCE)
+        yield from ()
+
+    for n in range(count):
+        if n % 50 == 0:
+            channels.append(security.channel(address, wire.options(20.0)))
+        for path in paths:
+            channels[-1].stream_stream(path)(nothing(), metadata=security.metadata)
+    return channels, never
+
+
+@pytest.mark.parametrize("security", [Security(), ALL], ids=["without the token", "with it"])
+def test_calls_that_send_nothing_keep_nobody_from_working_or_joining(security):
+    syncer = SyncerEnd(security=ALL)
+    with ended(syncer, learner := LearnerEnd(syncer.address, security=ALL)):
+        joined(syncer, learner)
+        paths = (wire.CONTROL, wire.UPDATES, wire.OFFERS, wire.PEERS)
+        channels, never = silent_calls(syncer.address, security, paths, 250)
+        until(lambda: len(syncer.drops()) > 200 or security is ALL, "the refusals")
+        works(syncer, learner)
+        assert learner.client.peers(PATIENCE) == []
+        with ended(other := LearnerEnd(syncer.address, 1, security=ALL)):
+            assert other.client.accepted.wait(PATIENCE)
+        assert learner.client.connections == 1
+        never.set()
+        for channel in channels:
+            channel.close()
+
+
+@pytest.mark.parametrize("security", [Security(), ALL], ids=["without the token", "with it"])
+def test_calls_that_send_nothing_do_not_keep_a_donor_from_giving(security):
+    with Steps(given := state(2), ALL) as donor:
+        channels, never = silent_calls(donor.address, security, (wire.DONATE,), 12)
+        assert_same(ask(donor.address, security=ALL), given)
+        never.set()
+        for channel in channels:
+            channel.close()
+
+
+def test_learners_show_each_other_what_the_syncer_gave_them_not_what_they_show_to_it():
+    syncer = SyncerEnd(security=OWN)
+    with ended(syncer, one := LearnerEnd(syncer.address, security=OWN.of(0))):
+        assert one.client.accepted.wait(PATIENCE)
+        with ended(two := LearnerEnd(syncer.address, 1, security=OWN.of(1))):
+            assert two.client.accepted.wait(PATIENCE)
+            assert one.client.peers_token == two.client.peers_token != ""
+            assert one.client.peers_token not in OWN.tokens.values()
+
+
+def test_a_learner_of_another_run_is_refused_in_one_line_by_either_end(tmp_path):
+    first = SyncerEnd(run="a" * 32)
+    with ended(first, learner := LearnerEnd(first.address)):
+        assert learner.client.accepted.wait(PATIENCE)
+        assert learner.client.run == "a" * 32
+        refused = hello(first, Security(), learner=1, run="b" * 32)
+        assert refused.details() == "the learner is of run bbbbbbbb, the syncer of run aaaaaaaa"
+        assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+        learner.client.run = "c" * 32  # as if it had been of another one when this one let it in
+        learner.client._control.cancel()
+        until(lambda: learner.client.refusal is not None, "the refusal")
+        assert not learner.client.replaced
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o602])
+def test_a_secret_that_others_can_read_is_refused(tmp_path, mode):
+    file = tmp_path / "token"
+    file.write_text("x" * 16)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=r"^token_file: .*token: others can read or change it; `chmod 600`"):
+        load_security(str(file), None)
+    file.chmod(0o600)
+    assert load_security(str(file), None).token == "x" * 16
+
+
+def test_tokens_are_made_for_each_learner_and_read_by_both_ends(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.make_tokens",
+        "--learners=3",
+        f"--output={tmp_path / 'made'}",
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    everyone = load_security(str(tmp_path / "made/tokens"), None)
+    assert sorted(everyone.tokens) == [0, 1, 2] and everyone.token is None
+    for m in range(3):
+        own = load_security(str(tmp_path / f"made/learner-{m}"), None)
+        assert own.metadata == everyone.of(m).metadata
+        assert own.token not in repr(own) + repr(everyone)
+    with pytest.raises(ConfigError, match="no token of learner 3"):
+        everyone.of(3)
+
+
+@pytest.mark.parametrize(
+    "text", ["0 short\n", f"0 {'x' * 16}\n1 {'x' * 16}\n", f"0 {'x' * 16}\nand more\n", ""]
+)
+def test_a_file_of_tokens_that_is_none_is_refused(tmp_path, text):
+    file = tmp_path / "tokens"
+    file.touch(mode=0o600)
+    file.write_text(text.format(x="x" * 16))
+    with pytest.raises(ConfigError, match=r"^token_file: .*must hold one line"):
+        load_security(str(file), None)

@@ -45,9 +45,9 @@ def traced_step(
 
 def _placed(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     """A host array on the devices, in memory that is nobody else's."""
-    on_cpu = next(iter(sharding.device_set)).platform == "cpu"  # type: ignore[attr-defined]
+    device: jax.Device = next(iter(sharding.device_set))
     # CPU devices may use the host's own memory, into which a donating step would write.
-    return jax.device_put(np.array(value) if on_cpu else value, sharding)
+    return jax.device_put(np.array(value) if device.platform == "cpu" else value, sharding)
 
 
 def _compiled(lowered: jax.stages.Lowered, mesh: Mesh, saved: str | None) -> jax.stages.Compiled:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError
 from ddiloco.models import model_of
+from ddiloco.outer.codecs import CODECS
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.settings.experiment import Experiment, task_of
@@ -113,10 +114,15 @@ class Compilation:
     @property
     def state_bytes(self) -> float:
         """Parameters and optimizer state on one chip."""
-        return sum(
-            leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
-            for leaf in jax.tree.leaves(self._state)
-        )
+        return _shard_bytes(self._state)
+
+    @property
+    def anchor_bytes(self) -> float:
+        """What a codec of outer gradients keeps on one chip: adopted versions, what encodings left out."""
+        outer = self.experiment.outer
+        if CODECS[outer.codec].of_parameters:
+            return 0.0
+        return (2 if outer.error_feedback else 1) * _shard_bytes(self._state.params)
 
     @property
     def model_flops(self) -> float:
@@ -175,7 +181,8 @@ def report(preset: str, topology: str, compilation: Compilation, programs: list[
     applied = [p.peak - p.arguments for p in programs if p.name.endswith(" apply")]
     chip, flops = compilation.slice.chip, compilation.model_flops
     adds = max(copies, default=0.0)
-    peak = max(program.peak for program in programs) + adds
+    anchors = compilation.anchor_bytes
+    peak = max(program.peak for program in programs) + adds + anchors
     fits = None if chip is None else peak <= chip.hbm_bytes and not any(p.problem for p in programs)
     return {
         "preset": preset,
@@ -192,6 +199,7 @@ def report(preset: str, topology: str, compilation: Compilation, programs: list[
         "hbm_gib": None if chip is None else chip.hbm_bytes / GIB,
         "fits": fits,
         "fragment_copy_gib": adds / GIB,
+        "anchor_gib": anchors / GIB,
         "fragment_apply_gib": max(applied, default=0.0) / GIB,
         "model_flops": flops,
         "program_flops": step.cost.flops,
@@ -223,8 +231,8 @@ def known_before(preset: str, topology: str, compilation: Compilation) -> str:
 def roofline(cost: Cost, model_flops: float, chip: Chip) -> dict[str, Any]:
     """Seconds of a step where compute, HBM and interconnect overlap fully, and the MFU that it allows.
 
-    A collective has the links of as many axes of the torus as its group is likely to span: one up to the
-    cube root (v5p) or square root of 256 chips, and all of them beyond.
+    A collective has the links of as many axes of the torus as its group is likely to span: one for up to 4
+    chips, two for up to 16, three, where there are as many, beyond.
     """
     seconds = {
         "compute": cost.flops / chip.peak_flops,
@@ -275,6 +283,13 @@ def text(found: Mapping[str, Any]) -> str:
         )
     lines += [f"problem      {p['name']}: {p['problem']}" for p in found["programs"] if p.get("problem")]
     return "\n".join(lines)
+
+
+def _shard_bytes(tree: Any) -> float:
+    return sum(
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def _compiled_with_text(lowered: jax.stages.Lowered, mesh: Mesh) -> tuple[jax.stages.Compiled, str]:

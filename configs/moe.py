@@ -41,6 +41,8 @@ def model(size: str) -> ConfigDict:
         "2.8b": (64, 8, 1024, 2048),
         "3.8b": (64, 8, 1024, 2048),
     }[size]
+    if size in ("2.8b", "3.8b"):
+        c.remat = "dots_saveable"  # matmuls are not done again; "full" does, for chips of less memory
     c.dense_layers = 0 if size == "tiny" else 1  # first layers, with an MLP of mlp_dim instead of experts
     # Places of an expert for a row's tokens over its fair share; later tokens are dropped. None: no token is.
     c.capacity_factor = 1.5 if size == "tiny" else 1.25

@@ -196,9 +196,10 @@ class Embedding(nnx.Module):
         rows_BxLxD = self.embedding[...][tokens_BxL]
         return (rows_BxLxD * math.sqrt(rows_BxLxD.shape[-1])).astype(self.dtype)
 
-    def attend(self, x_BxLxD: jax.Array) -> jax.Array:
+    def attend(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
         """Logits (B, L, V) float32, with the embedding as output head."""
-        table_VxD = self.embedding[...].astype(self.dtype)
+        # Its gradient too: the sum over chunks of logits would be whole on every device.
+        table_VxD = constrain(self.embedding[...], ("vocab", "embed")).astype(self.dtype)
         return jnp.einsum("bld,vd->blv", x_BxLxD, table_VxD, preferred_element_type=jnp.float32)
 
 
@@ -256,7 +257,7 @@ class Decoder(nnx.Module):
         """Logits (B, L, V) float32, from normalised outputs of the last layer."""
         config = self.config
         if config.tie_embeddings:
-            logits_BxLxV = self.embed.attend(x_BxLxD)
+            logits_BxLxV = self.embed.attend(x_BxLxD, constrain)
         else:
             logits_BxLxV = self.head(x_BxLxD, output_dtype="float32")
         if config.logit_softcap is not None:

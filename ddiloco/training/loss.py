@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -96,96 +95,54 @@ def caption_loss(
 
 
 def _cross_entropy(
-    output: Output, targets: jax.Array, weights: jax.Array, z_loss: float, judge: bool = False
+    found: Output, targets: jax.Array, weights: jax.Array, z_loss: float, judge: bool = False
 ) -> tuple[LossSums, jax.Array]:
     """The sums over targets (...); weights (...) are 1 where a target counts, else 0.
 
     With `judge` also whether each target is the likeliest, bool (...).
     """
-    lazy, compared = output.logits, functools.partial(_compared, z_loss=z_loss, judge=judge)
-    if isinstance(lazy, LazyLogits) and lazy.chunk < targets.shape[1]:
-        objective, nll, right = _in_chunks(lazy, compared, targets, weights)
-    else:
-        objective, (nll, right) = compared(whole_logits(output), targets, weights)
-    return LossSums(objective + output.penalty, nll, jnp.sum(weights), dict(output.sums)), right
+    normaliser, of_target, right = _by_target(found, targets, judge)
+    counted = weights.astype(jnp.float32)
+    nll = jnp.sum((normaliser - of_target) * counted)
+    objective = nll + z_loss * jnp.sum(normaliser**2 * counted) if z_loss else nll
+    return LossSums(objective + found.penalty, nll, jnp.sum(weights), dict(found.sums)), right
 
 
-def _compared(
-    logits: jax.Array, targets: jax.Array, weights: jax.Array, z_loss: float, judge: bool
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Objective and negative log-likelihood, summed, and which targets are the likeliest."""
+def _by_target(output: Output, targets: jax.Array, judge: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log-normaliser and logit of each target, float32, and whether it is the likeliest; all (...).
+
+    Of lazy logits a chunk of tokens exists at a time, and once more for the gradient.
+    """
+    lazy = output.logits
+    if not isinstance(lazy, LazyLogits) or lazy.chunk >= targets.shape[1]:
+        return _compared(whole_logits(output), targets, judge)
+
+    @jax.checkpoint
+    def compared(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return _compared(lazy.head(chunk[0]), chunk[1], judge)
+
+    size = 1 << (lazy.chunk.bit_length() - 1)  # a power of two, which mostly divides the length
+    whole = targets.shape[1] // size * size
+
+    def chunks(x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x[:, :whole].reshape(len(x), -1, size, *x.shape[2:]), 0, 1)
+
+    in_chunks = jax.lax.map(compared, (chunks(lazy.x), chunks(targets)))
+    found = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, whole), in_chunks)
+    if whole == targets.shape[1]:
+        return found
+    rest = compared((lazy.x[:, whole:], targets[:, whole:]))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), found, rest)
+
+
+def _compared(logits: jax.Array, targets: jax.Array, judge: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The same from logits (..., V)."""
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     # A masked sum, not a gather: it stays local where the vocabulary is sharded, and needs no scatter.
     is_target = targets[..., None] == jnp.arange(logits.shape[-1])
     of_target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
-    counted = weights.astype(jnp.float32)
-    nll = jnp.sum((normaliser - of_target) * counted)
-    objective = nll + z_loss * jnp.sum(normaliser**2 * counted) if z_loss else nll
     right = jnp.argmax(logits, axis=-1) == targets if judge else jnp.zeros(targets.shape, bool)
-    return objective, (nll, right)
-
-
-Compared = Callable[..., tuple[jax.Array, tuple[jax.Array, jax.Array]]]
-
-
-def _in_chunks(
-    lazy: LazyLogits, compared: Compared, targets: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same as `compared` with the logits of some tokens at a time."""
-    size, length = 1 << (lazy.chunk.bit_length() - 1), targets.shape[1]  # a power of two mostly divides it
-    whole = length // size * size
-
-    def part(begin: int, end: int, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        tokens = jax.tree.map(lambda x: x[:, begin:end], (lazy.x, targets, weights))
-        chunks = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(len(x), -1, size, *x.shape[2:]), 0, 1), tokens)
-        head, kernels = jax.closure_convert(lazy.head, chunks[0][0])
-        objective, nll, right = _summed(functools.partial(_chunk, head, compared), kernels, *chunks)
-        return objective, nll, jnp.swapaxes(right, 0, 1).reshape(len(targets), -1)
-
-    if whole == length:
-        return part(0, length, size)
-    objective, nll, right = part(0, whole, size)
-    more_objective, more_nll, more_right = part(whole, length, length - whole)
-    return objective + more_objective, nll + more_nll, jnp.concatenate([right, more_right], axis=1)
-
-
-def _chunk(head: Callable[..., jax.Array], compared: Compared, kernels: Any, x: jax.Array, *rest: Any) -> Any:
-    return compared(head(x, *kernels), *rest)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _summed(chunk: Callable[..., Any], kernels: Any, *chunks: jax.Array) -> Any:
-    """The sums of all chunks, and what each tells of its tokens; only the first sum has a gradient.
-
-    The gradient, known but for a factor, is computed with the sums, so that logits are made only once.
-    """
-
-    def add(total: Any, chunked: Any) -> tuple[Any, jax.Array]:
-        objective, (nll, right) = chunk(kernels, *chunked)
-        return (total[0] + objective, total[1] + nll), right
-
-    sums, right = jax.lax.scan(add, (jnp.float32(0), jnp.float32(0)), chunks)
-    return *sums, right
-
-
-def _summed_forward(chunk: Callable[..., Any], kernels: Any, *chunks: jax.Array) -> Any:
-    gradient_of = jax.value_and_grad(chunk, argnums=(0, 1), has_aux=True)
-
-    def add(total: Any, chunked: Any) -> tuple[Any, Any]:
-        (objective, (nll, right)), (of_kernels, of_x) = gradient_of(kernels, *chunked)
-        return jax.tree.map(jnp.add, total, ((objective, nll), of_kernels)), (right, of_x)
-
-    nothing = (jnp.float32(0), jnp.float32(0)), jax.tree.map(jnp.zeros_like, kernels)
-    (sums, of_kernels), (right, of_x) = jax.lax.scan(add, nothing, chunks)
-    return (*sums, right), (of_kernels, of_x)
-
-
-def _summed_backward(chunk: Callable[..., Any], gradients: Any, cotangents: Any) -> Any:
-    of_kernels, of_x = jax.tree.map(lambda leaf: (leaf * cotangents[0]).astype(leaf.dtype), gradients)
-    return of_kernels, of_x, None, None
-
-
-_summed.defvjp(_summed_forward, _summed_backward)
+    return normaliser, of_target, right
 
 
 def _answered(sums: LossSums, correct_B: jax.Array, counts_B: jax.Array) -> LossSums:

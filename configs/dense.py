@@ -42,11 +42,11 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         config.sync.num_fragments = 12  # small models have few tensors
 
     config.algorithm = algorithm
-    config.sync.rebase = algorithm == "decoupled"  # better in every fleet: docs/results/merged_share.md
+    config.sync.rebase = algorithm == "decoupled"  # loses no work: docs/results/merged_share.md
     if algorithm in ("streaming", "diloco"):  # all learners are waited for, and they for the rounds
         config.sync.quorum = config_dict.placeholder(int)
         config.sync.max_run_ahead = config.sync.overlap
-    if algorithm == "streaming":
+    if algorithm == "streaming":  # an update is applied when it comes, after tau steps at the latest
         config.outer.optimizer = "direct"  # the best of it: docs/results/outer_optimizer.md
     if algorithm == "diloco":
         config.sync.num_fragments, config.sync.overlap, config.sync.max_run_ahead = 1, 0, 0

@@ -36,7 +36,7 @@ class Taped(Observer):
         self._processes += 1
         header = self._header("syncer", None, self._processes)
         sha256 = ("00" * 32,) * self._policy.num_fragments
-        header = dataclasses.replace(header, state=state, sha256=sha256)
+        header = dataclasses.replace(header, state=state, sha256=sha256, lineage=self._processes - 1)
         self.syncer = SyncerTape(syncer_tape(self._folder, self._processes), header)
 
     def syncer_handled(self, event, out, now):

@@ -49,9 +49,10 @@ class Part:
 
     def connected(self, now: float) -> Said:
         """Begins with a new connection to the authority, which then has a roll call for it."""
-        for m in self._members.present():
-            self.hear(news.Left(m.learner, m.incarnation, gone=True), now)
-        return [*self._rounds.committed()]
+        out: Said = []
+        for m in self._members.present():  # a round that waited for it may go on
+            out += self.hear(news.Left(m.learner, m.incarnation, gone=True), now)
+        return [*out, *self._rounds.committed()]
 
     def handle(
         self,

@@ -79,7 +79,7 @@ class Impostor:
         self.learner, self._terms = learner, terms
         self._channel = grpc.insecure_channel(address, wire.options(20.0))
         self._said = queue.SimpleQueue()
-        self._versions, self._steps, self._pieces = {}, {}, {}
+        self._versions, self._lineages, self._steps, self._pieces = {}, {}, {}, {}
         self._incarnation = time.time_ns() // 1000
         self._left = list(EVIL.items())
         self.replayed = []  # the codes that the replays of a sound one ended with
@@ -130,6 +130,7 @@ class Impostor:
                     header.update.version,
                     max(header.step, header.update.step),
                 )
+                self._lineages[p] = header.update.lineage
                 if len(self._versions) == self._terms.num_fragments:
                     self._report()
 
@@ -151,9 +152,8 @@ class Impostor:
         """Header and arrays of an offer that would be sound: of two steps that changed nothing."""
         p = round_id.fragment
         arrays = self._pieces[p]
-        given = Contribution(
-            self.learner, self._incarnation, p, self._versions[p], self._steps[p] + AHEAD, AHEAD, AHEAD
-        )
+        step, work = self._steps[p] + AHEAD, (AHEAD, AHEAD, self._lineages[p])
+        given = Contribution(self.learner, self._incarnation, p, self._versions[p], step, *work)
         return up_header(round_id, given, payload_bytes(arrays)), arrays
 
     def _answer(self, round_id):

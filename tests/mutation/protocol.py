@@ -42,7 +42,7 @@ MUTANTS = (
         "return max(gamma * slack_seconds, 0.0)",
         PROTOCOL,
     ),
-    # Membership and attendance.
+    # Who takes part.
     Mutant(
         "attendance: an older incarnation joins as if it were new",
         "if old is not None and incarnation < old.incarnation:",
@@ -50,27 +50,27 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "attendance: a departed incarnation may come back",
-        "if counts or old.state is State.GONE:",
-        "if counts:",
+        "attendance: a departed incarnation is not told that it is no member",
+        "if old.state is not State.GONE and event.versions is not None:",
+        "if event.versions is not None:",
         PROTOCOL,
     ),
     Mutant(
         "attendance: silence begins one instant late",
-        "if now >= m.heard_at + self.policy.silence_timeout and not self.done(m):",
-        "if now > m.heard_at + self.policy.silence_timeout and not self.done(m):",
+        "while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:",
+        "while (m := self._quietest()) is not None and now > m.heard_at + self.policy.silence_timeout:",
         PROTOCOL,
     ),
     Mutant(
         "attendance: an update that was lost is never sent again",
-        "elif now >= sent_at + self.policy.resend_timeout:",
+        "elif now >= sent_at + self._resend_timeout:",
         "elif now < sent_at:",
         PROTOCOL,
     ),
     Mutant(
         "attendance: a learner may claim a version that was never made",
-        "return all(0 <= theirs <= ours for theirs, ours in zip(versions, merged.versions, strict=True))",
-        "return all(0 <= theirs <= ours + 1 for theirs, ours in zip(versions, merged.versions, strict=True))",
+        "return all(0 <= theirs <= ours for theirs",
+        "return all(0 <= theirs <= ours + 1 for theirs",
         PROTOCOL,
     ),
     Mutant(
@@ -87,8 +87,8 @@ MUTANTS = (
     ),
     Mutant(
         "attendance: a joiner gets updates before it has recovered",
-        "receivers = [m for m in self._members.present() if m.state is not State.JOINING]",
-        "receivers = self._members.present()",
+        "receivers = [m for m in self.members.present() if m.state is not State.JOINING]",
+        "receivers = self.members.present()",
         PROTOCOL,
     ),
     Mutant(
@@ -100,14 +100,14 @@ MUTANTS = (
     # Rounds.
     Mutant(
         "rounds: a quorum of K needs K - 1 learners",
-        "return min(len(there), len(r.arrived)) >= self.policy.quorum",
-        "return min(len(there), len(r.arrived)) >= max(1, self.policy.quorum - 1)",
+        "if len(r.arrived) < self.policy.quorum:",
+        "if len(r.arrived) < max(1, self.policy.quorum - 1):",
         PROTOCOL,
     ),
     Mutant(
         "rounds: offers alone make a quorum, before learners have come to the step",
-        "return min(len(there), len(r.arrived)) >= self.policy.quorum",
-        "return len(r.arrived) >= self.policy.quorum",
+        "return self.members.come_to(r.id.step) + len(r.departed) >= self.policy.quorum",
+        "return True",
         PROTOCOL,
     ),
     Mutant(
@@ -118,8 +118,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that a long wait has made old is merged",
-        "if trained_on > max(1, self.policy.interval // 2):",
-        "if trained_on > 10**9:",
+        "return m.has_work(self.id.fragment, self.version) and since > max(1, steps)",
+        "return m.has_work(self.id.fragment, self.version) and since > 10**9",
         PROTOCOL,
     ),
     Mutant(
@@ -142,44 +142,44 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that nobody asked for is taken",
-        "asked = who in r.asked and self._attendance.is_live(*who)",
-        "asked = self._attendance.is_live(*who)",
+        "asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE",
+        "asked = m.state is State.LIVE",
         PROTOCOL,
     ),
     Mutant(
         "rounds: an offer of one that is silent is taken",
-        "asked = who in r.asked and self._attendance.is_live(*who)",
-        "asked = who in r.asked",
+        "asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE",
+        "asked = (c.learner, c.incarnation) in r.asked",
         PROTOCOL,
     ),
     Mutant(
         "rounds: one more merge at once than the overlap allows",
-        "if sum(other.phase is Phase.MERGING for other in self._rounds) >= max(1, self.policy.overlap):",
-        "if sum(other.phase is Phase.MERGING for other in self._rounds) > max(1, self.policy.overlap):",
+        "for other in self._open.values()) >= max(1, self.policy.overlap):",
+        "for other in self._open.values()) > max(1, self.policy.overlap):",
         PROTOCOL,
     ),
     Mutant(
         "rounds: one more round is due and in flight than the overlap allows",
-        "elif sum(r.id.step <= front and self._may_go_on(r) for r in self._rounds) < most:",
-        "elif sum(r.id.step <= front and self._may_go_on(r) for r in self._rounds) <= most:",
+        "self._prospects.may_go_on(r) for r in self._open.values()) < most:",
+        "self._prospects.may_go_on(r) for r in self._open.values()) <= most:",
         PROTOCOL,
     ),
     Mutant(
         "rounds: an offer is given up one instant late",
-        "elif asked.due is not None and now >= asked.due:",
-        "elif asked.due is not None and now > asked.due:",
+        "while (first := self.next(rounds)) is not None and now >= first:",
+        "while (first := self.next(rounds)) is not None and now > first:",
         PROTOCOL,
     ),
     Mutant(
         "rounds: the grace window does not end when all are in",
-        "return not self.owed or self.deadline is None or now >= self.deadline",
-        "return self.deadline is None or now >= self.deadline",
+        "if r.phase is Phase.GRACE and (not r.owed or now >= self._windows[r.id.fragment]):",
+        "if r.phase is Phase.GRACE and now >= self._windows[r.id.fragment]:",
         PROTOCOL,
     ),
     Mutant(
         "rounds: the grace window never ends while an offer is owed",
-        "return not self.owed or self.deadline is None or now >= self.deadline",
-        "return not self.owed or self.deadline is None",
+        "if r.phase is Phase.GRACE and (not r.owed or now >= self._windows[r.id.fragment]):",
+        "if r.phase is Phase.GRACE and not r.owed:",
         PROTOCOL,
     ),
     Mutant(
@@ -209,8 +209,8 @@ MUTANTS = (
     # Asking.
     Mutant(
         "asking: nobody is asked early",
-        "if r.id.step - of > m.lead or",
-        "if r.id.step > of or",
+        "if r.id.step - of <= m.lead and",
+        "if r.id.step <= of and",
         PROTOCOL,
     ),
     Mutant(

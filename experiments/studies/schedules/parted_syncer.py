@@ -120,7 +120,10 @@ class PartedSyncer:
         now = self._calendar.now
         if part.core is None or self._authority.core is None:
             return
-        self._carry_out(part, part.core.connected(now))
+        said = part.core.connected(now)
+        if any(isinstance(thing, actions.SyncerAction) for thing in said):
+            self._observe(events.Timeout(), said)
+        self._carry_out(part, said)
         for told in self._authority.core.connected(part.number):
             self._send(part, part, told)
 

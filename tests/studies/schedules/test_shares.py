@@ -5,10 +5,12 @@ over fragments; its real steps are those that it took, and not jumped over, of t
 """
 
 import collections
+import itertools
 import random
 
 import pytest
 
+from ddiloco.protocol import actions
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import spread
@@ -29,14 +31,37 @@ class Shares(Witness):
         self.fragments = fragments
         self.steps: collections.Counter[int] = collections.Counter()
         self.tokens: collections.Counter[int] = collections.Counter()
+        self.offered: dict[tuple[int, int, int], int] = {}  # learner, fragment, clock: steps taken
+        self.behind: list[int] = []  # steps that a learner had taken since what was merged of it
+        self.lives: list[tuple[float, int, int]] = []  # when a step ended or a merge: learner, tokens merged
 
     def stepped(self, learner, clock, tokens, metrics, now):
         self.steps[learner] += 1
+        self.lives.append((now, learner, 0))
 
     def merged(self, merge, now):
         super().merged(merge, now)
         for c in merge.contributions:
             self.tokens[c.learner] += c.tokens
+            self.behind.append(self.steps[c.learner] - self.offered[c.learner, c.fragment, c.step])
+            self.lives.append((now, c.learner, c.tokens))
+
+    def learner_handled(self, learner, event, out, now):
+        super().learner_handled(learner, event, out, now)
+        for action in out:
+            if isinstance(action, actions.MakeOffer):
+                c = action.contribution
+                self.offered[c.learner, c.fragment, c.step] = self.steps[c.learner]
+
+    def shares_in_windows(self, learner: int, seconds: float) -> list[float]:
+        """What was merged in each window over what was trained in it; the first and last are left out."""
+        trained, merged = collections.Counter(), collections.Counter()
+        for at, m, tokens in self.lives:
+            if m == learner:
+                trained[int(at // seconds)] += not tokens
+                merged[int(at // seconds)] += tokens
+        windows = sorted(trained)[1:-1]
+        return [merged[w] / (trained[w] * TOKENS * self.fragments) for w in windows]
 
     def share(self, *learners: int) -> float:
         """Of these learners' tokens, averaged over fragments; of all, if none is named."""
@@ -131,3 +156,29 @@ def test_a_learner_that_is_far_away_is_merged_and_takes_nothing_from_the_others(
     shares = run(learners=8, latency=(5.0,))
     assert shares.share(7) >= 0.5
     assert shares.share(*range(7)) >= 0.93
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_in_no_window_is_a_learner_left_out_nor_do_merges_stop_nor_is_old_work_merged(seed):
+    """Fleets that nobody chose: other speeds, delays and merge times, and up to 12 learners."""
+    rng = random.Random(seed)
+    learners = rng.randint(2, 12)
+    delays = tuple(rng.choice([0.0, 0.3, 1.0]) for _ in range(learners))
+    speeds = tuple(rng.uniform(1.0, 1.6) for _ in range(learners))
+    merge = rng.choice([0.0, 0.5, 1.5])
+    shares = run(
+        learners,
+        latency=delays,
+        seconds=speeds,
+        variation=rng.choice([0.0, 0.1, 0.3]),
+        merge=merge,
+        starts=[rng.uniform(0.0, 3.0) for _ in range(learners)],
+        steps=360,
+    )
+    for learner in range(learners):
+        windows = shares.shares_in_windows(learner, 120.0)
+        assert min(windows) >= 0.6, (learner, windows)
+    gaps = [later - at for at, later in itertools.pairwise(shares.merge_times)]
+    usual = 2 * max(speeds)  # a fragment is due every other step
+    assert max(gaps) <= 3 * usual + merge + 2 * max(delays)
+    assert max(shares.behind) <= 24, "an interval"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import math
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError
@@ -102,7 +104,8 @@ class Compilation:
     def programs(self, tell: Callable[[str], None]) -> Iterator[Program]:
         """Compiles step, evaluation, and each fragment's copy and update; `tell` is called with progress."""
         for name, trace in self._traced():
-            program = self._compiled(name, trace)
+            with _afresh():
+                program = self._compiled(name, trace)
             tell(f"{name}: {program.seconds:.1f} s")
             yield program
 
@@ -290,6 +293,19 @@ def _shard_bytes(tree: Any) -> float:
         leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
         for leaf in jax.tree.leaves(tree)
     )
+
+
+@contextlib.contextmanager
+def _afresh() -> Iterator[None]:
+    """Compiles without JAX's cache: seconds would tell nothing, and what is loaded cannot be saved again."""
+    used = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", used)
+        compilation_cache.reset_cache()
 
 
 def _compiled_with_text(lowered: jax.stages.Lowered, mesh: Mesh) -> tuple[jax.stages.Compiled, str]:

@@ -57,7 +57,13 @@ def _encoded(codec: Codec, value: jax.Array, rows: int, flat: bool = False) -> E
 
 
 def _axes_before_blocks(shape: tuple[int, ...], block: int) -> int | None:
-    """How many axes can be cut anywhere: those before the shortest tail of whole blocks; None: no tail is."""
+    """How many axes can be cut anywhere: those before the shortest tail of whole blocks; None: no tail is.
+
+    >>> _axes_before_blocks((8, 4, 64), block=64), _axes_before_blocks((8, 4, 64), block=128)
+    (2, 1)
+    >>> _axes_before_blocks((3, 5), block=64) is None
+    True
+    """
     tails = [n for n in range(len(shape)) if math.prod(shape[n:]) % block == 0]
     return max(tails, default=None)
 

@@ -222,7 +222,8 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
 
 def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked():
     syncer = SyncerEnd(terms=THREE)
-    with Steps(state(np.nan)) as bad, Steps(given := state(2)) as good, ended(syncer) as _:
+    garbage = dataclasses.replace(state(np.nan), trained=900)  # more than the other: it is taken first
+    with Steps(garbage) as bad, Steps(given := state(2)) as good, ended(syncer) as _:
         ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
         with ended(
             late := with_client(syncer.address, 0),

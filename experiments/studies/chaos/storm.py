@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState, DurableStateError
 from ddiloco.launch.all_roles import run_all
 from ddiloco.run.recipes import assembly_of
@@ -135,8 +136,11 @@ class Watch:
         self.journal.close()
 
     def _durable(self) -> dict[str, Any]:
-        durable = DurableState(self._workdir / "syncer", self._layout, lambda record: None, threading.Event())
+        folder = self._workdir / "syncer"
         try:
+            mark = run_mark.begun(folder)
+            run = "" if mark is None else mark.run
+            durable = DurableState(folder, self._layout, lambda record: None, threading.Event(), run)
             return {"versions": list(durable.load().state.versions)}
-        except DurableStateError as error:
+        except (DurableStateError, run_mark.RunMarkError) as error:
             return {"problem": str(error)}

@@ -36,8 +36,8 @@ class Overdue:
             heapq.heappop(self._deadlines)
         return None
 
-    def take(self, rounds: Mapping[int, Round], now: float) -> Iterator[tuple[RoundId, int]]:
+    def take(self, rounds: Mapping[int, Round], now: float) -> Iterator[tuple[Round, int]]:
         """The rounds and learners whose offers are to be given up now."""
         while (first := self.next(rounds)) is not None and now >= first:
             _, which, learner = heapq.heappop(self._deadlines)
-            yield which, learner
+            yield rounds[which.fragment], learner

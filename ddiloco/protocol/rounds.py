@@ -128,15 +128,17 @@ class Rounds:
         out = self._expire(now)
         self._touched |= {p for p in self._windows if now >= self._windows[p]}
         touched = [self._open[p] for p in sorted(self._touched) if p in self._open]
-        if not self._moved and touched:
-            out += [*self._move_rounds(touched, now), *self._abandon(), *self._where_it_ends()]
+        if touched and not self._moved:
+            out += self._move_rounds(touched, now)
+            out += (given_up := self._abandon())
+            self._moved = bool(given_up)
         before = None
         while self._moved and before != (before := self._progress()):
             self._move_front(now)
             out += self._open_rounds()
             out += self._move_rounds(self._open.values(), now)
             out += self._abandon()
-        if self._moved:
+        if touched or self._moved:
             out += self._where_it_ends()
         return out + self._ask(now)
 
@@ -154,8 +156,8 @@ class Rounds:
 
     def next_deadline(self) -> float | None:
         """When to call `advance` again, in the seconds of `now`; None: after an event only."""
-        overdue = self._overdue.next(self._open)
-        return min([*self._windows.values(), *([] if overdue is None else [overdue])], default=None)
+        times = (*self._windows.values(), self._overdue.next(self._open))
+        return min((time for time in times if time is not None), default=None)
 
     # Learners.
 
@@ -189,9 +191,8 @@ class Rounds:
                 self._overdue.expect(r, m, asked, now)
             elif r.has_aged(m, self.policy.interval // 2):
                 self._give_back(r, m)
-        past_all = m.step > self._asking.front.step or self._prospects.done(m)
-        if self.policy.quorum is None or past_all or any(r.departed for r in self._open.values()):
-            self._moved = True
+        moves = self.policy.quorum is None or m.step > self._asking.front.step or self._prospects.done(m)
+        self._moved |= moves or any(r.departed for r in self._open.values())
         return [*self._updates.resend(m, now)]
 
     # Rounds: ask, gather, wait for a grace window, merge, broadcast.
@@ -363,8 +364,8 @@ class Rounds:
     def _expire(self, now: float) -> Said:
         """Stops waiting for offers that do not come."""
         out: Said = []
-        for which, learner in self._overdue.take(self._open, now):
-            out += self._failed(self._open[which.fragment], self._member(learner), "offer timed out")
+        for r, learner in self._overdue.take(self._open, now):
+            out += self._failed(r, self._member(learner), "offer timed out")
         return out
 
     def _grace_window(self, r: Round) -> float:

@@ -63,3 +63,16 @@ def test_the_run_ends_with_the_last_that_is_called():
     out = desk.tell(idle(2, 4, 1))
     assert only(actions.Record, out).name == "round_abandoned"
     assert isinstance(out[-1], actions.Finish)
+
+
+def test_once_a_last_round_is_given_up_those_after_it_are_looked_at_at_once():
+    """Not with the next sign of life of a learner that has nothing more to do."""
+    desk = Desk(total_steps=4, learners=1, num_learners=1, num_fragments=2, interval=2, overlap=1, gamma=0.0)
+    out = desk.report(0, 4, at=4.0, steps=4)
+    failed = 0
+    while desk.owed:
+        (_, which), _ = desk.owed.popitem()
+        out = desk.fail(0, (which.step, which.fragment))
+        failed += 1
+    assert failed == 4
+    assert out[-1] == actions.Finish()

@@ -126,8 +126,8 @@ class Rounds:
     def advance(self, now: float) -> Said:
         """Moves every round as far as it can go, opens those whose turn has come, and asks for offers."""
         out = self._expire(now)
-        self._touched |= {p for p in self._windows if now >= self._windows[p]}
-        touched = [self._open[p] for p in sorted(self._touched) if p in self._open]
+        self._touched |= {p for p, closes in self._windows.items() if now >= closes}
+        touched = [self._open[p] for p in sorted(self._touched & self._open.keys())]
         if touched and not self._moved:
             out += self._move_rounds(touched, now)
             out += (given_up := self._abandon())
@@ -162,14 +162,13 @@ class Rounds:
     # Learners.
 
     def _comes(self, learner: int) -> Member:
-        m = self._member(learner)
         for r in self._open.values():
             r.departed.discard(learner)
             if learner not in r.arrived:
                 r.unasked.add(learner)
         self._heard.add(learner)
         self._moved = True
-        return m
+        return self._member(learner)
 
     def _goes(self, left: news.Left) -> None:
         for r in self._open.values():

@@ -6,6 +6,7 @@ syncer's core counts. Seconds are of processor time, of the one thread that ther
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Iterator
@@ -93,10 +94,13 @@ def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, i
     timed = _Timed(learners, fragments)
     while timed.core.step < 4:  # estimates have begun, and rounds follow one another
         timed.calendar.advance()
+    gc.collect()
+    gc.freeze()  # thousands of learners are elsewhere: their objects are not the syncer's to collect
     timed.seconds, timed.events, merged = 0.0, 0, sum(timed.core.versions)
     timed.reports.clear()
     while timed.events < count:
         timed.calendar.advance()
+    gc.unfreeze()
     begun = time.process_time()
     for _ in _counters(timed.reports):
         pass

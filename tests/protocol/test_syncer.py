@@ -411,6 +411,14 @@ def test_nobody_takes_the_place_of_a_learner_that_speaks_whatever_number_it_bear
     assert only(events.Welcomed, desk.tell(events.LearnerJoined(0, 2), at=60.0))
 
 
+def test_a_departed_incarnation_that_comes_back_with_what_it_holds_hears_that_it_is_no_member():
+    desk = Desk(num_fragments=1)
+    desk.enter(0)
+    desk.tell(events.LearnerLost(0, 1, "connection broken"))
+    no_member = actions.Tell(((0, 1),), events.NotMember(1))
+    assert desk.tell(events.LearnerJoined(0, 1, 0, (0,))) == [no_member]
+
+
 def test_whoever_comes_too_late_for_its_number_hears_the_newest():
     desk = Desk(num_fragments=1)
     desk.enter(0, incarnation=2**61)

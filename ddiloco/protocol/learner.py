@@ -17,7 +17,7 @@ JOIN_AGAIN = 1.0
 """Seconds after which a learner that has not been welcomed asks again: its number may have become free."""
 
 BEYOND_REJOINING = 1 << 20
-"""More incarnations than a process ever takes by rejoining: beyond these no other process comes by itself."""
+"""More incarnations than a process ever takes by rejoining: by leaps of it no two come to the same."""
 
 
 @dataclasses.dataclass
@@ -181,7 +181,8 @@ class LearnerCore:
             return []
         if self.recovered or event.newest <= self.incarnation:
             return [actions.Leave(event.reason)]
-        self.incarnation += event.newest + BEYOND_REJOINING
+        leaps = (event.newest - self.incarnation) // BEYOND_REJOINING + 1
+        self.incarnation += leaps * BEYOND_REJOINING
         return [self._join()]
 
     def _not_member(self, event: events.NotMember) -> list[actions.LearnerAction]:

@@ -1,6 +1,8 @@
 """The learner's core: its driver's mistakes raise, the syncer's are dropped; offers, bounds, ends."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
@@ -351,7 +353,18 @@ def test_one_that_only_begins_takes_a_number_above_the_newest():
     """A process that has nothing to lose need not leave because its number was guessed too low."""
     core = LearnerCore(0, 1, SyncPolicy())
     out = core.handle(events.Rejected(1, "a newer one is known", 1000), 0.0)
-    assert out == [actions.TellSyncer(events.LearnerJoined(0, 1001 + BEYOND_REJOINING))]
+    assert out == [actions.TellSyncer(events.LearnerJoined(0, 1 + BEYOND_REJOINING))]
+
+
+@given(st.sets(st.integers(1, 1000), min_size=2, max_size=5), st.integers(0, 2**60))
+def test_processes_that_begin_with_different_numbers_never_take_the_same(begun_with, newest):
+    taken = set()
+    for incarnation in begun_with:
+        core = LearnerCore(0, incarnation, SyncPolicy())
+        core.handle(events.Rejected(incarnation, "a newer one is known", max(newest, incarnation + 1)), 0.0)
+        assert core.incarnation > newest
+        taken.add(core.incarnation)
+    assert len(taken) == len(begun_with)
 
 
 def test_parts_of_a_welcome_are_adopted_together():

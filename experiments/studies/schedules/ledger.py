@@ -37,7 +37,8 @@ class ProcessLedger:
         self._reported = -1
         self._incarnation = 0
         self._lineages: list[int] = []  # by fragment, of the version held
-        self._offered_on: dict[tuple[int, int, int], int] = {}  # the lineage of the version, as `_spans`
+        self._made: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
+        """As `_spans`, with tokens, of all offers: a clock may come again in a history after a lost one."""
 
     def handled(
         self, core: LearnerCore, event: events.LearnerEvent, out: list[actions.LearnerAction]
@@ -84,16 +85,16 @@ class ProcessLedger:
 
     def span(self, c: Contribution) -> tuple[int, int]:
         """The work that a contribution stands for: the steps after the first number, up to the last."""
-        key = (c.fragment, c.version, c.step)
-        require(key in self._spans, "what is merged was offered by the learner", c)
-        first, last = self._spans[key]
+        key = (c.fragment, c.version, c.step, c.tokens)
+        require(key in self._made, "what is merged was offered by the learner, with its tokens", c)
+        first, last, _ = self._made[key]
         require(last - first == c.steps, "a contribution's steps are those taken", c)
         self._check_tokens(first, last, c.tokens, c)
         return first, last
 
     def lineage(self, c: Contribution) -> int:
         """Which start of the syncer made the version that a contribution was made on."""
-        return self._offered_on[c.fragment, c.version, c.step]
+        return self._made[c.fragment, c.version, c.step, c.tokens][2]
 
     def _offered(self, core: LearnerCore, c: Contribution) -> None:
         first = self._applied[c.fragment][self._held[c.fragment]]
@@ -101,8 +102,9 @@ class ProcessLedger:
         require(c.steps == self.steps - first > 0, "an offer's steps are those since its version", c)
         require(c.step == core.clock, "an offer bears the learner's clock", c)
         self._check_tokens(first, self.steps, c.tokens, c)
-        key = (c.fragment, c.version, c.step)
-        self._spans[key], self._offered_on[key] = (first, self.steps), self._lineages[c.fragment]
+        self._spans[c.fragment, c.version, c.step] = (first, self.steps)
+        made = (first, self.steps, self._lineages[c.fragment])
+        self._made[c.fragment, c.version, c.step, c.tokens] = made
 
     def _check_report(self, core: LearnerCore, report: Report, done: int) -> None:
         require(report.incarnation == core.incarnation, "a report bears the current incarnation", report)

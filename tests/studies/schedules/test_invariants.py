@@ -149,8 +149,8 @@ def test_a_contribution_on_another_version_is_noticed(run):
     ("field", "value", "claim"),
     [
         ("steps", 2, "steps are those taken"),
-        ("tokens", 11, "tokens are those of the steps"),
-        ("step", 7, "was offered"),
+        ("tokens", 11, "was offered by the learner, with its tokens"),
+        ("step", 7, "was offered by the learner"),
     ],
 )
 def test_a_contribution_that_says_more_than_was_done_is_noticed(run, field, value, claim):
@@ -169,7 +169,7 @@ def test_work_that_is_merged_twice_is_noticed(run):
     run.syncer(events.Timeout(), merge)
     run.invariants.commit(merge)
     ledger = run.invariants._ledgers[run.learners[0]]
-    ledger._spans[1, 1, 1] = ledger._spans[1, 0, 1]
+    ledger._made[1, 1, 1, 10] = ledger._made[1, 0, 1, 10]
     for number in range(2):
         run.step(number)
         run.step(number)

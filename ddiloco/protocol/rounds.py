@@ -112,12 +112,11 @@ class Rounds:
         return tuple(self._open.values())
 
     def committed(self) -> list[news.Committed]:
-        """Its newest versions, for an authority that may not know them."""
-        state = self._updates.merged
-        known = [
-            news.Committed(RoundId(state.merged_steps[p], p), state.versions[p], state.lineages[p])
-            for p in self._updates.fragments
-        ]
+        """Its newest versions, for an authority that may not know them; where it ends is said again."""
+        self._stuck, self._over, self._moved = False, False, True
+        state, own = self._updates.merged, self._updates.fragments
+        steps, versions, lineages = state.merged_steps, state.versions, state.lineages
+        known = [news.Committed(RoundId(steps[p], p), versions[p], lineages[p]) for p in own]
         return [*known, *(self._committed(r) for r in self._open.values() if r.committed)]
 
     def _committed(self, r: Round) -> news.Committed:

@@ -1,0 +1,36 @@
+"""A part of a syncer: what a new authority hears of it."""
+
+from ddiloco.protocol import news
+from ddiloco.protocol.authority import Authority
+from ddiloco.protocol.membership import Membership
+from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.parts import Part, fragments_of
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+
+POLICY = SyncPolicy(num_learners=1, num_fragments=3, interval=3, gamma=0.0)
+
+
+def test_every_fragment_belongs_to_one_part():
+    owned = [p for part in range(4) for p in fragments_of(part, 4, 10)]
+    assert sorted(owned) == list(range(10))
+
+
+def test_a_new_authority_hears_what_was_committed_and_that_a_part_has_no_round_left():
+    """Else a run whose authority died after the last round would never end."""
+    state = SyncerState((0, 2, 0), (0, 4, 0), lineages=(0, 7, 0))
+    part = Part(POLICY, 4, state, [1])
+    known = news.Committed(RoundId(4, 1), 2, 7)
+    assert part.connected(0.0) == [known]
+    assert news.Over() in part.hear(news.Gathered(), 0.0)
+    assert news.Over() not in part.hear(news.Gathered(), 0.0)
+    assert known in part.connected(1.0)
+    assert news.Over() in part.hear(news.Gathered(), 1.0)
+
+
+def test_an_authority_takes_what_it_did_not_know_and_answers_each():
+    authority = Authority(POLICY, 4, SyncerState.initial(3), Membership(), parts=2)
+    committed = news.Committed(RoundId(4, 1), 2, 7)
+    for _ in range(2):
+        assert authority.hear(committed, 1) == [news.Noted(RoundId(4, 1))]
+    assert (authority.merged.versions, authority.merged.lineages) == ((0, 2, 0), (0, 7, 0))

@@ -98,7 +98,7 @@ class Authority:
     def connected(self, part: int) -> list[news.News]:
         """What a part must know that was started, or has a new connection."""
         self._stuck[part] = self._over[part] = False
-        roll: list[news.News] = [] if self._not_yet else [news.Gathered()]
+        roll: list[news.News] = [] if self._not_yet else [news.AllPresent()]
         for m in self.members.present():
             if m.state is State.JOINING:
                 roll.append(news.Admitted(m.learner, m.incarnation))
@@ -191,7 +191,7 @@ class Authority:
             self._patience = now + self.policy.silence_timeout
         if self._not_yet and now >= self._patience:
             self._not_yet.clear()
-            out.append(news.Gathered())
+            out.append(news.AllPresent())
         while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
             heapq.heappop(self._quiet)
             self.members.move(m, State.SILENT)
@@ -227,7 +227,7 @@ class Authority:
         if learner not in self._not_yet:
             return []
         self._not_yet.discard(learner)
-        return [] if self._not_yet else [news.Gathered()]
+        return [] if self._not_yet else [news.AllPresent()]
 
     # Reports.
 

@@ -149,11 +149,6 @@ class Membership:
             return None
         return member
 
-    def is_live(self, learner: int, incarnation: int) -> bool:
-        """Whether exactly this incarnation counts."""
-        m = self.current(learner, incarnation)
-        return m is not None and m.state is State.LIVE
-
     def admit(self, member: Member) -> Member:
         """Puts a new incarnation, not live yet, in the place of the learner's older one; returns it."""
         old = self._members.get(member.learner)

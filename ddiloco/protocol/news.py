@@ -54,7 +54,7 @@ class Returned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gathered:
+class AllPresent:
     """Nobody that the run starts with is waited for any longer."""
 
 
@@ -65,7 +65,7 @@ class Noted:
     round: RoundId
 
 
-News = Admitted | Begun | Heard | Left | Returned | Gathered | Noted
+News = Admitted | Begun | Heard | Left | Returned | AllPresent | Noted
 """What the authority tells those who merge."""
 
 

@@ -51,7 +51,7 @@ class Rounds:
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
-        self._gathering = policy.quorum is None and not state.step  # until the run's first learners are in
+        self._awaits_first = policy.quorum is None and not state.step  # until the run's first learners are in
         self._sync_time = MovingAverage()
         self._asking = Asking(policy)
         self._windows: dict[int, float] = {}  # by fragment, when the grace window of its round closes
@@ -95,8 +95,8 @@ class Rounds:
                 self._goes(told)
             case news.Heard():
                 return self._hear_report(told.report.learner, now)
-            case news.Gathered():
-                self._gathering, self._moved = False, True
+            case news.AllPresent():
+                self._awaits_first, self._moved = False, True
             case news.Noted():
                 return self._broadcast(told.round, now)
         return []
@@ -244,7 +244,7 @@ class Rounds:
             if len(r.arrived) < self.policy.quorum:
                 return False
             return self.members.come_to(r.id.step) + len(r.departed) >= self.policy.quorum
-        if self._gathering or not r.arrived or self._asking.front.step < r.id.step:
+        if self._awaits_first or not r.arrived or self._asking.front.step < r.id.step:
             return False
         return self._prospects.nobody_owes(r)
 
@@ -284,7 +284,7 @@ class Rounds:
 
     def _abandon(self) -> Said:
         """Once all live learners are done, gives up rounds that lack a quorum."""
-        if self._gathering or not self._prospects.all_done():
+        if self._awaits_first or not self._prospects.all_done():
             return []
         hopeless = [
             r

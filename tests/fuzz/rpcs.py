@@ -16,7 +16,7 @@ from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState
-from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, joined
+from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, joined, until
 
 SECONDS = 20.0  # within which every call ends by itself
 KINDS = ("control", "greeted", "offers", "peers", "donation")
@@ -76,6 +76,7 @@ class Rpcs:
         self._link = joined(self._syncer, self._learner)
         self._channel = grpc.insecure_channel(self._syncer.address)
         self._session = ""
+        until(lambda: self._learner.client._connection is not None, "the connection")
         self._metadata = self._learner.client._connection._metadata
         donor = Donor(Security(), SECONDS)
         donor.attach(Giving(), InnerFormat([jax.ShapeDtypeStruct((3,), np.float32)]))

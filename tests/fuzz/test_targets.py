@@ -67,5 +67,5 @@ def test_blind_mutation_finds_what_raises(monkeypatch):
 
     monkeypatch.setitem(targets.TARGETS, "fragile", (fragile, ValueError))
     monkeypatch.setitem(targets.SEEDS, "fragile", [b"sound"])
-    with pytest.raises(AssertionError, match="fragile: b.*xff"):
+    with pytest.raises(AssertionError, match=r"fragile: b.*xff"):
         blind.explore(["fragile", "peers"], PATIENCE)

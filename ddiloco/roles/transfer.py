@@ -191,25 +191,44 @@ def placement(
     layout: FragmentLayout, fragment: int, shardings: dict[str, NamedSharding]
 ) -> tuple[NamedSharding, ...]:
     """Where the pieces of a global fragment lie on a learner's devices."""
-    of = homes(shardings)
+    of, shapes = homes(shardings), dict(layout.shapes)
     return tuple(
-        _piece_sharding(_tensor_sharding(shardings, *of[piece.name]), shape)
+        _piece_sharding(_tensor_sharding(shardings, *of[piece.name], shapes[piece.name]), shape)
         for piece, shape in zip(layout.fragments[fragment], layout.piece_shapes(fragment), strict=True)
     )
 
 
-def _tensor_sharding(shardings: dict[str, NamedSharding], array: str, row: int | None) -> NamedSharding:
+def _tensor_sharding(
+    shardings: dict[str, NamedSharding], array: str, row: int | None, shape: tuple[int, ...]
+) -> NamedSharding:
+    """That of its array; a row of a stack whose rows are divided is itself, along the first axis possible."""
     found = shardings[array]
-    return found if row is None else NamedSharding(found.mesh, PartitionSpec(*found.spec[1:]))
+    if row is None:
+        return found
+    of_rows, *spec = (*found.spec, *[None] * (1 + len(shape) - len(found.spec)))
+    for axis, names in enumerate(spec if of_rows else ()):
+        parts = *spec[:axis], (*_names(names), *_names(of_rows)), *spec[axis + 1 :]
+        divided = NamedSharding(found.mesh, PartitionSpec(*parts))
+        if _divides(divided, shape):
+            return divided
+    return NamedSharding(found.mesh, PartitionSpec(*found.spec[1:]))
+
+
+def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (part,) if isinstance(part, str) else part or ()
 
 
 def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """Like its tensor's if the piece divides evenly; else whole on every device."""
+    return tensor if _divides(tensor, shape) else NamedSharding(tensor.mesh, PartitionSpec())
+
+
+def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
     try:
-        tensor.shard_shape(shape)
+        sharding.shard_shape(shape)
     except ValueError:
-        return NamedSharding(tensor.mesh, PartitionSpec())
-    return tensor
+        return False
+    return True
 
 
 def _take(layout: FragmentLayout, fragment: int, arrays: Parameters) -> tuple[jax.Array, ...]:

@@ -19,7 +19,9 @@ def test_learners_get_contiguous_equal_groups():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         meshes = carve(jax.devices()[:8], 2, MeshConfig(fsdp=2))
-    assert [dict(mesh.shape) for mesh in meshes] == [{"data": 2, "fsdp": 2, "tensor": 1, "expert": 1}] * 2
+    assert [dict(mesh.shape) for mesh in meshes] == [
+        {"data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
+    ] * 2
     assert [[device.id for device in mesh.devices.flat] for mesh in meshes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -39,8 +41,16 @@ def test_more_learners_than_devices_share_them_in_turn():
 @pytest.mark.parametrize(
     ("num_learners", "config", "told"),
     [
-        (1, MeshConfig(tensor=3), "data=-1 x fsdp=1 x tensor=3 x expert=1 needs a multiple of 3 devices"),
-        (2, MeshConfig(data=2), "data=2 x fsdp=1 x tensor=1 x expert=1 needs 2 devices, but a learner has 4"),
+        (
+            1,
+            MeshConfig(tensor=3),
+            "data=-1 x stage=1 x fsdp=1 x tensor=3 x expert=1 needs a multiple of 3 devices",
+        ),
+        (
+            2,
+            MeshConfig(data=2),
+            "data=2 x stage=1 x fsdp=1 x tensor=1 x expert=1 needs 2 devices, but a learner has 4",
+        ),
         (1, MeshConfig(data=16), "needs 16 devices, but a learner has 8"),
         (9, MeshConfig(tensor=2), "needs a multiple of 2 devices, but a learner has 1"),
     ],
@@ -108,7 +118,13 @@ def test_a_large_parameter_that_no_device_would_share_is_told_in_a_line():
 
 @pytest.mark.parametrize(
     ("devices", "shape"),
-    [(1, (1, 1, 1, 1)), (4, (1, 1, 1, 4)), (6, (1, 3, 1, 2)), (64, (1, 8, 1, 8)), (128, (1, 16, 1, 8))],
+    [
+        (1, (1, 1, 1, 1, 1)),
+        (4, (1, 1, 1, 1, 4)),
+        (6, (1, 1, 3, 1, 2)),
+        (64, (1, 1, 8, 1, 8)),
+        (128, (1, 1, 16, 1, 8)),
+    ],
 )
 def test_experts_and_embeddings_share_whatever_devices_there_are(devices, shape):
     assert MeshConfig(data=1, fsdp=-1, expert=-1).shape(devices) == shape

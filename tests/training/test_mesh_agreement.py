@@ -30,6 +30,22 @@ def run(mesh, inner=INNER, config=CONFIG):
     return [unstacked(part) for part in arrays], history, score
 
 
+@pytest.mark.parametrize(
+    ("sizes", "accumulation", "settings"),
+    [
+        ({"data": 2, "stage": 2, "tensor": 2}, 1, {"num_layers": 2}),
+        ({"data": 1, "stage": 2, "fsdp": 2, "tensor": 2}, 2, {"stage_repeats": 2, "stage_microbatches": 4}),
+        ({"data": 1, "stage": 4, "fsdp": 2}, 1, {"remat": "none", "stage_microbatches": 2}),
+    ],
+    ids=["stage2_tensor2", "stage2_circular_accumulated", "stage4"],
+)
+def test_stages_agree_with_one_device(sizes, accumulation, settings):
+    inner = dataclasses.replace(INNER, accumulation=accumulation)
+    config = dataclasses.replace(SCANNED, **{"num_layers": 4, **settings})
+    plain = dataclasses.replace(CONFIG, num_layers=config.num_layers)
+    assert_agree(run(mesh_of(8, **sizes), inner, config), run(mesh_of(1), config=plain))
+
+
 def adam_of(state):
     (adam,) = [part for part in state.opt_state if hasattr(part, "mu")]
     return adam
@@ -54,9 +70,13 @@ def alone():
     ids=["data8", "fsdp8", "tensor8", "data2_fsdp2_tensor2", "expert2_tensor4", "data2_fsdp4_accumulated"],
 )
 def test_eight_devices_agree_with_one(alone, num_devices, sizes, accumulation, config):
-    expected_arrays, expected_history, expected_score = alone
     inner = dataclasses.replace(INNER, accumulation=accumulation)
-    arrays, history, score = run(mesh_of(num_devices, **sizes), inner, config)
+    assert_agree(run(mesh_of(num_devices, **sizes), inner, config), alone)
+
+
+def assert_agree(found, alone):
+    expected_arrays, expected_history, expected_score = alone
+    arrays, history, score = found
     for metrics, expected in zip(history, expected_history, strict=True):
         assert metrics["tokens"] == expected["tokens"]
         for name in ("loss", "grad_norm", "learning_rate"):

@@ -9,6 +9,9 @@ import pytest
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
+from ddiloco.training.loss import next_token_loss
+from ddiloco.training.parameters import init_parameters
+from ddiloco.training.sharding import constrainer
 from ddiloco.training.step import make_train_step, shard_batch
 from tests.training.batches import TINY, init_state, mesh_of, packed_batch
 
@@ -44,6 +47,23 @@ def test_stages_agree_with_one_device(sizes, accumulation, settings):
     config = dataclasses.replace(SCANNED, **{"num_layers": 4, **settings})
     plain = dataclasses.replace(CONFIG, num_layers=config.num_layers)
     assert_agree(run(mesh_of(8, **sizes), inner, config), run(mesh_of(1), config=plain))
+
+
+def test_the_kernel_of_attention_runs_inside_of_stages():
+    batch, mesh = packed_batch(0, 4, 128, 32), mesh_of(8, data=2, stage=2, tensor=2)
+    params = init_parameters(CONFIG, 0)
+
+    def loss(params, config, mesh):
+        return next_token_loss(config, params, batch, constrain=constrainer(mesh)).objective
+
+    gradient = jax.jit(jax.value_and_grad(loss), static_argnums=(1, 2))
+    staged = dataclasses.replace(SCANNED, attention="splash")
+    for ours, expected in zip(
+        jax.tree.leaves(gradient(params, staged, mesh)),
+        jax.tree.leaves(gradient(params, CONFIG, mesh_of(1))),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-3)
 
 
 def adam_of(state):

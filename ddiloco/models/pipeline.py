@@ -1,12 +1,12 @@
 """Pipeline stages: each has layers of its own, and micro-batches of rows pass from one to the next.
 
-With S stages, R stacks and K micro-batches there are R K + S - 1 turns, in each of which every stage runs its
-rows of one stack on one micro-batch. In turn t stage s has micro-batch (t - s) mod K, for the stack
-(t - s) div K. What leaves the last stage enters the first again, for the next stack: the schedule is circular
-(arXiv 2104.04473, section 2.2), and S - 1 of the turns are idle for a stage, whatever R is.
+With S stages, R stacks of layers and K micro-batches there are R K + S - 1 turns, in each of which every
+stage runs its layers of one stack on one micro-batch: in turn t stage s has micro-batch (t - s) mod K, for
+stack (t - s) div K. What leaves the last stage enters the first again, for the next stack. So the schedule is
+circular (arXiv 2104.04473, section 2.2.2), and each stage idles for a share of (S - 1) / (R K + S - 1).
 
-All stages are one array with an axis of them in front, so that a turn is one `vmap`, and the way to the next
-stage a roll of that axis; the backward pass is what JAX derives from it.
+The stages are an axis in front of all arrays: a turn is one `vmap`, the way to the next stage a roll of that
+axis, and the backward pass what JAX derives from them. A stage that idles computes what nobody reads.
 """
 
 from __future__ import annotations
@@ -47,59 +47,64 @@ def through_stages(
       The last layer's output; for each stack what its layers told, with an axis for them in front.
     """
     stages, repeats = constrain.stages, len(stacks)
-    inside, stage_S = constrain.inside_stage(), jnp.arange(stages)
-
-    def split(array: jax.Array) -> jax.Array:
-        """(B, ...) -> (K, B / K, ...): rows i, i + K, ..., so that each device keeps its own."""
-        micro = jnp.swapaxes(array.reshape(-1, microbatches, *array.shape[1:]), 0, 1)
-        return inside(micro, (None, "batch", *[None] * (array.ndim - 1)))
-
-    def on_stages(array: jax.Array) -> jax.Array:
-        """An array (S, rows, ...), each stage's part on that stage."""
-        return constrain(array, ("stage", "batch", *[None] * (array.ndim - 2)))
+    stage_S = jnp.arange(stages)
+    rows = jax.tree.map(lambda array: _split(array, microbatches, constrain), rows)
+    weights = [jax.tree.map(lambda leaf: leaf.reshape(stages, -1, *leaf.shape[1:]), s) for s in stacks]
 
     def stage(x: jax.Array, rows: Any, repeat: jax.Array, weights: list[Any]) -> tuple[jax.Array, Any]:
-        def step(x: jax.Array, of_repeats: list[Any]) -> tuple[jax.Array, Any]:
-            # A choice in place of a row of one array: the backward pass keeps no copy of what it chose.
-            params = jax.tree.map(lambda *leaves: jax.lax.select_n(repeat, *leaves), *of_repeats)
-            return layer(x, params if repeats > 1 else of_repeats[0], rows)
+        def step(x: jax.Array, of_stacks: list[Any]) -> tuple[jax.Array, Any]:
+            # Not a row of one array: that would be a copy of all weights. Where it is computed again, the
+            # backward pass has no copy of what each turn chose either.
+            chosen = jax.tree.map(lambda *leaves: jax.lax.select_n(repeat, *leaves), *of_stacks)
+            return layer(x, chosen if repeats > 1 else of_stacks[0], rows)
 
         return jax.lax.scan(remat(step), x, weights)
 
     of_stages = jax.vmap(stage, spmd_axis_name="stage")
-    weights = [jax.tree.map(lambda leaf: leaf.reshape(stages, -1, *leaf.shape[1:]), s) for s in stacks]
-    rows_of = jax.tree.map(split, rows)
 
     def turn(carry: tuple[jax.Array, jax.Array], t: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Any]:
-        """`waiting`: what the first stage takes its next input from, and the outputs at the end."""
         waiting, arrived = carry
+        entering = _get(waiting, t % microbatches)
         is_first = (stage_S == 0).reshape(-1, *[1] * (arrived.ndim - 1))
-        entering = jax.lax.dynamic_index_in_dim(waiting, t % microbatches, axis=1, keepdims=False)
-        own_rows = jax.tree.map(lambda array: on_stages(array[(t - stage_S) % microbatches]), rows_of)
+        own = jax.tree.map(lambda a: _on_stages(a[(t - stage_S) % microbatches], constrain), rows)
         repeat = jnp.clip((t - stage_S) // microbatches, 0, repeats - 1)
-        left, told = of_stages(jnp.where(is_first, entering, arrived), own_rows, repeat, weights)
-        arrived = on_stages(jnp.roll(on_stages(left), 1, axis=0))
-        # Before the first output comes, all that wait are inputs.
+        left, told = of_stages(jnp.where(is_first, entering, arrived), own, repeat, weights)
+        arrived = _on_stages(jnp.roll(_on_stages(left, constrain), 1, axis=0), constrain)
         place = (t - stages + 1) % microbatches
-        there = jax.lax.dynamic_index_in_dim(waiting, place, axis=1, keepdims=False)
-        kept = jnp.where(t < stages - 1, there, arrived)
+        # Before the first micro-batch has come through, all that wait are inputs.
+        kept = jnp.where(t < stages - 1, _get(waiting, place), arrived)
         return (jax.lax.dynamic_update_index_in_dim(waiting, kept, place, axis=1), arrived), told
 
-    inputs = split(x)
-    waiting = jnp.broadcast_to(inputs, (stages, *inputs.shape))  # only the first stage reads its copy
+    inputs = _split(x, microbatches, constrain)
+    # What waits for the first stage, and at last the outputs. The other stages' copies are never read.
+    waiting = jnp.broadcast_to(inputs, (stages, *inputs.shape))
     waiting = constrain(waiting, ("stage", None, "batch", *[None] * (x.ndim - 1)))
-    begin = waiting, jnp.zeros_like(waiting[:, 0])
-    turns = repeats * microbatches
-    (waiting, _), told = jax.lax.scan(turn, begin, jnp.arange(turns + stages - 1))
+    turns = jnp.arange(repeats * microbatches + stages - 1)
+    (waiting, _), told = jax.lax.scan(turn, (waiting, jnp.zeros_like(waiting[:, 0])), turns)
     outputs = jnp.swapaxes(waiting[0], 0, 1).reshape(x.shape)
-    outputs = constrain(outputs, ("batch", *[None] * (x.ndim - 1)))
+    of_stacks = [
+        jax.tree.map(lambda leaf, r=r: _added(leaf, r * microbatches, microbatches), told)
+        for r in range(repeats)
+    ]
+    return constrain(outputs, ("batch", *[None] * (x.ndim - 1))), of_stacks
 
-    def of_stack(stack: int) -> Any:
-        begin, end = stack * microbatches, (stack + 1) * microbatches
 
-        def added(leaf: jax.Array) -> jax.Array:
-            return jnp.concatenate([jnp.sum(leaf[begin + s : end + s, s], axis=0) for s in range(stages)])
+def _split(array: jax.Array, parts: int, constrain: Constrain) -> jax.Array:
+    """(B, ...) -> (K, B / K, ...): rows i, i + K, ..., so that each device keeps its own."""
+    micro = jnp.swapaxes(array.reshape(-1, parts, *array.shape[1:]), 0, 1)
+    return constrain.inside_stage()(micro, (None, "batch", *[None] * (array.ndim - 1)))
 
-        return jax.tree.map(added, told)
 
-    return outputs, [of_stack(stack) for stack in range(repeats)]
+def _on_stages(array: jax.Array, constrain: Constrain) -> jax.Array:
+    """An array (S, rows, ...), the part of each stage on that stage."""
+    return constrain(array, ("stage", "batch", *[None] * (array.ndim - 2)))
+
+
+def _get(waiting: jax.Array, place: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(waiting, place, axis=1, keepdims=False)
+
+
+def _added(told: jax.Array, begin: int, count: int) -> jax.Array:
+    """What a stack's layers told, summed over micro-batches; `told` is (turns, S, layers of a stage, ...)."""
+    stages = range(told.shape[1])
+    return jnp.concatenate([jnp.sum(told[begin + s : begin + s + count, s], axis=0) for s in stages])

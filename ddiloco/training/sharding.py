@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ddiloco.config import ConfigError
 from ddiloco.models.parameter import Axes, Constrain
+from ddiloco.models.stack import LayersConfig
 from ddiloco.outer.stacks import is_stack
 from ddiloco.outer.stacks import rows as rows_of_stack
 from ddiloco.training.mesh import MESH_AXES
@@ -91,10 +92,8 @@ def check_stages(model_config: Any, mesh: Mesh, rows: Mapping[str, int]) -> None
     stages = mesh.shape["stage"]
     if stages == 1:
         return
-    if not model_config.scan_layers:
-        raise ConfigError(
-            f"config.model.scan_layers: is False, but mesh.stage {stages} needs stacks of layers"
-        )
+    if not isinstance(model_config, LayersConfig) or not model_config.scan_layers:
+        raise ConfigError(f"config.mesh.stage: is {stages}, but needs stacks of layers (model.scan_layers)")
     for count in (len(rows_of_stack(name)) for name in abstract_parameters(model_config) if is_stack(name)):
         if count % stages:
             raise ConfigError(f"config.mesh.stage: is {stages}, but must divide a stack of {count} layers")

@@ -147,7 +147,7 @@ def test_stages_have_layers_of_their_own_and_share_all_else():
     [
         (
             {"scan_layers": False},
-            "config.model.scan_layers: is False, but mesh.stage 4 needs stacks of layers",
+            "config.mesh.stage: is 4, but needs stacks of layers (model.scan_layers)",
         ),
         ({"num_layers": 6}, "config.mesh.stage: is 4, but must divide a stack of 6 layers"),
         ({"stage_repeats": 2}, "config.mesh.stage: is 4, but must divide a stack of 2 layers"),

@@ -88,7 +88,7 @@ def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself
             offers = [on_the_host(transfer.offer(p, params, anchor)) for params in learners]
             sent = [decode(p, offer, pieces) for offer in offers]
             merged = outer_step(p, pieces, outer_step.init(pieces), sent, weights=[1.0, 3.0]).pieces
-            learners[0] = transfer.apply(p, learners[0], [np.asarray(piece) for piece in merged], 0.25)
+            learners[0] = transfer.apply(p, learners[0], [np.asarray(piece) for piece in merged], 0.5)
         for name, leaf in learners[0].items():
             assert leaf.sharding.is_equivalent_to(shardings[name], leaf.ndim), name
         results.append(unstacked(jax.device_get(learners[0])))

@@ -24,7 +24,7 @@ from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, paramete
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseConfig:
+class DenseConfig(stack.LayersConfig):
     """The shape of a dense decoder and the type of its activations; parameters are always float32."""
 
     vocab_size: int = setting(259, "tokens in the vocabulary", at_least=2)
@@ -40,15 +40,6 @@ class DenseConfig:
     rope_theta: float = setting(10_000.0, "longest rotary wavelength / 2 pi, in positions", above=1.0)
     logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
-    scan_layers: bool = setting(
-        False, "stack layers that are alike, to compile them once for all", both_ends=False
-    )
-    remat: str = setting(
-        "none",
-        "what of a layer the backward pass computes again: all, or what this policy of JAX does not keep",
-        choices=stack.REMAT,
-        both_ends=False,
-    )
     logits_chunk: int | None = setting(
         None,
         "tokens of a device whose logits exist at a time, in loss and gradient; None: all",
@@ -72,6 +63,7 @@ class DenseConfig:
             raise ValueError(f"head_dim: is {self.head_dim}, but must be even")
         if self.attention == "cudnn" and self.compute_dtype != "bfloat16":
             raise ValueError("attention: is cudnn, but that needs compute_dtype bfloat16")
+        self.check_repeats("num_layers", self.num_layers)
 
 
 class Projection(nnx.Module):
@@ -224,26 +216,28 @@ class Decoder(nnx.Module):
     ) -> Output:
         """Logits (B, L, V) float32; `constrain` pins activations to the layout of their logical axes."""
         config = self.config
-        angles = rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
-        attend = causal(config.attention, segments_BxL, constrain)
-        x_BxLxD = self.through_layers(self.embed(inputs_BxL), angles, attend, constrain)
+
+        def caller(constrain: Constrain, positions_BxL: jax.Array, segments_BxL: jax.Array) -> stack.Call:
+            angles = rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
+            return self.call(angles, causal(config.attention, segments_BxL, constrain), constrain)
+
+        rows = positions_BxL, segments_BxL
+        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
+        x_BxLxD, _ = stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
         return Output(self.logits(x_BxLxD, constrain))
 
     def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         """The layers, as `stack.layers` makes them."""
         c = self.config
-        return stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c.scan_layers)
+        return stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c)
 
-    def through_layers(
-        self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], attend: Attend, constrain: Constrain
-    ) -> jax.Array:
-        """The output of the last layer."""
+    def call(self, angles: tuple[jax.Array, jax.Array], attend: Attend, constrain: Constrain) -> stack.Call:
+        """What calls a layer on some rows."""
 
         def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, None]:
             return constrain(layer(x_BxLxD, angles, attend), ("batch", None, None)), None
 
-        x_BxLxD = constrain(x_BxLxD, ("batch", None, None))
-        return stack.run(self.layers, call, x_BxLxD, self.config.remat)[0]
+        return call
 
     def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array | LazyLogits:
         """The logits (B, L, V), from the output of the last layer."""

@@ -28,7 +28,7 @@ from ddiloco.training.loop_program import LoopBatches, LoopProgram
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.parameters import init_parameters, parameter_shapes
 from ddiloco.training.program import TrainProgram
-from ddiloco.training.sharding import check_divided, parameter_shardings, rows_divisor
+from ddiloco.training.sharding import check_divided, check_stages, parameter_shardings, rows_divisor
 
 
 def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
@@ -74,7 +74,6 @@ class ModelRecipe:
         Raises:
           ConfigError: they do not.
         """
-        check_divided(self._experiment.model, mesh)
         e = self._experiment
         ways, parts = rows_divisor(mesh), e.inner.accumulation
         for name, count in (("train.batch_size", rows), ("eval.batch_size", e.eval.batch_size)):
@@ -86,6 +85,8 @@ class ModelRecipe:
         if rows % parts:
             problem = f"is {parts}, but a step has {rows} rows, which is no multiple of it"
             raise ConfigError(f"config.inner.accumulation: {problem}")
+        check_stages(e.model, mesh, {"train.batch_size": rows // parts, "eval.batch_size": e.eval.batch_size})
+        check_divided(e.model, mesh)
 
     def check_scoring(self) -> None:
         """Opens the held-out data."""

@@ -21,7 +21,7 @@ class Field(NamedTuple):
       name: theirs.
       value: what it is for our settings.
       setting: the setting of ours that it comes from; None: none, ours always have this value.
-      default: what a file without the entry means.
+      default: what it means that a file has no such entry, or null.
     """
 
     name: str
@@ -68,7 +68,8 @@ class Counterpart:
                 if name == CONFIG:
                     self._check_architecture(path, entries)
                 for field in fields:
-                    _check_field(path, field, entries.get(field.name, field.default))
+                    found = entries.get(field.name)
+                    _check_field(path, field, field.default if found is None else found)
 
     def _check_architecture(self, path: pathlib.Path, entries: Mapping[str, Any]) -> None:
         found = entries.get("architectures")

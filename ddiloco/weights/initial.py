@@ -34,6 +34,9 @@ class InitialWeights(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         return self._newest(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
 

@@ -61,6 +61,7 @@ def test_a_loop_without_evaluation_scores_nothing():
     ("changes", "told"),
     [
         ({"algorithm": "data_parallel"}, "config.algorithm: is data_parallel, but a loop needs one of"),
+        ({"init_from": "weights"}, "config.init_from: is weights, but must be None for a loop"),
         ({"train": {"tokens": 100}}, "config.train.tokens: is 100, but must be None for a loop"),
         (
             {"driver": "virtual", "virtual": {"arrays": False}},

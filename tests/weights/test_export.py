@@ -4,13 +4,15 @@ import json
 
 import numpy as np
 import pytest
+import sentencepiece
 from safetensors import safe_open
 
 from ddiloco.config import ConfigError
 from ddiloco.data.tokenizers import ByteTokenizer
+from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.weights.export import export
 from ddiloco.weights.initial import InitialWeights
-from tests.weights.cases import CASES, experiment_of, model, random_parameters
+from tests.weights.cases import CASES, experiment_of, model, pixels, random_parameters
 from tests.workbench import assert_equal
 
 EXACT = {"qwen3": {"model_dim": 16}, "qwen3_tied": {"scale_embeddings": False}}  # sqrt(12) is not a float
@@ -83,8 +85,6 @@ def test_what_transformers_has_not_is_told_in_a_line(case, changes, told, tmp_pa
 
 
 def test_a_model_without_counterpart_is_told_in_a_line(tmp_path):
-    from ddiloco.models.captioner import CaptionerConfig
-
     with pytest.raises(ConfigError, match="CaptionerConfig has no counterpart"):
         export(experiment_of(CaptionerConfig()), {}, tmp_path)
 
@@ -101,6 +101,21 @@ def test_the_tokenizer_of_bytes_is_written_with_a_character_for_each(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 64
 
 
+def test_a_sentencepiece_model_is_copied_and_that_is_told(tmp_path):
+    words = iter(["one word and another", "a word or two words"] * 50)
+    file = tmp_path / "small.model"
+    with file.open("wb") as writer:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=words, model_writer=writer, vocab_size=25, minloglevel=2
+        )
+    config = model("qwen3", vocab_size=32)
+    e = experiment_of(config, data={"tokenizer": "sentencepiece", "tokenizer_model": str(file)})
+    [line] = export(e, random_parameters(config), tmp_path / "new")
+    assert line.startswith("tokenizer: tokenizer.model is for the package sentencepiece")
+    assert (tmp_path / "new" / "tokenizer.model").read_bytes() == file.read_bytes()
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["eos_token_id"] == 2
+
+
 @pytest.mark.parametrize("text", ["def f(x):\n\treturn  x", "häß 漢字 🙂 \x00\x7f", ""])
 def test_transformers_makes_our_tokens_of_a_text(text, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -114,8 +129,6 @@ def test_transformers_makes_our_tokens_of_a_text(text, tmp_path):
 
 def test_transformers_makes_our_pixels_of_an_image(tmp_path):
     transformers = pytest.importorskip("transformers")
-    from tests.weights.cases import pixels
-
     config = model("vit", pixel_mean=(0.1, 0.2, 0.3), pixel_std=(0.4,))
     export(experiment_of(config), random_parameters(config), tmp_path)
     image = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)

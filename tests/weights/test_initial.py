@@ -59,6 +59,7 @@ def test_only_the_tensor_that_is_asked_for_is_read(folder):
     with_tensors(folder, lambda t: t.update({norm: t[norm].astype(np.int32)}))
     weights = InitialWeights(MOE, folder)
     weights["final_norm/scale"]
+    assert "layers/0/attention_norm/scale" in weights
     with pytest.raises(ConfigError, match=f"{norm} is of I32, but must be of F32, BF16, F16"):
         weights["layers/0/attention_norm/scale"]
 
@@ -91,11 +92,12 @@ def test_an_architecture_that_is_not_that_of_the_settings_is_told(folder, entrie
 
 
 def test_what_later_releases_write_is_understood(folder):
-    """Rotary positions in a group of their own, and another name for the number of experts."""
+    """Rotary positions in a group of their own, another name for the number of experts, null for a default."""
     path = folder / "config.json"
     entries = json.loads(path.read_text())
     entries["rope_parameters"] = {"rope_theta": entries.pop("rope_theta"), "rope_type": "default"}
     entries["num_local_experts"] = entries.pop("num_experts")
+    entries["use_sliding_window"] = None
     path.write_text(json.dumps(entries))
     assert_equal(dict(InitialWeights(MOE, folder)), random_parameters(MOE))
 

@@ -106,7 +106,7 @@ def test_a_sentencepiece_model_is_copied_and_that_is_told(tmp_path):
     file = tmp_path / "small.model"
     with file.open("wb") as writer:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=words, model_writer=writer, vocab_size=25, minloglevel=2
+            sentence_iterator=words, model_writer=writer, vocab_size=20, minloglevel=2
         )
     config = model("qwen3", vocab_size=32)
     e = experiment_of(config, data={"tokenizer": "sentencepiece", "tokenizer_model": str(file)})

@@ -92,7 +92,7 @@ def test_an_architecture_that_is_not_that_of_the_settings_is_told(folder, entrie
 
 
 def test_what_later_releases_write_is_understood(folder):
-    """Rotary positions in a group of their own, another name for the number of experts, null for a default."""
+    """Rotary positions in a group of their own, another name for the experts' number, null for a default."""
     path = folder / "config.json"
     entries = json.loads(path.read_text())
     entries["rope_parameters"] = {"rope_theta": entries.pop("rope_theta"), "rope_type": "default"}

@@ -37,6 +37,7 @@ class DenseConfig(stack.LayersConfig):
     activation: str = setting("swiglu", "gate of the MLP", choices=("swiglu", "geglu"))
     qk_norm: bool = setting(True, "RMS-normalise queries and keys by head")
     tie_embeddings: bool = setting(False, "the output head is the transposed embedding")
+    scale_embeddings: bool = setting(True, "embeddings are multiplied by sqrt(model_dim) on the way in")
     rope_theta: float = setting(10_000.0, "longest rotary wavelength / 2 pi, in positions", above=1.0)
     logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
@@ -176,17 +177,21 @@ class Layer(nnx.Module):
         return x_BxLxD + self.mlp(self.mlp_norm(x_BxLxD))
 
 
+def embedding_gain(config: DenseConfig) -> float:
+    """What embeddings are multiplied by on the way in."""
+    return math.sqrt(config.model_dim) if config.scale_embeddings else 1.0
+
+
 class Embedding(nnx.Module):
-    """A row for each token, multiplied by sqrt(D) on the way in, so that a tied head has unit gain."""
+    """A row for each token, by default multiplied by sqrt(D) on the way in: a tied head has unit gain."""
 
     def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.model_dim)
         self.embedding = parameter(rngs, shape, ("vocab", "embed"), Normal(config.model_dim**-0.5))
-        self.dtype = config.compute_dtype
+        self.dtype, self.gain = config.compute_dtype, embedding_gain(config)
 
     def __call__(self, tokens_BxL: jax.Array) -> jax.Array:
-        rows_BxLxD = self.embedding[...][tokens_BxL]
-        return (rows_BxLxD * math.sqrt(rows_BxLxD.shape[-1])).astype(self.dtype)
+        return (self.embedding[...][tokens_BxL] * self.gain).astype(self.dtype)
 
     def attend(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
         """Logits (B, L, V) float32, with the embedding as output head."""

@@ -33,6 +33,9 @@ class ViTConfig(stack.LayersConfig):
     model_dim: int = setting(64, "width of the residual stream", at_least=1)
     num_heads: int = setting(4, "attention heads; a divisor of model_dim", at_least=1)
     mlp_dim: int = setting(128, "width of the MLP", at_least=1)
+    activation: str = setting(
+        "gelu_tanh", "of the MLP; gelu_tanh: GELU by a tanh", choices=("gelu_tanh", "gelu")
+    )
     positions: str = setting(
         "sincos", "what is added to a patch for its place", choices=("learned", "sincos")
     )
@@ -156,9 +159,10 @@ class MLP(nnx.Module):
         self.down = Linear(
             rngs, "blf,fd->bld", up_shape[::-1], up_axes[::-1], 1, down_stddev, c.compute_dtype
         )
+        self.approximate = c.activation == "gelu_tanh"
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
-        return self.down(jax.nn.gelu(self.up(x_BxLxD)))
+        return self.down(jax.nn.gelu(self.up(x_BxLxD), self.approximate))
 
 
 class Layer(nnx.Module):

@@ -17,6 +17,7 @@ from ddiloco.outer.stacks import array_shape
 from ddiloco.roles.learner_arrays import Batches, Equipment, Program
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.settings.experiment import BASELINES, Experiment
+from ddiloco.training import chips
 from ddiloco.training.mesh import MeshConfig, carve
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Recipe(Protocol):
 
     def program(self, mesh: Mesh, kind: Hashable) -> Program:
         """The compiled step."""
+
+    def step_flops(self, kind: Hashable) -> float | None:
+        """The model's operations in one step; None: not known."""
 
     def batches(self, shards: Sequence[int]) -> Batches:
         """The training batches of these shards, from the first on."""
@@ -173,6 +177,12 @@ class Assembly:
         """The compiled step of a job that trains on these shards."""
         return self._program((mesh, self.recipe.kind(shards)))
 
+    def peak_flops(self, mesh: Mesh) -> float | None:
+        """Operations a second of all its devices, as the settings say or their kind has; None: not known."""
+        device: jax.Device = mesh.devices.flat[0]
+        peak = self.experiment.log.peak_flops or chips.peak_flops(device.device_kind)
+        return None if peak is None else peak * mesh.size
+
     def _equipment(self, learner: int, program: Program, transfer: FragmentTransfer) -> Equipment:
         e = self.experiment
         return Equipment(
@@ -182,6 +192,8 @@ class Assembly:
             steps_in_flight=e.train.steps_in_flight,
             min_step_seconds=e.min_step_seconds(learner),
             sdc_check_every=e.sdc_check_every,
+            step_flops=self.recipe.step_flops(self.recipe.kind((learner,))),
+            peak_flops=self.peak_flops(program.mesh),
         )
 
     def _program(self, key: tuple[Mesh, Hashable]) -> Program:

@@ -102,6 +102,10 @@ class ModelRecipe:
         saved = e.train.executable
         return TrainProgram(e.model, e.inner, e.train.steps, mesh, kind, task.row, task.loss, saved)
 
+    def step_flops(self, kind: int) -> float:
+        """By the model's own formula, for `kind` rows."""
+        return self._task.step_flops(kind)
+
     def batches(self, shards: Sequence[int]) -> Batches:
         """The training batches of these shards; the data has one shard for each learner."""
         return self._task.batches(shards, self._experiment.sync.num_learners, self.kind(shards))
@@ -175,6 +179,10 @@ class LoopRecipe:
                 program.compile()
                 self._programs[mesh, kind] = program
             return self._programs[mesh, kind]
+
+    def step_flops(self, kind: int) -> None:
+        """Only the loop itself knows."""
+        del kind
 
     def batches(self, shards: Sequence[int]) -> LoopBatches:
         """The batches of the learner's loop."""

@@ -70,6 +70,9 @@ class LogConfig:
     """How much is logged during training."""
 
     every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
+    peak_flops: float | None = setting(
+        None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
+    )
 
 
 @dataclasses.dataclass(frozen=True)

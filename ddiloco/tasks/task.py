@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from ddiloco.models import model_of
 from ddiloco.training.loss import Loss
 
 Batch = dict[str, np.ndarray]
@@ -58,6 +59,11 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def row_tokens(self) -> int:
         """How many targets of a full row count."""
+
+    def step_flops(self, rows: int) -> float:
+        """Floating-point operations of a step on so many rows, by the model's own formula."""
+        length = self.row_tokens
+        return model_of(self.model).flops_per_token(self.model, length) * rows * length
 
     @abc.abstractmethod
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Iterator[Batch]:

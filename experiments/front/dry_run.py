@@ -82,7 +82,7 @@ def describe(experiment: Experiment) -> str:
     params = num_parameters(experiment.model)
     length = task.row_tokens
     tokens = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners)) * length
-    flops = model_of(experiment.model).flops_per_token(experiment.model, length) * rows * length
+    flops = task.step_flops(rows)
     shape = " ".join(f"{axis}={size}" for axis, size in meshes[0].shape.items())
     head = [
         f"algorithm    {experiment.algorithm}, {experiment.sync.num_learners} learners",

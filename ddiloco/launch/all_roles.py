@@ -38,6 +38,7 @@ def run_all(
     *,
     observe: supervisor.Observe = lambda name, pid, code: None,
     route: Callable[[int, str], str] = lambda learner, address: address,
+    profile: str | None = None,
 ) -> int:
     """Runs them on the loopback, each learner with a token of its own; returns the exit code.
 
@@ -48,6 +49,7 @@ def run_all(
       stop: ends it early.
       note: takes a line on what happens to the processes.
       observe: as the supervisor's.
+      profile: FIRST:LAST steps of which learner 0 takes a trace.
       route: from a learner and the syncer's HOST:PORT, the HOST:PORT that the learner connects to.
     """
     learners = experiment.sync.num_learners
@@ -67,11 +69,17 @@ def run_all(
             begun=_begun(workdir),
             alone=["--finish"],
         )
+        profiled = [] if profile is None else [f"--profile={profile}"]
         roles = [
             supervisor.Role(
                 f"learner {m}",
                 "experiments.learner",
-                [*shared, f"--syncer={route(m, address)}", f"--learner_id={m}"],
+                [
+                    *shared,
+                    f"--syncer={route(m, address)}",
+                    f"--learner_id={m}",
+                    *(profiled if m == 0 else []),
+                ],
                 supervisor.learner_environment(m, learners, os.environ),
                 assignment=f"{m} {route(m, address)}",
             )

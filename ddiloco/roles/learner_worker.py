@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import math
 import queue
 import threading
@@ -21,6 +22,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.roles.device_calls import DeviceCalls
 from ddiloco.roles.exchange import (
+    BetweenSteps,
     InnerState,
     InnerStateWanted,
     Leave,
@@ -124,6 +126,20 @@ class LearnerWorker:
         """Waits up to `timeout` seconds for the thread to end; whether it did."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def between_steps(self, call: Callable[[], Result]) -> Result:
+        """The result of `call`, which the learner's thread makes between two steps; for other threads.
+
+        Where that thread has not begun or has ended, they make it themselves.
+        """
+        if not self._thread.is_alive():
+            return call()
+        wanted = BetweenSteps(call, concurrent.futures.Future())
+        self.inbox.put(wanted)
+        while not concurrent.futures.wait([wanted.answer], 0.2).done:
+            if not self._thread.is_alive() and wanted.answer.cancel():
+                return call()
+        return wanted.answer.result()
 
     def _run(self) -> None:
         learner = self.core.learner
@@ -252,6 +268,8 @@ class LearnerWorker:
                     self._handle(delivery.event, delivery.fragments)
                 case InnerStateWanted():
                     self._wanted.append(delivery)
+                case BetweenSteps():
+                    self._patiently(delivery.make)
                 case Leave():
                     self._leaving = True
 

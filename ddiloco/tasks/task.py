@@ -81,6 +81,11 @@ class Task(abc.ABC):
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """The held-out batches, the same for every run on these data; raises as `batches` does."""
 
+    @property
+    def samples(self) -> bool:
+        """Whether there is something to show."""
+        return False
+
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """What the model makes of unseen data, to look at; None: there is nothing to show."""
         del params

@@ -14,7 +14,8 @@ from ddiloco.disk import run_mark
 from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.ports import reserved_port
-from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.settings.loop import LoopConfig
 
 
 def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
@@ -69,6 +70,8 @@ def run_all(
             begun=_begun(workdir),
             alone=["--finish"],
         )
+        loop = isinstance(experiment.model, LoopConfig)
+        scored = experiment.eval.every is not None or not (loop or not task_of(experiment).samples)
         profiled = [] if profile is None else [f"--profile={profile}"]
         roles = [
             supervisor.Role(
@@ -85,6 +88,12 @@ def run_all(
             )
             for m in range(learners)
         ]
+        evaluator = supervisor.Role(
+            "the evaluator",
+            "experiments.evaluator",
+            [*config, f"--workdir={workdir}"],
+            supervisor.evaluator_environment(learners, os.environ),
+        )
         spares = [
             supervisor.Role(
                 f"spare {n}",
@@ -95,6 +104,12 @@ def run_all(
             for n in range(experiment.remote.spares)
         ]
         watched = supervisor.Supervisor(
-            syncer, roles, experiment.remote, note, observe=observe, spares=spares
+            syncer,
+            roles,
+            experiment.remote,
+            note,
+            observe=observe,
+            spares=spares,
+            evaluator=evaluator if scored else None,
         )
         return watched.run(stop)

@@ -156,7 +156,8 @@ def _run_owned(
             extra["params_sha256"] = parameters_sha256(outcome.params)
             folder = workdir / "checkpoints"
             checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
-            sample = assembly.sample(outcome.params)
+            remote = experiment.driver == "remote"
+            sample = outcome.sample if remote else assembly.sample(outcome.params)
     finally:
         if profile is not None:
             profile.close()

@@ -17,7 +17,7 @@ import numpy as np
 from ddiloco.data.shards import reshard
 from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.disk.snapshots.parts import write_part
-from ddiloco.disk.snapshots.store import FOLDER, Part, Snapshot, SnapshotError, SnapshotStore
+from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotPart, SnapshotStore
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.stacks import unstacked
@@ -57,15 +57,15 @@ class JobArrays:
         self._state, metrics = self._program.step(self._state, batch, clock)
         return tokens, metrics
 
-    def state(self) -> Part:
+    def state(self) -> SnapshotPart:
         """A copy of all that the next steps depend on, after the last step handed out, for `restore`."""
         copy = self._program.copy(self._state)
         arrays = named("params", copy.params) | named("inner", jax.tree.leaves(copy.opt_state))
         for array in arrays.values():
             array.copy_to_host_async()
-        return Part(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
+        return SnapshotPart(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
 
-    def restore(self, part: Part) -> None:
+    def restore(self, part: SnapshotPart) -> None:
         """Loads what `state` gave; that job may have had another number of shards.
 
         Raises:
@@ -106,7 +106,7 @@ class JobSnapshots:
         """Whether one is due after this step."""
         return bool(self._every) and step % self._every == 0
 
-    def take(self, part: Part, header: Mapping[str, Any]) -> None:
+    def take(self, part: SnapshotPart, header: Mapping[str, Any]) -> None:
         """Begins to write a snapshot, unless the previous one is still being written.
 
         Args:
@@ -125,7 +125,7 @@ class JobSnapshots:
         if self._writing is not None:
             concurrent.futures.wait([self._writing], timeout)
 
-    def _write(self, number: int, part: Part, header: Mapping[str, Any]) -> None:
+    def _write(self, number: int, part: SnapshotPart, header: Mapping[str, Any]) -> None:
         begun = time.monotonic()
         try:
             files = write_part(self._folder / f"{number:06d}", JOB_PART, part)
@@ -195,13 +195,18 @@ class BaselineRun:
         self._snapshots.close(e.snapshot.timeout)
         return Outcome(self._arrays.parameters(), step, loss, step == e.train.steps, failure=None)
 
-    def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], float, Part | None]:
+    def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], float, SnapshotPart | None]:
         tokens, metrics = self._arrays.step(step)
         part = self._arrays.state() if self._snapshots.due(step + 1) else None
         return step + 1, tokens, metrics, self._arrays.data_wait, part
 
     def _finish_step(
-        self, step: int, tokens: int, metrics: dict[str, jax.Array], data_wait: float, part: Part | None
+        self,
+        step: int,
+        tokens: int,
+        metrics: dict[str, jax.Array],
+        data_wait: float,
+        part: SnapshotPart | None,
     ) -> None:
         jax.block_until_ready(metrics)
         now = time.time()

@@ -67,6 +67,10 @@ class DenseConfig(stack.LayersConfig):
         self.check_repeats("num_layers", self.num_layers)
 
 
+Cache = list[Any]
+"""For each entry of the layers, keys and values (layers, B, S, K, H) of the places seen so far."""
+
+
 class Projection(nnx.Module):
     """A linear map without bias; `equation` is its einsum, where r is B and L of the input in one axis."""
 
@@ -243,6 +247,59 @@ class Decoder(nnx.Module):
             return constrain(layer(x_BxLxD, angles, attend), ("batch", None, None)), None
 
         return call
+
+    def new_cache(self, rows: int, length: int) -> Cache:
+        """Room for the keys and values of so many rows and places, in each layer."""
+        c = self.config
+        shape = rows, length, c.num_kv_heads, c.head_dim
+        empty = (
+            jnp.zeros((stack.depth(name), *shape), c.compute_dtype) for name in stack.in_order(self.layers)
+        )
+        return [(zeros, zeros) for zeros in empty]
+
+    def extend(
+        self, x_BxQxD: jax.Array, first: jax.Array | int, cache: Cache, mask: jax.Array, constrain: Constrain
+    ) -> tuple[jax.Array, Cache]:
+        """The output of the last layer for Q more places, and the cache with their keys and values.
+
+        Args:
+          x_BxQxD: what the first layer reads.
+          first: the place of the first of them.
+          cache: keys and values of places before them.
+          mask: True (1, 1, Q, S) where a query (third axis) may see a place of the cache.
+          constrain: as in `__call__`.
+        """
+        config, (rows, count, _) = self.config, x_BxQxD.shape
+        positions_BxQ = jnp.broadcast_to(first + jnp.arange(count), (rows, count))
+        angles = rotary_angles(positions_BxQ, config.head_dim, config.rope_theta)
+
+        def call(layer: Layer, x_BxQxD: jax.Array, held: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+            kept: list[jax.Array] = []
+
+            def attend(query: jax.Array, *new: jax.Array) -> jax.Array:
+                kept.extend(
+                    jax.lax.dynamic_update_slice_in_dim(old, now, first, axis=1)
+                    for old, now in zip(held, new, strict=True)
+                )
+                keys, values = kept
+                return jax.nn.dot_product_attention(query, keys, values, mask=mask, implementation="xla")
+
+            x_BxQxD = self.pass_layer(layer, x_BxQxD, angles, attend, constrain)
+            return constrain(x_BxQxD, ("batch", None, None)), tuple(kept)
+
+        return stack.one_by_one(self.layers, call, x_BxQxD, each=cache)
+
+    def pass_layer(
+        self,
+        layer: Layer,
+        x_BxQxD: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+        attend: Attend,
+        constrain: Constrain,
+    ) -> jax.Array:
+        """The output of one layer, as `extend` needs it."""
+        del constrain
+        return layer(x_BxQxD, angles, attend)
 
     def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array | LazyLogits:
         """The logits (B, L, V), from the output of the last layer."""

@@ -337,6 +337,23 @@ class Decoder(dense.Decoder):
         penalty = penalty + config.router_z_weight * jnp.sum(sums["router_z"])
         return Output(self.logits(x_BxLxD, constrain), penalty, {**sums, "penalty": penalty})
 
+    def pass_layer(  # type: ignore[override]
+        self,
+        layer: Layer,
+        x_BxQxD: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+        attend: Attend,
+        constrain: Constrain,
+    ) -> jax.Array:
+        """The output of one layer, every token of which counts."""
+        counted_BxQ = jnp.ones(x_BxQxD.shape[:2], bool)
+        return layer(x_BxQxD, angles, attend, counted_BxQ, constrain)[0]
+
+
+def sampling(config: MoEConfig) -> MoEConfig:
+    """Drops no choice: which ones a capacity leaves out depends on how many tokens pass at a time."""
+    return dataclasses.replace(config, capacity_factor=None)
+
 
 def statistics(sums: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
     """Metrics of the routers, from `router_counts` stacked over the layers with experts.
@@ -381,4 +398,4 @@ def flops_per_token(config: MoEConfig, seq_len: int) -> float:
     return dense_flops + 6.0 * mlps * c.model_dim * (3 * width + c.num_experts)
 
 
-MODEL = Model(MoEConfig, Decoder, flops_per_token, statistics, idle_parameters)
+MODEL = Model(MoEConfig, Decoder, flops_per_token, statistics, idle_parameters, sampling=sampling)

@@ -8,7 +8,7 @@ the layers of a stack are divided among them (`ddiloco.models.pipeline`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -80,6 +80,17 @@ def _stacked(alike: list[nnx.Module]) -> nnx.Module:
     return nnx.merge(graph, jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
 
 
+def in_order(layers: nnx.Dict) -> list[str]:
+    """The entries of what `layers` made, the first layers first."""
+    return sorted(layers, key=lambda name: int(name.partition(":")[0]))
+
+
+def depth(name: str) -> int:
+    """How many layers an entry of that name has."""
+    first, _, stop = name.partition(":")
+    return int(stop) - int(first) if stop else 1
+
+
 def run(
     layers: nnx.Dict,
     caller: Callable[..., Call],
@@ -102,22 +113,44 @@ def run(
     Returns:
       The last layer's output; for each entry of `layers` what was told, with an axis for its layers in front.
     """
-    names = sorted(layers, key=lambda name: int(name.partition(":")[0]))
     if constrain.stages > 1:
-        return _through_stages([layers[name] for name in names], caller, x, rows, constrain, config)
-    call, told = caller(constrain, *rows), []
-    for name in names:
-        graph, params = nnx.split(layers[name])
+        stacks = [layers[name] for name in in_order(layers)]
+        return _through_stages(stacks, caller, x, rows, constrain, config)
+    return one_by_one(layers, caller(constrain, *rows), x, config.remat)
 
-        def layer(x: jax.Array, params: Any, graph: nnx.GraphDef = graph) -> tuple[jax.Array, Any]:
-            return call(nnx.merge(graph, params), x)
+
+def one_by_one(
+    layers: nnx.Dict,
+    call: Callable[..., tuple[jax.Array, Any]],
+    x: jax.Array,
+    remat: str = "none",
+    each: Sequence[Any] | None = None,
+) -> tuple[jax.Array, list[Any]]:
+    """As `run` without stages.
+
+    Args:
+      layers: as `layers` made them.
+      call: as what `run` is given returns; with `each` it is `(layer, x, own) -> (x, told)`.
+      x: the first layer's input.
+      remat: as in `LayersConfig`.
+      each: for each entry of `layers`, in their order, what its layers get of their own: a tree of arrays
+        with an axis for the layers in front, such as is returned.
+    """
+    told = []
+    for place, name in enumerate(in_order(layers)):
+        graph, params = nnx.split(layers[name])
+        own = () if each is None else (each[place],)
+
+        def layer(x: jax.Array, of_row: Any, graph: nnx.GraphDef = graph) -> tuple[jax.Array, Any]:
+            params, *own = of_row
+            return call(nnx.merge(graph, params), x, *own)
 
         scanned = is_stack(f"layers/{name}/")
-        step = _remat(layer, config.remat, scanned)
+        step = _remat(layer, remat, scanned)
         if scanned:
-            x, of_rows = jax.lax.scan(step, x, params)
+            x, of_rows = jax.lax.scan(step, x, (params, *own))
         else:
-            x, of_layer = step(x, params)
+            x, of_layer = step(x, (params, *jax.tree.map(lambda leaf: leaf[0], own)))
             of_rows = jax.tree.map(lambda leaf: leaf[None], of_layer)
         told.append(of_rows)
     return x, told

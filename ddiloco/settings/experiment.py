@@ -60,9 +60,17 @@ class TrainConfig:
 class EvalConfig:
     """How the global model is scored on held-out rows."""
 
-    every: int = setting(48, "global steps between two evaluations; 0: only at the end", at_least=0)
+    every: int | None = setting(
+        48, "global steps between two evaluations; 0: only at the end; None: not even then", at_least=0
+    )
     num_batches: int = setting(8, "held-out batches of one evaluation", at_least=1)
     batch_size: int = setting(16, "rows in a held-out batch", at_least=1)
+    devices: int = setting(
+        0,
+        "the local driver's last devices, kept for evaluation; 0: one that no learner uses, if there is any, "
+        "else a learner's",
+        at_least=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +78,9 @@ class LogConfig:
     """How much is logged during training."""
 
     every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
+    peak_flops: float | None = setting(
+        None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
+    )
 
 
 @dataclasses.dataclass(frozen=True)

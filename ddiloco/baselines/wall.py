@@ -17,7 +17,7 @@ import numpy as np
 from ddiloco.data.shards import reshard
 from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.disk.snapshots.parts import write_part
-from ddiloco.disk.snapshots.store import FOLDER, Part, Snapshot, SnapshotError, SnapshotStore
+from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotPart, SnapshotStore
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.stacks import unstacked
@@ -26,6 +26,7 @@ from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, to_json
 from ddiloco.training.step import TrainState
+from ddiloco.training.step_meter import StepMeter
 
 JOB_PART = "job"
 
@@ -37,29 +38,34 @@ class JobArrays:
         e = assembly.experiment
         [(mesh, shards)] = assembly.jobs()
         self.tokens = 0  # trained on so far
+        self.data_wait = 0.0  # seconds that the last step waited for its batch
         self._shards, self._num_shards = shards, e.sync.num_learners
         self._batches = assembly.batches(shards)
         self._program = assembly.program(mesh, shards)
         self.score = assembly.scorer(mesh)
         self._state: TrainState = self._program.state_from(assembly.initial_parameters())
+        flops = assembly.recipe.step_flops(assembly.recipe.kind(shards))
+        self.meter = StepMeter(mesh.devices.flat, flops, assembly.peak_flops(mesh))
 
     def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way."""
+        asked = time.monotonic()
         batch = next(self._batches)
+        self.data_wait = time.monotonic() - asked
         tokens = self._program.tokens(batch)
         self.tokens += tokens
         self._state, metrics = self._program.step(self._state, batch, clock)
         return tokens, metrics
 
-    def state(self) -> Part:
+    def state(self) -> SnapshotPart:
         """A copy of all that the next steps depend on, after the last step handed out, for `restore`."""
         copy = self._program.copy(self._state)
         arrays = named("params", copy.params) | named("inner", jax.tree.leaves(copy.opt_state))
         for array in arrays.values():
             array.copy_to_host_async()
-        return Part(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
+        return SnapshotPart(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
 
-    def restore(self, part: Part) -> None:
+    def restore(self, part: SnapshotPart) -> None:
         """Loads what `state` gave; that job may have had another number of shards.
 
         Raises:
@@ -100,7 +106,7 @@ class JobSnapshots:
         """Whether one is due after this step."""
         return bool(self._every) and step % self._every == 0
 
-    def take(self, part: Part, header: Mapping[str, Any]) -> None:
+    def take(self, part: SnapshotPart, header: Mapping[str, Any]) -> None:
         """Begins to write a snapshot, unless the previous one is still being written.
 
         Args:
@@ -119,7 +125,7 @@ class JobSnapshots:
         if self._writing is not None:
             concurrent.futures.wait([self._writing], timeout)
 
-    def _write(self, number: int, part: Part, header: Mapping[str, Any]) -> None:
+    def _write(self, number: int, part: SnapshotPart, header: Mapping[str, Any]) -> None:
         begun = time.monotonic()
         try:
             files = write_part(self._folder / f"{number:06d}", JOB_PART, part)
@@ -189,19 +195,28 @@ class BaselineRun:
         self._snapshots.close(e.snapshot.timeout)
         return Outcome(self._arrays.parameters(), step, loss, step == e.train.steps, failure=None)
 
-    def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], Part | None]:
+    def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], float, SnapshotPart | None]:
         tokens, metrics = self._arrays.step(step)
         part = self._arrays.state() if self._snapshots.due(step + 1) else None
-        return step + 1, tokens, metrics, part
+        return step + 1, tokens, metrics, self._arrays.data_wait, part
 
-    def _finish_step(self, step: int, tokens: int, metrics: dict[str, jax.Array], part: Part | None) -> None:
+    def _finish_step(
+        self,
+        step: int,
+        tokens: int,
+        metrics: dict[str, jax.Array],
+        data_wait: float,
+        part: SnapshotPart | None,
+    ) -> None:
         jax.block_until_ready(metrics)
         now = time.time()
-        self._record(records.StepDone(0, step, now, tokens, metrics))
+        measured = self._arrays.meter.finished(data_wait)
+        self._record(records.StepDone(0, step, now, tokens, {**metrics, **measured}))
         if part is not None:  # its time is just after this step's, so that a resumed run keeps this record
             self._snapshots.take(part, {"step": step, "time": math.nextafter(now, math.inf)})
 
     def _evaluate(self, step: int) -> float:
+        self._arrays.meter.interrupted()
         return self._evaluations.evaluate(step, self._arrays.tokens, self._arrays.params)
 
     def _enter(self, state: State) -> None:

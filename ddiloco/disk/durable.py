@@ -137,6 +137,16 @@ class DurableState:
         )
         return Start(state, [fragment for fragment, *_ in loaded])
 
+    def fragment(self, p: int) -> tuple[FragmentState, int]:
+        """A fragment, and the step at which it was merged; raises DurableStateError as `load` does."""
+        state, step, _ = self._load(p)
+        return state, step
+
+    def changed_at(self, p: int) -> tuple[int, int]:
+        """Of a fragment's file: other numbers whenever another version is there; raises OSError."""
+        found = (self.folder / self._name(p)).stat()
+        return found.st_ino, found.st_mtime_ns
+
     def _save(self, p: int, state: FragmentState, merged_step: int, lineage: int) -> None:
         header = {
             "fragment": p,

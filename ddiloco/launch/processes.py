@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 
-from ddiloco.training.memory import one_arena
-
 PRELOADED = (
+    "ddiloco.launch.first_import",
     "ddiloco.data.preparation",
     "ddiloco.data.stdlib_text",
     "ddiloco.run.job",
     "ddiloco.virtual.without_arrays",
+    "ddiloco.remote.evaluator",
     "ddiloco.remote.learner.process",
     "ddiloco.remote.syncer.process",
     "ddiloco.tasks.captioning",
@@ -109,7 +109,6 @@ def _run(
     stdin: connection.Connection | None,
     quiet: bool,
 ) -> None:
-    one_arena()  # before any thread
     gc.freeze()  # else the first collection would copy the pages shared with the fork server
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
     os.setsid()  # a Ctrl-C is for the parent, which passes it on in order

@@ -14,7 +14,7 @@ from ddiloco.disk.durable import Start
 from ddiloco.disk.run_mark import new_run
 from ddiloco.disk.snapshots.array_names import named, numbered
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
-from ddiloco.disk.snapshots.store import Part, Snapshot, SnapshotError
+from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotPart
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.disk.tape.header import ResumedWith
 from ddiloco.outer.fragments import FragmentLayout
@@ -158,7 +158,7 @@ class Origin:
         return {m: self._snapshot.state(learner_part(m)) for m in self.learners}
 
     def _codec_state(
-        self, part: Part, fragments: Sequence[FragmentWork], error_feedback: bool
+        self, part: SnapshotPart, fragments: Sequence[FragmentWork], error_feedback: bool
     ) -> dict[str, np.ndarray]:
         """For each fragment, the version that offers are encoded against, and what encodings left out."""
         arrays: dict[str, np.ndarray] = {}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddiloco.baselines.wall import BaselineRun, JobSnapshots
-from ddiloco.disk.snapshots.store import FOLDER, Part, SnapshotStore
+from ddiloco.disk.snapshots.store import FOLDER, SnapshotPart, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from tests.virtual_runs import shared_workshop
@@ -100,7 +100,7 @@ def test_a_disk_that_refuses_costs_a_snapshot_and_is_told(data_dir, tmp_path):
     snapshots = JobSnapshots(
         tmp_path, experiment(data_dir, "data_parallel", snapshot=SNAPSHOTS), taken.append
     )
-    snapshots.take(Part({"params/w": np.zeros(3)}, {}), {"step": 5, "time": 1.0})
+    snapshots.take(SnapshotPart({"params/w": np.zeros(3)}, {}), {"step": 5, "time": 1.0})
     snapshots.close(10.0)
     assert [type(one).__name__ for one in taken] == ["Noted", "Alarm"]
     assert (taken[0].name, taken[0].values["step"]) == ("snapshot_given_up", 5)
@@ -113,8 +113,8 @@ def test_one_is_given_up_while_another_is_being_written(data_dir, tmp_path, monk
         tmp_path, experiment(data_dir, "data_parallel", snapshot=SNAPSHOTS), taken.append
     )
     monkeypatch.setattr(snapshots, "_write", lambda *args: go.wait(60))
-    snapshots.take(Part({}, {}), {"step": 5, "time": 1.0})
-    snapshots.take(Part({}, {}), {"step": 10, "time": 2.0})
+    snapshots.take(SnapshotPart({}, {}), {"step": 5, "time": 1.0})
+    snapshots.take(SnapshotPart({}, {}), {"step": 10, "time": 2.0})
     go.set()
     snapshots.close(10.0)
     assert [(one.name, one.values["step"]) for one in taken] == [("snapshot_given_up", 10)]

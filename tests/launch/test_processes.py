@@ -48,6 +48,25 @@ ALLOCATES = """
     file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
     libc.malloc_info(0, file), libc.fclose(file)
 """
+STARTS_THREADS = """
+    import ctypes, threading
+    libc = ctypes.CDLL("libc.so.6")
+    together = threading.Barrier(8)
+    def allocate():
+        together.wait()
+        libc.malloc(100_000)
+    threads = [threading.Thread(target=allocate) for _ in range(8)]
+    [t.start() for t in threads], [t.join() for t in threads]
+"""
+FORKS = """
+    import os, sys
+    from ddiloco.launch import processes
+    processes.PRELOADED = (processes.PRELOADED[0], "starts_threads", *processes.PRELOADED[1:])
+    if __name__ == "__main__":
+        process = processes.start("allocates", sys.argv[1:], os.environ)
+        process.join()
+        sys.exit(process.exitcode)
+"""
 MAKES_WAY = """
     import os, pathlib, sys, threading
     from ddiloco.launch import processes
@@ -69,6 +88,8 @@ def modules(tmp_path, monkeypatch):
         "tells": TELLS,
         "computes": COMPUTES,
         "allocates": ALLOCATES,
+        "starts_threads": STARTS_THREADS,
+        "forks": FORKS,
         "makes_way": MAKES_WAY,
         "waits": WAITS,
         "speaks": SPEAKS,
@@ -118,6 +139,14 @@ def test_jax_is_as_the_environment_of_each_program_says(tmp_path, devices, wide)
 def test_all_threads_of_a_program_allocate_in_one_arena(tmp_path):
     assert ended(processes.start("allocates", [str(tmp_path / "told")], os.environ)) == 0
     assert (tmp_path / "told").read_text().count("<heap ") == 1
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no arenas")
+def test_a_program_inherits_no_arena_of_a_thread_that_an_import_started(tmp_path):
+    told, path = tmp_path / "told", os.pathsep.join([str(tmp_path), os.getcwd()])
+    command = [sys.executable, "-m", "forks", str(told)]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=120, check=True)
+    assert told.read_text().count("<heap ") == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems lower no priority")

@@ -14,7 +14,7 @@ import pytest
 
 from ddiloco.disk.snapshots.array_names import of_kind
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
-from ddiloco.disk.snapshots.store import Part, PartWriter, Snapshot, SnapshotError, SnapshotStore
+from ddiloco.disk.snapshots.store import PartWriter, Snapshot, SnapshotError, SnapshotPart, SnapshotStore
 from ddiloco.local.run import LocalRun
 from ddiloco.observe import records
 from ddiloco.protocol.learner import FragmentWork
@@ -346,7 +346,7 @@ def rewritten(taken, folder, **state) -> SnapshotStore:
     store, writer = SnapshotStore(folder, 1), PartWriter(folder)
     parts = {name: taken.part(name) for name in taken.parts}
     old = parts["learner_000"]
-    parts["learner_000"] = Part(old.arrays, {**old.state, **state})
+    parts["learner_000"] = SnapshotPart(old.arrays, {**old.state, **state})
     files = {name: writer.write(1, name, part).result(LIMIT) for name, part in parts.items()}
     store.complete(1, taken.header, files)
     return store

@@ -46,7 +46,7 @@ def parts_folder(snapshots: pathlib.Path) -> pathlib.Path:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class SnapshotPart:
     """What one process contributes; must not change once it is handed to a writer."""
 
     arrays: Mapping[str, np.ndarray | jax.Array]
@@ -101,7 +101,7 @@ class PartWriter:
         self._lock = threading.Lock()
         self._unfinished: set[concurrent.futures.Future[PartFiles]] = set()
 
-    def write(self, number: int, name: str, part: Part) -> concurrent.futures.Future[PartFiles]:
+    def write(self, number: int, name: str, part: SnapshotPart) -> concurrent.futures.Future[PartFiles]:
         """Begins to write a part, which is durable once the future has a result.
 
         The writer's thread copies arrays from devices to the host. If the part cannot be written, the future
@@ -124,7 +124,7 @@ class PartWriter:
         concurrent.futures.wait(running, timeout)
 
 
-def write_part(snapshot: pathlib.Path, name: str, part: Part) -> PartFiles:
+def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:
     """Writes a part as a new folder in its snapshot's folder; returns when it is durable.
 
     Raises:
@@ -194,7 +194,7 @@ def read_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
         return _restore(folder, state=ocp.args.JsonRestore()).state["state"]
 
 
-def read_part(folder: pathlib.Path, content: str) -> Part:
+def read_part(folder: pathlib.Path, content: str) -> SnapshotPart:
     """Reads a part; its arrays are on the host, with dtypes and shapes as they were.
 
     Raises:
@@ -211,7 +211,7 @@ def read_part(folder: pathlib.Path, content: str) -> Part:
         state = read.state["state"]
         if stored or _content(state, arrays) != content:
             raise SnapshotError(f"{folder}: is damaged: it does not hold what was written")
-        return Part(arrays, state)
+        return SnapshotPart(arrays, state)
 
 
 def is_part_name(name: str) -> bool:

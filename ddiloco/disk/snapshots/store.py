@@ -19,10 +19,10 @@ from typing import Any
 from ddiloco.config import build
 from ddiloco.disk import array_file
 from ddiloco.disk.snapshots.parts import (
-    Part,
     PartFiles,
     PartWriter,
     SnapshotError,
+    SnapshotPart,
     check_bytes,
     check_listing,
     files_under,
@@ -34,7 +34,7 @@ from ddiloco.disk.snapshots.parts import (
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 
-__all__ = ["FOLDER", "Part", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "SnapshotStore"]
+__all__ = ["FOLDER", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "SnapshotPart", "SnapshotStore"]
 
 FOLDER = "snapshots"  # of a run, in its workdir
 
@@ -67,7 +67,7 @@ class Snapshot:
         self.parts = tuple(parts)
         self._files = parts
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> SnapshotPart:
         """A part, its arrays on the host.
 
         Raises:

@@ -6,7 +6,7 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddiloco.disk.snapshots.parts import Part, PartFiles, PartWriter, learner_part
+from ddiloco.disk.snapshots.parts import PartFiles, PartWriter, SnapshotPart, learner_part
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.learner import FragmentWork, LearnerCore
 from ddiloco.protocol.snapshot import Epoch
@@ -75,7 +75,7 @@ class LearnerRecording:
             **state,
         }
         self._mark(core, core.vector_clock)
-        self._writing = self._writer.write(number, learner_part(self._learner), Part(copies, values))
+        self._writing = self._writer.write(number, learner_part(self._learner), SnapshotPart(copies, values))
         self._writing.add_done_callback(lambda done: self._send(PartWritten.of(self._learner, number, done)))
 
     def _mark(self, core: LearnerCore, clock: VectorClock | None) -> None:

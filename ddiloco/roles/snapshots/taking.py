@@ -16,7 +16,14 @@ import numpy as np
 
 from ddiloco.disk.snapshots.array_names import named
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
-from ddiloco.disk.snapshots.store import Clocks, Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.disk.snapshots.store import (
+    Clocks,
+    PartFiles,
+    PartWriter,
+    SnapshotError,
+    SnapshotPart,
+    SnapshotStore,
+)
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
@@ -223,7 +230,7 @@ class SnapshotTaker:
             return
         taking.writing = True
         state = {**dataclasses.asdict(taking.state), "in_flight": taking.in_flight}
-        future = self.writer.write(taking.number, SYNCER_PART, Part(taking.arrays, state))
+        future = self.writer.write(taking.number, SYNCER_PART, SnapshotPart(taking.arrays, state))
         future.add_done_callback(lambda done: self._send(PartWritten.of(_SYNCER, taking.number, done)))
 
     def _complete_when_written(self) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ddiloco.disk.snapshots.parts import write_part
-from ddiloco.disk.snapshots.store import Clocks, Part, SnapshotStore
+from ddiloco.disk.snapshots.store import Clocks, SnapshotPart, SnapshotStore
 from ddiloco.protocol.clocks import VectorClock
 
 ARRAYS = {
@@ -24,7 +24,7 @@ HEADER = {"step": 4, "clocks": CLOCKS}
 
 def written(folder, number, names=("syncer", "learner_000")):
     """Parts of a snapshot on disk, without a manifest."""
-    return {name: write_part(folder / f"{number:06d}", name, Part(ARRAYS, STATE)) for name in names}
+    return {name: write_part(folder / f"{number:06d}", name, SnapshotPart(ARRAYS, STATE)) for name in names}
 
 
 @pytest.fixture(scope="session")

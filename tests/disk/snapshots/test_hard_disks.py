@@ -7,22 +7,22 @@ import sys
 import numpy as np
 import pytest
 
-from ddiloco.disk.snapshots.store import Part, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.disk.snapshots.store import PartWriter, SnapshotError, SnapshotPart, SnapshotStore
 from tests import small_disks
 from tests.disk.snapshots.conftest import HEADER
 
 KILLS = 8
-PART = Part({"params/w": np.arange(40_000, dtype=np.float32)}, {"steps": 3})
+PART = SnapshotPart({"params/w": np.arange(40_000, dtype=np.float32)}, {"steps": 3})
 WRITING = """
 import pathlib, sys
 import numpy as np
 from ddiloco.disk.snapshots.parts import write_part
-from ddiloco.disk.snapshots.store import Part, SnapshotStore
+from ddiloco.disk.snapshots.store import SnapshotPart, SnapshotStore
 store = SnapshotStore(pathlib.Path(sys.argv[1]), keep=2)
 print("begin", flush=True)
 while True:
     number = store.next_number()
-    part = Part({"params/w": np.full(1000, number)}, {"number": number})
+    part = SnapshotPart({"params/w": np.full(1000, number)}, {"number": number})
     folder = store.folder / f"{number:06d}"
     files = {name: write_part(folder, name, part) for name in ("syncer", "learner_000")}
     store.complete(number, {"step": number}, files)

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from ddiloco.disk.snapshots import parts
 from ddiloco.disk.snapshots.parts import read_part, write_part
-from ddiloco.disk.snapshots.store import Clocks, Part, PartFiles, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.disk.snapshots.store import (
+    Clocks,
+    PartFiles,
+    PartWriter,
+    SnapshotError,
+    SnapshotPart,
+    SnapshotStore,
+)
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.protocol.clocks import VectorClock
 from tests.disk.snapshots.conftest import ARRAYS, HEADER, STATE, written
@@ -60,12 +67,12 @@ def test_what_is_written_comes_back(copied):
 
 def test_arrays_of_devices_and_a_part_without_arrays_come_back(tmp_path):
     value = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3)
-    files = write_part(tmp_path, "syncer", Part({"fragment/0/0": value}, {}))
+    files = write_part(tmp_path, "syncer", SnapshotPart({"fragment/0/0": value}, {}))
     back = read_part(tmp_path / "syncer", files.content)
     assert back.arrays["fragment/0/0"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(back.arrays["fragment/0/0"], np.asarray(value))
-    bare = write_part(tmp_path, "bare", Part({}, STATE))
-    assert read_part(tmp_path / "bare", bare.content) == Part({}, STATE)
+    bare = write_part(tmp_path, "bare", SnapshotPart({}, STATE))
+    assert read_part(tmp_path / "bare", bare.content) == SnapshotPart({}, STATE)
 
 
 def test_a_part_that_is_not_there_is_told(copied):
@@ -75,7 +82,7 @@ def test_a_part_that_is_not_there_is_told(copied):
 
 def test_every_byte_of_the_manifest_counts(tmp_path):
     store = SnapshotStore(tmp_path, keep=1)
-    store.complete(1, {"step": 4}, {"job": write_part(tmp_path / "000001", "job", Part({}, STATE))})
+    store.complete(1, {"step": 4}, {"job": write_part(tmp_path / "000001", "job", SnapshotPart({}, STATE))})
     assert store.newest(nobody_warns).number == 1
     path = tmp_path / "000001" / MANIFEST
     whole = path.read_bytes()
@@ -224,13 +231,13 @@ def test_an_error_of_the_disk_comes_out_of_the_future_and_costs_no_snapshot(copi
     writer = PartWriter(store.folder)
     (store.folder / "000002").write_text("a file where a folder should be")
     with pytest.raises(SnapshotError, match="cannot be written"):
-        writer.write(2, "syncer", Part(ARRAYS, STATE)).result()
-    files = writer.write(3, "syncer", Part(ARRAYS, STATE)).result()
+        writer.write(2, "syncer", SnapshotPart(ARRAYS, STATE)).result()
+    files = writer.write(3, "syncer", SnapshotPart(ARRAYS, STATE)).result()
     store.complete(3, HEADER, {"syncer": files})
     assert store.newest(nobody_warns).number == 3
     writer.close(timeout=10)
     with pytest.raises(SnapshotError, match="closed"):
-        writer.write(4, "syncer", Part(ARRAYS, STATE)).result()
+        writer.write(4, "syncer", SnapshotPart(ARRAYS, STATE)).result()
 
 
 def test_closing_waits_for_what_is_being_written_and_cancels_the_rest(tmp_path, monkeypatch):
@@ -243,7 +250,7 @@ def test_closing_waits_for_what_is_being_written_and_cancels_the_rest(tmp_path, 
 
     monkeypatch.setattr(parts, "write_part", slowly)
     writer = PartWriter(tmp_path)
-    first, second = (writer.write(1, name, Part({}, {})) for name in ("syncer", "learner_000"))
+    first, second = (writer.write(1, name, SnapshotPart({}, {})) for name in ("syncer", "learner_000"))
     assert begun.wait(60)
     second.add_done_callback(lambda _: go.set())  # once it is cancelled the first may end
     writer.close(timeout=60)
@@ -254,12 +261,12 @@ def test_closing_waits_for_what_is_being_written_and_cancels_the_rest(tmp_path, 
 @pytest.mark.parametrize("name", ["", "../syncer", "Syncer", "a b", "x" * 65])
 def test_a_part_has_a_plain_name(tmp_path, name):
     with pytest.raises(SnapshotError):
-        write_part(tmp_path / "000001", name, Part({}, {}))
+        write_part(tmp_path / "000001", name, SnapshotPart({}, {}))
     assert not list(tmp_path.rglob("*"))
 
 
 def test_files_of_a_part_go_over_the_wire(tmp_path):
-    files = write_part(tmp_path, "syncer", Part(ARRAYS, STATE))
+    files = write_part(tmp_path, "syncer", SnapshotPart(ARRAYS, STATE))
     assert PartFiles.from_json(files.to_json()) == files
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
-from ddiloco.disk.snapshots.store import Part, SnapshotStore
+from ddiloco.disk.snapshots.store import SnapshotPart, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
@@ -54,7 +54,7 @@ class Desk:
         self.taker.take(StateRecorded(learner, 1, number, clock))
 
     def write(self, learner, number=1):
-        part = Part({"params/w": np.ones(2, np.float32)}, {"learner": learner})
+        part = SnapshotPart({"params/w": np.ones(2, np.float32)}, {"learner": learner})
         files = self.taker.writer.write(number, learner_part(learner), part).result(PATIENCE)
         self.taker.take(PartWritten(learner, number, files))
 
@@ -224,7 +224,7 @@ def test_the_end_of_the_run_gives_up_what_is_under_way(tmp_path):
 
 def test_threads_that_write_at_once_get_their_own_parts(desk):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        parts = [Part({"x": np.full(4, m, np.float32)}, {"learner": m}) for m in range(4)]
+        parts = [SnapshotPart({"x": np.full(4, m, np.float32)}, {"learner": m}) for m in range(4)]
         futures = pool.map(lambda m: desk.taker.writer.write(9, learner_part(m), parts[m]), range(4))
         files = [future.result(PATIENCE) for future in futures]
     assert len({told.content for told in files}) == 4

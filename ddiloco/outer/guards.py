@@ -25,6 +25,8 @@ _FACTOR = 5.0  # honest learners of a round were found within 2.4: docs/results/
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
 _PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
 _RECENT = 3  # rounds of a fragment after which an offer is no measure: the learning rate may have changed
+_RECALL = 24  # rounds of a fragment in which what passed is no reason to leave out as much again
+_STILL = 1e-7  # root mean square of the largest piece, below which a fragment did not move: rare rows do not
 _LONGEST = 30.0  # times the parameters themselves: a longer outer gradient is no training
 _OPPOSED = 0.25  # the typical cosine of a round from which one that turns away is plain at once
 _SCORES = 64  # rounds over which cosines are averaged; one alone says little late in training
@@ -61,6 +63,11 @@ class Offered(NamedTuple):
         longest = _PACE * math.log(max(1, self.steps))
         return _log(self.norm) - longest, _log(self.peak) - longest
 
+    @property
+    def moved(self) -> bool:
+        """Whether it is more than rounding; rows of an embedding that no token called for do not move."""
+        return self.peak > _STILL
+
 
 @dataclasses.dataclass(frozen=True)
 class Past:
@@ -71,6 +78,7 @@ class Past:
       fragments: of which there were rounds.
       newest: by learner, its newest offer of this fragment in the last rounds before this one.
       scores: by learner, its newest cosines in rounds of any fragment, with the noise of each.
+      passed: the largest `pace` that has passed in the fragment's last rounds.
       length: of the fragment's parameters before the round.
       step_tokens: the most that a step of any learner can have; None: not known.
     """
@@ -79,6 +87,7 @@ class Past:
     fragments: int = 1
     newest: Mapping[int, Offered] = dataclasses.field(default_factory=dict)
     scores: Mapping[int, Sequence[tuple[float, float]]] = dataclasses.field(default_factory=dict)
+    passed: tuple[float, float] = (-math.inf, -math.inf)
     length: float = 0.0
     step_tokens: int | None = None
 
@@ -125,7 +134,8 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
 
     Each is compared with the other offers of the round, or, where there are fewer than two and the fragment
     is past its warm-up, with the others' newest offers of the three rounds before too. The bound is five
-    times their upper median, or six median absolute deviations where they differ by more. Short ones pass.
+    times their upper median, or six median absolute deviations where they differ by more. Short ones pass,
+    and so does what is no longer than what passed before. Those that did not move are no measure.
 
     Example:
       >>> offers = [Offered(0, 24, 1.0, 0.1), Offered(1, 24, 1.2, 0.1), Offered(2, 24, 1e6, 0.1)]
@@ -133,15 +143,16 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
       {2: 'its outer gradient is far longer than those of others'}
     """
     found = {}
-    here = {offer.learner: offer for offer in offers}
-    for offer in offers:
+    here = {offer.learner: offer for offer in offers if offer.moved}
+    for offer in here.values():
         others = [other for m, other in here.items() if m != offer.learner]
         if len(others) < 2 and past.rounds >= config.warm_up:
             earlier = {m: other for m, other in past.newest.items() if m != offer.learner and m not in here}
             others += earlier.values()
         if len(others) >= 2:
-            columns = zip(offer.pace, zip(*(other.pace for other in others), strict=True), strict=True)
-            too_long = any(own > _bound(values) for own, values in columns)
+            of_others = zip(*(other.pace for other in others), strict=True)
+            columns = zip(offer.pace, past.passed, of_others, strict=True)
+            too_long = any(own > max(passed, _bound(values)) for own, passed, values in columns)
         else:
             too_long = 0 < past.length * _LONGEST < offer.norm
         if too_long:
@@ -153,8 +164,9 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
     """Finds outer gradients that point away from the others', and learners whose own point nowhere.
 
     In one round, an offer is out of line if the others' cosines are large and its own is as far on the other
-    side of zero as half of theirs. Later in training cosines are small: then the average over a learner's
-    last rounds, of every fragment some, is compared with the median of the others' averages.
+    side of zero as half of theirs; but for one turn of every fragment an honest learner may have met odd
+    data, so that the average over its last turns must be below zero too. Later in training cosines are
+    small: then that average, of every fragment some, is compared with the median of the others' averages.
 
     Example:
       >>> offers = [Offered(m, 24, 1.0, 0.1, cosine) for m, cosine in enumerate([0.6, 0.5, -0.5])]
@@ -170,7 +182,9 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
         others = [cosine for other, cosine in here.items() if other != m]
         if m in here and len(others) >= 2:
             typical = statistics.median(others)
-            if typical > _OPPOSED and here[m] < -typical / 2:
+            lately = [c for c, _ in past.scores.get(m, ())][-_TURNS * past.fragments :]
+            away = here[m] < -typical / 2 and statistics.fmean(lately or [here[m]]) < 0
+            if typical > _OPPOSED and away:
                 found[m] = "its outer gradient points away from those of others"
         of_others = [average for other, average in averages.items() if other != m]
         if m in averages and len(of_others) >= 2:
@@ -238,6 +252,9 @@ class Guard:
         self._recent: dict[int, collections.deque[list[Offered]]] = collections.defaultdict(
             lambda: collections.deque(maxlen=_RECENT)
         )  # by fragment, the offers of its last rounds
+        self._passed: dict[int, collections.deque[tuple[float, float]]] = collections.defaultdict(
+            lambda: collections.deque([(-math.inf, -math.inf)], maxlen=_RECALL)
+        )  # by fragment, the largest pace that passed in its last rounds
         self._rounds: collections.Counter[int] = collections.Counter()
 
     @property
@@ -245,11 +262,12 @@ class Guard:
         """The learners of which no offer is merged."""
         return frozenset(m for m, standing in self._standings.items() if standing.passed is not None)
 
-    def needs_length(self, fragment: int, learners: Sequence[int]) -> bool:
-        """Whether `judge` has nothing to compare these learners' offers with but the parameters' length."""
-        known = set(learners)
+    def needs_length(self, fragment: int, offers: Sequence[Offered]) -> bool:
+        """Whether `judge` has nothing to compare some of these offers with but the parameters' length."""
+        known = {offer.learner for offer in offers if offer.moved}
         if self._rounds[fragment] >= self._config.warm_up:
-            known |= {offer.learner for earlier in self._recent[fragment] for offer in earlier}
+            recent = (offer for earlier in self._recent[fragment] for offer in earlier)
+            known |= {offer.learner for offer in recent if offer.moved}
         return len(known - self.quarantined) < 3
 
     def judge(self, fragment: int, offers: Sequence[Offered], length: float = 0.0) -> Verdict:
@@ -263,6 +281,10 @@ class Guard:
         for offer in offers:
             notices += self._stands(offer.learner, bad.get(offer.learner))
         self._recent[fragment].append(list(offers))
+        passed = [offer.pace for offer in offers if offer.learner not in bad]
+        if passed:
+            norms, peaks = zip(*passed, strict=True)
+            self._passed[fragment].append((max(norms), max(peaks)))
         self._rounds[fragment] += 1
         here = {offer.learner for offer in offers}
         return Verdict(frozenset(bad) | (self.quarantined & here), tuple(notices))
@@ -275,8 +297,17 @@ class Guard:
         past = Past(
             self._rounds[fragment],
             max(1, len(self._rounds)),
-            {o.learner: o for earlier in self._recent[fragment] for o in earlier if o.learner not in away},
+            {
+                o.learner: o
+                for earlier in self._recent[fragment]
+                for o in earlier
+                if o.learner not in away and o.moved
+            },
             {m: s.scores for m, s in self._standings.items() if m not in away},
+            (
+                max(norm for norm, _ in self._passed[fragment]),
+                max(peak for _, peak in self._passed[fragment]),
+            ),
             length,
             self._step_tokens,
         )

@@ -86,8 +86,8 @@ def test_alone_in_a_round_it_is_compared_with_what_others_offered_before():
     liar = honest(rng, 3, scale=30.0, cosine=None)
     assert guard.judge(5, [liar]).left_out == {3}
     assert not guard.judge(6, [liar]).left_out, "of another fragment nothing is known yet"
-    assert guard.needs_length(6, [3])
-    assert not guard.needs_length(5, [3])
+    assert guard.needs_length(6, [liar])
+    assert not guard.needs_length(5, [liar])
     assert guard.judge(6, [liar], length=liar.norm / 31).left_out == {3}
 
 
@@ -97,7 +97,7 @@ def test_with_fewer_than_three_learners_only_what_no_learner_could_have_done_is_
     guard = Guard(CONFIG)
     for round_ in range(40):
         offers = [honest(rng, m, cosine=None) for m in (*others, 9)]
-        assert guard.needs_length(0, [*others, 9])
+        assert guard.needs_length(0, offers)
         assert not guard.judge(0, offers, length=100.0).left_out
         if round_ % 10 == 9:
             near, far = (honest(rng, 9, scale=scale, cosine=None) for scale in (20.0, 1e6))
@@ -227,3 +227,39 @@ def test_gates_are_named_in_the_settings():
     assert build(GuardConfig, {"gates": ["norm"]}).gates == ("norm",)
     with pytest.raises(ConfigError, match=r"'norms' is none; there are tokens, norm, direction"):
         build(GuardConfig, {"gates": ["norms"]})
+
+
+def test_learners_whose_rows_did_not_move_are_no_measure_for_one_whose_did():
+    """As of rows of an embedding that few tokens call for."""
+    guard = Guard(CONFIG)
+    still = [Offered(m, 24, 1e-8, 1e-10) for m in range(3)]
+    for length in (0.03, 0.003, 0.1):
+        moved = Offered(3, 24, length, length / 50)
+        assert guard.needs_length(0, [*still, moved])
+        assert not guard.judge(0, [*still, moved], length=1.0).left_out
+    assert guard.judge(0, [*still, Offered(3, 24, 40.0, 1.0)], length=1.0).left_out == {3}
+
+
+def test_what_is_no_longer_than_what_passed_before_is_not_left_out():
+    guard = Guard(CONFIG)
+    short = [Offered(m, 24, 0.001 * (1 + m / 10), 1e-5) for m in range(4)]
+    assert not guard.judge(0, [Offered(m, 24, 0.1, 1e-3) for m in range(4)]).left_out
+    assert not guard.judge(0, [*short[:3], Offered(3, 24, 0.09, 9e-4)]).left_out
+    assert guard.judge(0, [*short[:3], Offered(3, 24, 0.2, 2e-3)]).left_out == {3}
+    for _ in range(24):
+        assert not guard.judge(0, short).left_out
+    assert guard.judge(0, [*short[:3], Offered(3, 24, 0.09, 9e-4)]).left_out == {3}
+
+
+@pytest.mark.parametrize("fragments", [1, 12])
+def test_one_turn_of_odd_data_is_not_held_against_a_learner_and_more_are(fragments):
+    guard = Guard(CONFIG)
+
+    def turn(cosine):
+        offers = [Offered(m, 24, 1.0, 0.1, 0.4 if m else cosine) for m in range(4)]
+        return [guard.judge(p, offers).left_out for p in range(fragments)]
+
+    for cosine in (0.4, 0.3, 0.4, -0.3, 0.35, 0.4):
+        assert not any(turn(cosine))
+    found = [away for _ in range(3) for away in turn(-0.4)]
+    assert found[-1] == {0}

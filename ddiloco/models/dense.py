@@ -278,11 +278,12 @@ class Decoder(nnx.Module):
             kept: list[jax.Array] = []
 
             def attend(query: jax.Array, *new: jax.Array) -> jax.Array:
-                kept.extend(
+                keys, values = (
                     jax.lax.dynamic_update_slice_in_dim(old, now, first, axis=1)
                     for old, now in zip(held, new, strict=True)
                 )
-                return jax.nn.dot_product_attention(query, *kept, mask=mask, implementation="xla")
+                kept.extend((keys, values))
+                return jax.nn.dot_product_attention(query, keys, values, mask=mask, implementation="xla")
 
             x_BxQxD = self.pass_layer(layer, x_BxQxD, angles, attend, constrain)
             return constrain(x_BxQxD, ("batch", None, None)), tuple(kept)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from ddiloco.models import model_of
 from ddiloco.models.parameter import Constrain, unconstrained
@@ -157,4 +157,5 @@ def _logits(decoder: Any, x_Bx1xD: jax.Array, constrain: Constrain) -> jax.Array
 def _constrain(params: Mapping[str, jax.Array]) -> Constrain:
     """Constrains activations on the mesh that the parameters lie on, if they do."""
     sharding = getattr(next(iter(params.values())), "sharding", None)
-    return constrainer(sharding.mesh) if isinstance(sharding, NamedSharding) else unconstrained
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return constrainer(mesh) if isinstance(mesh, Mesh) else unconstrained

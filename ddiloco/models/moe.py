@@ -62,6 +62,7 @@ class MoEConfig(dense.DenseConfig):
             raise ValueError(
                 f"dense_layers: is {self.dense_layers}, but must be below num_layers {self.num_layers}"
             )
+        self.check_repeats("dense_layers", self.dense_layers)
 
     def places(self, length: int) -> int:
         """C: how many tokens of a row of this length an expert takes; all of them, where none is dropped."""
@@ -302,9 +303,7 @@ class Decoder(dense.Decoder):
         """The layers, as `stack.layers` makes them: those with an MLP, then those with experts."""
         c, make = self.config, lambda number: Layer(self.config, number, rngs)
         kinds = (0, c.dense_layers), (c.dense_layers, c.num_layers)
-        return {
-            name: layer for kind in kinds for name, layer in stack.layers(make, *kind, c.scan_layers).items()
-        }
+        return {name: layer for kind in kinds for name, layer in stack.layers(make, *kind, c).items()}
 
     def __call__(  # type: ignore[override]
         self,
@@ -317,16 +316,24 @@ class Decoder(dense.Decoder):
 
         Padding, of segment 0, is routed nowhere: it takes no places and is not counted.
         """
-        config, counted_BxL = self.config, segments_BxL > 0
-        angles = dense.rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
-        attend = causal(config.attention, segments_BxL, constrain)
+        config = self.config
 
-        def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
-            x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted_BxL, constrain)
-            return constrain(x_BxLxD, ("batch", None, None)), counts
+        def caller(constrain: Constrain, positions_BxL: jax.Array, segments_BxL: jax.Array) -> stack.Call:
+            counted_BxL = segments_BxL > 0
+            angles = dense.rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
+            attend = causal(config.attention, segments_BxL, constrain)
 
-        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
-        x_BxLxD, told = stack.run(self.layers, call, x_BxLxD, config.remat)
+            def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
+                x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted_BxL, constrain)
+                return constrain(x_BxLxD, ("batch", None, None)), counts
+
+            return call
+
+        x_BxLxD, rows = (
+            constrain(self.embed(inputs_BxL), ("batch", None, None)),
+            (positions_BxL, segments_BxL),
+        )
+        x_BxLxD, told = stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
         sums = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(counts for counts in told if counts))
         penalty = config.balance_weight * jnp.sum(sums["balance"])
         penalty = penalty + config.router_z_weight * jnp.sum(sums["router_z"])

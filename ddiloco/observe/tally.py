@@ -191,6 +191,8 @@ class Tally:
         match record.name:
             case "round":
                 self.rounds.add(record)
+            case "round_refused":
+                self.rounds.left_out.update(record.values["left_out"])
             case "drop":
                 _count(self.drops, record.values.get("reason", "unknown"))
             case "recovered":

@@ -43,8 +43,15 @@ class Recipe(Protocol):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every parameter, by name."""
 
-    def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters at step 0, float32 on the host: the same in every process."""
+    def initial_parameters(self) -> Mapping[str, np.ndarray]:
+        """The parameters at step 0, float32 on the host: the same in every process that asks."""
+
+    def check_beginning(self) -> None:
+        """Checks that there are parameters to begin from.
+
+        Raises:
+          ConfigError: there are none.
+        """
 
     def kind(self, shards: Sequence[int]) -> Hashable:
         """The kind of a job that trains on these shards; jobs of one kind can share a program."""
@@ -138,6 +145,7 @@ class Assembly:
             _ = self.layout
         for mesh, shards in self.jobs():
             self.recipe.check(mesh, shards)
+        self.recipe.check_beginning()
         self.check_evaluator()
 
     def check_learner(self, learner: int) -> None:
@@ -148,6 +156,7 @@ class Assembly:
     def check_syncer(self) -> None:
         """Like `check`, for a process that is the syncer; an evaluator's settings fail here already."""
         _ = self.layout
+        self.recipe.check_beginning()
         self.check_evaluator()
 
     def check_evaluator(self) -> None:

@@ -29,7 +29,8 @@ from ddiloco.training.loss import Batch, LossSums
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.parameters import Parameters, init_parameters, parameter_shapes
 from ddiloco.training.program import TrainProgram
-from ddiloco.training.sharding import check_divided, parameter_shardings, rows_divisor
+from ddiloco.training.sharding import check_divided, check_stages, parameter_shardings, rows_divisor
+from ddiloco.weights.initial import InitialWeights
 
 
 def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
@@ -55,9 +56,15 @@ class ModelRecipe:
         """The shape of every parameter, by name; allocates nothing."""
         return parameter_shapes(self._experiment.model)
 
-    def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters at step 0, on the host; they depend on the model and the seed only."""
-        params = init_parameters(self._experiment.model, self._experiment.seed)
+    def initial_parameters(self) -> Mapping[str, np.ndarray]:
+        """The parameters at step 0, on the host: of the model and the seed alone, or as `init_from` has them.
+
+        A run that resumes reads no weights, since it takes its parameters from the snapshot.
+        """
+        e = self._experiment
+        if e.init_from is not None and not e.resume:
+            return InitialWeights(e.model, pathlib.Path(e.init_from).expanduser())
+        params = init_parameters(e.model, e.seed)
         return {name: np.asarray(value) for name, value in params.items()}
 
     def kind(self, shards: Sequence[int]) -> int:
@@ -75,7 +82,6 @@ class ModelRecipe:
         Raises:
           ConfigError: they do not.
         """
-        check_divided(self._experiment.model, mesh)
         e = self._experiment
         ways, parts = rows_divisor(mesh), e.inner.accumulation
         for name, count in (("train.batch_size", rows), ("eval.batch_size", e.eval.batch_size)):
@@ -87,6 +93,13 @@ class ModelRecipe:
         if rows % parts:
             problem = f"is {parts}, but a step has {rows} rows, which is no multiple of it"
             raise ConfigError(f"config.inner.accumulation: {problem}")
+        check_stages(e.model, mesh, {"train.batch_size": rows // parts, "eval.batch_size": e.eval.batch_size})
+        check_divided(e.model, mesh)
+
+    def check_beginning(self) -> None:
+        """Opens the weights that training begins from, if there are any."""
+        if self._experiment.init_from is not None:
+            self.initial_parameters()
 
     def check_scoring(self) -> None:
         """Opens the held-out data."""
@@ -171,6 +184,9 @@ class LoopRecipe:
     def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
         """Makes and compiles the learner's loop."""
         self.program(mesh, self.kind(shards))
+
+    def check_beginning(self) -> None:
+        """Nothing to check: a loop begins from its own `init`."""
 
     def check_scoring(self) -> None:
         """Nothing to check: the scoring loop was made to find the shapes."""

@@ -136,6 +136,11 @@ class Experiment:
         may_change="never",
         because="it orders the data, and positions in them are of that order",
     )
+    init_from: str | None = setting(
+        None,
+        "safetensors in Hugging Face's layout, a folder or file, to begin from; None: random numbers",
+        may_change="resume",
+    )
     data: Any = setting(
         None,
         "which data are read, and how they become rows",
@@ -220,6 +225,8 @@ class Experiment:
             yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
         if self.train.tokens is not None:
             yield f"train.tokens: is {self.train.tokens}, but must be None for a loop"
+        if self.init_from is not None:
+            yield f"init_from: is {self.init_from}, but must be None for a loop"
         if self.driver == "virtual" and not self.virtual.arrays:
             yield "virtual.arrays: is False, but must be True for a loop"
 

@@ -329,10 +329,8 @@ class Decoder(dense.Decoder):
 
             return call
 
-        x_BxLxD, rows = (
-            constrain(self.embed(inputs_BxL), ("batch", None, None)),
-            (positions_BxL, segments_BxL),
-        )
+        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
+        rows = positions_BxL, segments_BxL
         x_BxLxD, told = stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
         sums = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(counts for counts in told if counts))
         penalty = config.balance_weight * jnp.sum(sums["balance"])

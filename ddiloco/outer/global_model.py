@@ -28,7 +28,8 @@ class FragmentState(NamedTuple):
     Attributes:
       version: how often the fragment has been merged.
       pieces: Theta_p.
-      optimizer: the leaves of the outer optimizer's state, in the order of `jax.tree.leaves`.
+      optimizer: the leaves of the outer optimizer's state, in the order of `jax.tree.leaves`, then what the
+        update codec left out.
     """
 
     version: int
@@ -44,12 +45,14 @@ class NextVersion(NamedTuple):
       metrics: those of `OuterResult`; none if nothing was merged.
       left_out: the learners whose offers are not in it.
       notices: what the guard found, and did.
+      update: what leads from the last version to this, in the update codec; () where the pieces are sent.
     """
 
     pieces: tuple[np.ndarray, ...]
     metrics: dict[str, float]
     left_out: tuple[int, ...] = ()
     notices: tuple[Notice, ...] = ()
+    update: tuple[np.ndarray, ...] = ()
 
 
 class GlobalModel:
@@ -150,19 +153,20 @@ class GlobalModel:
             left_out = [m for m in learners if m in refused]
             weights = [0.0 if m in refused else w for m, w in zip(learners, weights, strict=True)]
         metrics: dict[str, float] = {}
+        update: tuple[np.ndarray, ...] = ()
         if any(weights):
             step = self._step(
                 p, self._pieces[p], self._states[p], contributions, weights, self._retired[p], norms
             )
             if step.finite:
                 self._retired[p], self._pieces[p] = self._pieces[p], step.pieces
-                self._states[p], metrics = step.opt_state, step.metrics
+                self._states[p], metrics, update = step.opt_state, step.metrics, step.update
             else:
                 self._retired[p], self._states[p] = step.pieces, self._step.init(self._pieces[p])
                 left_out = list(learners)
                 notices += tuple(Notice("left_out", m, "the outer step was not finite") for m in learners)
         self._versions[p] += 1
-        return NextVersion(self.fragment(p)[1], metrics, tuple(left_out), notices)
+        return NextVersion(self.fragment(p)[1], metrics, tuple(left_out), notices, update)
 
     def _judge(
         self,

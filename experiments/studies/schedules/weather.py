@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from ddiloco.outer.encoding import Traffic
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.learner_process import Place
@@ -47,8 +48,8 @@ class _Counting(CountingLearner):
 class _Doubtful(CountingSyncer):
     """Finds some fragments unsound."""
 
-    def __init__(self, rng: random.Random, unsound: float) -> None:
-        super().__init__()
+    def __init__(self, rng: random.Random, unsound: float, num_fragments: int) -> None:
+        super().__init__(Traffic.of((0,) * num_fragments))
         self.unsound = unsound
         self._rng = rng
 
@@ -73,7 +74,7 @@ class WeatheredFleet(Fleet):
     ) -> None:
         """`learners`: how many places there are; None: the policy's M. `parts`: processes that merge."""
         self.weather = weather = weather or Weather()
-        self._doubtful = _Doubtful(rng, weather.unsound)
+        self._doubtful = _Doubtful(rng, weather.unsound, policy.num_fragments)
         self._rng = rng
         places = {m: self._place() for m in range(learners or policy.num_learners)}
         super().__init__(

@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from ddiloco.outer.encoding import Traffic
 from ddiloco.protocol import actions
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
@@ -102,7 +103,7 @@ def run(
         steps,
         {learner: place(learner) for learner in range(learners)},
         lambda learner: CountingLearner(TOKENS),
-        CountingSyncer(),
+        CountingSyncer(Traffic.of((0,) * fragments)),
         merge_time=lambda: merge,
         observer=shares,
     )

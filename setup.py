@@ -30,6 +30,7 @@ setup(
         "pandas>=2.2",
         "pillow>=11",
         "protobuf>=7.35.1",  # that wire_pb2.py was generated for
+        "safetensors>=0.5",
         "scikit-learn>=1.5",
         "sentencepiece>=0.2",
         "scipy>=1.11",
@@ -49,6 +50,7 @@ setup(
         ],
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
+        "huggingface": ["torch>=2.6", "transformers>=4.51"],  # that tests hold exported weights against
         "tpu_compiler": ["libtpu>=0.0.52"],  # which compiles for TPUs on machines without
     },
 )

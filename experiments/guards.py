@@ -1,8 +1,8 @@
 """What the guard does: `python -m experiments.guards --output=FILE.json` has one of eight learners lie.
 
 Each way of lying is tried in virtual time with the guard and without it, and held against the run that the
-liar takes no part in. Prints a table. `--lies` names some of the ways; `--rules` tries merge rules instead of
-the guard. Outcome: docs/results/guards.md.
+liar takes no part in. Prints a table. `--lies` names some of the ways, `--rules` the merge rules to try it
+with. Outcome: docs/results/guards.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.front.tables import markdown
 _CONFIG = cli.define_config("configs/micro.py")
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the outcomes to this JSON file.")
 _LIES = flags.DEFINE_list("lies", None, "Ways of lying; all by default.")
-_RULES = flags.DEFINE_list("rules", None, "Merge rules to try without the guard.")
+_RULES = flags.DEFINE_list("rules", None, "Merge rules to try; the config's by default.")
 _LEARNERS = 8
 
 
@@ -39,10 +39,12 @@ def main(_) -> int:
     config.sync.num_learners = _LEARNERS
     experiment = parse(config)
     platform.prepare()
-    guarded = {"guard": experiment} if not _RULES.value else {}
+    guarded = {}
     for rule in _RULES.value or [experiment.outer.merge]:
         outer = dataclasses.replace(experiment.outer, merge=rule)
-        guarded[rule] = byzantine.without_gates(dataclasses.replace(experiment, outer=outer))
+        with_rule = dataclasses.replace(experiment, outer=outer)
+        guarded[rule] = byzantine.without_gates(with_rule)
+        guarded[f"{rule}, guard"] = with_rule
     rows, found = [], {}
     for label, settings in guarded.items():
         alone = byzantine.run(byzantine.without_the_last(settings), {})

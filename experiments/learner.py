@@ -19,6 +19,7 @@ _SPARE = flags.DEFINE_bool(
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder for its tape and copies of its inner optimizer state. Default: none are kept."
 )
+_PROFILE = roles.define_profile()
 roles.define_security()
 
 
@@ -55,8 +56,11 @@ def main(_) -> int:
 
     workdir = pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None
     folder = workdir / "learners" / str(learner) if workdir is not None else None
+    if _PROFILE.value and workdir is None:
+        raise cli.UsageError("profile: needs --workdir, where the trace goes")
+    profile = roles.profile(_PROFILE.value, workdir)
     stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
-    failure = process.run(learner, address, stop, note, folder, workdir, stepping)
+    failure = process.run(learner, address, stop, note, folder, workdir, stepping, profile)
     if failure is not None:
         print(f"error: learner {learner}: {failure}", file=sys.stderr)
         return 1

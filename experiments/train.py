@@ -7,11 +7,12 @@ import signal
 
 from absl import flags
 
-from experiments.front import cli, ending
+from experiments.front import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/dense.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
 _SETTINGS = flags.DEFINE_bool("settings", False, "Only list every setting: value, meaning and bounds.")
+_PROFILE = roles.define_profile()
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; allocates no parameters.")
 
 
@@ -33,11 +34,13 @@ def main(_) -> int:
     if experiment.driver != "remote":
         platform.prepare()
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
+    profile = roles.profile(_PROFILE.value, workdir)
     stop, received = ending.stop_on_signals()
     if experiment.driver == "remote":
-        code = run_all(experiment, cli.config_arguments(), workdir, stop, cli.tell)
+        steps = None if profile is None else _PROFILE.value
+        code = run_all(experiment, cli.config_arguments(), workdir, stop, cli.tell, profile=steps)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
-    result = run_job(experiment, workdir, stop, ending.is_live())
+    result = run_job(experiment, workdir, stop, ending.is_live(), profile=profile)
     return ending.tell(result, workdir, received)
 
 

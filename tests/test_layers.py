@@ -25,6 +25,7 @@ RANKS = (
     "ddiloco/observe",
     "ddiloco/settings",
     "ddiloco/disk",
+    "ddiloco/weights",
     "ddiloco/disk/tape",
     "ddiloco/disk/snapshots",
     "ddiloco/roles/snapshots",

@@ -26,6 +26,7 @@ from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, to_json
 from ddiloco.training.step import TrainState
+from ddiloco.training.step_meter import StepMeter
 
 JOB_PART = "job"
 
@@ -37,15 +38,20 @@ class JobArrays:
         e = assembly.experiment
         [(mesh, shards)] = assembly.jobs()
         self.tokens = 0  # trained on so far
+        self.data_wait = 0.0  # seconds that the last step waited for its batch
         self._shards, self._num_shards = shards, e.sync.num_learners
         self._batches = assembly.batches(shards)
         self._program = assembly.program(mesh, shards)
         self.score = assembly.scorer(mesh)
         self._state: TrainState = self._program.state_from(assembly.initial_parameters())
+        flops = assembly.recipe.step_flops(assembly.recipe.kind(shards))
+        self.meter = StepMeter(mesh.devices.flat, flops, assembly.peak_flops(mesh))
 
     def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way."""
+        asked = time.monotonic()
         batch = next(self._batches)
+        self.data_wait = time.monotonic() - asked
         tokens = self._program.tokens(batch)
         self.tokens += tokens
         self._state, metrics = self._program.step(self._state, batch, clock)
@@ -189,21 +195,28 @@ class BaselineRun:
         self._snapshots.close(e.snapshot.timeout)
         return Outcome(self._arrays.parameters(), step, loss, step == e.train.steps, failure=None)
 
-    def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], SnapshotPart | None]:
+    def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], float, SnapshotPart | None]:
         tokens, metrics = self._arrays.step(step)
         part = self._arrays.state() if self._snapshots.due(step + 1) else None
-        return step + 1, tokens, metrics, part
+        return step + 1, tokens, metrics, self._arrays.data_wait, part
 
     def _finish_step(
-        self, step: int, tokens: int, metrics: dict[str, jax.Array], part: SnapshotPart | None
+        self,
+        step: int,
+        tokens: int,
+        metrics: dict[str, jax.Array],
+        data_wait: float,
+        part: SnapshotPart | None,
     ) -> None:
         jax.block_until_ready(metrics)
         now = time.time()
-        self._record(records.StepDone(0, step, now, tokens, metrics))
+        measured = self._arrays.meter.finished(data_wait)
+        self._record(records.StepDone(0, step, now, tokens, {**metrics, **measured}))
         if part is not None:  # its time is just after this step's, so that a resumed run keeps this record
             self._snapshots.take(part, {"step": step, "time": math.nextafter(now, math.inf)})
 
     def _evaluate(self, step: int) -> float:
+        self._arrays.meter.interrupted()
         return self._evaluations.evaluate(step, self._arrays.tokens, self._arrays.params)
 
     def _enter(self, state: State) -> None:

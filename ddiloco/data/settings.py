@@ -24,6 +24,17 @@ class DataConfig:
     sequence_length: int = setting(128, "tokens in a row, L", at_least=1, may_change="resume")
     tokenizer: str = setting("byte", "how text becomes tokens", choices=("byte", "sentencepiece"))
     tokenizer_model: str | None = setting(None, "SentencePiece model file; for tokenizer=sentencepiece only")
+    tokenized: str | None = setting(
+        None,
+        "folder from experiments.tokenize, where this text stands as tokens; None: tokenize what is read",
+        may_change="process",
+    )
+    threads: int = setting(
+        0,
+        "threads that read and tokenize documents ahead; 0: none, each when it is needed",
+        at_least=0,
+        may_change="process",
+    )
     shuffle: bool = setting(True, "whether a shard's documents are reshuffled each epoch")
     interleave: int = setting(
         8, "documents of a shard that are read side by side, row by row; 1: one after the other", at_least=1

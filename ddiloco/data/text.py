@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable
-from typing import Any
 
 import grain
 import numpy as np
@@ -13,7 +13,7 @@ from ddiloco.data.errors import DataError
 from ddiloco.data.packing import InterleavedRows, join, rows, windows
 from ddiloco.data.settings import DataConfig
 from ddiloco.data.shards import epoch_size
-from ddiloco.data.sources import open_text
+from ddiloco.data.tokenized import Ahead, open_tokens
 from ddiloco.data.tokenizers import Tokenizer
 
 _HELD_OUT_SEED = 0
@@ -25,15 +25,20 @@ def make_text_batches(config: DataConfig, tokenizer: Tokenizer, selection: Selec
     Raises:
       DataError: the data set cannot be opened, or has fewer documents than shards.
     """
-    source = open_text(config.name, config.train_split, config.data_dir, feature=config.text_feature)
+    source = open_tokens(config, tokenizer, config.train_split)
+    threads = config.threads
+    pool = concurrent.futures.ThreadPoolExecutor(threads, "tokens") if threads else None
 
     def read(order: grain.MapDataset, records: grain.MapDataset, seed: int) -> grain.MapDataset:
         del records, seed
-        return order.map(_to_tokens(tokenizer))
+        return order
 
     def packed(document: Callable[[int], np.ndarray], shard: int) -> InterleavedRows:
         streams = min(config.interleave, epoch_size(len(source), shard, selection.num_shards))
-        return InterleavedRows(document, len(source), config.sequence_length, streams)
+        if pool is None:
+            return InterleavedRows(document, len(source), config.sequence_length, streams)
+        ahead = Ahead(document, pool, 2 * threads)
+        return InterleavedRows(ahead, len(source), config.sequence_length, streams, ahead.forget)
 
     identity = {
         "data_set": source.full_name,
@@ -53,8 +58,8 @@ def held_out_text(config: DataConfig, tokenizer: Tokenizer, batch_size: int, num
     Raises:
       DataError: the split cannot be opened or has nothing to score.
     """
-    source = open_text(config.name, config.eval_split, config.data_dir, feature=config.text_feature)
-    documents = grain.MapDataset.source(source).shuffle(seed=_HELD_OUT_SEED).map(_to_tokens(tokenizer))
+    source = open_tokens(config, tokenizer, config.eval_split)
+    documents = grain.MapDataset.source(source).shuffle(seed=_HELD_OUT_SEED)
     pieces, pooled = [], 0
     for index in range(len(documents)):
         piece = documents[index]
@@ -78,14 +83,3 @@ def held_out_text(config: DataConfig, tokenizer: Tokenizer, batch_size: int, num
         {name: array[start : start + batch_size] for name, array in packed.items()}
         for start in range(0, wanted, batch_size)
     ]
-
-
-def _to_tokens(tokenizer: Tokenizer) -> Callable[[dict[str, Any]], np.ndarray]:
-    before = [] if tokenizer.bos is None else [tokenizer.bos]
-    after = [] if tokenizer.eos is None else [tokenizer.eos]
-
-    def to_tokens(document: dict[str, Any]) -> np.ndarray:
-        ids = tokenizer.encode(document["text"])
-        return np.concatenate([before, ids, after], dtype=np.int32, casting="unsafe")
-
-    return to_tokens

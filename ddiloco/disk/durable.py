@@ -6,7 +6,6 @@ It is written before the update is broadcast, so no learner ever has a version t
 
 from __future__ import annotations
 
-import json
 import pathlib
 import secrets
 import threading
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.disk import array_file, kept
+from ddiloco.disk import array_file, checked_json, kept
 from ddiloco.disk.run_mark import RunMark
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
@@ -138,6 +137,16 @@ class DurableState:
         )
         return Start(state, [fragment for fragment, *_ in loaded])
 
+    def fragment(self, p: int) -> tuple[FragmentState, int]:
+        """A fragment, and the step at which it was merged; raises DurableStateError as `load` does."""
+        state, step, _ = self._load(p)
+        return state, step
+
+    def changed_at(self, p: int) -> tuple[int, int]:
+        """Of a fragment's file: other numbers whenever another version is there; raises OSError."""
+        found = (self.folder / self._name(p)).stat()
+        return found.st_ino, found.st_mtime_ns
+
     def _save(self, p: int, state: FragmentState, merged_step: int, lineage: int) -> None:
         header = {
             "fragment": p,
@@ -162,7 +171,7 @@ class DurableState:
             self._record(records.Alarm(problem, time.time()))
 
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
-        array_file.replace(self.folder / _INCARNATIONS, [json.dumps(list(incarnations)).encode()])
+        checked_json.save(self.folder / _INCARNATIONS, {str(m): number for m, number in incarnations})
 
     def _load(self, p: int) -> tuple[FragmentState, int, int]:
         """A fragment, the step at which it was merged, and its lineage."""
@@ -184,9 +193,11 @@ class DurableState:
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
         path = self.folder / _INCARNATIONS
         try:
-            return tuple((int(learner), int(number)) for learner, number in json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise DurableStateError(f"{path}: cannot be used: {error}") from None
+            return tuple((int(learner), int(number)) for learner, number in checked_json.load(path).items())
+        except OSError as error:
+            raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError) as error:
+            raise DurableStateError(f"{path}: {error}") from None
 
     @staticmethod
     def _name(p: int) -> str:

@@ -14,7 +14,8 @@ from ddiloco.disk import run_mark
 from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.ports import reserved_port
-from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.settings.loop import LoopConfig
 
 
 def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
@@ -38,6 +39,7 @@ def run_all(
     *,
     observe: supervisor.Observe = lambda name, pid, code: None,
     route: Callable[[int, str], str] = lambda learner, address: address,
+    profile: str | None = None,
 ) -> int:
     """Runs them on the loopback, each learner with a token of its own; returns the exit code.
 
@@ -48,6 +50,7 @@ def run_all(
       stop: ends it early.
       note: takes a line on what happens to the processes.
       observe: as the supervisor's.
+      profile: FIRST:LAST steps of which learner 0 takes a trace.
       route: from a learner and the syncer's HOST:PORT, the HOST:PORT that the learner connects to.
     """
     learners = experiment.sync.num_learners
@@ -67,16 +70,30 @@ def run_all(
             begun=_begun(workdir),
             alone=["--finish"],
         )
+        loop = isinstance(experiment.model, LoopConfig)
+        scored = experiment.eval.every is not None or not (loop or not task_of(experiment).samples)
+        profiled = [] if profile is None else [f"--profile={profile}"]
         roles = [
             supervisor.Role(
                 f"learner {m}",
                 "experiments.learner",
-                [*shared, f"--syncer={route(m, address)}", f"--learner_id={m}"],
+                [
+                    *shared,
+                    f"--syncer={route(m, address)}",
+                    f"--learner_id={m}",
+                    *(profiled if m == 0 else []),
+                ],
                 supervisor.learner_environment(m, learners, os.environ),
                 assignment=f"{m} {route(m, address)}",
             )
             for m in range(learners)
         ]
+        evaluator = supervisor.Role(
+            "the evaluator",
+            "experiments.evaluator",
+            [*config, f"--workdir={workdir}"],
+            supervisor.evaluator_environment(learners, os.environ),
+        )
         spares = [
             supervisor.Role(
                 f"spare {n}",
@@ -87,6 +104,12 @@ def run_all(
             for n in range(experiment.remote.spares)
         ]
         watched = supervisor.Supervisor(
-            syncer, roles, experiment.remote, note, observe=observe, spares=spares
+            syncer,
+            roles,
+            experiment.remote,
+            note,
+            observe=observe,
+            spares=spares,
+            evaluator=evaluator if scored else None,
         )
         return watched.run(stop)

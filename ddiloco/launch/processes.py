@@ -29,6 +29,7 @@ PRELOADED = (
     "ddiloco.data.stdlib_text",
     "ddiloco.run.job",
     "ddiloco.virtual.without_arrays",
+    "ddiloco.remote.evaluator",
     "ddiloco.remote.learner.process",
     "ddiloco.remote.syncer.process",
     "ddiloco.tasks.captioning",

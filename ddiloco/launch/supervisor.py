@@ -70,12 +70,14 @@ class Supervisor:
         late_seconds: float = LATE_SECONDS,
         observe: Observe = lambda name, pid, code: None,
         spares: Sequence[Role] = (),
+        evaluator: Role | None = None,
     ) -> None:
         """`note` takes a line on each death; learners have `late_seconds` to follow the syncer.
 
-        `spares` wait to take the place of a learner that dies.
+        `spares` wait to take the place of a learner that dies. The run does not depend on the `evaluator`.
         """
         self._spares = list(spares)
+        self._beside = [] if evaluator is None else [evaluator]
         self._late_seconds, self._observe = late_seconds, observe
         self._syncer, self._learners = syncer, learners
         self._config, self._note = config, note
@@ -88,7 +90,7 @@ class Supervisor:
             self._end_all()
 
     def _run(self, stop: threading.Event) -> int:
-        for role in (self._syncer, *self._learners, *self._spares):
+        for role in (self._syncer, *self._learners, *self._spares, *self._beside):
             self._start(role)
         while not stop.wait(POLL):
             if self._run_is_over():
@@ -96,7 +98,7 @@ class Supervisor:
             for role in (self._syncer, *self._learners):
                 self._note_end(role)
                 self._look_after(role)
-            for role in self._spares:
+            for role in (*self._spares, *self._beside):
                 self._look_after(role)
             refused = [r for r in self._learners if r.over and r.process.exitcode == USAGE_ERROR]
             if refused:
@@ -176,8 +178,9 @@ class Supervisor:
                 role.process = processes.start(role.module, arguments, role.environment, stdin=reading)
         else:
             role.process = processes.start(role.module, arguments, role.environment)
-            role.observed = False
-            self._observe(role.name, role.process.pid, None)
+            if role not in self._beside:
+                role.observed = False
+                self._observe(role.name, role.process.pid, None)
 
     def _note_end(self, role: Role) -> None:
         if not role.observed and role.process.exitcode is not None:
@@ -199,7 +202,7 @@ class Supervisor:
             role.process.join(max(0.0, deadline - time.monotonic()))
 
     def _end_all(self) -> None:
-        for role in (self._syncer, *self._learners, *self._spares):
+        for role in (self._syncer, *self._learners, *self._spares, *self._beside):
             if role.process is not None and role.process.exitcode is None:
                 role.process.kill()
                 role.process.join()
@@ -232,6 +235,15 @@ def learner_environment(
         own = [gpus[(learner * each + i) % len(gpus)] for i in range(each)]
         given["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     return given
+
+
+def evaluator_environment(num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the evaluator's process: the GPUs that learners leave, else one CPU device."""
+    gpus = [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    left = gpus[max(1, len(gpus) // num_learners) * num_learners :]
+    return (
+        {**environment, "CUDA_VISIBLE_DEVICES": ",".join(left)} if left else syncer_environment(environment)
+    )
 
 
 def _own_cores() -> int:

@@ -83,7 +83,8 @@ class LocalRun:
         equipment = assembly.equipment()
         score = assembly.scorer(equipment[0].program.mesh)
         self._last_evaluation = Evaluations(score, 0, record)
-        score = assembly.scorer(assembly.evaluation_mesh())
+        self._scoring_learner = assembly.evaluation_learner()
+        score = assembly.scorer(assembly.evaluation_mesh(), self._between_steps)
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record)
         self._resumed_from = None if snapshot is None else snapshot.name
         tape = self._tapes.syncer(core.state(), self._model, self._resumed_from)
@@ -195,6 +196,12 @@ class LocalRun:
         while not all(learner.joining.wait(0.2) or learner.failure is not None for learner in self._learners):
             if self._stop.is_set():
                 return
+
+    def _between_steps(self, call: Callable[[], Any]) -> Any:
+        """The result of an evaluation's call for its devices: between a learner's steps, if it uses those."""
+        if self._scoring_learner is None:
+            return call()
+        return self._learners[self._scoring_learner].between_steps(call)
 
     def _over(self) -> bool:
         all_dead = all(learner.failure is not None for learner in self._learners)

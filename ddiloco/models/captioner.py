@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ddiloco.config import setting
-from ddiloco.models import dense
+from ddiloco.models import dense, stack
 from ddiloco.models.attention import masked
 from ddiloco.models.model import Model, Output
 from ddiloco.models.parameter import Constant, Constrain, Normal, parameter, unconstrained
@@ -87,10 +87,15 @@ class Captioner(dense.Decoder):
         config, (rows, length) = self.config, inputs_BxL.shape
         sequence = config.num_patches + length
         positions_BxS = jnp.broadcast_to(jnp.arange(sequence), (rows, sequence))
-        angles = dense.rotary_angles(positions_BxS, config.head_dim, config.rope_theta)
-        attend = masked(config.attention, prefix_mask(config.num_patches, length), constrain)
+
+        def caller(constrain: Constrain, positions_BxS: jax.Array) -> stack.Call:
+            angles = dense.rotary_angles(positions_BxS, config.head_dim, config.rope_theta)
+            mask = prefix_mask(config.num_patches, length)
+            return self.call(angles, masked(config.attention, mask, constrain), constrain)
+
         parts = [self.embed_image(image_BxHxWxC), self.embed(inputs_BxL)]
-        x_BxSxD = self.through_layers(jnp.concatenate(parts, axis=1), angles, attend, constrain)
+        x_BxSxD = constrain(jnp.concatenate(parts, axis=1), ("batch", None, None))
+        x_BxSxD, _ = stack.run(self.layers, caller, x_BxSxD, (positions_BxS,), constrain, config)
         return Output(self.logits(x_BxSxD[:, config.num_patches :], constrain))
 
 

@@ -24,7 +24,7 @@ from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, paramete
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseConfig:
+class DenseConfig(stack.LayersConfig):
     """The shape of a dense decoder and the type of its activations; parameters are always float32."""
 
     vocab_size: int = setting(259, "tokens in the vocabulary", at_least=2)
@@ -37,18 +37,10 @@ class DenseConfig:
     activation: str = setting("swiglu", "gate of the MLP", choices=("swiglu", "geglu"))
     qk_norm: bool = setting(True, "RMS-normalise queries and keys by head")
     tie_embeddings: bool = setting(False, "the output head is the transposed embedding")
+    scale_embeddings: bool = setting(True, "embeddings are multiplied by sqrt(model_dim) on the way in")
     rope_theta: float = setting(10_000.0, "longest rotary wavelength / 2 pi, in positions", above=1.0)
     logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
-    scan_layers: bool = setting(
-        False, "stack layers that are alike, to compile them once for all", both_ends=False
-    )
-    remat: str = setting(
-        "none",
-        "what of a layer the backward pass computes again: all, or what this policy of JAX does not keep",
-        choices=stack.REMAT,
-        both_ends=False,
-    )
     logits_chunk: int | None = setting(
         None,
         "tokens of a device whose logits exist at a time, in loss and gradient; None: all",
@@ -72,6 +64,11 @@ class DenseConfig:
             raise ValueError(f"head_dim: is {self.head_dim}, but must be even")
         if self.attention == "cudnn" and self.compute_dtype != "bfloat16":
             raise ValueError("attention: is cudnn, but that needs compute_dtype bfloat16")
+        self.check_repeats("num_layers", self.num_layers)
+
+
+Cache = list[Any]
+"""For each entry of the layers, keys and values (layers, B, S, K, H) of the places seen so far."""
 
 
 class Projection(nnx.Module):
@@ -184,17 +181,21 @@ class Layer(nnx.Module):
         return x_BxLxD + self.mlp(self.mlp_norm(x_BxLxD))
 
 
+def embedding_gain(config: DenseConfig) -> float:
+    """What embeddings are multiplied by on the way in."""
+    return math.sqrt(config.model_dim) if config.scale_embeddings else 1.0
+
+
 class Embedding(nnx.Module):
-    """A row for each token, multiplied by sqrt(D) on the way in, so that a tied head has unit gain."""
+    """A row for each token, by default multiplied by sqrt(D) on the way in: a tied head has unit gain."""
 
     def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.model_dim)
         self.embedding = parameter(rngs, shape, ("vocab", "embed"), Normal(config.model_dim**-0.5))
-        self.dtype = config.compute_dtype
+        self.dtype, self.gain = config.compute_dtype, embedding_gain(config)
 
     def __call__(self, tokens_BxL: jax.Array) -> jax.Array:
-        rows_BxLxD = self.embedding[...][tokens_BxL]
-        return (rows_BxLxD * math.sqrt(rows_BxLxD.shape[-1])).astype(self.dtype)
+        return (self.embedding[...][tokens_BxL] * self.gain).astype(self.dtype)
 
     def attend(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
         """Logits (B, L, V) float32, with the embedding as output head."""
@@ -224,26 +225,81 @@ class Decoder(nnx.Module):
     ) -> Output:
         """Logits (B, L, V) float32; `constrain` pins activations to the layout of their logical axes."""
         config = self.config
-        angles = rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
-        attend = causal(config.attention, segments_BxL, constrain)
-        x_BxLxD = self.through_layers(self.embed(inputs_BxL), angles, attend, constrain)
+
+        def caller(constrain: Constrain, positions_BxL: jax.Array, segments_BxL: jax.Array) -> stack.Call:
+            angles = rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
+            return self.call(angles, causal(config.attention, segments_BxL, constrain), constrain)
+
+        rows = positions_BxL, segments_BxL
+        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
+        x_BxLxD, _ = stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
         return Output(self.logits(x_BxLxD, constrain))
 
     def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         """The layers, as `stack.layers` makes them."""
         c = self.config
-        return stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c.scan_layers)
+        return stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c)
 
-    def through_layers(
-        self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], attend: Attend, constrain: Constrain
-    ) -> jax.Array:
-        """The output of the last layer."""
+    def call(self, angles: tuple[jax.Array, jax.Array], attend: Attend, constrain: Constrain) -> stack.Call:
+        """What calls a layer on some rows."""
 
         def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, None]:
             return constrain(layer(x_BxLxD, angles, attend), ("batch", None, None)), None
 
-        x_BxLxD = constrain(x_BxLxD, ("batch", None, None))
-        return stack.run(self.layers, call, x_BxLxD, self.config.remat)[0]
+        return call
+
+    def new_cache(self, rows: int, length: int) -> Cache:
+        """Room for the keys and values of so many rows and places, in each layer."""
+        c = self.config
+        shape = rows, length, c.num_kv_heads, c.head_dim
+        empty = (
+            jnp.zeros((stack.depth(name), *shape), c.compute_dtype) for name in stack.in_order(self.layers)
+        )
+        return [(zeros, zeros) for zeros in empty]
+
+    def extend(
+        self, x_BxQxD: jax.Array, first: jax.Array | int, cache: Cache, mask: jax.Array, constrain: Constrain
+    ) -> tuple[jax.Array, Cache]:
+        """The output of the last layer for Q more places, and the cache with their keys and values.
+
+        Args:
+          x_BxQxD: what the first layer reads.
+          first: the place of the first of them.
+          cache: keys and values of places before them.
+          mask: True (1, 1, Q, S) where a query (third axis) may see a place of the cache.
+          constrain: as in `__call__`.
+        """
+        config, (rows, count, _) = self.config, x_BxQxD.shape
+        positions_BxQ = jnp.broadcast_to(first + jnp.arange(count), (rows, count))
+        angles = rotary_angles(positions_BxQ, config.head_dim, config.rope_theta)
+
+        def call(layer: Layer, x_BxQxD: jax.Array, held: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+            kept: list[jax.Array] = []
+
+            def attend(query: jax.Array, *new: jax.Array) -> jax.Array:
+                kept.extend(
+                    jax.lax.dynamic_update_slice_in_dim(old, now, first, axis=1)
+                    for old, now in zip(held, new, strict=True)
+                )
+                keys, values = kept
+                return jax.nn.dot_product_attention(query, keys, values, mask=mask, implementation="xla")
+
+            x_BxQxD = self.pass_layer(layer, x_BxQxD, angles, attend, constrain)
+            return constrain(x_BxQxD, ("batch", None, None)), tuple(kept)
+
+        return stack.one_by_one(self.layers, call, x_BxQxD, each=cache)
+
+    def pass_layer(
+        self,
+        layer: Layer,
+        x_BxQxD: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+        attend: Attend,
+        constrain: Constrain,
+    ) -> jax.Array:
+        """The output of one layer, as `extend` needs it."""
+        del constrain
+        return layer(x_BxQxD, angles, attend)
 
     def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array | LazyLogits:
         """The logits (B, L, V), from the output of the last layer."""

@@ -60,5 +60,10 @@ class Model(NamedTuple):
     """
     idle_parameters: Callable[[Any], int] | None = None
     """`config ->` the number of parameters that a token does not pass; None: it passes all."""
+    sampling: Callable[[Any], Any] = lambda config: config
+    """`config ->` the settings to sample with, of the same parameters.
+
+    With them a token's output depends on itself and those before it only, however many pass at a time.
+    """
     task: str = "language_modelling"
     """Its name in `ddiloco.tasks.TASKS`."""

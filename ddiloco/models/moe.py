@@ -62,6 +62,7 @@ class MoEConfig(dense.DenseConfig):
             raise ValueError(
                 f"dense_layers: is {self.dense_layers}, but must be below num_layers {self.num_layers}"
             )
+        self.check_repeats("dense_layers", self.dense_layers)
 
     def places(self, length: int) -> int:
         """C: how many tokens of a row of this length an expert takes; all of them, where none is dropped."""
@@ -302,9 +303,7 @@ class Decoder(dense.Decoder):
         """The layers, as `stack.layers` makes them: those with an MLP, then those with experts."""
         c, make = self.config, lambda number: Layer(self.config, number, rngs)
         kinds = (0, c.dense_layers), (c.dense_layers, c.num_layers)
-        return {
-            name: layer for kind in kinds for name, layer in stack.layers(make, *kind, c.scan_layers).items()
-        }
+        return {name: layer for kind in kinds for name, layer in stack.layers(make, *kind, c).items()}
 
     def __call__(  # type: ignore[override]
         self,
@@ -317,20 +316,45 @@ class Decoder(dense.Decoder):
 
         Padding, of segment 0, is routed nowhere: it takes no places and is not counted.
         """
-        config, counted_BxL = self.config, segments_BxL > 0
-        angles = dense.rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
-        attend = causal(config.attention, segments_BxL, constrain)
+        config = self.config
 
-        def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
-            x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted_BxL, constrain)
-            return constrain(x_BxLxD, ("batch", None, None)), counts
+        def caller(constrain: Constrain, positions_BxL: jax.Array, segments_BxL: jax.Array) -> stack.Call:
+            counted_BxL = segments_BxL > 0
+            angles = dense.rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
+            attend = causal(config.attention, segments_BxL, constrain)
 
-        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
-        x_BxLxD, told = stack.run(self.layers, call, x_BxLxD, config.remat)
+            def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
+                x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted_BxL, constrain)
+                return constrain(x_BxLxD, ("batch", None, None)), counts
+
+            return call
+
+        x_BxLxD, rows = (
+            constrain(self.embed(inputs_BxL), ("batch", None, None)),
+            (positions_BxL, segments_BxL),
+        )
+        x_BxLxD, told = stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
         sums = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(counts for counts in told if counts))
         penalty = config.balance_weight * jnp.sum(sums["balance"])
         penalty = penalty + config.router_z_weight * jnp.sum(sums["router_z"])
         return Output(self.logits(x_BxLxD, constrain), penalty, {**sums, "penalty": penalty})
+
+    def pass_layer(  # type: ignore[override]
+        self,
+        layer: Layer,
+        x_BxQxD: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+        attend: Attend,
+        constrain: Constrain,
+    ) -> jax.Array:
+        """The output of one layer, every token of which counts."""
+        counted_BxQ = jnp.ones(x_BxQxD.shape[:2], bool)
+        return layer(x_BxQxD, angles, attend, counted_BxQ, constrain)[0]
+
+
+def sampling(config: MoEConfig) -> MoEConfig:
+    """Drops no choice: which ones a capacity leaves out depends on how many tokens pass at a time."""
+    return dataclasses.replace(config, capacity_factor=None)
 
 
 def statistics(sums: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
@@ -376,4 +400,4 @@ def flops_per_token(config: MoEConfig, seq_len: int) -> float:
     return dense_flops + 6.0 * mlps * c.model_dim * (3 * width + c.num_experts)
 
 
-MODEL = Model(MoEConfig, Decoder, flops_per_token, statistics, idle_parameters)
+MODEL = Model(MoEConfig, Decoder, flops_per_token, statistics, idle_parameters, sampling=sampling)

@@ -56,6 +56,8 @@ class Constrain:
 
     mesh: Mesh | None = None
     """The devices; None: not known, as where nothing is sharded."""
+    stages: int = 1
+    """Pipeline stages among which stacks of layers are divided."""
 
     def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
         del axes
@@ -65,6 +67,10 @@ class Constrain:
         """How an array of this shape lies on the mesh."""
         del axes, shape
         return PartitionSpec()
+
+    def inside_stage(self) -> Constrain:
+        """The same for what one stage computes, whose rows are not divided among the stages."""
+        return self
 
     def local_rows(self, rows: int) -> int:
         """How many of a batch's rows a device has."""

@@ -1,67 +1,192 @@
 """The layers of a model one after another: each by itself, or those that are alike in scanned stacks.
 
 A stack is one layer whose parameters have a leading axis `layer`. It is compiled once, whatever its depth,
-and with `remat` the backward pass has the activations of one of its layers at a time.
+and with `remat` the backward pass has the activations of one of its layers at a time. On a mesh with stages
+the layers of a stack are divided among them (`ddiloco.models.pipeline`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ddiloco.config import setting
+from ddiloco.models.parameter import Constrain
+from ddiloco.models.pipeline import Step, through_stages
 from ddiloco.outer.stacks import is_stack, stack_name
 
 REMAT = ("none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable")
+Call = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
 
 
-def layers(make: Callable[[int], nnx.Module], first: int, stop: int, stacked: bool) -> dict[str, nnx.Module]:
-    """The layers `first` to `stop - 1`, by number or as one stack; `make(number)` makes one."""
+@dataclasses.dataclass(frozen=True)
+class LayersConfig:
+    """How a model's layers are held and run; the numbers that it computes do not depend on it."""
+
+    scan_layers: bool = setting(
+        False, "stack layers that are alike, to compile them once for all", both_ends=False
+    )
+    remat: str = setting(
+        "none",
+        "what of a layer the backward pass computes again: all, or what this policy of JAX does not keep",
+        choices=REMAT,
+        both_ends=False,
+    )
+    stage_microbatches: int | None = setting(
+        None,
+        "parts of a step's rows, which pass mesh.stage one behind another; None: as many as there are stages",
+        at_least=1,
+        both_ends=False,
+    )
+    stage_repeats: int = setting(
+        1,
+        "how often a row passes each of mesh.stage, for fewer layers at a time: the stages idle for less",
+        at_least=1,
+        both_ends=False,
+    )
+
+    def check_repeats(self, name: str, layers: int) -> None:
+        """Raises ValueError unless so many layers, the setting of this name, can be stacked as they shall."""
+        if self.stage_repeats > 1 and not self.scan_layers:
+            raise ValueError(f"scan_layers: is False, but stage_repeats {self.stage_repeats} needs stacks")
+        if layers % self.stage_repeats:
+            raise ValueError(
+                f"stage_repeats: is {self.stage_repeats}, but must be a divisor of {name} {layers}"
+            )
+
+
+def layers(
+    make: Callable[[int], nnx.Module], first: int, stop: int, config: LayersConfig
+) -> dict[str, nnx.Module]:
+    """The layers `first` to `stop - 1`, by number or in `stage_repeats` stacks; `make(number)` makes one."""
     made = {str(number): make(number) for number in range(first, stop)}
-    if not stacked or not made:
+    if not config.scan_layers or not made:
         return made
-    parts = [nnx.split(layer) for layer in made.values()]
+    each = len(made) // config.stage_repeats
+    return {
+        stack_name(begin, begin + each): _stacked([made[str(n)] for n in range(begin, begin + each)])
+        for begin in range(first, stop, each)
+    }
+
+
+def _stacked(alike: list[nnx.Module]) -> nnx.Module:
+    parts = [nnx.split(layer) for layer in alike]
     graph, states = parts[0][0], [state for _, state in parts]
-    rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    return {stack_name(first, stop): nnx.merge(graph, rows)}
+    return nnx.merge(graph, jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
+
+
+def in_order(layers: nnx.Dict) -> list[str]:
+    """The entries of what `layers` made, the first layers first."""
+    return sorted(layers, key=lambda name: int(name.partition(":")[0]))
+
+
+def depth(name: str) -> int:
+    """How many layers an entry of that name has."""
+    first, _, stop = name.partition(":")
+    return int(stop) - int(first) if stop else 1
 
 
 def run(
     layers: nnx.Dict,
-    call: Callable[[Any, jax.Array], tuple[jax.Array, Any]],
+    caller: Callable[..., Call],
     x: jax.Array,
-    remat: str = "none",
+    rows: tuple[jax.Array, ...],
+    constrain: Constrain,
+    config: LayersConfig,
 ) -> tuple[jax.Array, list[Any]]:
     """Passes `x` through all layers in their order.
 
     Args:
-      layers: as `layers` made them.
-      call: `(layer, x) -> (x, told)`, with any tree of arrays that a layer tells.
-      x: the first layer's input.
-      remat: what the backward pass computes again: `none`, `full`, or all but what this policy of
-        `jax.checkpoint_policies` keeps.
+      layers: as `layers` made them; on a mesh with stages only stacks.
+      caller: `(constrain, *rows) -> call`, and `call` is `(layer, x) -> (x, told)`, with any tree of arrays
+        that a layer tells and that add over rows.
+      x: the first layer's input (B, ...).
+      rows: what else a layer needs of each row, arrays (B, ...). With stages a call has only some rows.
+      constrain: for activations outside of stages.
+      config: how the layers are held and run.
 
     Returns:
       The last layer's output; for each entry of `layers` what was told, with an axis for its layers in front.
     """
-    told = []
-    for name in sorted(layers, key=lambda name: int(name.partition(":")[0])):
-        graph, params = nnx.split(layers[name])
+    if constrain.stages > 1:
+        stacks = [layers[name] for name in in_order(layers)]
+        return _through_stages(stacks, caller, x, rows, constrain, config)
+    return one_by_one(layers, caller(constrain, *rows), x, config.remat)
 
-        def step(x: jax.Array, params: Any, graph: nnx.GraphDef = graph) -> tuple[jax.Array, Any]:
-            return call(nnx.merge(graph, params), x)
+
+def one_by_one(
+    layers: nnx.Dict,
+    call: Callable[..., tuple[jax.Array, Any]],
+    x: jax.Array,
+    remat: str = "none",
+    each: Sequence[Any] | None = None,
+) -> tuple[jax.Array, list[Any]]:
+    """As `run` without stages.
+
+    Args:
+      layers: as `layers` made them.
+      call: as what `run` is given returns; with `each` it is `(layer, x, own) -> (x, told)`.
+      x: the first layer's input.
+      remat: as in `LayersConfig`.
+      each: for each entry of `layers`, in their order, what its layers get of their own: a tree of arrays
+        with an axis for the layers in front, such as is returned.
+    """
+    told = []
+    for place, name in enumerate(in_order(layers)):
+        graph, params = nnx.split(layers[name])
+        own = () if each is None else (each[place],)
+
+        def layer(x: jax.Array, of_row: Any, graph: nnx.GraphDef = graph) -> tuple[jax.Array, Any]:
+            params, *own = of_row
+            return call(nnx.merge(graph, params), x, *own)
 
         scanned = is_stack(f"layers/{name}/")
-        if remat != "none":
-            policy = None if remat == "full" else getattr(jax.checkpoint_policies, remat)
-            step = jax.checkpoint(step, policy=policy, prevent_cse=not scanned)  # no need of it in a scan
+        step = _remat(layer, remat, scanned)
         if scanned:
-            x, of_rows = jax.lax.scan(step, x, params)
+            x, of_rows = jax.lax.scan(step, x, (params, *own))
         else:
-            x, of_layer = step(x, params)
+            x, of_layer = step(x, (params, *jax.tree.map(lambda leaf: leaf[0], own)))
             of_rows = jax.tree.map(lambda leaf: leaf[None], of_layer)
         told.append(of_rows)
     return x, told
+
+
+def _through_stages(
+    stacks: list[nnx.Module],
+    caller: Callable[..., Call],
+    x: jax.Array,
+    rows: tuple[jax.Array, ...],
+    constrain: Constrain,
+    config: LayersConfig,
+) -> tuple[jax.Array, list[Any]]:
+    """Layers of one kind, which have `stage_repeats` stacks, and then those of the next."""
+    told, inside = [], constrain.inside_stage()
+    for begin in range(0, len(stacks), config.stage_repeats):
+        parts = [nnx.split(stack) for stack in stacks[begin : begin + config.stage_repeats]]
+
+        def layer(x: jax.Array, params: Any, rows: Any, graph: Any = parts[0][0]) -> tuple[jax.Array, Any]:
+            return caller(inside, *rows)(nnx.merge(graph, params), x)
+
+        x, of_stacks = through_stages(
+            layer,
+            [state for _, state in parts],
+            x,
+            rows,
+            constrain,
+            config.stage_microbatches or constrain.stages,
+            lambda step: _remat(step, config.remat, scanned=True),
+        )
+        told += of_stacks
+    return x, told
+
+
+def _remat(step: Step, remat: str, scanned: bool) -> Step:
+    if remat == "none":
+        return step
+    policy = None if remat == "full" else getattr(jax.checkpoint_policies, remat)
+    return jax.checkpoint(step, policy=policy, prevent_cse=not scanned)  # no need of it in a scan

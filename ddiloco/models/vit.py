@@ -22,7 +22,7 @@ from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, paramete
 
 
 @dataclasses.dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(stack.LayersConfig):
     """The shape of a vision transformer and the type of its activations; parameters are always float32."""
 
     image_size: int = setting(8, "height and width of an image, pixels", at_least=1)
@@ -33,6 +33,9 @@ class ViTConfig:
     model_dim: int = setting(64, "width of the residual stream", at_least=1)
     num_heads: int = setting(4, "attention heads; a divisor of model_dim", at_least=1)
     mlp_dim: int = setting(128, "width of the MLP", at_least=1)
+    activation: str = setting(
+        "gelu_tanh", "of the MLP; gelu_tanh: GELU by a tanh", choices=("gelu_tanh", "gelu")
+    )
     positions: str = setting(
         "sincos", "what is added to a patch for its place", choices=("learned", "sincos")
     )
@@ -42,15 +45,6 @@ class ViTConfig:
     pixel_mean: tuple[float, ...] = setting((0.3,), "of pixels in [0, 1], for all channels or by channel")
     pixel_std: tuple[float, ...] = setting((0.38,), "the same, standard deviation", above=0.0)
     norm_epsilon: float = setting(1e-6, "added to the variance in LayerNorm", above=0.0)
-    scan_layers: bool = setting(
-        False, "stack layers that are alike, to compile them once for all", both_ends=False
-    )
-    remat: str = setting(
-        "none",
-        "what of a layer the backward pass computes again: all, or what this policy of JAX does not keep",
-        choices=stack.REMAT,
-        both_ends=False,
-    )
     compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
     attention: str = setting(
         "xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"), both_ends=False
@@ -70,6 +64,7 @@ class ViTConfig:
         check_pixels(self)
         if self.attention == "cudnn" and self.compute_dtype != "bfloat16":
             raise ValueError("attention: is cudnn, but that needs compute_dtype bfloat16")
+        self.check_repeats("num_layers", self.num_layers)
 
     @property
     def num_patches(self) -> int:
@@ -164,9 +159,10 @@ class MLP(nnx.Module):
         self.down = Linear(
             rngs, "blf,fd->bld", up_shape[::-1], up_axes[::-1], 1, down_stddev, c.compute_dtype
         )
+        self.approximate = c.activation == "gelu_tanh"
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
-        return self.down(jax.nn.gelu(self.up(x_BxLxD)))
+        return self.down(jax.nn.gelu(self.up(x_BxLxD), self.approximate))
 
 
 class Layer(nnx.Module):
@@ -243,7 +239,7 @@ class ViT(nnx.Module):
         c = config
         self.config = c
         self.embed = Embedding(c, rngs)
-        layers = stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c.scan_layers)
+        layers = stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c)
         self.layers = nnx.Dict(layers)
         self.final_norm = LayerNorm(rngs, c.model_dim, c.norm_epsilon)
         shape, stddev = (c.model_dim, c.num_classes), c.model_dim**-0.5
@@ -252,11 +248,12 @@ class ViT(nnx.Module):
     def __call__(self, image_BxHxWxC: jax.Array, constrain: Constrain = unconstrained) -> jax.Array:
         """Logits (B, C) float32; `constrain` pins activations to the layout of their logical axes."""
 
-        def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, None]:
-            return constrain(layer(x_BxLxD), ("batch", None, None)), None
+        def caller(constrain: Constrain) -> stack.Call:
+            return lambda layer, x_BxLxD: (constrain(layer(x_BxLxD), ("batch", None, None)), None)
 
         x_BxLxD = constrain(self.embed(image_BxHxWxC), ("batch", None, None))
-        x_BxLxD = self.final_norm(stack.run(self.layers, call, x_BxLxD, self.config.remat)[0])
+        x_BxLxD, _ = stack.run(self.layers, caller, x_BxLxD, (), constrain, self.config)
+        x_BxLxD = self.final_norm(x_BxLxD)
         pooled_BxD = x_BxLxD[:, 0] if self.config.pooling == "token" else jnp.mean(x_BxLxD, axis=1)
         return constrain(self.head(pooled_BxD, output_dtype="float32"), ("batch", "vocab"))
 

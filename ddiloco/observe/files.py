@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import pathlib
 import secrets
@@ -14,6 +15,7 @@ from typing import Any
 from ddiloco.observe.alarms import Alarms
 
 MAX_PENDING = 1 << 24
+MAX_BYTES = 1 << 30  # of a file that grows by what a learner says
 
 
 @contextlib.contextmanager
@@ -55,9 +57,15 @@ class GrowingFile:
     a write fails or stops half-way: buffered files of the standard library give no such promise.
     """
 
-    def __init__(self, path: pathlib.Path, *, max_pending: int = MAX_PENDING) -> None:
+    def __init__(
+        self, path: pathlib.Path, *, max_pending: int = MAX_PENDING, max_bytes: float = math.inf
+    ) -> None:
         """A torn last line that a killed process left in a .jsonl is cut off before anything is added."""
         self._path = path
+        with contextlib.suppress(OSError):
+            max_bytes -= path.stat().st_size
+        self._room = max_bytes
+        self.full = False  # whether a record was given up because the file would grow beyond `max_bytes`
         self._cut_first = path.suffix == ".jsonl"
         self._max_pending = max_pending
         self._pending = bytearray()
@@ -70,11 +78,14 @@ class GrowingFile:
         return len(self._pending)
 
     def append(self, record: bytes) -> None:
-        """Adds one record to what is pending; drops it if `max_pending` bytes are waiting."""
-        if self.pending + len(record) > self._max_pending:
+        """Adds one record to what is pending; drops it if too much is, or the file would grow too long."""
+        if self.full or len(record) > self._room:
+            self.full = True
+        elif self.pending + len(record) > self._max_pending:
             self.lost += len(record)
         else:
             self._pending += record
+            self._room -= len(record)
 
     def flush(self) -> None:
         """Writes what is pending.
@@ -107,17 +118,19 @@ class GrowingFile:
 class GrowingFiles:
     """Growing files under one folder; one that cannot be written does not disturb the others.
 
-    A full disk refuses all of them, so there is one alarm for the folder, not one for each file.
+    A full disk refuses all of them, so there is one alarm for the folder, not one for each file. What a
+    learner says cannot fill the disk: files that are `bounded` take no records beyond MAX_BYTES.
     """
 
     def __init__(self, root: pathlib.Path, alarms: Alarms) -> None:
         self._root, self._alarms = root, alarms
         self._files: dict[str, GrowingFile] = {}
 
-    def append(self, name: str, record: bytes, at_once: bool = False) -> None:
+    def append(self, name: str, record: bytes, at_once: bool = False, bounded: bool = False) -> None:
         """Adds a record to the file of that name below the root; it is written now or at the next flush."""
         if name not in self._files:
-            self._files[name] = GrowingFile(self._root / name)
+            most = MAX_BYTES if bounded else math.inf
+            self._files[name] = GrowingFile(self._root / name, max_bytes=most)
         self._files[name].append(record)
         if at_once:
             self._try(GrowingFile.flush, name)
@@ -136,6 +149,9 @@ class GrowingFiles:
         file = self._files[name]
         with self._alarms.guard(str(self._root)):
             action(file)
+        if file.full:
+            told = f"has grown to {MAX_BYTES >> 20} MiB, and takes no more records"
+            self._alarms.raise_once(f"full {self._root / name}", f"{self._root / name}: {told}")
         if file.lost:
             waiting = f"records were given up, {file.pending} bytes are waiting"
             self._alarms.raise_once(f"lost {self._root}", f"{self._root / name}: {waiting}")

@@ -31,7 +31,7 @@ class LineFiles:
 
     def round(self, record: Noted) -> None:
         """Adds a line to `rounds.jsonl`."""
-        self._append("rounds.jsonl", record.time, as_json(record.values), at_once=True)
+        self._append("rounds.jsonl", record.time, as_json(record.values), at_once=True, bounded=False)
 
     def recovered(self, record: Noted) -> None:
         """Adds a line to `recoveries.jsonl`."""
@@ -45,8 +45,11 @@ class LineFiles:
     def died(self, record: LearnerDied) -> None:
         """Adds the traceback to the learner's `traceback.txt`, after those of earlier deaths."""
         text = f"died at {record.time}\n{record.traceback.rstrip()}\n\n"
-        self._files.append(f"learners/{record.learner}/traceback.txt", text.encode(errors="replace"))
+        name = f"learners/{record.learner}/traceback.txt"
+        self._files.append(name, text.encode(errors="replace"), bounded=True)
 
-    def _append(self, name: str, time: float, values: dict[str, Any], at_once: bool = False) -> None:
+    def _append(
+        self, name: str, time: float, values: dict[str, Any], at_once: bool = False, bounded: bool = True
+    ) -> None:
         line = json.dumps({"time": float(time), **values})
-        self._files.append(name, line.encode() + b"\n", at_once)
+        self._files.append(name, line.encode() + b"\n", at_once, bounded)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ddiloco.observe import performance
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
 from ddiloco.observe.files import GrowingFiles
@@ -235,6 +236,7 @@ class Monitor:
 
     def _write_run_metrics(self) -> None:
         now, lines = self._now(), self._tally.timelines
+        learners = self._tally.performance.values()
         if lines.window(now) is not None:
             values = {
                 "goodput": lines.goodput(now),
@@ -242,12 +244,17 @@ class Monitor:
                 "alive": lines.alive(),
                 "merged_share": self._tally.merged_share(),
                 **{f"merged_share/{m}": share for m, share in self._tally.merged_shares().items()},
+                "mfu": performance.mfu(learners),
+                "data_wait_share": performance.data_wait_share(learners),
+                "step_seconds_p50": performance.step_seconds(learners, 0.5),
+                "step_seconds_p99": performance.step_seconds(learners, 0.99),
             }
             self._metrics.run(self._tally.step, now, values)
 
     def _show(self) -> None:
         now, tally = self._now(), self._tally
         self._pace.add(now, tally.step, tally.tokens)
+        learners = tally.performance.values()
         status = Status(
             step=tally.step,
             total_steps=tally.info.total_steps,
@@ -261,6 +268,11 @@ class Monitor:
             goodput=tally.timelines.goodput(now) if tally.timelines.window(now) else None,
             elapsed=now - (now if tally.started is None else tally.started),
             remaining=self._pace.seconds_for(tally.info.total_steps - tally.step),
+            mfu=performance.mfu(learners),
+            step_seconds=performance.step_seconds(learners, 0.5),
+            slow_step_seconds=performance.step_seconds(learners, 0.99),
+            data_wait_share=performance.data_wait_share(learners),
+            peak_bytes=max((size for one in learners for size in one.peak_bytes.values()), default=None),
         )
         with self._terminal():
             self._progress.show(status)

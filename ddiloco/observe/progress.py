@@ -14,6 +14,7 @@ from ddiloco.observe.terminal import LONGEST_LINE, has_room, printable
 
 LIVE_EVERY = 0.25
 PLAIN_EVERY = 10.0
+PLAIN_COLUMNS = 180  # of a line where there is no terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Status:
     goodput: float | None  # in [0, 1]
     elapsed: float  # seconds
     remaining: float | None  # seconds
+    mfu: float | None = None  # in [0, 1]; this and what follows is left out where it is None
+    step_seconds: float | None = None  # the median
+    slow_step_seconds: float | None = None  # the 99th percentile
+    data_wait_share: float | None = None  # of the time of steps
+    peak_bytes: int | None = None  # of the device that had most in use
 
 
 def format_status(status: Status, columns: int) -> str:
@@ -45,12 +51,27 @@ def format_status(status: Status, columns: int) -> str:
         f"{_clock(status.elapsed)}<{left}",
         f"goodput {_shown(status.goodput, '.1%')}",
         f"merged {_shown(status.merged_share, '.0%')}",
+        *_measured(status),
         f"quorum {_shown(status.quorum, 'd')}",
         f"grace {_shown(None if status.grace_seconds is None else 1e3 * status.grace_seconds, '.0f')} ms",
     ]
     while len("  ".join(parts)) >= columns and len(parts) > 1:
         parts.pop()
     return "  ".join(parts)[: max(0, columns - 1)]
+
+
+def _measured(status: Status) -> list[str]:
+    """What is known of the steps, and nothing of the rest."""
+    parts = []
+    if status.mfu is not None:
+        parts.append(f"MFU {status.mfu:.1%}")
+    if status.step_seconds is not None and status.slow_step_seconds is not None:
+        parts.append(f"p50 {_duration(status.step_seconds)}  p99 {_duration(status.slow_step_seconds)}")
+    if status.data_wait_share is not None:
+        parts.append(f"data wait {status.data_wait_share:.1%}")
+    if status.peak_bytes is not None:
+        parts.append(f"peak {status.peak_bytes / 2**30:.1f} GiB")
+    return parts
 
 
 class Pace:
@@ -106,7 +127,7 @@ class Progress:
             self._drawn = line
             self._out.flush()
         elif not self.quiet:
-            self.say(format_status(status, 120))
+            self.say(format_status(status, PLAIN_COLUMNS))
 
     def say(self, line: str) -> None:
         """Prints a line above the live one."""
@@ -155,6 +176,10 @@ def _amount(value: float | None) -> str:
         if value >= size:
             return f"{value / size:.1f}{unit}"
     return f"{value:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _clock(seconds: float) -> str:

@@ -24,7 +24,8 @@ class StepDone:
     step: int  # the learner's clock after the step
     time: float
     tokens: int  # that counted for the loss
-    # "loss" (nats per token), "grad_norm", "learning_rate", "skipped" (0 or 1), and the model's statistics
+    # "loss" (nats per token), "grad_norm", "learning_rate", "skipped" (0 or 1), the model's statistics, and
+    # what `ddiloco.training.step_meter` measured
     metrics: Mapping[str, Any]
 
 

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from ddiloco.observe import performance
 from ddiloco.observe.files import replacing
 from ddiloco.observe.scalars import as_json
 from ddiloco.observe.tally import Tally
@@ -38,6 +39,7 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "tokens": tally.tokens_by_learner,
         "tokens_per_second": tally.tokens / seconds if seconds > 0 else None,
         "wall_seconds": now - started,
+        **performance.summary(tally.performance),
         "train_loss": tally.train_loss(),
         "eval_loss": last.loss if last else None,
         **({f"eval_{name}": value for name, value in last.statistics.items()} if last else {}),

@@ -8,6 +8,7 @@ import statistics
 
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.observe.curves import Curve
+from ddiloco.observe.performance import Performance
 from ddiloco.observe.records import (
     Evaluated,
     LearnerDied,
@@ -90,6 +91,7 @@ class Tally:
         self.steps_by_learner = dict.fromkeys(info.chips_by_learner, 0)
         self.tokens_by_learner = dict.fromkeys(info.chips_by_learner, 0)
         self.loss_curves: dict[int, Curve] = {}
+        self.performance: dict[int, Performance] = {m: Performance() for m in info.chips_by_learner}
         self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
         self.evaluations: list[Evaluated] = []
         self.drops: collections.Counter[str] = collections.Counter()
@@ -161,6 +163,7 @@ class Tally:
         self._clocks[learner] = record.step
         self.steps_by_learner[learner] = self.steps_by_learner.get(learner, 0) + 1
         self.tokens_by_learner[learner] = self.tokens_by_learner.get(learner, 0) + record.tokens
+        self.performance.setdefault(learner, Performance()).add(record.metrics)
         if as_float(record.metrics.get("skipped", 0)):
             self.counts["skipped_steps"] += 1
             return None
@@ -188,6 +191,8 @@ class Tally:
         match record.name:
             case "round":
                 self.rounds.add(record)
+            case "round_refused":
+                self.rounds.left_out.update(record.values["left_out"])
             case "drop":
                 _count(self.drops, record.values.get("reason", "unknown"))
             case "recovered":

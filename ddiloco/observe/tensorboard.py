@@ -19,6 +19,7 @@ from ddiloco.observe.files import GrowingFiles
 from ddiloco.observe.records import Evaluated, Noted, StepDone
 from ddiloco.observe.scalars import as_float, numbers
 
+_GLOBAL = "global"  # the run whose scalars are not a learner's
 _COUNTED = ("tokens", "skipped")  # metrics of a step that the summary adds up
 _ROUND = ("quorum", "quorum_seconds", "grace_seconds", "sync_seconds")
 _NOT_PLOTTED = ("step", "fragment", "version", "live", "tokens")
@@ -61,18 +62,18 @@ class EventFiles:
             for name, value in values.items()
             if name not in _NOT_PLOTTED
         }
-        self._write("global", step, record.time, tags)
+        self._write(_GLOBAL, step, record.time, tags)
 
     def evaluated(self, record: Evaluated) -> None:
         """The global model's score on held-out data."""
         values = {"loss": record.loss, **record.statistics}
         known = {f"eval/{name}": as_float(value) for name, value in values.items()}
-        self._write("global", record.step, record.time, known)
+        self._write(_GLOBAL, record.step, record.time, known)
 
     def run(self, step: int, time: float, values: Mapping[str, float | None]) -> None:
         """Figures of the whole run, such as goodput."""
         known = {f"run/{name}": value for name, value in values.items() if value is not None}
-        self._write("global", step, time, known)
+        self._write(_GLOBAL, step, time, known)
 
     def _write(self, run: str, step: int, time: float, values: Mapping[str, float]) -> None:
         if not values:
@@ -81,11 +82,14 @@ class EventFiles:
         if name is None:
             # Readers sort a run's files by name: the time makes a resumed run's file the later one.
             name = self._names[run] = f"metrics/{run}/events.out.tfevents.{int(time):010d}.{self._suffix}"
-            self._files.append(name, _frame(Event(wall_time=time, file_version="brain.Event:2")))
+            self._append(run, _frame(Event(wall_time=time, file_version="brain.Event:2")))
         event = Event(wall_time=time, step=step)
         for tag, value in values.items():
             event.summary.value.add(tag=tag, simple_value=value)
-        self._files.append(name, _frame(event))
+        self._append(run, _frame(event))
+
+    def _append(self, run: str, frame: bytes) -> None:
+        self._files.append(self._names[run], frame, bounded=run != _GLOBAL)
 
 
 def _frame(event: Event) -> bytes:

@@ -12,7 +12,8 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe.files import read_lines, replacing
 from ddiloco.observe.summary import read_summary, write_summary
 
-OWNERS = {".lock", "previous"}
+EVALUATOR_LOCK = ".evaluator.lock"
+OWNERS = {".lock", EVALUATOR_LOCK, "previous"}
 """What stays in a workdir whatever run is in it."""
 
 KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"} | OWNERS

@@ -41,11 +41,12 @@ class NextVersion(NamedTuple):
     """What a merge makes.
 
     Attributes:
-      pieces: of the new version, read-only.
-      metrics: those of `OuterResult`; none if nothing was merged.
+      pieces: of the newest version, read-only.
+      metrics: those of `OuterResult`.
       left_out: the learners whose offers are not in it.
       notices: what the guard found, and did.
       update: what leads from the last version to this, in the update codec; () where the pieces are sent.
+      empty: nothing was merged: the newest version is still the one before, and there are no metrics.
     """
 
     pieces: tuple[np.ndarray, ...]
@@ -53,6 +54,7 @@ class NextVersion(NamedTuple):
     left_out: tuple[int, ...] = ()
     notices: tuple[Notice, ...] = ()
     update: tuple[np.ndarray, ...] = ()
+    empty: bool = False
 
 
 class GlobalModel:
@@ -133,9 +135,9 @@ class GlobalModel:
     ) -> NextVersion:
         """Makes the next version of fragment p.
 
-        If all weights are zero, or all are left out, the next version equals the last and the optimizer does
-        not step. So it does where the outer step would make values that are not finite; then the fragment's
-        outer optimizer begins anew.
+        If all weights are zero, or all are left out, no version is made and the optimizer does not step. So
+        it is where the outer step would make values that are not finite; then the fragment's outer optimizer
+        begins anew.
 
         Args:
           p: the fragment.
@@ -152,21 +154,19 @@ class GlobalModel:
             refused, notices = self._judge(self._guard, p, contributions, counts, learners, norms)
             left_out = [m for m in learners if m in refused]
             weights = [0.0 if m in refused else w for m, w in zip(learners, weights, strict=True)]
-        metrics: dict[str, float] = {}
-        update: tuple[np.ndarray, ...] = ()
         if any(weights):
             step = self._step(
                 p, self._pieces[p], self._states[p], contributions, weights, self._retired[p], norms
             )
             if step.finite:
                 self._retired[p], self._pieces[p] = self._pieces[p], step.pieces
-                self._states[p], metrics, update = step.opt_state, step.metrics, step.update
-            else:
-                self._retired[p], self._states[p] = step.pieces, self._step.init(self._pieces[p])
-                left_out = list(learners)
-                notices += tuple(Notice("left_out", m, "the outer step was not finite") for m in learners)
-        self._versions[p] += 1
-        return NextVersion(self.fragment(p)[1], metrics, tuple(left_out), notices, update)
+                self._states[p] = step.opt_state
+                self._versions[p] += 1
+                new = self.fragment(p)[1]
+                return NextVersion(new, step.metrics, tuple(left_out), notices, step.update)
+            self._retired[p], self._states[p] = step.pieces, self._step.init(self._pieces[p])
+            notices += tuple(Notice("left_out", m, "the outer step was not finite") for m in learners)
+        return NextVersion(self.fragment(p)[1], {}, tuple(learners), notices, empty=True)
 
     def _judge(
         self,

@@ -75,7 +75,10 @@ class OfferFailed:
 
 @dataclasses.dataclass(frozen=True)
 class MergeFinished:
-    """The merge of a round is done and committed: it is in the durable state, if there is one."""
+    """The merge of a round is done and committed: it is in the durable state, if there is one.
+
+    If all of its offers are left out there is no new version, and nothing was committed.
+    """
 
     round: RoundId
     left_out: tuple[int, ...] = ()  # learners whose offers are not in it after all

@@ -1,4 +1,4 @@
-"""What rounds can still hope for, from where the live learners stand."""
+"""What rounds have and can still hope for, from where the live learners stand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from ddiloco.protocol.round import Phase, Round
 
 
 class Prospects:
-    """Who may still give to a round, and whether it can be given up."""
+    """Whether a round has its quorum, who may still give to it, and whether it can be given up.
 
-    def __init__(self, policy: SyncPolicy, total_steps: int | None, members: Membership) -> None:
+    Attributes:
+      awaits_first: no round is merged or given up yet, since the run's first learners are not all in.
+    """
+
+    def __init__(
+        self, policy: SyncPolicy, total_steps: int | None, members: Membership, begun: bool = False
+    ) -> None:
+        """`begun`: something was merged before."""
+        self.awaits_first = policy.quorum is None and not begun
         self._quorum = policy.quorum
+        self._nobody_waits = policy.max_run_ahead is None
         self._total_steps = total_steps
         self._members = members
 
@@ -21,11 +30,23 @@ class Prospects:
         """Whether a learner has reached the last step."""
         return self._total_steps is not None and m.step >= self._total_steps
 
-    def all_done(self) -> bool:
-        """Whether there are live learners, and all of them have reached the last step."""
-        if self._total_steps is None or not self._members.count:
+    def hopeless(self, rounds: Collection[Round]) -> list[Round]:
+        """The rounds that can no longer have their quorum; none before all live learners are done."""
+        if self._total_steps is None or not self._members.count or self.awaits_first:
+            return []
+        if self._members.come_to(self._total_steps) < self._members.count:
+            return []
+        return [r for r in rounds if r.phase is Phase.GATHERING and not self._may_complete(r)]
+
+    def has_quorum(self, r: Round, front: int) -> bool:
+        """Whether enough learners have come to the round's step, and enough offers are here."""
+        if self._quorum is not None:
+            if len(r.arrived) < self._quorum or self._awaits_others(r):
+                return False
+            return self._members.come_to(r.id.step) + len(r.departed) >= self._quorum
+        if self.awaits_first or not r.arrived or front < r.id.step:
             return False
-        return self._members.come_to(self._total_steps) == self._members.count
+        return self._nobody_owes(r)
 
     def is_stuck(self, rounds: Collection[Round]) -> bool:
         """Whether learners that are done have nothing for any open round."""
@@ -34,16 +55,6 @@ class Prospects:
         if not self._members.come_to(self._total_steps):
             return False
         return all(r.phase is Phase.GATHERING and not self._may_gain(r) for r in rounds)
-
-    def nobody_owes(self, r: Round) -> bool:
-        """Whether all live learners have given what they have; begins with the one that last had not."""
-        live = self._members.live()
-        while r.settled < len(live) and not self._owes(live[r.settled], r):
-            r.settled += 1
-        if r.settled < len(live):
-            return False
-        r.settled = next((i for i, m in enumerate(live) if self._owes(m, r)), len(live))
-        return r.settled == len(live)
 
     def may_go_on(self, r: Round) -> bool:
         """Whether the round has something to wait for or to do; learners may wait for those after it."""
@@ -56,7 +67,28 @@ class Prospects:
             )
         )
 
-    def may_complete(self, r: Round) -> bool:
+    def _nobody_owes(self, r: Round) -> bool:
+        """Whether all live learners have given what they have; begins with the one that last had not."""
+        live = self._members.live()
+        while r.settled < len(live) and not self._owes(live[r.settled], r):
+            r.settled += 1
+        if r.settled < len(live):
+            return False
+        r.settled = next((i for i, m in enumerate(live) if self._owes(m, r)), len(live))
+        return r.settled == len(live)
+
+    def _awaits_others(self, r: Round) -> bool:
+        """Whether only those are here of whom no offer was merged before, and another may still give.
+
+        So whoever is quick to offer what is never merged keeps nobody else's work out of a round.
+        """
+        if not self._nobody_waits or not r.refused or r.arrived.keys() - r.refused:
+            return False
+        others = (m for m in self._members.live() if m.learner not in r.refused | r.failed.keys())
+        p, version = r.id.fragment, r.version
+        return any(not self.done(m) or not m.counters or m.has_work(p, version) for m in others)
+
+    def _may_complete(self, r: Round) -> bool:
         """Whether learners that are all done have enough to give."""
         owing = sum(self._owes(m, r) for m in self._members.live())
         return len(r.arrived) + owing >= (self._quorum or 1)

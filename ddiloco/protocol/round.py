@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 
 from ddiloco.protocol import actions
 from ddiloco.protocol.membership import Asked, Member
@@ -41,6 +42,7 @@ class Round:
     departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
     left_out: tuple[int, ...] = ()  # whose offers are not in the merge after all
+    refused: set[int] = dataclasses.field(default_factory=set)  # who gave to a merge of which nothing came
     settled: int = 0  # of the live learners, how many in a row were seen to owe nothing
 
     @property
@@ -58,6 +60,25 @@ class Round:
     def has_failed(self, m: Member) -> bool:
         """Whether the learner's offer failed, and it has not reported since."""
         return self.failed.get(m.learner) == (m.incarnation, m.reports)
+
+    def start_over(self, live: Iterable[Member]) -> None:
+        """Forgets its offers, none of which was merged; who is live is asked anew after the next report."""
+        for m in live:
+            if m.learner in self.arrived:
+                self.failed[m.learner] = (m.incarnation, m.reports)
+                self.unasked.add(m.learner)
+        self.refused |= self.arrived.keys()
+        self.arrived.clear()
+        self.known.clear()
+        self.departed.clear()
+        self.left_out = ()
+        self.began = None
+        self.phase = Phase.GATHERING
+
+    def refusal(self) -> actions.Record:
+        """What is worth knowing of a merge of which nothing came."""
+        values = {"step": self.id.step, "fragment": self.id.fragment, "left_out": sorted(self.arrived)}
+        return actions.Record("round_refused", values)
 
     def record(self, live: int, now: float) -> actions.Record:
         """What is worth knowing of it once it is merged; `live`: how many learners are."""

@@ -47,11 +47,10 @@ class Rounds:
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, fragments, lineage)
-        self._prospects = Prospects(policy, total_steps, members)
+        self._prospects = Prospects(policy, total_steps, members, begun=state.step > 0)
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
-        self._awaits_first = policy.quorum is None and not state.step  # until the run's first learners are in
         self._sync_time = MovingAverage()
         self._asking = Asking(policy)
         self._windows: dict[int, float] = {}  # by fragment, when the grace window of its round closes
@@ -79,7 +78,10 @@ class Rounds:
                 r = self._find(event.round)
                 if r is None or r.phase is not Phase.MERGING:
                     raise LocalProtocolError(f"{event.round} finished merging, but was not being merged")
-                r.left_out, r.committed = event.left_out, True
+                r.left_out = event.left_out
+                if not r.given:
+                    return self._start_over(r)
+                r.committed = True
                 return [self._committed(r)]
 
     def hear(self, told: news.News, now: float) -> Said:
@@ -96,7 +98,7 @@ class Rounds:
             case news.Heard():
                 return self._hear_report(told.report.learner, now)
             case news.AllPresent():
-                self._awaits_first, self._moved = False, True
+                self._prospects.awaits_first, self._moved = False, True
             case news.Noted():
                 return self._broadcast(told.round, now)
         return []
@@ -229,7 +231,7 @@ class Rounds:
         for r in rounds:
             if r.began is None and self.members.furthest() >= r.id.step:
                 r.began = now
-            if r.phase is Phase.GATHERING and self._has_quorum(r):
+            if r.phase is Phase.GATHERING and self._prospects.has_quorum(r, self._asking.front.step):
                 out += self._start_grace(r, now)
             if r.phase is Phase.GRACE and (not r.owed or now >= self._windows[r.id.fragment]):
                 r.phase = Phase.READY
@@ -237,16 +239,6 @@ class Rounds:
             if r.phase is Phase.READY:
                 out += self._merge(r, now)
         return out
-
-    def _has_quorum(self, r: Round) -> bool:
-        """Whether enough learners have come to the round's step, and enough offers are here."""
-        if self.policy.quorum is not None:
-            if len(r.arrived) < self.policy.quorum:
-                return False
-            return self.members.come_to(r.id.step) + len(r.departed) >= self.policy.quorum
-        if self._awaits_first or not r.arrived or self._asking.front.step < r.id.step:
-            return False
-        return self._prospects.nobody_owes(r)
 
     def _start_grace(self, r: Round, now: float) -> Said:
         """Opens the window; learners that are later than was foreseen offer what they have."""
@@ -260,7 +252,7 @@ class Rounds:
     def _merge(self, r: Round, now: float) -> Said:
         if sum(other.phase is Phase.MERGING for other in self._open.values()) >= max(1, self.policy.overlap):
             return []
-        if not self._has_quorum(r):
+        if not self._prospects.has_quorum(r, self._asking.front.step):
             r.phase = Phase.GATHERING
             return []
         r.phase = Phase.MERGING
@@ -268,6 +260,13 @@ class Rounds:
         r.merging_since = now
         self._asking.merging(r, self.members, now)
         return [actions.Merge(r.id, r.version + 1, r.given)]
+
+    def _start_over(self, r: Round) -> Said:
+        """None of its offers was merged, so that there is no version: others are waited for."""
+        refused = r.refusal()
+        r.start_over(self.members.live())
+        self._moved = self._ask_all = True
+        return [refused]
 
     def _broadcast(self, which: RoundId, now: float) -> Said:
         """Sends an update to all recovered members, in the merge or not; a welcome brings all fragments."""
@@ -283,14 +282,8 @@ class Rounds:
         return [*self._updates.send(which.fragment, receivers, now, given), r.record(self.members.count, now)]
 
     def _abandon(self) -> Said:
-        """Once all live learners are done, gives up rounds that lack a quorum."""
-        if self._awaits_first or not self._prospects.all_done():
-            return []
-        hopeless = [
-            r
-            for r in self._open.values()
-            if r.phase is Phase.GATHERING and not self._prospects.may_complete(r)
-        ]
+        """Gives up rounds that can no longer have their quorum."""
+        hopeless = self._prospects.hopeless(self._open.values())
         for r in hopeless:
             del self._open[r.id.fragment]
         return [
@@ -318,6 +311,8 @@ class Rounds:
         if m is not None:
             self._asking.arrived(m, c, now)
         if r is None or m is None or not self._wants(r, m, c):
+            if r is not None and m is not None and r.owed.pop(c.learner, None) is not None:
+                r.unasked.add(c.learner)  # in case that nothing comes of the merge under way
             return [actions.Drop(c.learner, "unexpected fragment", event.round)]
         if c.fragment != r.id.fragment or c.version != r.version or c.steps < 1 or c.tokens < 0:
             return self._failed(r, m, "stale fragment")
@@ -367,8 +362,9 @@ class Rounds:
         return out
 
     def _grace_window(self, r: Round) -> float:
-        """Seconds, by the fastest live learner's steps: it would be the first to miss the update."""
-        known = [m.step_time.value for m in self.members.live() if m.step_time.value is not None]
+        """Seconds, by the fastest learner's steps: of all who may be merged, the first to miss the update."""
+        learners = [m for m in self.members.live() if m.learner not in r.refused]
+        known = [m.step_time.value for m in learners if m.step_time.value is not None]
         if not known or self.policy.quorum is None:
             return 0.0
         step_time = min(known)

@@ -13,16 +13,24 @@ from jax.sharding import Mesh, Sharding
 
 from ddiloco.config import ConfigError
 from ddiloco.outer.fragments import FragmentLayout, fragment
-from ddiloco.outer.stacks import array_shape
+from ddiloco.outer.stacks import array_of, array_shape
 from ddiloco.roles.learner_arrays import Batches, Equipment, Program
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.settings.experiment import BASELINES, Experiment
+from ddiloco.training import chips
 from ddiloco.training.mesh import MeshConfig, carve
 
 if TYPE_CHECKING:
     from ddiloco.training.evaluation import Score
 
 Scorer = Callable[[Mapping[str, Any]], "Score | None"]
+Between = Callable[[Callable[[], Any]], Any]
+"""Makes a call, and gives its result, when the devices have no learner's step to wait for."""
+
+
+def at_once(call: Callable[[], Any]) -> Any:
+    """The result of the call: nobody else hands anything to its devices."""
+    return call()
 
 
 class Recipe(Protocol):
@@ -35,8 +43,15 @@ class Recipe(Protocol):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every parameter, by name."""
 
-    def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters at step 0, float32 on the host: the same in every process."""
+    def initial_parameters(self) -> Mapping[str, np.ndarray]:
+        """The parameters at step 0, float32 on the host: the same in every process that asks."""
+
+    def check_beginning(self) -> None:
+        """Checks that there are parameters to begin from.
+
+        Raises:
+          ConfigError: there are none.
+        """
 
     def kind(self, shards: Sequence[int]) -> Hashable:
         """The kind of a job that trains on these shards; jobs of one kind can share a program."""
@@ -57,11 +72,24 @@ class Recipe(Protocol):
     def program(self, mesh: Mesh, kind: Hashable) -> Program:
         """The compiled step."""
 
+    def step_flops(self, kind: Hashable) -> float | None:
+        """The model's operations in one step; None: not known."""
+
     def batches(self, shards: Sequence[int]) -> Batches:
         """The training batches of these shards, from the first on."""
 
-    def scorer(self, mesh: Mesh) -> Scorer:
-        """A function from parameters, on host or devices, to their score, or to None if there is no score."""
+    def global_shardings(self, mesh: Mesh) -> Mapping[str, Sharding] | None:
+        """Where parameters lie on the mesh to be scored and sampled from; None: on the host."""
+
+    def scorer(self, mesh: Mesh, between: Between) -> Scorer:
+        """A function from parameters, on host or devices, to their score, or to None if there is no score.
+
+        Whatever it hands to the devices goes through `between`.
+        """
+
+    @property
+    def samples(self) -> bool:
+        """Whether there is a sample."""
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """The sample shown at the end of a run; None: there is none."""
@@ -73,7 +101,7 @@ class Assembly:
     def __init__(self, experiment: Experiment, recipe: Recipe) -> None:
         self.experiment, self.recipe = experiment, recipe
         self.initial_parameters = recipe.initial_parameters
-        self.batches, self.scorer = recipe.batches, recipe.scorer
+        self.batches = recipe.batches
 
     @functools.cached_property
     def layout(self) -> FragmentLayout:
@@ -91,8 +119,12 @@ class Assembly:
             raise ConfigError(f"config.sync.num_fragments: {error}") from None
 
     def learner_meshes(self) -> list[Mesh]:
-        """One mesh for each learner."""
-        return carve(jax.devices(), self.experiment.sync.num_learners, self.experiment.mesh)
+        """One mesh for each learner; raises ConfigError if evaluation leaves them no device."""
+        devices, kept = jax.devices(), self.experiment.eval.devices
+        if kept >= len(devices):
+            problem = f"is {kept}, but must leave learners some of the {len(devices)} devices"
+            raise ConfigError(f"config.eval.devices: {problem}")
+        return carve(devices[: len(devices) - kept], self.experiment.sync.num_learners, self.experiment.mesh)
 
     def jobs(self) -> list[tuple[Mesh, tuple[int, ...]]]:
         """Mesh and shards of each learner, or of a baseline's one job."""
@@ -113,7 +145,8 @@ class Assembly:
             _ = self.layout
         for mesh, shards in self.jobs():
             self.recipe.check(mesh, shards)
-        self.recipe.check_scoring()
+        self.recipe.check_beginning()
+        self.check_evaluator()
 
     def check_learner(self, learner: int) -> None:
         """Like `check`, for a process that is this one learner."""
@@ -123,6 +156,16 @@ class Assembly:
     def check_syncer(self) -> None:
         """Like `check`, for a process that is the syncer."""
         _ = self.layout
+        self.recipe.check_beginning()
+
+    def check_evaluator(self) -> None:
+        """Checks that the global model can be scored, if it is to be; raises as `check` does."""
+        e = self.experiment
+        if e.eval.every is None:
+            return
+        if e.driver == "local" and e.eval.devices and e.eval.batch_size % e.eval.devices:
+            problem = f"is {e.eval.devices}, but must divide the {e.eval.batch_size} rows of eval.batch_size"
+            raise ConfigError(f"config.eval.devices: {problem}")
         self.recipe.check_scoring()
 
     def own_mesh(self) -> Mesh:
@@ -130,14 +173,47 @@ class Assembly:
         return carve(jax.devices(), 1, self.experiment.mesh)[0]
 
     def evaluation_mesh(self) -> Mesh:
-        """One device to evaluate on while learners train; if possible, one that no learner uses.
+        """Where the global model is scored while learners train: the devices kept for that, or an idle one.
 
-        It is a single device, which needs no collectives: on a device that a learner also uses, the
-        collectives of two threads could wait for each other forever.
+        Without either, the devices of `evaluation_learner`; or the last device, if every learner has one
+        device: a program on one device needs no collectives, and takes its turn among the learner's steps.
         """
+        kept, learner = self.experiment.eval.devices, self.evaluation_learner()
+        if kept:
+            return carve(jax.devices()[-kept:], 1, MeshConfig(data=1, fsdp=-1))[0]
+        if learner is not None:
+            return self.learner_meshes()[learner]
+        return carve((self._idle() or jax.devices())[-1:], 1, MeshConfig())[0]
+
+    def evaluation_learner(self) -> int | None:
+        """The learner between whose steps the global model is scored; None: it needs no gap between steps.
+
+        On devices that a learner shares, the collectives of two threads could wait for each other forever.
+        """
+        meshes = self.learner_meshes()
+        shared = meshes[-1].size > 1 and not self._idle()
+        return len(meshes) - 1 if shared else None
+
+    def _idle(self) -> list[jax.Device]:
+        """The devices that no learner uses."""
         used = {device for mesh in self.learner_meshes() for device in mesh.devices.flat}
-        idle = [device for device in jax.devices() if device not in used]
-        return carve((idle or [jax.devices()[-1]])[:1], 1, MeshConfig())[0]
+        return [device for device in jax.devices() if device not in used]
+
+    def scorer(self, mesh: Mesh, between: Between = at_once) -> Scorer:
+        """What scores parameters on the mesh; it gives None where evaluation is off."""
+        if self.experiment.eval.every is None:
+            return lambda params: None
+        return self.recipe.scorer(mesh, between)
+
+    def sample(self, params: Mapping[str, Any]) -> str | None:
+        """A sample from these host parameters, on the devices of the first learner, which must not step."""
+        if not self.recipe.samples:
+            return None
+        shardings = self.recipe.global_shardings(self.jobs()[0][0])
+        if shardings is None:
+            return self.recipe.sample(params)
+        laid = shardings.items()
+        return self.recipe.sample({n: jax.device_put(array_of(n, params), sharding) for n, sharding in laid})
 
     def equipment(self) -> list[Equipment]:
         """What each learner works with, compiled; meshes that differ are compiled in parallel."""
@@ -173,6 +249,12 @@ class Assembly:
         """The compiled step of a job that trains on these shards."""
         return self._program((mesh, self.recipe.kind(shards)))
 
+    def peak_flops(self, mesh: Mesh) -> float | None:
+        """Operations a second of all its devices, as the settings say or their kind has; None: not known."""
+        device: jax.Device = mesh.devices.flat[0]
+        peak = self.experiment.log.peak_flops or chips.peak_flops(device.device_kind)
+        return None if peak is None else peak * mesh.size
+
     def _equipment(self, learner: int, program: Program, transfer: FragmentTransfer) -> Equipment:
         e = self.experiment
         return Equipment(
@@ -182,6 +264,8 @@ class Assembly:
             steps_in_flight=e.train.steps_in_flight,
             min_step_seconds=e.min_step_seconds(learner),
             sdc_check_every=e.sdc_check_every,
+            step_flops=self.recipe.step_flops(self.recipe.kind((learner,))),
+            peak_flops=self.peak_flops(program.mesh),
         )
 
     def _program(self, key: tuple[Mesh, Hashable]) -> Program:

@@ -23,12 +23,12 @@ class Evaluations:
     def __init__(
         self,
         score: Scorer,
-        every: int,
+        every: int | None,
         record: Callable[[Any], None],
         clock: Callable[[], float] = time.time,
         since: int = 0,
     ) -> None:
-        """`every`: global steps between two evaluations; 0: none is due. `clock`: seconds, for records.
+        """`every`: global steps between two evaluations; 0, None: none is due. `clock`: seconds, for records.
 
         `since`: the global step after which the next multiple of `every` is due.
         """
@@ -45,7 +45,7 @@ class Evaluations:
     def evaluate(self, step: int, tokens: int, params: Params) -> float | None:
         """Scores parameters and records the result; gives the loss. `tokens`: trained on so far.
 
-        None, without a record, for a loop that has no `evaluate`.
+        None, without a record, where there is no score.
         """
         score = self._score(params)
         if score is None:
@@ -63,7 +63,7 @@ class Evaluator:
     def __init__(
         self,
         score: Scorer,
-        every: int,
+        every: int | None,
         tokens_so_far: Callable[[], int],
         record: Callable[[Any], None],
     ) -> None:

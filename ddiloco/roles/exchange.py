@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -101,6 +101,22 @@ class InnerStateWanted:
 
 
 @dataclasses.dataclass(frozen=True)
+class BetweenSteps:
+    """A call that needs the learner's devices to itself, so that its thread makes it between two steps."""
+
+    call: Callable[[], Any]
+    answer: concurrent.futures.Future[Any]  # cancelled when it is no longer wanted
+
+    def make(self) -> None:
+        """Makes the call, and answers with its result or with what it raised."""
+        if self.answer.set_running_or_notify_cancel():
+            try:
+                self.answer.set_result(self.call())
+            except Exception as error:
+                self.answer.set_exception(error)
+
+
+@dataclasses.dataclass(frozen=True)
 class SnapshotBegun:
     """The syncer has recorded its state for this snapshot; the learner should now record its own.
 
@@ -118,4 +134,4 @@ class Leave:
     """The run is over."""
 
 
-Delivery = Told | InnerStateWanted | SnapshotBegun | Leave
+Delivery = Told | InnerStateWanted | BetweenSteps | SnapshotBegun | Leave

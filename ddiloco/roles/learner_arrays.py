@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,6 +77,8 @@ class Equipment:
     steps_in_flight: int
     min_step_seconds: float = 0.0
     sdc_check_every: int = 0
+    step_flops: float | None = None  # the model's operations in a step; None: not known
+    peak_flops: float | None = None  # operations a second of the program's devices; None: not known
 
 
 class TrainingArrays:
@@ -94,6 +97,7 @@ class TrainingArrays:
         self._equipment = equipment
         self._erred = erred
         self._steps = 0
+        self.data_wait = 0.0  # seconds that the last step waited for its batch
         self._state: TrainState | None = None
         self._anchors: dict[int, tuple[jax.Array, ...]] = {}
         self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # the next offers send it along
@@ -118,7 +122,9 @@ class TrainingArrays:
         `clock` is the number of steps before this one. A step that is checked is taken twice from the same
         state and waited for; the learner keeps the first result.
         """
+        asked = time.monotonic()
         batch = next(self._equipment.batches)
+        self.data_wait = time.monotonic() - asked
         self._steps += 1
         every, program = self._equipment.sdc_check_every, self._equipment.program
         before = program.copy(self._state) if every and self._steps % every == 0 else None

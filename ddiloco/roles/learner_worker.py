@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import math
 import queue
 import threading
@@ -21,6 +22,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.roles.device_calls import DeviceCalls
 from ddiloco.roles.exchange import (
+    BetweenSteps,
     InnerState,
     InnerStateWanted,
     Leave,
@@ -33,6 +35,7 @@ from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.resuming import ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.transfer import Offer
+from ddiloco.training.step_meter import StepMeter
 
 HANGS = 10.0  # times as long as the longest step before it, from which on a step has no more heartbeats
 Result = TypeVar("Result")
@@ -54,6 +57,7 @@ class _Step(NamedTuple):
     clock: int  # after it
     tokens: int
     metrics: dict[str, jax.Array]
+    data_wait: float  # seconds until its batch was there
     position: dict[str, Any] | None  # of the batches after it
 
     @property
@@ -96,6 +100,8 @@ class LearnerWorker:
         self._to_syncer, self._send_offer = to_syncer, send_offer
         self._record = record
         self._arrays = TrainingArrays(equipment, self._erred)
+        devices = equipment.program.mesh.devices.flat
+        self._meter = StepMeter(devices, equipment.step_flops, equipment.peak_flops)
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._recovery = recovery
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
@@ -120,6 +126,20 @@ class LearnerWorker:
         """Waits up to `timeout` seconds for the thread to end; whether it did."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def between_steps(self, call: Callable[[], Result]) -> Result:
+        """The result of `call`, which the learner's thread makes between two steps; for other threads.
+
+        Where that thread has not begun or has ended, they make it themselves.
+        """
+        if not self._thread.is_alive():
+            return call()
+        wanted = BetweenSteps(call, concurrent.futures.Future())
+        self.inbox.put(wanted)
+        while not concurrent.futures.wait([wanted.answer], 0.2).done:
+            if not self._thread.is_alive() and wanted.answer.cancel():
+                return call()
+        return wanted.answer.result()
 
     def _run(self) -> None:
         learner = self.core.learner
@@ -185,7 +205,8 @@ class LearnerWorker:
         self.tokens += tokens
         self._trained += 1
         position = self._arrays.position() if self._recovery is not None else None
-        self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, position))
+        wait = self._arrays.data_wait
+        self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, wait, position))
         self._handle(events.StepStarted(tokens))
 
     def _idle(self, until: float) -> None:
@@ -201,8 +222,8 @@ class LearnerWorker:
             if not step.complete:
                 self._patiently(lambda metrics=step.metrics: jax.block_until_ready(metrics))
             self._in_flight.popleft()
-            done = records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, step.metrics)
-            self._record(done)
+            metrics = {**step.metrics, **self._meter.finished(step.data_wait)}
+            self._record(records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, metrics))
             self._handle(events.StepFinished())
             if step.position is not None:
                 self._recovery.finished(step.position)
@@ -247,6 +268,8 @@ class LearnerWorker:
                     self._handle(delivery.event, delivery.fragments)
                 case InnerStateWanted():
                     self._wanted.append(delivery)
+                case BetweenSteps():
+                    self._patiently(delivery.make)
                 case Leave():
                     self._leaving = True
 
@@ -313,4 +336,5 @@ class LearnerWorker:
     def _enter(self, state: State) -> None:
         if state is not self._timeline:
             self._timeline = state
+            self._meter.interrupted()
             self._record(records.StateChanged(self.core.learner, state, time.time()))

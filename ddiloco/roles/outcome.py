@@ -16,3 +16,4 @@ class Outcome:
     eval_loss: float | None  # nats per token
     finished: bool  # whether every round up to the last step ended, without interruption or failure
     failure: str | None  # why the run failed, one line or more; None if it did not
+    sample: str | None = None  # if it was made in the run; else it is made of `params`

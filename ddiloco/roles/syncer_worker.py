@@ -49,13 +49,14 @@ class Arrived:
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """A merge is done and committed."""
+    """A merge is done and, unless nothing was merged, committed."""
 
     event: events.MergeFinished
-    pieces: Pieces  # of the new version
+    pieces: Pieces  # of the newest version
     update: Pieces  # from the version before, in the update codec; (): the pieces are sent
     metrics: Mapping[str, Any]  # for the record of the round
-    sha256: bytes | None  # of the pieces; None if no tape is kept
+    sha256: bytes | None  # of the pieces of a new version; None if no tape is kept
+    empty: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +197,8 @@ class SyncerWorker:
                 self._carry_out(decided)
             case Merged():
                 self._carry_out(self._note_merge(message), message.metrics)
-                self._on_commit(self.core.step, list(self._committed))
+                if not message.empty:
+                    self._on_commit(self.core.step, list(self._committed))
                 may_take = self._snapshots is not None and not self.core.finished
                 if may_take and self._snapshots.wanted(self.core.step):
                     self._merger.submit(self._gather)
@@ -270,7 +272,8 @@ class SyncerWorker:
 
     def _note_merge(self, merged: Merged) -> list[actions.SyncerAction]:
         p = merged.event.round.fragment
-        self._committed[p], self._updates[p] = merged.pieces, merged.update
+        if not merged.empty:
+            self._committed[p], self._updates[p] = merged.pieces, merged.update
         decided = self._decide(merged.event)
         if merged.sha256 is not None:
             self._tape.committed(p, self.core.versions[p], merged.sha256)
@@ -348,15 +351,16 @@ class SyncerWorker:
                 [(c.steps, c.tokens) for c, _ in given],
                 [c.learner for c, _ in given],
             )
-            sha256 = pieces_sha256(made.pieces) if self._tape.on else None
+            sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
             self._note_guarded(made.notices, action.round)
-            committed = self._durable is None or self._durable.commit(action.round, self._model)
+            needless = made.empty or self._durable is None
+            committed = needless or self._durable.commit(action.round, self._model)
         except Exception as error:
             self._inbox.put(Failed(error))
             return
         if committed:  # else the run is over, without this merge
             finished = events.MergeFinished(action.round, made.left_out)
-            self._inbox.put(Merged(finished, made.pieces, made.update, made.metrics, sha256))
+            self._inbox.put(Merged(finished, made.pieces, made.update, made.metrics, sha256, made.empty))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):

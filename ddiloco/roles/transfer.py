@@ -14,9 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from ddiloco.outer.codecs import CODECS, Codec
 from ddiloco.outer.encoding import encode, wire_format
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
+from ddiloco.outer.sharded_rows import divides, row_of, row_sharding
 from ddiloco.outer.stacks import homes
 
 Parameters = dict[str, jax.Array]
+Shardings = Mapping[str, NamedSharding]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class FragmentTransfer:
     def __init__(
         self,
         layout: FragmentLayout,
-        shardings: dict[str, NamedSharding],
+        shardings: Shardings,
         codec: str = "f32",
         error_feedback: bool = False,
         rebase: bool = False,
@@ -79,12 +81,12 @@ class FragmentTransfer:
             tuple(part.shape for part in wire_format(layout, p, codec)) for p in range(layout.num_fragments)
         ]
         self._own = [
-            jax.jit(functools.partial(_copy, layout, p), out_shardings=self._placement[p])
+            jax.jit(functools.partial(_copy, layout, shardings, p), out_shardings=self._placement[p])
             for p in range(layout.num_fragments)
         ]
         self._take = [
             jax.jit(
-                functools.partial(_encode, layout, p, CODECS[codec], self._placement[p]),
+                functools.partial(_encode, layout, shardings, p, CODECS[codec], self._placement[p]),
                 out_shardings=(None, self._placement[p] if error_feedback else ()),
             )
             if self.keeps_anchors
@@ -94,7 +96,7 @@ class FragmentTransfer:
         self._mix, self._rebase = (
             [
                 jax.jit(
-                    functools.partial(function, layout, p),
+                    functools.partial(function, layout, shardings, p),
                     donate_argnums=0,
                     out_shardings={name: shardings[name] for name in self._names[p]},
                 )
@@ -187,40 +189,36 @@ class FragmentTransfer:
         return params
 
 
-def placement(
-    layout: FragmentLayout, fragment: int, shardings: dict[str, NamedSharding]
-) -> tuple[NamedSharding, ...]:
+def placement(layout: FragmentLayout, fragment: int, shardings: Shardings) -> tuple[NamedSharding, ...]:
     """Where the pieces of a global fragment lie on a learner's devices."""
-    of = homes(shardings)
+    of, shapes = homes(shardings), dict(layout.shapes)
     return tuple(
-        _piece_sharding(_tensor_sharding(shardings, *of[piece.name]), shape)
+        _piece_sharding(_tensor_sharding(shardings, *of[piece.name], shapes[piece.name]), shape)
         for piece, shape in zip(layout.fragments[fragment], layout.piece_shapes(fragment), strict=True)
     )
 
 
-def _tensor_sharding(shardings: dict[str, NamedSharding], array: str, row: int | None) -> NamedSharding:
-    found = shardings[array]
-    return found if row is None else NamedSharding(found.mesh, PartitionSpec(*found.spec[1:]))
+def _tensor_sharding(
+    shardings: Shardings, array: str, row: int | None, shape: tuple[int, ...]
+) -> NamedSharding:
+    return shardings[array] if row is None else row_sharding(shardings[array], shape)
 
 
 def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """Like its tensor's if the piece divides evenly; else whole on every device."""
-    try:
-        tensor.shard_shape(shape)
-    except ValueError:
-        return NamedSharding(tensor.mesh, PartitionSpec())
-    return tensor
+    return tensor if divides(tensor, shape) else NamedSharding(tensor.mesh, PartitionSpec())
 
 
-def _take(layout: FragmentLayout, fragment: int, arrays: Parameters) -> tuple[jax.Array, ...]:
+def _take(
+    layout: FragmentLayout, shardings: Shardings, fragment: int, arrays: Parameters
+) -> tuple[jax.Array, ...]:
     of = homes(arrays)
-    tensors = {name: _tensor(arrays, *of[name]) for name in layout.names(fragment)}
+    tensors = {name: _tensor(arrays, shardings, *of[name]) for name in layout.names(fragment)}
     return take(layout, fragment, tensors)
 
 
-def _tensor(arrays: Parameters, array: str, row: int | None) -> jax.Array:
-    found = arrays[array]
-    return found if row is None else jax.lax.index_in_dim(found, row, keepdims=False)
+def _tensor(arrays: Parameters, shardings: Shardings, array: str, row: int | None) -> jax.Array:
+    return arrays[array] if row is None else row_of(arrays[array], row, shardings[array])
 
 
 def _put(
@@ -240,12 +238,15 @@ def _put(
     return result
 
 
-def _copy(layout: FragmentLayout, fragment: int, tensors: Parameters) -> tuple[jax.Array, ...]:
-    return tuple(jnp.copy(piece) for piece in _take(layout, fragment, tensors))
+def _copy(
+    layout: FragmentLayout, shardings: Shardings, fragment: int, tensors: Parameters
+) -> tuple[jax.Array, ...]:
+    return tuple(jnp.copy(piece) for piece in _take(layout, shardings, fragment, tensors))
 
 
 def _encode(
     layout: FragmentLayout,
+    shardings: Shardings,
     fragment: int,
     codec: Codec,
     placed: tuple[Sharding, ...],
@@ -253,21 +254,22 @@ def _encode(
     anchor: tuple[jax.Array, ...],
     residual: tuple[jax.Array, ...],
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    shardings = [
+    placements = [
         sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
         for sharding in placed
     ]
-    return encode(codec, _take(layout, fragment, tensors), anchor, residual, shardings)
+    return encode(codec, _take(layout, shardings, fragment, tensors), anchor, residual, placements)
 
 
 def _mix(
     layout: FragmentLayout,
+    shardings: Shardings,
     fragment: int,
     tensors: Parameters,
     update: tuple[jax.Array, ...],
     mixing: jax.Array,
 ) -> Parameters:
-    own = _take(layout, fragment, tensors)
+    own = _take(layout, shardings, fragment, tensors)
     # where, not arithmetic, at mixing 0: an own value of NaN must not survive its overwriting.
     mixed = tuple(
         jnp.where(mixing == 0, theirs, (1 - mixing) * theirs + mixing * ours)
@@ -278,11 +280,12 @@ def _mix(
 
 def _rebased(
     layout: FragmentLayout,
+    shardings: Shardings,
     fragment: int,
     tensors: Parameters,
     update: tuple[jax.Array, ...],
     offered: tuple[jax.Array, ...],
 ) -> Parameters:
-    own = _take(layout, fragment, tensors)
+    own = _take(layout, shardings, fragment, tensors)
     later = tuple(theirs + (ours - then) for ours, theirs, then in zip(own, update, offered, strict=True))
     return _put(layout, fragment, tensors, later)

@@ -23,6 +23,7 @@ from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.local.run import LocalRun
 from ddiloco.observe.monitor import Monitor, RunInfo
+from ddiloco.observe.profile import StepProfile
 from ddiloco.observe.trimming import OWNERS, next_previous
 from ddiloco.outer.encoding import Traffic, traffic
 from ddiloco.outer.global_model import parameters_sha256
@@ -57,6 +58,7 @@ def run_job(
     resume: bool | None = False,
     make_loop: MakeLoop | None = None,
     claim: Callable[[], None] = lambda: None,
+    profile: StepProfile | None = None,
 ) -> Result:
     """Runs an experiment; setting `stop` ends it early, with everything saved.
 
@@ -73,6 +75,7 @@ def run_job(
         earlier run in the workdir is set aside.
       make_loop: makes the user's own loop, if one is trained; None: what the settings name.
       claim: takes what else the run needs for itself alone, such as a port; may raise ConfigError.
+      profile: takes a trace of some steps.
 
     Raises:
       ConfigError, DataError: the run cannot work; raised before anything is trained.
@@ -94,7 +97,7 @@ def run_job(
     with owned(workdir):
         claim()
         going_on = resume is not False and _has_begun(workdir, resume)
-        return _run_owned(experiment, assembly, workdir, stop, live, runner, going_on)
+        return _run_owned(experiment, assembly, workdir, stop, live, runner, going_on, profile)
 
 
 def _has_begun(workdir: pathlib.Path, resume: bool | None) -> bool:
@@ -114,6 +117,7 @@ def _run_owned(
     live: bool,
     runner: Runner | None,
     resume: bool,
+    profile: StepProfile | None = None,
 ) -> Result:
     """Runs an experiment that was checked, in a workdir that nobody else has."""
     snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
@@ -132,11 +136,12 @@ def _run_owned(
     extra: dict[str, Any] = {"finished": False}
     begun = time.monotonic()
     sample = None
+    record = monitor.queue.put if profile is None else profile.watching(monitor.queue.put)
     try:
         if runner is not None:
-            outcome = runner(assembly, monitor.queue.put, stop, snapshot)
+            outcome = runner(assembly, record, stop, snapshot)
         else:
-            outcome = _run(experiment, assembly, monitor.queue.put, stop, workdir, snapshot)
+            outcome = _run(experiment, assembly, record, stop, workdir, snapshot)
         extra = {
             "finished": outcome.finished,
             "interrupted": stop.is_set() and not outcome.finished,
@@ -147,8 +152,11 @@ def _run_owned(
             extra["params_sha256"] = parameters_sha256(outcome.params)
             folder = workdir / "checkpoints"
             checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
-            sample = assembly.recipe.sample(outcome.params)
+            remote = experiment.driver == "remote"
+            sample = outcome.sample if remote else assembly.sample(outcome.params)
     finally:
+        if profile is not None:
+            profile.close()
         summary = monitor.stop(extra)
     if sample is not None:
         (workdir / "sample.txt").write_text(sample + "\n")

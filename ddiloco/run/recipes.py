@@ -18,17 +18,19 @@ from jax.sharding import Mesh, Sharding
 
 from ddiloco.config import ConfigError
 from ddiloco.outer.stacks import array_of
-from ddiloco.roles.assembly import Assembly, Scorer
+from ddiloco.roles.assembly import Assembly, Between, Scorer
 from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.evaluation import Score, evaluate, make_eval_step
 from ddiloco.training.loop import Loop, MakeLoop, Place
 from ddiloco.training.loop_program import LoopBatches, LoopProgram
+from ddiloco.training.loss import Batch, LossSums
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.parameters import init_parameters, parameter_shapes
+from ddiloco.training.parameters import Parameters, init_parameters, parameter_shapes
 from ddiloco.training.program import TrainProgram
-from ddiloco.training.sharding import check_divided, parameter_shardings, rows_divisor
+from ddiloco.training.sharding import check_divided, check_stages, parameter_shardings, rows_divisor
+from ddiloco.weights.initial import InitialWeights
 
 
 def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
@@ -54,9 +56,15 @@ class ModelRecipe:
         """The shape of every parameter, by name; allocates nothing."""
         return parameter_shapes(self._experiment.model)
 
-    def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters at step 0, on the host; they depend on the model and the seed only."""
-        params = init_parameters(self._experiment.model, self._experiment.seed)
+    def initial_parameters(self) -> Mapping[str, np.ndarray]:
+        """The parameters at step 0, on the host: of the model and the seed alone, or as `init_from` has them.
+
+        A run that resumes reads no weights, since it takes its parameters from the snapshot.
+        """
+        e = self._experiment
+        if e.init_from is not None and not e.resume:
+            return InitialWeights(e.model, pathlib.Path(e.init_from).expanduser())
+        params = init_parameters(e.model, e.seed)
         return {name: np.asarray(value) for name, value in params.items()}
 
     def kind(self, shards: Sequence[int]) -> int:
@@ -74,7 +82,6 @@ class ModelRecipe:
         Raises:
           ConfigError: they do not.
         """
-        check_divided(self._experiment.model, mesh)
         e = self._experiment
         ways, parts = rows_divisor(mesh), e.inner.accumulation
         for name, count in (("train.batch_size", rows), ("eval.batch_size", e.eval.batch_size)):
@@ -86,6 +93,13 @@ class ModelRecipe:
         if rows % parts:
             problem = f"is {parts}, but a step has {rows} rows, which is no multiple of it"
             raise ConfigError(f"config.inner.accumulation: {problem}")
+        check_stages(e.model, mesh, {"train.batch_size": rows // parts, "eval.batch_size": e.eval.batch_size})
+        check_divided(e.model, mesh)
+
+    def check_beginning(self) -> None:
+        """Opens the weights that training begins from, if there are any."""
+        if self._experiment.init_from is not None:
+            self.initial_parameters()
 
     def check_scoring(self) -> None:
         """Opens the held-out data."""
@@ -102,22 +116,38 @@ class ModelRecipe:
         saved = e.train.executable
         return TrainProgram(e.model, e.inner, e.train.steps, mesh, kind, task.row, task.loss, saved)
 
+    def step_flops(self, kind: int) -> float:
+        """By the model's own formula, for `kind` rows."""
+        return self._task.step_flops(kind)
+
     def batches(self, shards: Sequence[int]) -> Batches:
         """The training batches of these shards; the data has one shard for each learner."""
         return self._task.batches(shards, self._experiment.sync.num_learners, self.kind(shards))
 
-    def scorer(self, mesh: Mesh) -> Scorer:
-        """Scores parameters on the held-out batches."""
+    def global_shardings(self, mesh: Mesh) -> Mapping[str, Sharding]:
+        """By the names of the parameters' axes."""
+        return parameter_shardings(self._experiment.model, mesh)
+
+    def scorer(self, mesh: Mesh, between: Between) -> Scorer:
+        """Scores parameters on the held-out batches, a batch at a time."""
         e, batches = self._experiment, self._held_out
         step = make_eval_step(e.model, mesh, self._task.loss)
         shardings = parameter_shardings(e.model, mesh)
 
+        def of_batch(params: Parameters, batch: Batch) -> LossSums:
+            return between(lambda: step(params, batch))
+
         def score(params: Mapping[str, Any]) -> Score:
             laid = shardings.items()
             placed = {name: jax.device_put(array_of(name, params), sharding) for name, sharding in laid}
-            return evaluate(e.model, step, placed, batches, mesh)
+            return evaluate(e.model, of_batch, placed, batches, mesh)
 
         return score
+
+    @property
+    def samples(self) -> bool:
+        """Whether the settings ask for a sample."""
+        return self._task.samples
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """What the model predicts for unseen data."""
@@ -155,6 +185,9 @@ class LoopRecipe:
         """Makes and compiles the learner's loop."""
         self.program(mesh, self.kind(shards))
 
+    def check_beginning(self) -> None:
+        """Nothing to check: a loop begins from its own `init`."""
+
     def check_scoring(self) -> None:
         """Nothing to check: the scoring loop was made to find the shapes."""
 
@@ -176,14 +209,22 @@ class LoopRecipe:
                 self._programs[mesh, kind] = program
             return self._programs[mesh, kind]
 
+    def step_flops(self, kind: int) -> None:
+        """Only the loop itself knows."""
+        del kind
+
     def batches(self, shards: Sequence[int]) -> LoopBatches:
         """The batches of the learner's loop."""
         place = self._place(shards[0], self._one_device)
         return LoopBatches(self._loop(place), place)
 
-    def scorer(self, mesh: Mesh) -> Scorer:
-        """Scores parameters with the loop's `evaluate`, if it has one."""
+    def global_shardings(self, mesh: Mesh) -> None:
+        """The loop's `evaluate` gets host arrays."""
         del mesh
+
+    def scorer(self, mesh: Mesh, between: Between) -> Scorer:
+        """Scores parameters with the loop's `evaluate`, if it has one."""
+        del mesh, between
         program = self._global
 
         def score(params: Mapping[str, Any]) -> Score | None:
@@ -191,6 +232,8 @@ class LoopRecipe:
             return None if found is None else Score(float(found(program.tree(params))))
 
         return score
+
+    samples = False
 
     def sample(self, params: Mapping[str, Any]) -> None:
         """A loop has no sample."""

@@ -60,9 +60,17 @@ class TrainConfig:
 class EvalConfig:
     """How the global model is scored on held-out rows."""
 
-    every: int = setting(48, "global steps between two evaluations; 0: only at the end", at_least=0)
+    every: int | None = setting(
+        48, "global steps between two evaluations; 0: only at the end; None: not even then", at_least=0
+    )
     num_batches: int = setting(8, "held-out batches of one evaluation", at_least=1)
     batch_size: int = setting(16, "rows in a held-out batch", at_least=1)
+    devices: int = setting(
+        0,
+        "the local driver's last devices, kept for evaluation; 0: one that no learner uses, if there is any, "
+        "else a learner's",
+        at_least=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +78,9 @@ class LogConfig:
     """How much is logged during training."""
 
     every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
+    peak_flops: float | None = setting(
+        None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +135,11 @@ class Experiment:
         both_ends=True,
         may_change="never",
         because="it orders the data, and positions in them are of that order",
+    )
+    init_from: str | None = setting(
+        None,
+        "safetensors in Hugging Face's layout, a folder or file, to begin from; None: random numbers",
+        may_change="resume",
     )
     data: Any = setting(
         None,
@@ -209,6 +225,8 @@ class Experiment:
             yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
         if self.train.tokens is not None:
             yield f"train.tokens: is {self.train.tokens}, but must be None for a loop"
+        if self.init_from is not None:
+            yield f"init_from: is {self.init_from}, but must be None for a loop"
         if self.driver == "virtual" and not self.virtual.arrays:
             yield "virtual.arrays: is False, but must be True for a loop"
 

@@ -63,9 +63,14 @@ class Captioning(Task):
         """As in `Task`: canvases of the eval split's images."""
         return held_out_canvases(self.data, self._shape, batch_size, num_batches)
 
+    @property
+    def samples(self) -> bool:
+        """Whether any image is asked for."""
+        return self.sampling.images > 0
+
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """Captions of held-out images by greedy decoding, a line each, with the truth if it differs."""
-        if not self.sampling.images:
+        if not self.samples:
             return None
         [batch] = self.held_out(self.sampling.images, 1)
         written = self.captions(params, batch["image"])

@@ -86,11 +86,16 @@ class LanguageModelling(Task):
         """As in `Task`: rows evenly spaced over the eval split."""
         return held_out_text(self.data, self.tokenizer, batch_size, num_batches)
 
+    @property
+    def samples(self) -> bool:
+        """Whether any token is asked for."""
+        return self.sampling.tokens > 0
+
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """A sampled continuation of the configured prompt, prompt included."""
-        s = self.sampling
-        if not s.tokens:
+        if not self.samples:
             return None
+        s = self.sampling
         prompt = self.tokenizer.encode(s.prompt)
         window = self.data.sequence_length
         tokens = sample(self.model, dict(params), prompt, s.tokens, s.temperature, self.seed, window)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from ddiloco.models import model_of
 from ddiloco.training.loss import Loss
 
 Batch = dict[str, np.ndarray]
@@ -59,6 +60,11 @@ class Task(abc.ABC):
     def row_tokens(self) -> int:
         """How many targets of a full row count."""
 
+    def step_flops(self, rows: int) -> float:
+        """Floating-point operations of a step on so many rows, by the model's own formula."""
+        length = self.row_tokens
+        return model_of(self.model).flops_per_token(self.model, length) * rows * length
+
     @abc.abstractmethod
     def batches(self, shards: Sequence[int], num_shards: int, batch_size: int) -> Iterator[Batch]:
         """The endless training batches of some of `num_shards` shards, `batch_size` rows of host arrays each.
@@ -74,6 +80,11 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """The held-out batches, the same for every run on these data; raises as `batches` does."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether there is something to show."""
+        return False
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """What the model makes of unseen data, to look at; None: there is nothing to show."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,3 +34,26 @@ CHIPS: dict[str, Chip] = {
     "v5p": Chip("TPU v5", 95.74 * 2**30, 459e12, 2765e9, 1200e9 / 6 / 2, 3),
     "v6e": Chip("TPU v6 lite", 31.25 * 2**30, 918e12, 1638e9, 800e9 / 4 / 2, 2),
 }
+
+# Dense bfloat16 operations a second of other accelerators, by what their `device_kind` holds; the first that
+# fits counts. TPU v4: cloud.google.com/tpu/docs/v4. GPUs: NVIDIA's data sheets, which give twice as many with
+# sparsity; those with PCIe, and two of them linked (NVL), are slower than those in SXM boards.
+_OTHER_PEAKS: tuple[tuple[str, float], ...] = (
+    (r"^TPU v4$", 275e12),
+    (r"^TPU v5p$", 459e12),
+    (r"B200", 2250e12),
+    (r"H200 NVL", 835e12),
+    (r"H200", 989e12),
+    (r"H100 NVL", 835e12),
+    (r"H100 PCIe", 756e12),
+    (r"H100", 989e12),
+    (r"A100", 312e12),
+)
+
+
+def peak_flops(kind: str) -> float | None:
+    """Dense bfloat16 operations a second of a JAX device of this kind; None: not known, as of a CPU."""
+    for chip in CHIPS.values():
+        if chip.kind == kind:
+            return chip.peak_flops
+    return next((peak for pattern, peak in _OTHER_PEAKS if re.search(pattern, kind)), None)

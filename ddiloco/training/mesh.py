@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError, setting
 
-MESH_AXES = ("data", "fsdp", "tensor", "expert")
+MESH_AXES = ("data", "stage", "fsdp", "tensor", "expert")
 MOST_EXPERT_SHARDS = 8  # where nothing else is said: more would leave too few experts to each
 
 
@@ -23,6 +23,9 @@ class MeshConfig:
     """Sizes of one learner's mesh; one may be -1, or fsdp and expert both, meaning what the others leave."""
 
     data: int = setting(-1, "copies of the model, each with rows of its own; -1 is what is left")
+    stage: int = setting(
+        1, "pipeline stages, each with layers of its own; outside of layers like fsdp; -1 is what is left"
+    )
     fsdp: int = setting(1, "shards of the parameters, each with rows of its own; -1 is what is left")
     tensor: int = setting(1, "shards of heads, MLP and vocabulary; -1 is what is left")
     expert: int = setting(
@@ -41,11 +44,11 @@ class MeshConfig:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The four sizes in the order of MESH_AXES."""
+        """The sizes in the order of MESH_AXES."""
         return tuple(getattr(self, axis) for axis in MESH_AXES)
 
     def shape(self, num_devices: int) -> tuple[int, ...]:
-        """The four sizes over `num_devices`, with -1 resolved; raises ConfigError where they do not fit."""
+        """The sizes over `num_devices`, with -1 resolved; raises ConfigError where they do not fit."""
         fixed = math.prod(size for size in self.sizes if size != -1)
         asked = " x ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, self.sizes, strict=True))
         left = num_devices // fixed

@@ -83,6 +83,18 @@ def _drawing(initializer: Initializer, shape: tuple[int, ...]) -> Callable[[np.u
     return jax.jit(draw)
 
 
+def module_of(config: Any, params: Mapping[str, jax.Array]) -> Any:
+    """The model's module with these parameters, in either form; pure, for use under jit.
+
+    Raises:
+      ValueError: the parameters are not those of this model.
+    """
+    graph, slots = _skeleton(config)
+    arrays = stacked(params, slots)
+    state = nnx.from_flat_state([(path, slot.replace(arrays[name])) for name, (path, slot) in slots.items()])
+    return nnx.merge(graph, state)
+
+
 def output(
     config: Any,
     params: Mapping[str, jax.Array],
@@ -97,10 +109,7 @@ def output(
     Raises:
       ValueError: the parameters are not those of this model.
     """
-    graph, slots = _skeleton(config)
-    arrays = stacked(params, slots)
-    state = nnx.from_flat_state([(path, slot.replace(arrays[name])) for name, (path, slot) in slots.items()])
-    returned = nnx.merge(graph, state)(*inputs, constrain=constrain)
+    returned = module_of(config, params)(*inputs, constrain=constrain)
     return returned if isinstance(returned, Output) else Output(returned)
 
 

@@ -1,4 +1,7 @@
-"""Sampling, one token at a time: the continuation of a prompt, and captions of images."""
+"""Sampling with a cache of keys and values: the continuation of a prompt, and captions of images.
+
+Parameters may be sharded over a mesh; nothing gathers them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
-from ddiloco.training.parameters import forward
+from ddiloco.models import model_of
+from ddiloco.models.parameter import Constrain, unconstrained
+from ddiloco.training.parameters import forward, module_of
+from ddiloco.training.sharding import constrainer
 
 
 def sample(
@@ -22,52 +29,78 @@ def sample(
     seed: int,
     window: int = 128,
 ) -> np.ndarray:
-    """The `num_tokens` tokens (int32) that follow the prompt, each drawn given the last `window` tokens.
+    """The `num_tokens` tokens (int32) that follow the prompt, each drawn given at most `window` before it.
 
-    Temperature 0 takes the likeliest token each time. The model runs over the whole window for each token:
-    this is for looking at what a model has learnt, not for serving. Compiled once for each (config, window,
-    num_tokens).
+    Where these are known, the next are drawn given the last half of them, and so on. Temperature 0 takes the
+    likeliest token each time. Compiled once for each (config, window, num_tokens). A model that has no
+    `new_cache` and `extend`, as `ddiloco.models.dense` has them, runs over the whole window for each token.
 
     Raises:
       ValueError: the prompt is empty, or the temperature is negative.
     """
-    prompt = np.asarray(prompt_tokens, np.int32)[-window:]
-    if prompt.size == 0:
+    known = np.asarray(prompt_tokens, np.int32)[-window:]
+    if known.size == 0:
         raise ValueError("the prompt is empty, but must have at least one token")
     if temperature < 0:
         raise ValueError(f"the temperature is {temperature}, but must be at least 0")
-    tokens_W = np.zeros(window, np.int32)
-    tokens_W[window - prompt.size :] = prompt
-    return np.asarray(
-        _continue(config, num_tokens, params, tokens_W, prompt.size, temperature, jax.random.key(seed))
-    )
+    fill = functools.partial(_fill, model_of(config).sampling(config), _constrain(params), params)
+    keys = jax.random.split(jax.random.key(seed), num_tokens)
+    drawn = np.zeros(0, np.int32)
+    while drawn.size < num_tokens:
+        stop = min(window + 1, known.size + num_tokens - drawn.size)
+        row = np.zeros(window + 1, np.int32)
+        row[: known.size] = known
+        filled = np.asarray(fill(row, known.size, stop, temperature, keys, drawn.size))
+        drawn = np.concatenate([drawn, filled[known.size : stop]])
+        known = filled[:stop][-max(1, window // 2) :]
+    return drawn
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _continue(
+def _fill(
     config: Any,
-    num_tokens: int,
+    constrain: Constrain,
     params: Mapping[str, jax.Array],
-    tokens_W: jax.Array,
+    tokens_T: jax.Array,
     length: jax.Array,
+    stop: jax.Array,
     temperature: jax.Array,
-    key: jax.Array,
+    keys_N: jax.Array,
+    drawn: jax.Array,
 ) -> jax.Array:
-    """Aligns tokens with the right end of the window, so that the next one always follows the last place."""
-    window = tokens_W.shape[0]
+    """The row of window + 1 tokens, of which `length` are known, with those up to `stop` drawn."""
+    decoder, places_S = module_of(config, params), jnp.arange(tokens_T.shape[0] - 1)
+    cache = _read(decoder, constrain, tokens_T[None, :-1])
 
-    def extend(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[Any, jax.Array]:
-        tokens_W, length = carry
-        positions_W = jnp.arange(window) - (window - length)
-        segments_W = (positions_W >= 0).astype(jnp.int32)
-        logits = forward(config, params, tokens_W[None], jnp.maximum(positions_W, 0)[None], segments_W[None])
-        logits_V = logits[0, -1]
-        drawn = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
-        token = jnp.where(temperature > 0, drawn, jnp.argmax(logits_V)).astype(jnp.int32)
-        return (jnp.roll(tokens_W, -1).at[-1].set(token), jnp.minimum(length + 1, window)), token
+    def extend(place: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        tokens_T, cache = carry
+        if cache is None:
+            inputs = tokens_T[None, :-1], places_S[None], jnp.ones((1, *places_S.shape), jnp.int32)
+            logits_V = forward(config, params, *inputs)[0, place]
+        else:
+            seen_S = places_S <= place
+            x_1x1xD = decoder.embed(tokens_T[place][None, None])
+            x_1x1xD, cache = decoder.extend(x_1x1xD, place, cache, seen_S[None, None, None], constrain)
+            logits_V = _logits(decoder, x_1x1xD, constrain)[0]
+        key = keys_N[drawn + place - (length - 1)]
+        token = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
+        token = jnp.where(temperature > 0, token, jnp.argmax(logits_V)).astype(jnp.int32)
+        return tokens_T.at[place + 1].set(token), cache
 
-    _, drawn = jax.lax.scan(extend, (tokens_W, length), jax.random.split(key, num_tokens))
-    return drawn
+    return jax.lax.fori_loop(length - 1, stop - 1, extend, (tokens_T, cache))[0]
+
+
+def _read(decoder: Any, constrain: Constrain, tokens_BxS: jax.Array) -> Any:
+    """A cache with keys and values of these tokens; None for a model that knows of none.
+
+    Places whose tokens are not known yet are read too: what they leave is overwritten before it is seen.
+    """
+    if not hasattr(decoder, "new_cache"):
+        return None
+    places_S = jnp.arange(tokens_BxS.shape[1])
+    causal_SxS = places_S <= places_S[:, None]
+    cache = decoder.new_cache(*tokens_BxS.shape)
+    return decoder.extend(decoder.embed(tokens_BxS), 0, cache, causal_SxS[None, None], constrain)[1]
 
 
 def write_captions(
@@ -80,28 +113,49 @@ def write_captions(
 ) -> np.ndarray:
     """Captions (B, length) int32 by greedy decoding after `bos`; after the first `eos` all are `eos`.
 
-    The model runs over the whole row for each token, as in `sample`. Compiled once for each (config, length,
-    shape).
+    Compiled once for each (config, length, shape).
     """
-    return np.asarray(_write(config, length, params, image_BxHxWxC, bos, eos))
+    return np.asarray(_write(config, _constrain(params), length, params, image_BxHxWxC, bos, eos))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _write(
     config: Any,
+    constrain: Constrain,
     length: int,
     params: Mapping[str, jax.Array],
     image_BxHxWxC: jax.Array,
     bos: jax.Array,
     eos: jax.Array,
 ) -> jax.Array:
-    def extend(tokens_BxL: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits_BxLxV = forward(config, params, image_BxHxWxC, tokens_BxL)
-        likeliest_B = jnp.argmax(logits_BxLxV[:, place], axis=-1)
-        token_B = jnp.where(tokens_BxL[:, place] == eos, eos, likeliest_B).astype(jnp.int32)
-        # The last token has no place among the inputs, and is dropped here.
-        return tokens_BxL.at[:, place + 1].set(token_B, mode="drop"), token_B
+    decoder, rows, patches = module_of(config, params), len(image_BxHxWxC), config.num_patches
+    places_S = jnp.arange(patches + length)
+    of_patch_PxS = jnp.broadcast_to(places_S < patches, (patches, patches + length))
+    cache = decoder.new_cache(rows, patches + length)
+    x_BxPxD = decoder.embed_image(image_BxHxWxC)
+    _, cache = decoder.extend(x_BxPxD, 0, cache, of_patch_PxS[None, None], constrain)
 
-    begun_BxL = jnp.full((len(image_BxHxWxC), length), eos, jnp.int32).at[:, 0].set(bos)
-    _, written_LxB = jax.lax.scan(extend, begun_BxL, jnp.arange(length))
+    def extend(carry: tuple[jax.Array, Any], place: jax.Array) -> tuple[Any, jax.Array]:
+        last_B, cache = carry
+        seen_S = places_S <= patches + place
+        x_Bx1xD = decoder.embed(last_B[:, None])
+        x_Bx1xD, cache = decoder.extend(x_Bx1xD, patches + place, cache, seen_S[None, None, None], constrain)
+        likeliest_B = jnp.argmax(_logits(decoder, x_Bx1xD, constrain), axis=-1)
+        token_B = jnp.where(last_B == eos, eos, likeliest_B).astype(jnp.int32)
+        return (token_B, cache), token_B
+
+    begun = jnp.full(rows, bos, jnp.int32), cache
+    _, written_LxB = jax.lax.scan(extend, begun, jnp.arange(length))
     return written_LxB.T
+
+
+def _logits(decoder: Any, x_Bx1xD: jax.Array, constrain: Constrain) -> jax.Array:
+    """The logits (B, V) of the one place, from the output of the last layer."""
+    return decoder.head_of(decoder.final_norm(x_Bx1xD), constrain)[:, 0]
+
+
+def _constrain(params: Mapping[str, jax.Array]) -> Constrain:
+    """Constrains activations on the mesh that the parameters lie on, if they do."""
+    sharding = getattr(next(iter(params.values())), "sharding", None)
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return constrainer(mesh) if isinstance(mesh, Mesh) else unconstrained

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,30 +13,36 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ddiloco.config import ConfigError
 from ddiloco.models.parameter import Axes, Constrain
+from ddiloco.models.stack import LayersConfig
+from ddiloco.outer.stacks import is_stack
+from ddiloco.outer.stacks import rows as rows_of_stack
 from ddiloco.training.mesh import MESH_AXES
 from ddiloco.training.parameters import abstract_parameters, logical_axes
 
 RULES: dict[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp", "expert"),
-    "embed": ("fsdp", "expert"),
+    "batch": ("data", "fsdp", "expert", "stage"),
+    "embed": ("fsdp", "expert", "stage"),
     "vocab": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
     "expert": ("expert",),
     "head_dim": (),
-    "layer": (),
+    "layer": ("stage",),
+    "stage": ("stage",),
 }
 LARGE = 0.01  # share of the parameters; more must not lie whole where a mesh axis could divide it
 
 
-def partition(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
+def partition(
+    mesh: Mesh, axes: Axes, shape: tuple[int, ...], free: Sequence[str] = MESH_AXES
+) -> NamedSharding:
     """The sharding of an array by its logical axes, from the left; each mesh axis is used at most once.
 
-    An axis of the array takes those of its mesh axes that divide it best. Where there are experts, the mesh's
-    axis of that name divides them alone.
+    An axis of the array takes those of its mesh axes that divide it best, of those that are `free`. Where
+    there are experts, the mesh's axis of that name divides them alone.
     """
-    return _sharding(mesh, _parts(mesh, axes, shape))
+    return _sharding(mesh, _parts(mesh, axes, shape, free))
 
 
 def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedSharding]:
@@ -75,16 +81,46 @@ def check_divided(model_config: Any, mesh: Mesh) -> None:
             raise ConfigError(f"{field}, but divides no axis of {name} ({told}), {whole}")
 
 
-def _parts(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
+def check_stages(model_config: Any, mesh: Mesh, rows: Mapping[str, int]) -> None:
+    """Checks that layers and rows divide among the mesh's pipeline stages, if it has several.
+
+    `rows`: how many a program has at a time, by the setting that says so.
+
+    Raises:
+      ConfigError: they do not.
+    """
+    stages = mesh.shape["stage"]
+    if stages == 1:
+        return
+    if not isinstance(model_config, LayersConfig) or not model_config.scan_layers:
+        raise ConfigError(f"config.mesh.stage: is {stages}, but needs stacks of layers (model.scan_layers)")
+    for count in (len(rows_of_stack(name)) for name in abstract_parameters(model_config) if is_stack(name)):
+        if count % stages:
+            raise ConfigError(f"config.mesh.stage: is {stages}, but must divide a stack of {count} layers")
+    parts = model_config.stage_microbatches or stages
+    if model_config.stage_repeats > 1 and parts < stages:
+        least = f"must be at least mesh.stage {stages}, since stage_repeats is {model_config.stage_repeats}"
+        raise ConfigError(f"config.model.stage_microbatches: is {parts}, but {least}")
+    shards = rows_divisor(mesh) // stages
+    for name, count in rows.items():
+        if count % (parts * shards):
+            why = f"{parts} micro-batches (model.stage_microbatches) of rows for each of {shards} shards"
+            problem = f"gives {count} rows at a time, but must give a multiple of {parts * shards}"
+            raise ConfigError(f"config.{name}: {problem}: {why}")
+
+
+def _parts(
+    mesh: Mesh, axes: Axes, shape: tuple[int, ...], free: Sequence[str] = MESH_AXES
+) -> list[tuple[str, ...]]:
     """The mesh axes of each axis of an array."""
     parts: list[tuple[str, ...]] = []
-    free = {name for name in MESH_AXES if mesh.shape[name] > 1}
+    left = {name for name in free if mesh.shape[name] > 1}
     for axis, size in zip(axes, shape, strict=True):
-        targets = [name for name in _rule(axis, axes) if name in free]
+        targets = [name for name in _rule(axis, axes) if name in left]
         choices = (c for n in range(len(targets), -1, -1) for c in itertools.combinations(targets, n))
         fitting = [choice for choice in choices if size % _ways(mesh, choice) == 0]
         parts.append(max(fitting, key=lambda choice: _ways(mesh, choice)))
-        free.difference_update(parts[-1])
+        left.difference_update(parts[-1])
     return parts
 
 
@@ -120,7 +156,7 @@ def _sharding(mesh: Mesh, parts: Sequence[tuple[str, ...]]) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The sharding of the arrays (B, ...) of a batch: rows over data, fsdp and expert."""
+    """The sharding of the arrays (B, ...) of a batch: rows over all axes but tensor."""
     return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
 
 
@@ -139,20 +175,30 @@ class OnMesh(Constrain):
     """Constrains an activation to the sharding of its logical axes on this mesh."""
 
     mesh: Mesh
+    free: tuple[str, ...] = MESH_AXES
+
+    @property
+    def stages(self) -> int:  # type: ignore[override]
+        """As in `Constrain`."""
+        return self.mesh.shape["stage"]
+
+    def inside_stage(self) -> Constrain:
+        """As in `Constrain`."""
+        return dataclasses.replace(self, free=tuple(name for name in self.free if name != "stage"))
 
     def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
         """As in `Constrain`; on one device there is nothing to constrain."""
         if self.mesh.size == 1:
             return x
-        return jax.lax.with_sharding_constraint(x, partition(self.mesh, axes, x.shape))
+        return jax.lax.with_sharding_constraint(x, partition(self.mesh, axes, x.shape, self.free))
 
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
         """As in `Constrain`."""
-        return partition(self.mesh, axes, shape).spec
+        return partition(self.mesh, axes, shape, self.free).spec
 
     def local_rows(self, rows: int) -> int:
         """As in `Constrain`."""
-        (local,) = partition(self.mesh, ("batch",), (rows,)).shard_shape((rows,))
+        (local,) = partition(self.mesh, ("batch",), (rows,), self.free).shard_shape((rows,))
         return local
 
 

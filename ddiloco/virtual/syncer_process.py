@@ -117,8 +117,9 @@ class VirtualSyncer:
         if process != self._process:
             return
         made = self.arrays.merge(action.round.fragment, given)
-        self.durable = self.durable.after(action.round, self.lineage)
-        self._observer.merged(action, self._calendar.now)
+        if not made.empty:
+            self.durable = self.durable.after(action.round, self.lineage)
+            self._observer.merged(action, self._calendar.now)
         self._observer.guarded(action.round, made.notices, self._calendar.now)
         self.take(events.MergeFinished(action.round, made.left_out), made.metrics)
 

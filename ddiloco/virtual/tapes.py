@@ -32,6 +32,7 @@ class FleetTapes(Observer):
         self._tapes = Tapes(workdir, experiment, model.layout, record, clock=lambda: 0.0, wall=lambda: 0.0)
         self._model, self._equipment = model, equipment
         self._syncer = self._tapes.syncer(SyncerState.initial(model.layout.num_fragments), model)
+        self._versions = [0] * model.layout.num_fragments  # that the tape has
         self._learners: dict[int, tuple[int, LearnerTape]] = {}  # by number: newest process and its tape
 
     def syncer_handled(
@@ -40,8 +41,10 @@ class FleetTapes(Observer):
         """The syncer's core took an event and answered with these actions."""
         self._syncer.heard(event, out, now)
         if isinstance(event, events.MergeFinished) and self._syncer.on:
-            version, pieces = self._model.fragment(event.round.fragment)
-            self._syncer.committed(event.round.fragment, version, pieces_sha256(pieces))
+            p, (version, pieces) = event.round.fragment, self._model.fragment(event.round.fragment)
+            if version > self._versions[p]:  # else nothing was merged
+                self._versions[p] = version
+                self._syncer.committed(p, version, pieces_sha256(pieces))
 
     def learner_handled(
         self,

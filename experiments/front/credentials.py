@@ -25,7 +25,7 @@ def load_security(token_file: str | None, tls: str | None) -> Security:
     if token_file is not None:
         lines = _read_secret(token_file, "token_file").decode(errors="replace").split("\n")
         rows = [line.split() for line in lines if line.strip()]
-        own = [row for row in rows if len(row) == 2 and row[0].isdecimal()]
+        own = [row for row in rows if len(row) == 2 and row[0].isdecimal() and len(row[0]) < 10]
         tokens = {int(row[0]): row[1] for row in own}
         if not own and len(rows) == 1:
             token = " ".join(rows[0])

@@ -18,7 +18,6 @@ from ddiloco.roles.transfer import placement
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
-from ddiloco.training.mesh import carve
 from ddiloco.training.parameters import num_parameters
 from ddiloco.training.sharding import parameter_shardings
 from ddiloco.training.step import abstract_batch, abstract_state, make_train_step
@@ -64,8 +63,9 @@ def describe(experiment: Experiment) -> str:
     """
     if isinstance(experiment.model, LoopConfig):
         raise ConfigError("config.model.name: is loop, about which nothing is known before it is made")
-    layout = assembly_of(experiment).layout
-    meshes = carve(jax.devices(), experiment.sync.num_learners, experiment.mesh)
+    assembly = assembly_of(experiment)
+    layout = assembly.layout
+    meshes = assembly.learner_meshes()
     recipe = ModelRecipe(experiment)
     task, rows = task_of(experiment), experiment.batch_size(0)
     for learner, mesh in enumerate(meshes):
@@ -82,7 +82,7 @@ def describe(experiment: Experiment) -> str:
     params = num_parameters(experiment.model)
     length = task.row_tokens
     tokens = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners)) * length
-    flops = model_of(experiment.model).flops_per_token(experiment.model, length) * rows * length
+    flops = task.step_flops(rows)
     shape = " ".join(f"{axis}={size}" for axis, size in meshes[0].shape.items())
     head = [
         f"algorithm    {experiment.algorithm}, {experiment.sync.num_learners} learners",

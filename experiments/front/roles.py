@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pathlib
+
 from absl import command_name, flags
+
+from experiments.front import cli
 
 
 def define_security() -> None:
@@ -23,6 +27,28 @@ def define_resume() -> flags.FlagHolder:
         "for a first start and restarts alike."
     )
     return flags.DEFINE(parser, "resume", "false", meaning, boolean=True)
+
+
+def define_profile() -> flags.FlagHolder:
+    """The flag --profile."""
+    meaning = "FIRST:LAST steps, from 2 on, of which jax.profiler writes a trace under the workdir."
+    return flags.DEFINE_string("profile", None, meaning)
+
+
+def profile(steps: str | None, workdir: pathlib.Path | None):
+    """The StepProfile of `FIRST:LAST`; None of None.
+
+    Raises:
+      UsageError: these are no steps.
+    """
+    if steps is None or workdir is None:
+        return None
+    from ddiloco.observe.profile import FOLDER, StepProfile
+
+    first, _, last = steps.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 2 <= int(first) <= int(last)):
+        raise cli.UsageError(f"profile: is {steps!r}, but must be FIRST:LAST, steps from 2 on, such as 20:24")
+    return StepProfile(workdir / FOLDER, int(first), int(last), cli.tell)
 
 
 def security():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import threading
@@ -124,7 +125,7 @@ class Outcome:
       loss: of the global model on held-out rows, at the end.
       length: norm of all its parameters.
       rounds: merges.
-      offers: that came to a merge.
+      offers: that came to a merge, also to one of which nothing came.
       left_out: of those, the ones that were not merged, by learner.
       quarantined: learners that were in quarantine at some time.
       alarms: in the order in which they were raised, each once.
@@ -151,16 +152,14 @@ def outcome(taken: Sequence[Any], ended: roles.Outcome) -> Outcome:
     squares = sum(float(np.square(x, dtype=np.float64).sum()) for x in ended.params.values())
     notes = [record for record in taken if isinstance(record, records.Noted)]
     rounds = [note.values for note in notes if note.name == "round"]
-    left_out: dict[int, int] = {}
-    for values in rounds:
-        for learner in values.get("left_out", ()):
-            left_out[learner] = left_out.get(learner, 0) + 1
+    tried = [note.values for note in notes if note.name in ("round", "round_refused")]
+    left_out = collections.Counter(learner for values in tried for learner in values.get("left_out", ()))
     return Outcome(
         loss=ended.eval_loss,
         length=math.sqrt(squares),
         rounds=len(rounds),
-        offers=sum(len(values["learners"]) + len(values.get("left_out", ())) for values in rounds),
-        left_out=left_out,
+        offers=sum(len(values["learners"]) for values in rounds) + left_out.total(),
+        left_out=dict(left_out),
         quarantined=tuple(
             sorted({note.values["learner"] for note in notes if note.name == "guard_quarantined"})
         ),

@@ -113,10 +113,24 @@ def test_a_missing_fragment_or_one_of_another_model_is_refused(disk, tmp_path):
         disk.state.load()
 
 
-def test_incarnations_that_cannot_be_read_are_refused(disk):
+def test_incarnations_of_which_any_byte_is_damaged_are_refused(disk):
     disk.state.begin(model())
-    (disk.folder / "incarnations.json").write_text("[[0,")
-    with pytest.raises(DurableStateError, match=r"incarnations.json: cannot be used"):
+    disk.state.remember([(0, 7), (1, 1001)])
+    path = disk.folder / "incarnations.json"
+    sound = path.read_bytes()
+    for place in range(len(sound)):
+        for bit in range(8):
+            path.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << bit]) + sound[place + 1 :])
+            try:
+                assert disk.state.load().state.incarnations == ((0, 7), (1, 1001)), "a space became another"
+            except DurableStateError as error:
+                assert "incarnations.json: is damaged" in str(error)
+    for torn in (b"", sound[:-1], b"[[0,", b"[" * 3000, b"{}"):
+        path.write_bytes(torn)
+        with pytest.raises(DurableStateError, match=r"incarnations.json: is damaged"):
+            disk.state.load()
+    path.unlink()
+    with pytest.raises(DurableStateError, match=r"incarnations.json: cannot be read"):
         disk.state.load()
 
 

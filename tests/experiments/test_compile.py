@@ -51,7 +51,7 @@ def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
     found = json.loads(output.read_text())
     assert (found["preset"], found["topology"], found["chips"]) == ("configs/dense.py:tiny", "v5e:2x2", 4)
     assert found["fits"]
-    assert found["mesh"] == {"data": 2, "fsdp": 2, "tensor": 1, "expert": 1}
+    assert found["mesh"] == {"data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
     assert 0 < found["state_gib"] <= found["argument_gib"] < found["peak_gib"] < found["hbm_gib"] == 15.75
     assert found["program_flops"] == pytest.approx(found["model_flops"], rel=0.02)
     assert found["collective_bytes"]["all-gather"] > 0
@@ -68,7 +68,7 @@ def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
     ("asked", "told"),
     [
         ("v5p:3x3x3", "topology: is v5p:3x3x3: "),
-        ("v5p:2x2x2", "mesh: data=-1 x fsdp=3 x tensor=1 x expert=1 needs a multiple of 3 devices"),
+        ("v5p:2x2x2", "mesh: data=-1 x stage=1 x fsdp=3 x tensor=1 x expert=1 needs a multiple of 3 devices"),
     ],
 )
 def test_a_slice_that_does_not_do_is_told_in_one_line(asked, told, programs):
@@ -134,7 +134,7 @@ def test_a_saved_step_of_something_else_is_refused_in_one_line(tmp_path):
 def test_without_the_compiler_the_state_and_the_operations_are_known():
     compilation = Compilation(config(), topology.Slice(jax.devices()[:4], CHIPS["v5e"]))
     told = known_before("tiny", "v5e:2x2", compilation).splitlines()
-    assert told[0] == "tiny on v5e:2x2: 4 chips, data=4 fsdp=1 tensor=1 expert=1, 8 rows"
+    assert told[0] == "tiny on v5e:2x2: 4 chips, data=4 stage=1 fsdp=1 tensor=1 expert=1, 8 rows"
     assert [line.split()[0] for line in told[1:]] == ["memory", "operations", "roofline"]
 
 

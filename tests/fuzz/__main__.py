@@ -1,23 +1,32 @@
 """Fuzzes what reads bytes that another wrote: `python -m tests.fuzz [TARGET] [-max_total_time=SECONDS]`.
 
 Without a target: all of tests/fuzz/targets.py in turn, which the first byte chooses. Other arguments are
-libFuzzer's; needs atheris. Ends with 0 if nothing was found, and else names a file with the bytes.
+libFuzzer's. Ends with 0 if nothing was found, and else names a file with the bytes. Without atheris the
+bytes are mutated blindly (tests/fuzz/blind.py), and only -max_total_time means anything.
 """
 
 import pathlib
 import sys
 import tempfile
 
-import atheris
+try:
+    import atheris
+except ImportError:
+    from tests.fuzz import blind, targets
 
-with atheris.instrument_imports(include=["ddiloco"]):
-    from tests.fuzz import targets
+    atheris = None
+else:
+    with atheris.instrument_imports(include=["ddiloco"]):
+        from tests.fuzz import targets
 
 
 def main():
     names = [name for name in sys.argv[1:] if name in targets.TARGETS]
     chosen = names or list(targets.TARGETS)
     options = [argument for argument in sys.argv[1:] if argument not in names]
+    if atheris is None:
+        given = [option.partition("=")[2] for option in options if option.startswith("-max_total_time=")]
+        sys.exit(blind.main(chosen, float(given[-1]) if given else 60.0))
 
     def read(data):
         if data:

@@ -9,7 +9,13 @@ import tempfile
 import jax
 import numpy as np
 
-from ddiloco.disk import array_file
+from ddiloco.config import ConfigError
+from ddiloco.disk import array_file, checked_json
+from ddiloco.disk.run_mark import RunMarkError, begun
+from ddiloco.disk.tape import file as tape_file
+from ddiloco.disk.tape.file import TapeError, TapeFile
+from ddiloco.disk.tape.header import Header
+from ddiloco.disk.tape.recorder import LearnerTape, learner_tape
 from ddiloco.observe import records
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
@@ -17,6 +23,7 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Ro
 from ddiloco.remote.learner.donor import InnerFormat, read_donation
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.positions import LONGEST, Positions
+from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import Collector
@@ -31,12 +38,16 @@ from ddiloco.remote.wire.event_messages import (
 )
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.record_messages import learner_record, record_message
+from experiments.front.credentials import load_security
+from experiments.studies.replay.reading import read_tape
+from tests.fuzz import rpcs
+from tests.workbook import MACHINE
 
 FORMATS = (ArrayFormat((3,), np.dtype(np.float32)), ArrayFormat((5,), np.dtype(np.uint8)))
 BYTES = 17
 INNER = InnerFormat([jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.int32)])
 MAGIC = b"a file of arrays\n"
-_FOLDER = pathlib.Path(tempfile.gettempdir())
+_FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="fuzzed-"))
 
 
 def cut(data):
@@ -111,6 +122,46 @@ def positions(data):
     assert all(isinstance(known.get(learner), str) for learner in range(3))
 
 
+def durable_values(data):
+    """Incarnations, and whatever else is kept with a checksum."""
+    path = _FOLDER / "values.json"
+    path.write_bytes(data)
+    assert all(isinstance(name, str) for name in checked_json.load(path))
+
+
+def run_mark(data):
+    (_FOLDER / "run.json").write_bytes(data)
+    begun(_FOLDER)
+
+
+def resumed_from(data):
+    (_FOLDER / "resumed_from.json").write_bytes(data)
+    ResumedFrom.load(_FOLDER)
+
+
+def tokens(data):
+    path = _FOLDER / "tokens"
+    path.touch(mode=0o600)
+    path.write_bytes(data)
+    load_security(str(path), None)
+
+
+def tape(data):
+    path = learner_tape(_FOLDER, 3, 7)
+    path.unlink(missing_ok=True)
+    written = TapeFile(path)
+    for payload in rpcs.split(data):
+        written.append(payload)
+    written.close()
+    read_tape(path)
+
+
+def torn_tape(data):
+    path = learner_tape(_FOLDER, 3, 8)
+    path.write_bytes(data)
+    read_tape(path)
+
+
 TARGETS = {  # by name: what reads the bytes, and what it may raise
     "from_learner": (from_learner, WireError),
     "to_learner": (to_learner, WireError),
@@ -123,16 +174,24 @@ TARGETS = {  # by name: what reads the bytes, and what it may raise
     "array_files": (array_files, ValueError),
     "torn_files": (torn_files, ValueError),
     "positions": (positions, ()),
+    "durable_values": (durable_values, ValueError),
+    "run_mark": (run_mark, RunMarkError),
+    "resumed_from": (resumed_from, ()),
+    "tokens": (tokens, ConfigError),
+    "tape": (tape, TapeError),
+    "torn_tape": (torn_tape, TapeError),
+    "rpc": (rpcs.call, ()),
 }
 
 
 def feed(name, data):
-    """Has a target read the bytes; raises what it must not raise."""
+    """Has a target read the bytes; says how that ended, and raises what it must not raise."""
     function, expected = TARGETS[name]
     try:
-        function(data)
+        return str(function(data))
     except expected as error:
         assert "\n" not in str(error) and len(str(error)) < 400
+        return str(error)
 
 
 def headed(message, payload=b""):
@@ -145,6 +204,17 @@ def array_body(header, payload=b""):
     """What follows the magic of a file of arrays."""
     encoded = json.dumps(header).encode()
     return struct.pack("<Q", len(encoded)) + encoded + payload
+
+
+def recorded_tape():
+    """The payloads of a tape's records."""
+    made = learner_tape(pathlib.Path(tempfile.mkdtemp(dir=_FOLDER)), 3, 7)
+    tape = LearnerTape(3, 7, made, Header("learner", 3, 7, "local", "c0", "1a", MACHINE, 1.0, 2.0))
+    report = Report(3, 7, 3, (FragmentCounters(1, 2, 9),) * 2)
+    for event in (events.StepStarted(10), events.StepFinished(), events.StepReported(report)):
+        tape.heard(event, 1.5)
+    tape.end()
+    return [payload for _, payload in tape_file.read(made).records]
 
 
 SEEDS = {  # sound bytes, from which others are made
@@ -186,6 +256,19 @@ SEEDS = {  # sound bytes, from which others are made
     ],
     "torn_files": [MAGIC + bytes(40)],
     "positions": [b'{"1": "{}"}', b"[" * 3000, json.dumps({"0": "x" * LONGEST}).encode()],
+    "durable_values": [b'{"0": 3, "sha256": "x"}', b'{"a": {"b": [1.0, null]}}'],
+    "run_mark": [b'{"run": "5f", "start": "00"}'],
+    "resumed_from": [b'{"snapshot": {"number": 3, "sha256": "5f"}, "incarnations": {"0": 7}}'],
+    "tokens": [b"a token that all share\n", b"0 a-token-of-its-own\n1 another-of-its-own\n"],
+    "tape": [rpcs.joint(*recorded_tape())],
+    "torn_tape": [b"ddiloco tape 2\n" + bytes(12)],
+    "rpc": [
+        rpcs.said("control", rpcs.greeting()),
+        rpcs.said("greeted", learner_message(events.LearnerJoined(1, 100)).SerializeToString()),
+        rpcs.said("offers", *rpcs.sound_offer()),
+        rpcs.said("peers", b""),
+        rpcs.said("donation", pb.DonationRequest(versions=[1, 2]).SerializeToString()),
+    ],
 }
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.disk import array_file
-from tests.fuzz import targets
+from tests.fuzz import blind, targets
 from tests.integration.programs import ROOT
+from tests.remote.ends import PATIENCE
 
 
 @pytest.mark.parametrize("name", targets.TARGETS)
@@ -58,3 +59,13 @@ def test_atheris_finds_nothing_in_a_few_seconds():
     assert done.returncode == 0, done.stderr[-3000:]
     executed = re.search(r"stat::number_of_executed_units:\s+(\d+)", done.stderr)
     assert int(executed[1]) > 100
+
+
+def test_blind_mutation_finds_what_raises(monkeypatch):
+    def fragile(data):
+        assert b"\xff" not in data
+
+    monkeypatch.setitem(targets.TARGETS, "fragile", (fragile, ValueError))
+    monkeypatch.setitem(targets.SEEDS, "fragile", [b"sound"])
+    with pytest.raises(AssertionError, match=r"fragile: b.*xff"):
+        blind.explore(["fragile", "peers"], PATIENCE)

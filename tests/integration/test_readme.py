@@ -1,4 +1,4 @@
-"""Every command of the README and of docs/commands.md runs; only its size is cut."""
+"""Every command of these pages runs; only its size is cut."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ import pytest
 from tests.bench import test_bench
 from tests.integration.programs import ROOT
 
-PAGES = ("README.md", "docs/commands.md")
+PAGES = ("README.md", "docs/commands.md", "docs/weights.md")
 SHORT = {"train.steps": 24, "eval.every": 0, "eval.num_batches": 1}
 SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "sync.num_fragments": 6}
 OF_TEXT = {"sample.tokens": 4, "data.sequence_length": 64}
@@ -57,7 +57,7 @@ def smaller(command: str, runs: pathlib.Path) -> str:
         return f"{command} {_settings({'virtual.arrays': False, **BUDGET})}"
     if command.startswith("scripts/test.sh"):
         return f"{command} tests/protocol/test_estimates.py"
-    if re.search(r"--dry_run|--settings|experiments\.(evaluate|replay|tape)", command):
+    if re.search(r"--dry_run|--settings|experiments\.(evaluate|export|replay|tape)", command):
         return command
     if command == "scripts/train.sh":
         return f"{command} {_settings(SHORT)} --workdir={runs}/run"

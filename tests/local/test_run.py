@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.config import ConfigError
 from ddiloco.local import run as local
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
@@ -245,6 +246,56 @@ def test_an_idle_device_evaluates_where_there_is_one(data_dir):
     assert mesh.devices.item() in jax.devices()[6:]
 
 
+def test_without_an_idle_device_a_sharded_learner_evaluates_between_its_steps(data_dir):
+    assembly = assembly_of(
+        experiment(
+            data_dir,
+            mesh={"data": 1, "fsdp": 2, "tensor": 2},
+            eval={"every": 4},
+            train={"batch_size": 4},
+            sync={"num_learners": 2},
+        )
+    )
+    assert assembly.evaluation_learner() == 1
+    assert assembly.evaluation_mesh() == assembly.learner_meshes()[1]
+    threads, scorer = [], assembly.scorer
+
+    def watched(mesh, *between):
+        def noted(call):
+            return between[0](lambda: (threads.append(threading.current_thread().name), call())[1])
+
+        return scorer(mesh, *([noted] if between else []))
+
+    assembly.scorer = watched
+    run = run_local(assembly)
+    assert run.outcome.finished and run.outcome.failure is None
+    assert set(threads) == {"MainThread", "devices-1"}  # before learner 1 steps, and between its steps
+    assert len(run.of(records.Evaluated)) > 2
+
+
+def test_devices_kept_for_evaluation_are_no_learners(data_dir):
+    settings = {"mesh": {"data": 1, "fsdp": 2}, "sync": {"num_learners": 2}}
+    assembly = assembly_of(experiment(data_dir, eval={"devices": 4}, **settings))
+    assert assembly.evaluation_learner() is None
+    assert list(assembly.evaluation_mesh().devices.flat) == jax.devices()[4:]
+    assert [list(mesh.devices.flat) for mesh in assembly.learner_meshes()] == [
+        jax.devices()[:2],
+        jax.devices()[2:4],
+    ]
+    assert run_local(assembly).outcome.eval_loss is not None
+    with pytest.raises(ConfigError, match=r"config\.eval\.devices: is 3, but must divide the 8 rows"):
+        assembly_of(experiment(data_dir, eval={"devices": 3, "batch_size": 8}, **settings)).check()
+    with pytest.raises(ConfigError, match="must leave learners some of the 8 devices"):
+        assembly_of(experiment(data_dir, eval={"devices": 8}, **settings)).learner_meshes()
+
+
+def test_evaluation_can_be_off(data_dir, one_device):
+    assembly = assembly_of(experiment(data_dir, eval={"every": None}))
+    run = run_local(assembly)
+    assert run.outcome.finished and run.outcome.eval_loss is None
+    assert run.of(records.Evaluated) == []
+
+
 def test_where_all_are_waited_for_a_run_repeats_bit_for_bit(data_dir, one_device):
     sync, outer = {"interval": 2}, {"optimizer": "direct"}
     assembly = assembly_of(experiment(data_dir, "diloco", sync=sync, outer=outer, train={"steps": 6}))
@@ -263,8 +314,8 @@ def test_a_failing_evaluation_stops_no_training_and_is_told_at_the_end(data_dir,
     assembly = assembly_of(experiment(data_dir, eval={"every": 4}, train=PACED))
     score, scorer = [], assembly.scorer
 
-    def failing(mesh):
-        real = scorer(mesh)
+    def failing(mesh, *between):
+        real = scorer(mesh, *between)
 
         def scored(params):
             score.append(threading.current_thread().name)

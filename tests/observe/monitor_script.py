@@ -3,10 +3,12 @@
 import math
 
 import jax.numpy as jnp
+import pytest
 
 from ddiloco.goodput.accounting import CAUSES, State
 from ddiloco.observe.records import Alarm, Evaluated, LearnerDied, Noted, StateChanged, StepDone, Transferred
 
+MEASURED = {"step_seconds": 2.5, "data_wait_seconds": 0.5, "mfu": 0.25, "peak_bytes/0": 7.0}
 TRACEBACK = "Traceback (most recent call last):\n  in step\nValueError: no batch\n"
 
 
@@ -34,7 +36,7 @@ def scripted():
         step(1, 2, 15.0, 50, loss=math.nan, skipped=1),
         StateChanged(1, State.FAILED, 15.0),
         LearnerDied(1, 15.0, TRACEBACK),
-        step(0, 2, 15.0, 100, loss=3.0),
+        step(0, 2, 15.0, 100, loss=3.0, **MEASURED),
         Noted("round", {"step": 2, "fragment": 0, **graces[0], **values, **first}, 16.0),
         Noted("round_skipped", {"step": 3, "fragment": 1}, 16.0),
         Noted("round_abandoned", {"step": 3, "fragment": 2}, 16.0),
@@ -63,6 +65,15 @@ SUMMARY = {
     "tokens": {"0": 400, "1": 100},
     "tokens_per_second": 50.0,
     "wall_seconds": 15.0,
+    "mfu": 0.25,
+    "mfu_by_learner": {"0": 0.25, "1": None},
+    "data_wait_share": 0.2,
+    "data_wait_share_by_learner": {"0": 0.2, "1": None},
+    "step_seconds_p50": pytest.approx(2.5, rel=0.01),
+    "step_seconds_p99": pytest.approx(2.5, rel=0.01),
+    "step_seconds_p50_by_learner": {"0": pytest.approx(2.5, rel=0.01), "1": None},
+    "step_seconds_p99_by_learner": {"0": pytest.approx(2.5, rel=0.01), "1": None},
+    "peak_memory_bytes": {"0": {"0": 7}},
     "train_loss": 3.0,
     "eval_loss": 1.25,
     "eval_accuracy": 0.5,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddiloco.observe import files
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.files import GrowingFile, GrowingFiles
 
@@ -123,26 +124,41 @@ def test_whole_records_are_given_up_and_counted_once_too_much_is_pending(tmp_pat
 def test_a_full_disk_is_one_alarm_for_a_folder_and_a_file_that_can_be_written_is(tmp_path):
     told = []
     alarms = Alarms(told.append)
-    files = GrowingFiles(tmp_path, alarms)
+    growing = GrowingFiles(tmp_path, alarms)
     for name in ("blocked", "free", "also_blocked"):
-        files.append(name, b"x")
+        growing.append(name, b"x")
     for name in ("blocked", "also_blocked"):
         (tmp_path / name).mkdir()
-    files.flush()
-    files.flush()
+    growing.flush()
+    growing.flush()
     assert (tmp_path / "free").read_bytes() == b"x"
     assert told == alarms.sentences
     assert len(told) == 1 and told[0].startswith(f"{tmp_path}: IsADirectoryError: ")
     (tmp_path / "also_blocked").rmdir()
-    files.close()
+    growing.close()
     assert (tmp_path / "also_blocked").read_bytes() == b"x"
 
 
 def test_giving_records_up_is_an_alarm(tmp_path):
     told = []
-    files = GrowingFiles(tmp_path, Alarms(told.append))
-    files.append("file", bytes(1 << 24))
-    files.append("file", b"too much")
-    files.flush()
+    growing = GrowingFiles(tmp_path, Alarms(told.append))
+    growing.append("file", bytes(1 << 24))
+    growing.append("file", b"too much")
+    growing.flush()
     assert told == [f"{tmp_path / 'file'}: records were given up, 0 bytes are waiting"]
     assert (tmp_path / "file").stat().st_size == 1 << 24
+
+
+def test_a_bounded_file_takes_no_more_records_than_it_may_hold_and_that_is_one_alarm(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_BYTES", 10)
+    for _ in range(2):  # the second process counts what the first has left
+        told = []
+        growing = GrowingFiles(tmp_path, Alarms(told.append))
+        for name, bounded in (("learner", True), ("syncer", False)):
+            for record in (b"12345\n", b"6789\n", b"0\n"):
+                growing.append(name, record, bounded=bounded)
+        growing.flush()
+        growing.close()
+        assert told == [f"{tmp_path / 'learner'}: has grown to 0 MiB, and takes no more records"]
+        assert (tmp_path / "learner").read_bytes() == b"12345\n"
+    assert (tmp_path / "syncer").read_bytes() == 2 * b"12345\n6789\n0\n"

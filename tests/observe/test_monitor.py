@@ -52,6 +52,7 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     written = scalars(workdir / "metrics" / "global")
     assert written["eval/loss"] == [(0, 6.0), (4, 1.25)]
     assert written["run/goodput"] == [(4, 0.75)]
+    assert written["run/mfu"] == [(4, 0.25)]
     left = ["learners", "metrics", "rounds.jsonl", "states.jsonl", "summary.json"]
     assert sorted(path.name for path in workdir.iterdir()) == left
 

@@ -36,6 +36,19 @@ def test_a_hundred_columns_show_everything():
     assert format_status(usual, 100).endswith("quorum 3")  # the grace window is in the metrics
 
 
+def test_what_was_measured_of_steps_is_shown_where_there_is_room():
+    measured = dataclasses.replace(
+        STATUS,
+        mfu=0.4321,
+        step_seconds=0.1234,
+        slow_step_seconds=1.5,
+        data_wait_share=0.004,
+        peak_bytes=3 << 29,
+    )
+    line = format_status(measured, 180)
+    assert "merged 91%  MFU 43.2%  p50 123 ms  p99 1.50 s  data wait 0.4%  peak 1.5 GiB  quorum" in line
+
+
 def test_what_is_not_known_yet_is_a_dash():
     assert format_status(UNKNOWN, 100) == (
         "step 0/10  loss -  - tok/s  alive 2/2  0:00<-  goodput -  merged -  quorum -  grace - ms"

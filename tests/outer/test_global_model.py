@@ -99,14 +99,13 @@ def test_contributions_are_weighted_by_tokens_and_tokens_a_step():
 
 
 @pytest.mark.parametrize("seeds, count", [([], (0, 0)), ([3, 4], (0, 0))])
-def test_a_round_without_a_step_changes_nothing_but_the_version(seeds, count):
+def test_a_merge_of_no_weight_changes_nothing_and_makes_no_version(seeds, count):
     m = model(momentum=0.9)
     merge(m, 0, [1])
     before = m.state(0)
-    pieces, metrics, *_ = merge(m, 0, seeds, count)
+    pieces, metrics, *_, empty = merge(m, 0, seeds, count)
     after = m.state(0)
-    assert after.version == before.version + 1
-    assert metrics == {}
+    assert (after.version, metrics, empty) == (before.version, {}, True)
     for a, b in zip((*after.pieces, *after.optimizer), (*before.pieces, *before.optimizer), strict=True):
         np.testing.assert_array_equal(a, b)
     assert all(np.array_equal(a, b) for a, b in zip(pieces, before.pieces, strict=True))
@@ -214,12 +213,12 @@ def test_a_guard_without_gates_and_learners_without_numbers_leave_nobody_out():
     assert not model().merge(0, sent, [(2, 100)] * 4).left_out
 
 
-def test_a_version_of_which_all_offers_are_left_out_equals_the_one_before():
+def test_no_version_is_made_of_offers_that_are_all_left_out():
     m = model()
     before = m.fragment(0)[1]
     [liar] = near(0, [4], scale=1e6)
     made = m.merge(0, [liar], [(2, 100)], learners=[3])
-    assert (made.left_out, made.metrics, m.fragment(0)[0]) == ((3,), {}, 1)
+    assert (made.left_out, made.metrics, made.empty, m.fragment(0)[0]) == ((3,), {}, True, 0)
     for ours, theirs in zip(made.pieces, before, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -239,7 +238,7 @@ def test_an_outer_step_that_is_not_finite_is_not_taken_and_its_optimizer_begins_
     fresh, before = m.state(0), m.fragment(0)[1]
     far = [tuple(1e9 * piece for piece in pieces) for pieces in near(0, [1, 2])]
     made = m.merge(0, far, [(2, 100)] * 2, learners=[0, 1])
-    assert made.left_out == (0, 1)
+    assert (made.left_out, made.empty, m.fragment(0)[0]) == ((0, 1), True, 0)
     assert {notice.why for notice in made.notices} == {"the outer step was not finite"}
     for ours, theirs in zip(made.pieces, before, strict=True):
         np.testing.assert_array_equal(ours, theirs)

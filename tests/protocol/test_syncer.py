@@ -555,3 +555,84 @@ def test_an_offer_that_was_left_out_of_its_merge_is_told_to_nobody_as_merged():
     (record,) = [a.values for a in out if isinstance(a, actions.Record) and a.name == "round"]
     assert (record["learners"], record["left_out"], record["quorum"]) == ([0, 2], [1], 2)
     assert record["tokens"] == sum(c[-1] for c in record["contributions"]) == 40
+
+
+def refuse(desk, due, *learners):
+    """The merge of a round ends, without the offers of these learners."""
+    desk.merging.remove(RoundId(*due))
+    return desk.tell(events.MergeFinished(RoundId(*due), left_out=learners))
+
+
+def offered_by(givers, **policy):
+    """A desk whose first round is being merged, of the offers of these learners."""
+    desk = Desk(num_fragments=1, interval=2, gamma=0.0, **policy)
+    for learner in range(desk.policy.num_learners):
+        desk.report(learner, 2, steps=2)
+    for learner in givers:
+        desk.offer(learner, (2, 0))
+    return desk
+
+
+ALONE = {"num_learners": 2, "learners": 2, "quorum": 1}
+
+
+def test_a_merge_of_which_nothing_came_makes_no_version():
+    desk = offered_by([0], **ALONE)
+    out = refuse(desk, (2, 0), 0)
+    assert out == [actions.Record("round_refused", {"step": 2, "fragment": 0, "left_out": [0]})]
+    assert (desk.core.versions, desk.core.merged_steps) == ((0,), (0,))
+    assert desk.core.state() == SyncerState((0,), (0,), ((0, 1), (1, 1)))
+
+
+def test_whose_offer_was_refused_gives_again_but_no_longer_alone():
+    desk = offered_by([0], **ALONE)
+    refuse(desk, (2, 0), 0)
+    assert asked(desk.report(0, 2, steps=2)) == [(0, 2, 0)]
+    assert not merges(desk.offer(0, (2, 0)))
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [0, 1])]
+    update = only(events.UpdateArrived, refuse(desk, (2, 0), 0))
+    assert [given.learner for given in update.merged] == [1]
+
+
+@pytest.mark.parametrize("end", ["lost", "refused too", "not sound"])
+def test_whose_offer_was_refused_gives_alone_again_where_nobody_else_can(end):
+    desk = offered_by([0], **ALONE)
+    refuse(desk, (2, 0), 0)
+    desk.report(0, 2, steps=2)
+    match end:
+        case "lost":
+            assert not merges(desk.offer(0, (2, 0)))
+            out = desk.tell(events.LearnerLost(1, 1, "its host died"))
+        case "refused too":
+            desk.offer(1, (2, 0))
+            refuse(desk, (2, 0), 1)
+            out = desk.offer(0, (2, 0))
+        case "not sound":
+            desk.fail(1, (2, 0))
+            out = desk.offer(0, (2, 0))
+    assert merges(out) == [(2, 0, [0])]
+
+
+def test_an_offer_that_came_too_late_for_a_merge_of_nothing_is_asked_for_at_once():
+    desk = offered_by([0], **ALONE)
+    assert only(actions.Drop, desk.offer(1, (2, 0))).reason == "unexpected fragment"
+    assert asked(refuse(desk, (2, 0), 0)) == [(1, 2, 0)]
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
+
+
+def test_where_learners_wait_nobody_is_waited_for_after_a_merge_of_nothing():
+    desk = offered_by([0, 1], **{**ALONE, "quorum": None}, max_run_ahead=0)
+    refuse(desk, (2, 0), 0, 1)
+    assert sorted(asked(desk.report(0, 2, steps=2)) + asked(desk.report(1, 2, steps=2))) == [
+        (0, 2, 0),
+        (1, 2, 0),
+    ]
+    assert not merges(desk.offer(0, (2, 0)))
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [0, 1])]
+
+
+def test_a_last_round_of_which_nothing_came_is_abandoned():
+    desk = offered_by([0], **ALONE, total_steps=2)
+    desk.report(1, 2, steps=0)
+    out = refuse(desk, (2, 0), 0)
+    assert records(out, "round_abandoned") and out[-1] == actions.Finish()

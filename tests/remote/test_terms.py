@@ -41,6 +41,7 @@ def test_what_each_end_may_have_for_itself_does_not():
         inner={"accumulation": 2},
         model={"remat": "full", "scan_layers": True},
         data={"prefetch": 2},
+        init_from="only/the/syncer/reads/it",
     )
     assert own == terms()
 

@@ -44,12 +44,12 @@ class Peer:
         assert (asked.version, asked.clock) == (0, 2)
         return asked.round
 
-    def offer(self, round_id, arrays):
+    def offer(self, round_id, arrays, tokens=10):
         """Arrays as if they had come over a link, or the error with which that ended."""
         if isinstance(arrays, Exception):
             self._worker.send(events.OfferFailed(round_id, self.learner, 1, str(arrays)))
             return
-        contribution = Contribution(self.learner, 1, fragment=0, version=0, step=2, steps=2, tokens=10)
+        contribution = Contribution(self.learner, 1, fragment=0, version=0, step=2, steps=2, tokens=tokens)
         self._worker.take_offer(events.FragmentArrived(round_id, contribution), (arrays,))
 
     def next(self, kind):
@@ -61,12 +61,12 @@ class Peer:
 class Desk:
     """A running SyncerWorker with live peers, all of them the quorum of one round at step 2."""
 
-    def __init__(self, num_learners):
+    def __init__(self, num_learners, total_steps=2):
         policy = SyncPolicy(num_learners, num_fragments=1, interval=2, overlap=1, quorum=None)
         layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
         self.model = GlobalModel(layout, THETA, DIRECT, num_learners)
         self.taken, self.commits = [], []
-        core = SyncerCore(policy, total_steps=2)
+        core = SyncerCore(policy, total_steps)
         self.worker = SyncerWorker(
             core, self.model, self.taken.append, lambda step, fragments: self.commits.append(step)
         )
@@ -80,13 +80,13 @@ class Desk:
             )
             self.worker.send(events.LearnerReady(peer.learner, 1, 0, (0,)))
 
-    def offers(self, *arrays):
+    def offers(self, *arrays, tokens=10):
         """Every peer was asked, has come to the step, and offers what is not None, in order."""
         for peer, given in zip(self.peers, arrays, strict=True):
             round_id = peer.is_asked()
             peer.report()
             if given is not None:
-                peer.offer(round_id, given)
+                peer.offer(round_id, given, tokens)
 
     def noted(self, name):
         return [r.values for r in self.taken if isinstance(r, records.Noted) and r.name == name]
@@ -160,6 +160,23 @@ def test_a_peer_whose_offer_failed_is_asked_again_once_it_speaks_while_the_round
     np.testing.assert_allclose(it.peers[1].next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
     assert [values["learners"] for values in it.noted("round")] == [[0, 1]]
     assert [values["learner"] for values in it.noted("drop")] == [1]
+
+
+def test_of_a_merge_that_is_empty_nothing_is_committed_nor_sent_and_the_next_one_makes_the_version(desk):
+    it = desk(2, 4)
+    it.offers(full(1.0), full(3.0), tokens=0)
+    until(lambda: it.noted("round_refused"), "the end of the merge")
+    for peer in it.peers:
+        peer.report()
+    for peer in it.peers:
+        peer.offer(peer.is_asked(), full(5.0))
+    for peer in it.peers:
+        update = peer.next(events.UpdateArrived)
+        assert update.event.version == 1
+        np.testing.assert_allclose(update.fragments[0][0], full(5.0), rtol=1e-6)
+    assert it.commits == [2]
+    assert it.noted("round_refused") == [{"step": 2, "fragment": 0, "left_out": [0, 1]}]
+    assert len(it.noted("round")) == 1
 
 
 def test_what_nobody_asked_for_is_dropped(desk):

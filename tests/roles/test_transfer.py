@@ -14,7 +14,7 @@ from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep
 from ddiloco.outer.stacks import stacked, unstacked
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.transfer import FragmentTransfer
+from ddiloco.roles.transfer import FragmentTransfer, placement
 from ddiloco.training.parameters import abstract_parameters
 from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import TINY, mesh_of
@@ -26,6 +26,7 @@ SPLIT = next(p for p in range(16) if any(not piece.whole for piece in LAYOUT.fra
 MESHES = {
     "one device": lambda: mesh_of(1),
     "fsdp and tensor over eight": lambda: mesh_of(8, data=1, fsdp=4, tensor=2),
+    "stages over eight": lambda: mesh_of(8, data=1, stage=2, fsdp=2, tensor=2),
 }
 
 
@@ -87,11 +88,20 @@ def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself
             offers = [on_the_host(transfer.offer(p, params, anchor)) for params in learners]
             sent = [decode(p, offer, pieces) for offer in offers]
             merged = outer_step(p, pieces, outer_step.init(pieces), sent, weights=[1.0, 3.0]).pieces
-            learners[0] = transfer.apply(p, learners[0], [np.asarray(piece) for piece in merged], 0.25)
+            learners[0] = transfer.apply(p, learners[0], [np.asarray(piece) for piece in merged], 0.5)
         for name, leaf in learners[0].items():
             assert leaf.sharding.is_equivalent_to(shardings[name], leaf.ndim), name
         results.append(unstacked(jax.device_get(learners[0])))
     assert_equal(*results)
+
+
+def test_a_layer_of_one_stage_is_offered_in_as_many_parts_as_there_are_devices():
+    shardings = parameter_shardings(
+        dataclasses.replace(TINY, scan_layers=True), mesh_of(8, data=1, stage=2, fsdp=2, tensor=2)
+    )
+    name, layout = "layers/1/mlp/up/kernel", fragment(SHAPES, 1)
+    laid = dict(zip(layout.names(0), placement(layout, 0, shardings), strict=True))[name]
+    assert laid.shard_shape(SHAPES[name]) == (SHAPES[name][0] // 4, SHAPES[name][1] // 2)
 
 
 def test_at_mixing_1_the_own_value_stays_bit_for_bit(transfer, shardings):

@@ -12,6 +12,7 @@ from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse, to_json
 from experiments.examples import plain_loop
 from experiments.front.dry_run import describe
+from tests import workbench
 
 pytestmark = pytest.mark.usefixtures("one_device")
 MODEL = {"name": "loop", "factory": "experiments.examples.plain_loop:make_loop", "settings": {"width": 4}}
@@ -60,6 +61,7 @@ def test_a_loop_without_evaluation_scores_nothing():
     ("changes", "told"),
     [
         ({"algorithm": "data_parallel"}, "config.algorithm: is data_parallel, but a loop needs one of"),
+        ({"init_from": "weights"}, "config.init_from: is weights, but must be None for a loop"),
         ({"train": {"tokens": 100}}, "config.train.tokens: is 100, but must be None for a loop"),
         (
             {"driver": "virtual", "virtual": {"arrays": False}},
@@ -111,3 +113,14 @@ def test_positions_of_loops_are_for_as_many_learners_as_before():
     assert reshard(states, 3) == [states[1], None, states[0]]
     with pytest.raises(DataError, match="cannot be shared among 2 learners"):
         reshard(states, 2)
+
+
+def test_a_run_that_resumes_does_not_look_for_the_weights_that_it_began_from(data_dir):
+    began = workbench.experiment(data_dir, init_from="nowhere")
+    with pytest.raises(ConfigError, match="init_from: nowhere"):
+        assembly_of(began).check()
+    resumed = assembly_of(workbench.experiment(data_dir, init_from="nowhere", resume=True))
+    resumed.check()
+    workbench.assert_equal(
+        resumed.initial_parameters(), assembly_of(workbench.experiment(data_dir)).initial_parameters()
+    )

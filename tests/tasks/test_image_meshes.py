@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.loss import caption_loss, label_loss
@@ -26,8 +27,9 @@ CASES = {
 }
 
 
-def run(name, mesh, accumulation=1):
+def run(name, mesh, accumulation=1, **layers):
     config, loss, batches = CASES[name]
+    config = dataclasses.replace(config, **layers)
     inner = dataclasses.replace(INNER, accumulation=accumulation)
     step = make_train_step(config, inner, 10, mesh, loss)
     state, history = init_state(config, inner, mesh, seed=0), []
@@ -35,13 +37,18 @@ def run(name, mesh, accumulation=1):
         state, metrics = step(state, shard_batch(batch, mesh), np.int32(clock))
         history.append(jax.device_get(metrics))
     score = evaluate(config, make_eval_step(config, mesh, loss), state.params, batches, mesh)
-    return jax.device_get(state.params), history, score
+    return unstacked(jax.device_get(state.params)), history, score
 
 
+@pytest.mark.parametrize(
+    ("sizes", "accumulation", "layers"),
+    [({"fsdp": 2}, 2, {}), ({"stage": 2}, 1, {"num_layers": 2, "scan_layers": True})],
+    ids=["fsdp", "stages"],
+)
 @pytest.mark.parametrize("name", CASES)
-def test_eight_devices_agree_with_one(name):
-    expected, expected_history, expected_score = run(name, mesh_of(1))
-    params, history, score = run(name, mesh_of(8, data=2, fsdp=2, tensor=2), accumulation=2)
+def test_eight_devices_agree_with_one(name, sizes, accumulation, layers):
+    expected, expected_history, expected_score = run(name, mesh_of(1), **layers)
+    params, history, score = run(name, mesh_of(8, data=2, tensor=2, **sizes), accumulation, **layers)
     for metrics, wanted in zip(history, expected_history, strict=True):
         assert metrics["tokens"] == wanted["tokens"]
         for key in ("loss", "grad_norm", "accuracy"):

@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from ddiloco.config import ConfigError, build
+from ddiloco.run.recipes import ModelRecipe
 from ddiloco.settings.experiment import parse
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.sharding import batch_sharding, check_divided, parameter_shardings, partition
@@ -19,7 +20,9 @@ def test_learners_get_contiguous_equal_groups():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         meshes = carve(jax.devices()[:8], 2, MeshConfig(fsdp=2))
-    assert [dict(mesh.shape) for mesh in meshes] == [{"data": 2, "fsdp": 2, "tensor": 1, "expert": 1}] * 2
+    assert [dict(mesh.shape) for mesh in meshes] == [
+        {"data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
+    ] * 2
     assert [[device.id for device in mesh.devices.flat] for mesh in meshes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -39,8 +42,16 @@ def test_more_learners_than_devices_share_them_in_turn():
 @pytest.mark.parametrize(
     ("num_learners", "config", "told"),
     [
-        (1, MeshConfig(tensor=3), "data=-1 x fsdp=1 x tensor=3 x expert=1 needs a multiple of 3 devices"),
-        (2, MeshConfig(data=2), "data=2 x fsdp=1 x tensor=1 x expert=1 needs 2 devices, but a learner has 4"),
+        (
+            1,
+            MeshConfig(tensor=3),
+            "data=-1 x stage=1 x fsdp=1 x tensor=3 x expert=1 needs a multiple of 3 devices",
+        ),
+        (
+            2,
+            MeshConfig(data=2),
+            "data=2 x stage=1 x fsdp=1 x tensor=1 x expert=1 needs 2 devices, but a learner has 4",
+        ),
         (1, MeshConfig(data=16), "needs 16 devices, but a learner has 8"),
         (9, MeshConfig(tensor=2), "needs a multiple of 2 devices, but a learner has 1"),
     ],
@@ -108,10 +119,68 @@ def test_a_large_parameter_that_no_device_would_share_is_told_in_a_line():
 
 @pytest.mark.parametrize(
     ("devices", "shape"),
-    [(1, (1, 1, 1, 1)), (4, (1, 1, 1, 4)), (6, (1, 3, 1, 2)), (64, (1, 8, 1, 8)), (128, (1, 16, 1, 8))],
+    [
+        (1, (1, 1, 1, 1, 1)),
+        (4, (1, 1, 1, 1, 4)),
+        (6, (1, 1, 3, 1, 2)),
+        (64, (1, 1, 8, 1, 8)),
+        (128, (1, 1, 16, 1, 8)),
+    ],
 )
 def test_experts_and_embeddings_share_whatever_devices_there_are(devices, shape):
     assert MeshConfig(data=1, fsdp=-1, expert=-1).shape(devices) == shape
+
+
+def test_stages_have_layers_of_their_own_and_share_all_else():
+    mesh = mesh_of(8, data=2, stage=2, tensor=2)
+    config = dataclasses.replace(TINY, num_layers=4, scan_layers=True, stage_repeats=2)
+    specs = {name: sharding.spec for name, sharding in parameter_shardings(config, mesh).items()}
+    for stack in ("0:2", "2:4"):
+        up = specs[f"layers/{stack}/mlp/up/kernel"]
+        assert up == PartitionSpec(("stage",), None, ("tensor",))
+    assert specs["embed/embedding"] == PartitionSpec(("tensor",), ("stage",))
+    assert batch_sharding(mesh).shard_shape((8, 5)) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"scan_layers": False},
+            "config.mesh.stage: is 4, but needs stacks of layers (model.scan_layers)",
+        ),
+        ({"num_layers": 6}, "config.mesh.stage: is 4, but must divide a stack of 6 layers"),
+        ({"stage_repeats": 2}, "config.mesh.stage: is 4, but must divide a stack of 2 layers"),
+        (
+            {"num_layers": 8, "stage_repeats": 2, "stage_microbatches": 2},
+            "config.model.stage_microbatches: is 2, but must be at least mesh.stage 4, "
+            "since stage_repeats is 2",
+        ),
+        (
+            {"stage_microbatches": 3},
+            "config.train.batch_size: gives 16 rows at a time, but must give a multiple of 6: "
+            "3 micro-batches (model.stage_microbatches) of rows for each of 2 shards",
+        ),
+        (
+            {"stage_microbatches": 4, "inner.accumulation": 4},
+            "config.train.batch_size: gives 4 rows at a time, but must give a multiple of 8: "
+            "4 micro-batches (model.stage_microbatches) of rows for each of 2 shards",
+        ),
+        ({"stage_repeats": 3}, "config.model.stage_repeats: is 3, but must be a divisor of num_layers 4"),
+        (
+            {"stage_repeats": 2, "scan_layers": False},
+            "config.model.scan_layers: is False, but stage_repeats 2 needs stacks",
+        ),
+    ],
+)
+def test_what_stages_cannot_share_is_told_in_a_line(settings, told):
+    config = cli.load_config("configs/dense.py:tiny")
+    config.train.batch_size, config.model.scan_layers = 16, True
+    for name, value in settings.items():
+        config.update_from_flattened_dict({name if "." in name else f"model.{name}": value})
+    with pytest.raises(ConfigError) as raised:
+        ModelRecipe(parse(config)).check_fit(mesh_of(8, stage=4), 16)
+    assert str(raised.value) == told
 
 
 def test_two_axes_of_one_array_never_share_a_mesh_axis():

@@ -9,6 +9,9 @@ import pytest
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
+from ddiloco.training.loss import next_token_loss
+from ddiloco.training.parameters import init_parameters
+from ddiloco.training.sharding import constrainer
 from ddiloco.training.step import make_train_step, shard_batch
 from tests.training.batches import TINY, init_state, mesh_of, packed_batch
 
@@ -28,6 +31,39 @@ def run(mesh, inner=INNER, config=CONFIG):
     score = evaluate(config, make_eval_step(config, mesh), state.params, BATCHES, mesh)
     arrays = jax.device_get((state.params, adam_of(state).mu, adam_of(state).nu))
     return [unstacked(part) for part in arrays], history, score
+
+
+@pytest.mark.parametrize(
+    ("sizes", "accumulation", "settings"),
+    [
+        ({"data": 2, "stage": 2, "tensor": 2}, 1, {"num_layers": 2}),
+        ({"data": 1, "stage": 2, "fsdp": 2, "tensor": 2}, 2, {"stage_repeats": 2, "stage_microbatches": 4}),
+        ({"data": 1, "stage": 4, "fsdp": 2}, 1, {"remat": "none", "stage_microbatches": 2}),
+    ],
+    ids=["stage2_tensor2", "stage2_circular_accumulated", "stage4"],
+)
+def test_stages_agree_with_one_device(sizes, accumulation, settings):
+    inner = dataclasses.replace(INNER, accumulation=accumulation)
+    config = dataclasses.replace(SCANNED, **{"num_layers": 4, **settings})
+    plain = dataclasses.replace(CONFIG, num_layers=config.num_layers)
+    assert_agree(run(mesh_of(8, **sizes), inner, config), run(mesh_of(1), config=plain))
+
+
+def test_the_kernel_of_attention_runs_inside_of_stages():
+    batch, mesh = packed_batch(0, 4, 128, 32), mesh_of(8, data=2, stage=2, tensor=2)
+    params = init_parameters(CONFIG, 0)
+
+    def loss(params, config, mesh):
+        return next_token_loss(config, params, batch, constrain=constrainer(mesh)).objective
+
+    gradient = jax.jit(jax.value_and_grad(loss), static_argnums=(1, 2))
+    staged = dataclasses.replace(SCANNED, attention="splash")
+    for ours, expected in zip(
+        jax.tree.leaves(gradient(params, staged, mesh)),
+        jax.tree.leaves(gradient(params, CONFIG, mesh_of(1))),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-3)
 
 
 def adam_of(state):
@@ -54,9 +90,13 @@ def alone():
     ids=["data8", "fsdp8", "tensor8", "data2_fsdp2_tensor2", "expert2_tensor4", "data2_fsdp4_accumulated"],
 )
 def test_eight_devices_agree_with_one(alone, num_devices, sizes, accumulation, config):
-    expected_arrays, expected_history, expected_score = alone
     inner = dataclasses.replace(INNER, accumulation=accumulation)
-    arrays, history, score = run(mesh_of(num_devices, **sizes), inner, config)
+    assert_agree(run(mesh_of(num_devices, **sizes), inner, config), alone)
+
+
+def assert_agree(found, alone):
+    expected_arrays, expected_history, expected_score = alone
+    arrays, history, score = found
     for metrics, expected in zip(history, expected_history, strict=True):
         assert metrics["tokens"] == expected["tokens"]
         for name in ("loss", "grad_norm", "learning_rate"):

@@ -35,6 +35,8 @@ DROPLESS = dataclasses.replace(CONFIG, capacity_factor=None)
 SCANNED = dataclasses.replace(
     DROPLESS, num_layers=3, dense_layers=1, scan_layers=True, remat="full", logits_chunk=10
 )
+STAGED = dataclasses.replace(DROPLESS, num_layers=4, dense_layers=2, scan_layers=True)
+STAGED_CAPPED = dataclasses.replace(CONFIG, num_layers=4, scan_layers=True, stage_repeats=2, remat="full")
 INNER = InnerConfig(learning_rate=1e-3, warmup_steps=0)
 BATCHES = [packed_batch(seed, 16, 12, 32) for seed in range(2)]
 
@@ -52,7 +54,8 @@ def run(config, mesh, inner=INNER):
 
 @functools.cache
 def alone(config):
-    return run(dataclasses.replace(config, scan_layers=False, remat="none", logits_chunk=None), mesh_of(1))
+    plain = {"scan_layers": False, "remat": "none", "logits_chunk": None, "stage_repeats": 1}
+    return run(dataclasses.replace(config, **plain), mesh_of(1))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +66,18 @@ def alone(config):
         (DROPLESS, {"data": 2, "expert": 4}, 1),
         (DROPLESS, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
         (SCANNED, {"data": 1, "fsdp": 2, "tensor": 2, "expert": 2}, 1),
+        (STAGED, {"data": 1, "stage": 2, "tensor": 2, "expert": 2}, 1),
+        (STAGED_CAPPED, {"data": 1, "stage": 2, "fsdp": 2, "expert": 2}, 1),
     ],
-    ids=["capped_expert8", "capped_mixed", "dropless_expert4", "dropless_tensor2", "scanned_mixed"],
+    ids=[
+        "capped_expert8",
+        "capped_mixed",
+        "dropless_expert4",
+        "dropless_tensor2",
+        "scanned_mixed",
+        "dropless_staged",
+        "capped_staged",
+    ],
 )
 def test_eight_devices_agree_with_one_drops_and_balance_included(config, sizes, accumulation):
     expected_params, expected_history, expected_score = alone(config)
@@ -74,7 +87,7 @@ def test_eight_devices_agree_with_one_drops_and_balance_included(config, sizes, 
         assert metrics.keys() == expected.keys()
         for name in metrics:
             np.testing.assert_allclose(metrics[name], expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
-    assert (history[0]["dropped_share"] > 0) is np.bool_(config is CONFIG)
+    assert (history[0]["dropped_share"] > 0) is np.bool_(config.capacity_factor is not None)
     for name in params:
         np.testing.assert_allclose(params[name], expected_params[name], rtol=2e-5, atol=2e-5, err_msg=name)
     assert score.loss == pytest.approx(expected_score.loss, rel=1e-6)

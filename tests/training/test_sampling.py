@@ -6,8 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.models.moe import MoEConfig
+from ddiloco.outer.stacks import array_of
+from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.parameters import forward, init_parameters
 from ddiloco.training.sampling import sample
+from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import TINY
 
 ONE_LAYER = dataclasses.replace(TINY, num_layers=1)
@@ -19,20 +23,60 @@ def params():
     return init_parameters(ONE_LAYER, 2)
 
 
-def next_greedily(params, tokens):
-    padded, positions = np.zeros((1, 8), np.int32), np.arange(8, dtype=np.int32)[None]
-    padded[0, : len(tokens)] = tokens
-    logits = jax.jit(forward, static_argnums=0)(ONE_LAYER, params, padded, positions, np.ones_like(padded))
-    return int(np.argmax(logits[0, len(tokens) - 1]))
+def greedily(config, params, prompt, count, window):
+    """The tokens that a forward over all that is to be seen finds likeliest, and by how much at least."""
+    step = jax.jit(forward, static_argnums=0)
+    tokens, begin, least = list(prompt), 0, np.inf
+    for _ in range(count):
+        if len(tokens) - begin > window:
+            begin = len(tokens) - window // 2
+        row, seen = np.zeros((1, window), np.int32), tokens[begin:]
+        row[0, : len(seen)] = seen
+        logits = step(config, params, row, np.arange(window, dtype=np.int32)[None], np.ones_like(row))
+        second, first = np.sort(np.asarray(logits[0, len(seen) - 1]))[-2:]
+        least = min(least, first - second)
+        tokens.append(int(np.argmax(logits[0, len(seen) - 1])))
+    return tokens[len(prompt) :], least
 
 
-def test_temperature_zero_takes_the_likeliest_token_given_the_window(params):
-    tokens = list(PROMPT)
-    for _ in range(6):
-        tokens.append(next_greedily(params, tokens[-8:]))
-    drawn = sample(ONE_LAYER, params, PROMPT, 6, temperature=0.0, seed=0, window=8)
+EXPERTS = MoEConfig(**{**dataclasses.asdict(TINY), "num_layers": 3}, num_experts=4, expert_dim=16)
+KINDS = {
+    "one layer": ONE_LAYER,
+    "layers": TINY,
+    "stacked": dataclasses.replace(TINY, num_layers=3, scan_layers=True),
+    "tied and capped": dataclasses.replace(TINY, tie_embeddings=True, logit_softcap=5.0, logits_chunk=4),
+    "experts": dataclasses.replace(EXPERTS, capacity_factor=None),
+    "stacked experts": dataclasses.replace(EXPERTS, capacity_factor=None, dense_layers=1, scan_layers=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_temperature_zero_takes_the_likeliest_token_as_without_a_cache(kind):
+    config = KINDS[kind]
+    params = init_parameters(config, 2)
+    expected, least = greedily(config, params, PROMPT, 13, 8)
+    assert least > 1e-4  # no tie, that rounding could decide
+    drawn = sample(config, params, PROMPT, 13, temperature=0.0, seed=0, window=8)
     assert drawn.dtype == np.int32
-    np.testing.assert_array_equal(drawn, tokens[4:])
+    np.testing.assert_array_equal(drawn, expected)
+
+
+def test_experts_with_a_capacity_sample_as_without(params):
+    params = init_parameters(EXPERTS, 2)
+    free = dataclasses.replace(EXPERTS, capacity_factor=None)
+    drawn = [sample(config, params, PROMPT, 13, 0.0, 0, window=8) for config in (EXPERTS, free)]
+    np.testing.assert_array_equal(*drawn)
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(data=1, fsdp=-1), MeshConfig(data=2, fsdp=1, tensor=4)])
+def test_sharded_parameters_give_the_same_tokens(mesh):
+    config = KINDS["stacked"]
+    params = init_parameters(config, 2)
+    shardings = parameter_shardings(config, carve(jax.devices(), 1, mesh)[0])
+    placed = {name: jax.device_put(array_of(name, params), at) for name, at in shardings.items()}
+    assert any(not at.is_fully_replicated for at in shardings.values())
+    drawn = [sample(config, held, PROMPT, 13, 0.0, 0, window=8) for held in (params, placed)]
+    np.testing.assert_array_equal(*drawn)
 
 
 def test_a_seed_repeats_and_another_differs(params):

@@ -12,6 +12,7 @@ from ddiloco.config import ConfigError
 from ddiloco.disk.snapshots.parts import parts_folder
 from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.observe import records
+from ddiloco.observe.profile import StepProfile
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
@@ -56,6 +57,7 @@ class LearnerProcess:
         folder: pathlib.Path | None = None,
         workdir: pathlib.Path | None = None,
         stepping: Callable[[], None] = lambda: None,
+        profile: StepProfile | None = None,
     ) -> str | None:
         """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
 
@@ -67,6 +69,7 @@ class LearnerProcess:
           folder: where it keeps copies of its inner optimizer state; None: nowhere.
           workdir: where its tape goes; None: it keeps none.
           stepping: called after the first step.
+          profile: takes a trace of some steps.
 
         Returns:
           Why the learner failed; None if it did not.
@@ -106,7 +109,7 @@ class LearnerProcess:
         if client.refusal is None:
             incarnation = max(process, client.newest_incarnation + 1)
             core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
-            failure = self._train(core, equipment, client, donor, stop, folder, workdir, stepping)
+            failure = self._train(core, equipment, client, donor, stop, folder, workdir, stepping, profile)
             client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
         if client.replaced:
             return f"the syncer refused learner {learner}: {client.refusal}"
@@ -130,6 +133,7 @@ class LearnerProcess:
         folder: pathlib.Path | None,
         workdir: pathlib.Path | None,
         stepping: Callable[[], None],
+        profile: StepProfile | None,
     ) -> str | None:
         config, record = self._experiment.remote, client.outbox.record
         inner = InnerFormat(equipment.program.inner_leaves)
@@ -150,7 +154,7 @@ class LearnerProcess:
             equipment,
             client.outbox.send,
             client.send_offer,
-            record,
+            record if profile is None else profile.watching(record),
             recovery,
             tape,
             LearnerRecording(core.learner, writer, client.tell_of_snapshot),
@@ -159,6 +163,8 @@ class LearnerProcess:
         client.attach(worker)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)
+            if profile is not None:
+                stack.callback(profile.close)
             if writer is not None:
                 stack.callback(writer.close, _PART_SECONDS)
             if folder is not None and config.checkpoint_every:

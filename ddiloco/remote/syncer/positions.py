@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import pathlib
 import threading
 import time
 
-from ddiloco.disk import array_file
+from ddiloco.disk import checked_json
 from ddiloco.remote.wire.agreement import WireError
 
-_CHECK = "sha256"  # of the rest of the file
 LONGEST = 64 << 10  # characters of one position
 WRITE_EVERY = 1.0  # seconds; a lost machine only makes learners draw these last batches twice
 
@@ -29,11 +26,10 @@ class Positions:
     def load(self) -> None:
         """Reads what an earlier syncer left; ignores a file that cannot be read."""
         try:
-            found = dict(json.loads(self._path.read_text())) if self._path is not None else {}
-            whole = found.pop(_CHECK, None) == _sha256(found)
-        except (OSError, ValueError, TypeError, RecursionError):
+            found = checked_json.load(self._path) if self._path is not None else {}
+        except (OSError, ValueError):
             return
-        if whole and all(isinstance(text, str) for text in found.values()):
+        if all(isinstance(text, str) for text in found.values()):
             self._by_learner = found
 
     def get(self, learner: int) -> str:
@@ -65,9 +61,4 @@ class Positions:
             return
         # If the disk refuses, the next write tries again; the durable state's alarm reports it.
         with contextlib.suppress(OSError):
-            values = {**self._by_learner, _CHECK: _sha256(self._by_learner)}
-            array_file.replace(self._path, [json.dumps(values).encode()])
-
-
-def _sha256(positions: dict[str, str]) -> str:
-    return hashlib.sha256(json.dumps(positions, sort_keys=True).encode()).hexdigest()
+            checked_json.save(self._path, self._by_learner)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
-
-import jax
 
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState
@@ -20,20 +18,17 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
+from ddiloco.remote.syncer.scoring import Scoring
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
-from ddiloco.roles.assembly import Assembly, Scorer
-from ddiloco.roles.evaluator import Evaluator
-from ddiloco.roles.exchange import Pieces
+from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.resuming import run_of
 from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.settings.experiment import step_tokens
-from ddiloco.training.evaluation import Score
-from ddiloco.training.mesh import MeshConfig, carve
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
 
@@ -89,7 +84,8 @@ class SyncerRun:
         snapshot_name = None if resumed_from is None else resumed_from.name
         tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
         tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
-        self._syncer = SyncerWorker(core, self._model, record, self._committed, durable, tape)
+        # Others read what was committed from the disk.
+        self._syncer = SyncerWorker(core, self._model, record, lambda step, pieces: None, durable, tape)
         if e.snapshot.every:
             header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
             keep_also = snapshot_name if e.tape.enabled else None
@@ -111,23 +107,20 @@ class SyncerRun:
         )
         self._server.know(core.state().incarnations)
         self._server.start(listening)  # learners compile while this process does
-        self._scorer: Scorer | None = None
-        self._evaluator = Evaluator(self._score, e.eval.every, self._tokens_so_far, record)
-        if not resumed:  # else learners wait: the first merge and evaluation compile for themselves
+        self._scoring = Scoring(assembly, workdir, durable.run, record)
+        if not resumed:  # else learners wait: the first merge compiles for itself
             self._model.compile()
-            self._evaluator.evaluate(core.step, self._model.parameters())
 
     def run(self) -> Outcome:
         """Merges to the last step, or until `stop` is set; waits while there are no learners."""
-        self._evaluator.start()
         if not self._alone:
             self._serve()
         self._server.stop(_LEAVE_SECONDS)
         self._syncer.stop(_LEAVE_SECONDS)
-        self._evaluator.stop(_LEAVE_SECONDS)
-        params, step = self._model.parameters(), self._syncer.core.step
-        loss = self._evaluator.evaluate(step, params)
-        return Outcome(params, step, loss, self._alone or self._syncer.core.finished, self._failure())
+        params, core = self._model.parameters(), self._syncer.core
+        last = self._scoring.last(core.step, self._server.intake.tokens, core.versions, params)
+        failure = self._failure(last.problem)
+        return Outcome(params, core.step, last.loss, self._alone or core.finished, failure, last.sample)
 
     def _serve(self) -> None:
         self._server.open()
@@ -135,26 +128,12 @@ class SyncerRun:
         self._syncer.start()
         while not (self._syncer.ended.is_set() or self._stop.is_set()):
             self._syncer.ended.wait(0.2)
+            self._scoring.take()
 
-    def _score(self, params: Mapping[str, Any]) -> Score | None:
-        """The score on held-out data; for one thread at a time."""
-        if self._scorer is None:
-            self._scorer = self._assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
-        return self._scorer(params)
-
-    def _failure(self) -> str | None:
+    def _failure(self, of_evaluation: str | None) -> str | None:
         if self._syncer.failure is not None:
             return f"the syncer failed: {self._syncer.failure}"
-        if self._evaluator.failure is not None:
-            return f"an evaluation failed {self._evaluator.failure}"
-        return None
-
-    def _committed(self, step: int, fragments: list[Pieces]) -> None:
-        if step < self._assembly.experiment.train.steps:  # the last one is scored at the end of the run
-            self._evaluator.offer(step, lambda: assemble(self._model.layout, fragments))
-
-    def _tokens_so_far(self) -> int:
-        return self._server.intake.tokens
+        return None if of_evaluation is None else f"an evaluation failed {of_evaluation}"
 
 
 def run_syncer(

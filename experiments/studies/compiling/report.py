@@ -18,7 +18,6 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError
-from ddiloco.models import model_of
 from ddiloco.outer.codecs import CODECS
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.run.recipes import ModelRecipe, assembly_of
@@ -130,8 +129,7 @@ class Compilation:
     @property
     def model_flops(self) -> float:
         """Of one step on one chip, by the model's own formula."""
-        model, length = self.experiment.model, self._task.row_tokens
-        return model_of(model).flops_per_token(model, length) * self.rows * length / self.mesh.size
+        return self._task.step_flops(self.rows) / self.mesh.size
 
     def _traced(self) -> Iterator[tuple[str, Callable[[], jax.stages.Traced]]]:
         e, task, mesh, params = self.experiment, self._task, self.mesh, self._state.params

@@ -134,21 +134,22 @@ class Give(Work):
 
 @dataclasses.dataclass(frozen=True)
 class Merge(Work):
-    """The syncer makes a version; `sha256` is None if the tape has none."""
+    """The syncer makes a version, if any of the offers is merged; `sha256` is None if the tape has none."""
 
     process: int
     round: RoundId
     version: int
     given: tuple[tuple[OfferId, Contribution], ...]
     sha256: bytes | None = None
+    empty: bool = False  # all offers were left out, and no version was made
 
     @property
     def needs(self) -> tuple[Key, ...]:
         return tuple(offer for offer, _ in self.given)
 
     @property
-    def makes(self) -> Key:
-        return VersionId(self.round.fragment, self.version)
+    def makes(self) -> Key | None:
+        return None if self.empty else VersionId(self.round.fragment, self.version)
 
 
 class Handled(NamedTuple):
@@ -329,7 +330,9 @@ class _Syncer:
                 case _:
                     decided = _handled(core, tape, i, now, thing)
                     if isinstance(thing, events.MergeFinished):
-                        works.append(dataclasses.replace(begun.pop(thing.round.fragment), entry=i))
+                        merge = begun.pop(thing.round.fragment)
+                        empty = {c.learner for _, c in merge.given} <= set(thing.left_out)
+                        works.append(dataclasses.replace(merge, entry=i, empty=empty))
                     for action in decided:
                         if isinstance(action, actions.Merge):
                             begun[action.round.fragment] = self._merge(tape, i, action)

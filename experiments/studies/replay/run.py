@@ -241,8 +241,13 @@ class _Replay:
             self._process = work.process
             self._model.forget_learners()
         counts, learners = [(c.steps, c.tokens) for _, c in work.given], [c.learner for _, c in work.given]
-        pieces = self._model.merge(p, given, counts, learners).pieces
+        made = self._model.merge(p, given, counts, learners)
         self._merges += 1
+        if made.empty or work.empty:
+            if made.empty is not work.empty:
+                raise ReplayMismatch(self._mismatch(work))
+            return
+        pieces = made.pieces
         self._step = max(self._step, work.round.step)
         if work.sha256 is not None:
             self._compared += 1

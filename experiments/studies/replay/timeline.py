@@ -93,7 +93,7 @@ class Clocks:
                 clock = clock.joined(self._of.get(work.needs[0], VectorClock()))
             case plans.Give(origin=origin):
                 self._of[origin] = clock
-            case plans.Merge():
+            case plans.Merge(empty=False):
                 for key in work.needs:
                     clock = clock.joined(self._of[key])
                 clock = clock.merged(work.round.fragment, work.version)
@@ -194,8 +194,9 @@ def _happened(thing: Any) -> str:
             return f"fragment {r.fragment} of learner {c.learner} from step {c.step} ({c.steps} steps)"
         case events.OfferFailed(round=r) as e:
             return f"fragment {r.fragment} of learner {e.learner} does not come: {e.reason}"
-        case events.MergeFinished(round=r):
-            return f"round {r.step} of fragment {r.fragment} is merged"
+        case events.MergeFinished(round=r) as e:
+            without = f" without {_listed(e.left_out)}" if e.left_out else ""
+            return f"round {r.step} of fragment {r.fragment} is merged{without}"
     return _noted(thing)
 
 

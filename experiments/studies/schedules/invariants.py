@@ -171,6 +171,19 @@ class Invariants:
                 member = (c.learner, c.incarnation)
                 if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
                     process.arrived.setdefault(which, set()).add(c)
+            case events.MergeFinished(round=which, left_out=left_out):
+                self._check_result(which, left_out)
+
+    def _check_result(self, which: RoundId, left_out: tuple[int, ...]) -> None:
+        """A merge has ended; if it is still under way here, it was not committed."""
+        uncommitted = self._syncer.merging.pop(which, None)
+        if uncommitted is not None:
+            learners = {c.learner for c in uncommitted.contributions}
+            require(learners <= set(left_out), "a merge of which something came is committed", which)
+            return
+        made = (which.fragment, self.committed.versions[which.fragment])
+        self._given[made] = [given for given in self._given[made] if given[0] not in left_out]
+        require(bool(self._given[made]), "no version comes of a merge whose offers are all left out", which)
 
     def _within(self, step: int) -> bool:
         return step >= 0 and (self.total_steps is None or step <= self.total_steps)

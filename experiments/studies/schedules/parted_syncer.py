@@ -206,12 +206,13 @@ class PartedSyncer:
         """Merges and commits, then tells the part; a crash may come in between."""
         if part.starts != starts:
             return
-        lineage = part.core.lineage
-        self.durable = self.durable.after(merge.round, lineage)
-        self._committing = lineage
-        self._observer.merged(merge, self._calendar.now)
+        made = self.arrays.merge(merge.round.fragment, [(c, None) for c in merge.contributions])
+        if not made.empty:
+            self._committing = part.core.lineage
+            self.durable = self.durable.after(merge.round, self._committing)
+            self._observer.merged(merge, self._calendar.now)
         if part.starts == starts:
-            self._handle(part, events.MergeFinished(merge.round))
+            self._handle(part, events.MergeFinished(merge.round, made.left_out))
 
     def _set_alarm(self, process: _Process) -> None:
         deadline = None if process.core is None else process.core.next_deadline()

@@ -67,6 +67,7 @@ def draw_weather(rng: random.Random) -> Weather:
         loss=rng.choice([0.0, 0.05, 0.3]),
         duplicates=rng.choice([0.0, 0.0, 0.2]),
         unsound=rng.choice([0.0, 0.0, 0.1]),
+        refused=rng.choice([0.0, 0.0, 0.1, 0.6]),
         speed_spread=rng.choice([0.0, 0.3, 4.0]),
         merge_time=rng.choice([0.01, 0.5, 5.0]),
     )

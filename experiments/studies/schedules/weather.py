@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.outer.encoding import Traffic
+from ddiloco.outer.global_model import NextVersion
+from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.learner_process import Place
@@ -24,6 +26,7 @@ class Weather:
     loss: float = 0.0  # share of messages that vanish
     duplicates: float = 0.0  # share of messages that come twice
     unsound: float = 0.0  # share of offers that prove unsound
+    refused: float = 0.0  # share of offers that are left out of their merge
     speed_spread: float = 0.3  # learners' mean step times are 1 + U(0, spread)
     jitter: float = 0.1  # a step takes up to this share longer than the mean
     merge_time: float = 0.1  # mean, exponential
@@ -46,16 +49,22 @@ class _Counting(CountingLearner):
 
 
 class _Doubtful(CountingSyncer):
-    """Finds some fragments unsound."""
+    """Finds some fragments unsound, and leaves others out of their merges."""
 
-    def __init__(self, rng: random.Random, unsound: float, num_fragments: int) -> None:
+    def __init__(self, rng: random.Random, unsound: float, refused: float, num_fragments: int) -> None:
         super().__init__(Traffic.of((0,) * num_fragments))
-        self.unsound = unsound
+        self.unsound, self.refused = unsound, refused
         self._rng = rng
 
     def problem(self, fragment: int, payload: Payload) -> str | None:
         """Finds a random share of the fragments unsound."""
         return "not finite" if self.unsound and self._rng.random() < self.unsound else None
+
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
+        """Leaves a random share of the offers out."""
+        learners = [c.learner for c, _ in given] if self.refused else []
+        left_out = tuple(m for m in learners if self._rng.random() < self.refused)
+        return NextVersion((), {}, left_out, empty=len(left_out) == len(given))
 
 
 class WeatheredFleet(Fleet):
@@ -74,7 +83,7 @@ class WeatheredFleet(Fleet):
     ) -> None:
         """`learners`: how many places there are; None: the policy's M. `parts`: processes that merge."""
         self.weather = weather = weather or Weather()
-        self._doubtful = _Doubtful(rng, weather.unsound, policy.num_fragments)
+        self._doubtful = _Doubtful(rng, weather.unsound, weather.refused, policy.num_fragments)
         self._rng = rng
         places = {m: self._place() for m in range(learners or policy.num_learners)}
         super().__init__(
@@ -109,7 +118,7 @@ class WeatheredFleet(Fleet):
 
     def calm(self) -> None:
         """From now on messages are only delayed: none is lost, doubled or unsound, no learner cut off."""
-        self._doubtful.unsound = 0.0
+        self._doubtful.unsound = self._doubtful.refused = 0.0
         for place in self.places.values():
             for link in (place.up, place.down):
                 link.cut = False

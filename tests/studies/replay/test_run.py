@@ -13,6 +13,7 @@ from ddiloco.disk.tape.file import TapeError
 from ddiloco.disk.tape.header import Machine
 from ddiloco.disk.tape.recorder import learner_tape
 from ddiloco.local import run as local
+from ddiloco.outer import guards
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.run.recipes import assembly_of
@@ -105,6 +106,31 @@ def test_a_run_with_rebase_comes_to_its_parameters_again(codec, workshop, data_d
     done = again(workshop, tmp_path, e)
     assert done.sha256 == replay.recorded_sha256(tmp_path)
     assert done.merges == done.compared > 0
+
+
+def early(offers, past, config):
+    """A gate: none of the first offers of learner 0 are in line."""
+    return {offer.learner: "too early" for offer in offers if past.rounds < 3 and offer.learner == 0}
+
+
+def test_a_run_with_merges_of_which_nothing_came_comes_to_its_parameters_again(
+    workshop, data_dir, tmp_path, monkeypatch
+):
+    """Learner 0 is the quicker one, and a quorum alone."""
+    monkeypatch.setitem(guards.GATES, "early", early)
+    outer = {"guard": {"gates": ("early",)}}
+    quick = {**LINKS, "step_seconds": (0.5, 1.0)}
+    e = virtual(data_dir, train={"steps": 24}, sync={**WAITS, "quorum": 1}, virtual=quick, outer=outer)
+    workshop.job(e, tmp_path)
+    works = replay.make_plan(e, read_run(tmp_path)).syncer.works
+    empty = [work for work in works if work.empty]
+    assert empty and {c.learner for work in empty for _, c in work.given} == {0}
+    done = again(workshop, tmp_path, e)
+    assert done.sha256 == replay.recorded_sha256(tmp_path)
+    assert done.merges == len(works) == done.compared + len(empty)
+    monkeypatch.setitem(guards.GATES, "early", lambda offers, past, config: {})
+    with pytest.raises(replay.ReplayMismatch):
+        again(workshop, tmp_path, e)
 
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "streaming"])

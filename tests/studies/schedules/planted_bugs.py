@@ -168,6 +168,16 @@ def forgotten_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rounds, "committed", lambda rounds: [])
 
 
+def empty_version(patch: pytest.MonkeyPatch) -> None:
+    """A merge whose offers are all left out is taken for one that has made a version."""
+
+    def careless(rounds, r):
+        r.committed = True
+        return [rounds._committed(r)]
+
+    patch.setattr(Rounds, "_start_over", careless)
+
+
 PLANTED = (
     double_merge,
     lost_counter_reset,
@@ -184,4 +194,5 @@ PLANTED = (
     pushed_out,
     no_roll_call,
     forgotten_commit,
+    empty_version,
 )

@@ -11,6 +11,7 @@ import random
 import pytest
 
 from ddiloco.outer.encoding import Traffic
+from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
@@ -27,9 +28,10 @@ TOKENS = 10
 class Shares(Witness):
     """By learner, the steps that it took and the tokens of it that were merged."""
 
-    def __init__(self, fragments: int) -> None:
+    def __init__(self, fragments: int, refused: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.fragments = fragments
+        self.refused = refused  # the learners whose offers are left out of every merge
         self.steps: collections.Counter[int] = collections.Counter()
         self.tokens: collections.Counter[int] = collections.Counter()
         self.offered: dict[tuple[int, int, int], int] = {}  # learner, fragment, clock: steps taken
@@ -43,6 +45,8 @@ class Shares(Witness):
     def merged(self, merge, now):
         super().merged(merge, now)
         for c in merge.contributions:
+            if c.learner in self.refused:
+                continue
             self.tokens[c.learner] += c.tokens
             self.behind.append(self.steps[c.learner] - self.offered[c.learner, c.fragment, c.step])
             self.lives.append((now, c.learner, c.tokens))
@@ -75,6 +79,18 @@ class Shares(Witness):
         return [{c.learner for c in m.contributions} for m in self.merges if m.round.fragment == fragment]
 
 
+class Refusing(CountingSyncer):
+    """Leaves the offers of some learners out of every merge."""
+
+    def __init__(self, refused: frozenset[int], num_fragments: int) -> None:
+        super().__init__(Traffic.of((0,) * num_fragments))
+        self._refused = refused
+
+    def merge(self, fragment, given):
+        left_out = tuple(c.learner for c, _ in given if c.learner in self._refused)
+        return NextVersion((), {}, left_out, empty=len(left_out) == len(given))
+
+
 def run(
     learners=4,
     *,
@@ -85,13 +101,14 @@ def run(
     latency=(),
     starts=None,
     steps=STEPS,
+    refused=frozenset(),
     **policy,
 ):
     """Plays a fleet to its end; the `seconds` of a step and the `latency` are those of the last learners."""
     settings = {"num_learners": learners, "num_fragments": fragments, "interval": 24, "rebase": True} | policy
     means = [1.0] * (learners - len(seconds)) + list(seconds)
     delays = [0.0] * (learners - len(latency)) + list(latency)
-    shares = Shares(fragments)
+    shares = Shares(fragments, refused)
 
     def place(learner: int) -> Place:
         rng = random.Random(learner)
@@ -103,7 +120,7 @@ def run(
         steps,
         {learner: place(learner) for learner in range(learners)},
         lambda learner: CountingLearner(TOKENS),
-        CountingSyncer(Traffic.of((0,) * fragments)),
+        Refusing(refused, fragments),
         merge_time=lambda: merge,
         observer=shares,
     )
@@ -183,3 +200,14 @@ def test_in_no_window_is_a_learner_left_out_nor_do_merges_stop_nor_is_old_work_m
     usual = 2 * max(speeds)  # a fragment is due every other step
     assert max(gaps) <= 3 * usual + merge + 2 * max(delays)
     assert max(shares.behind) <= 24, "an interval"
+
+
+@pytest.mark.parametrize("seconds", [1.0, 0.4, 0.1])
+@pytest.mark.parametrize("honest", [1, 3])
+def test_a_learner_of_whom_nothing_is_merged_keeps_nobody_elses_work_out(honest, seconds):
+    """With K=1 it completes rounds alone, however quick it is; nothing comes of those."""
+    alone = run(honest, quorum=1, variation=0.1, merge=0.2)
+    liar = {"seconds": (seconds,), "refused": frozenset({honest}), "steps": int(STEPS / seconds)}
+    beside = run(honest + 1, quorum=1, variation=0.1, merge=0.2, **liar)
+    assert beside.share(*range(honest)) >= alone.share() - 0.02
+    assert not any(given == {honest} for p in range(12) for given in beside.rounds_of(p))

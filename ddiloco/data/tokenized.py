@@ -1,0 +1,186 @@
+"""Documents as tokens: tokenized as they are read, or read from files in which they stand tokenized.
+
+Both give the same tokens in the same order, so that a run may go over from one to the other.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import json
+import pathlib
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddiloco.data.errors import DataError
+from ddiloco.data.settings import DataConfig
+from ddiloco.data.sources import open_text
+from ddiloco.data.tokenizers import Tokenizer
+
+_INDEX = "tokens.json"
+
+
+class TokenizingSource(Sequence[np.ndarray]):
+    """The documents of one split, each tokenized when it is read: ids with bos and eos, (n,) int32."""
+
+    def __init__(self, config: DataConfig, tokenizer: Tokenizer, split: str) -> None:
+        self._text = open_text(config.name, split, config.data_dir, feature=config.text_feature)
+        self._tokenizer = tokenizer
+        self._before = [] if tokenizer.bos is None else [tokenizer.bos]
+        self._after = [] if tokenizer.eos is None else [tokenizer.eos]
+        self.full_name = self._text.full_name
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def __getitem__(self, index: Any) -> Any:
+        ids = self._tokenizer.encode(self._text[index]["text"])
+        return np.concatenate([self._before, ids, self._after], dtype=np.int32, casting="unsafe")
+
+
+class TokenizedSource(Sequence[np.ndarray]):
+    """The documents of one split as `write` has tokenized them."""
+
+    def __init__(self, config: DataConfig, tokenizer: Tokenizer, split: str) -> None:
+        """Raises DataError where the files are of other text, by another tokenizer, or cannot be read."""
+        import grain
+
+        folder = pathlib.Path(config.tokenized or "")
+        index = _index(folder)
+        wanted = _identity(config, tokenizer)
+        for what, value in wanted.items():
+            if index.get(what) != value:
+                raise DataError(f"{folder}: holds tokens of {what} {index.get(what)}, but wanted is {value}")
+        found = index["splits"].get(split)
+        if found is None:
+            having = ", ".join(sorted(index["splits"]))
+            raise DataError(f"{folder}: has no tokens of split {split!r}; its splits: {having}")
+        self._name, self._dtype = f"{folder}, split {split}", np.dtype(index["dtype"])
+        self.full_name: str = index["full_name"]
+        self._count: int = found["documents"]
+        try:
+            self._records = grain.sources.ArrayRecordDataSource([folder / name for name in found["files"]])
+            _ = self[0]
+        except (RuntimeError, OSError, ValueError) as error:
+            raise DataError(f"{self._name}: cannot be read: {error}".splitlines()[0]) from None
+        if len(self._records) != self._count:
+            raise DataError(f"{self._name}: has {len(self._records)} documents instead of {self._count}")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._count:
+            raise IndexError(f"document {index} of {self._count} in {self._name}")
+        try:
+            return np.frombuffer(self._records[index], self._dtype).astype(np.int32)
+        except (RuntimeError, OSError) as error:  # of ArrayRecord, for missing and damaged files
+            raise DataError(f"{self._name}: document {index} cannot be read: {error}") from None
+
+
+def open_tokens(config: DataConfig, tokenizer: Tokenizer, split: str) -> TokenizingSource | TokenizedSource:
+    """The documents of a split as tokens, from `config.tokenized` if that names a folder.
+
+    Raises:
+      DataError: they cannot be opened.
+    """
+    kind = TokenizingSource if config.tokenized is None else TokenizedSource
+    return kind(config, tokenizer, split)
+
+
+def write(
+    config: DataConfig, tokenizer: Tokenizer, folder: pathlib.Path, threads: int, tell: Callable[[str], None]
+) -> None:
+    """Tokenizes the splits that `config` trains on and holds out, as ArrayRecord, a file for each thread.
+
+    The folder has all or does not exist. `tell` takes a line for each split.
+
+    Raises:
+      DataError: the text cannot be opened.
+      OSError: the disk refuses, or the folder is there already.
+    """
+    if folder.exists():
+        raise FileExistsError(17, "is there already", str(folder))
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    partial.mkdir(parents=True)
+    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+    splits: dict[str, Any] = {}
+    full_name = ""
+    for number, split in enumerate(dict.fromkeys((config.train_split, config.eval_split))):
+        source = TokenizingSource(config, tokenizer, split)
+        full_name = source.full_name
+        names = [f"{number}-{part:05d}.array_record" for part in range(min(threads, len(source)))]
+        bounds = np.linspace(0, len(source), len(names) + 1).astype(int).tolist()
+        parts = [range(first, stop) for first, stop in itertools.pairwise(bounds)]
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            paths = [str(partial / name) for name in names]
+            tokens = sum(pool.map(_write_file, paths, [source] * len(paths), parts, [dtype] * len(paths)))
+        splits[split] = {"files": names, "documents": len(source), "tokens": tokens}
+        tell(f"{split}: {len(source):,} documents, {tokens:,} tokens")
+    index = {**_identity(config, tokenizer), "full_name": full_name, "dtype": dtype.str, "splits": splits}
+    (partial / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    partial.rename(folder)
+
+
+def _write_file(path: str, source: Sequence[np.ndarray], documents: range, dtype: np.dtype) -> int:
+    """Writes these documents to one file; the number of their tokens."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer, tokens = ArrayRecordWriter(path, "group_size:1"), 0
+    for index in documents:
+        ids = source[index]
+        tokens += len(ids)
+        writer.write(ids.astype(dtype).tobytes())
+    writer.close()
+    return tokens
+
+
+def _identity(config: DataConfig, tokenizer: Tokenizer) -> dict[str, str]:
+    """What decides the tokens of a split."""
+    return {
+        "name": config.name,
+        "text_feature": config.text_feature,
+        "tokenizer": tokenizer.fingerprint,
+    }
+
+
+def _index(folder: pathlib.Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / _INDEX).read_text()))
+    except (OSError, ValueError, TypeError):
+        raise DataError(f"{folder}: has no tokens that experiments.tokenize has written") from None
+
+
+class Ahead:
+    """Documents by number, of which threads read and tokenize those that follow before they are asked for.
+
+    For one thread that asks for each once, mostly in order.
+    """
+
+    def __init__(
+        self,
+        document: Callable[[int], np.ndarray],
+        pool: concurrent.futures.Executor,
+        count: int,
+    ) -> None:
+        """`document` gives the n-th; `count` is how many are under way or wait in the pool."""
+        self._document, self._pool, self._count = document, pool, count
+        self._waiting: dict[int, concurrent.futures.Future[np.ndarray]] = {}
+
+    def __call__(self, number: int) -> np.ndarray:
+        """The document; raises what its reading raised."""
+        if number not in self._waiting:
+            self.forget()
+        for later in range(number, number + self._count + 1):
+            if later not in self._waiting:
+                self._waiting[later] = self._pool.submit(self._document, later)
+        return self._waiting.pop(number).result()
+
+    def forget(self) -> None:
+        """Drops what is under way, since numbers have come to mean other documents."""
+        for waiting in self._waiting.values():
+            waiting.cancel()
+        self._waiting = {}

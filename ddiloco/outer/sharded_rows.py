@@ -1,0 +1,65 @@
+"""One layer's tensor out of a stack whose rows are divided among devices, each of which gets a part of it."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def row_sharding(stack: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """How a row of this shape lies: as in the stack, and what divides the stack's rows divides another axis.
+
+    That is the first that it divides evenly; where there is none, the row is whole along it.
+    """
+    parts = [_names(part) for part in (*stack.spec, *[None] * (1 + len(shape) - len(stack.spec)))]
+    of_rows, of_axes = parts[0], parts[1:]
+    for axis in range(len(shape)) if of_rows else ():
+        divided = [(*names, *of_rows) if i == axis else names for i, names in enumerate(of_axes)]
+        found = NamedSharding(stack.mesh, PartitionSpec(*(names or None for names in divided)))
+        if divides(found, shape):
+            return found
+    return NamedSharding(stack.mesh, PartitionSpec(*stack.spec[1:]))
+
+
+def divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
+    """Whether an array of this shape can lie so."""
+    try:
+        sharding.shard_shape(shape)
+    except ValueError:
+        return False
+    return True
+
+
+def row_of(stack: jax.Array, row: int, sharding: NamedSharding) -> jax.Array:
+    """The row of a stack that lies as `sharding` says, itself as `row_sharding` says; for use under jit.
+
+    Left to itself, the compiler would move the whole stack.
+    """
+    names = _names(sharding.spec[0] if sharding.spec else None)
+    if not names:
+        return jax.lax.index_in_dim(stack, row, keepdims=False)
+    laid = row_sharding(sharding, stack.shape[1:])
+    axis = next((i for i, part in enumerate(laid.spec) if set(names) <= set(_names(part))), None)
+    each = len(stack) // math.prod(sharding.mesh.shape[name] for name in names)
+    bits = jnp.dtype(f"uint{8 * stack.dtype.itemsize}")  # whose sum with zeros is exact, of -0.0 too
+
+    def part(shard: jax.Array) -> jax.Array:
+        own = jax.lax.bitcast_convert_type(shard[row % each], bits)
+        own = jnp.where(jax.lax.axis_index(names) == row // each, own, jnp.zeros_like(own))
+        if axis is None:
+            own = jax.lax.psum(own, names)
+        else:
+            own = jax.lax.psum_scatter(own, names, scatter_dimension=axis, tiled=True)
+        return jax.lax.bitcast_convert_type(own, stack.dtype)
+
+    taken = jax.shard_map(
+        part, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=laid.spec, check_vma=False
+    )
+    return taken(stack)
+
+
+def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (part,) if isinstance(part, str) else part or ()

@@ -1,0 +1,197 @@
+"""The evaluator as a process: follows the global model through the syncer's durable fragments, and scores it.
+
+It only reads what the syncer has written, on devices that nobody else uses: nothing waits for it, and a run
+goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from ddiloco.disk import run_mark
+from ddiloco.disk.durable import FOLDER, DurableState, DurableStateError
+from ddiloco.disk.scores import Scored, Scores, Wanted
+from ddiloco.observe.records import Evaluated
+from ddiloco.observe.summary import read_summary
+from ddiloco.outer.fragments import assemble
+from ddiloco.outer.stacks import array_shape
+from ddiloco.roles.assembly import Assembly, Scorer
+from ddiloco.roles.evaluator import Evaluations
+from ddiloco.roles.exchange import Pieces
+from ddiloco.roles.transfer import FragmentTransfer
+from ddiloco.training.mesh import MeshConfig, carve
+
+_POLL = 0.2  # seconds
+_TRIES = 50  # to see the fragments that the syncer has left
+
+
+class FollowedModel:
+    """The global model as the durable fragments have it: of what changes, the host holds one at a time.
+
+    It is sharded over a mesh, except for a loop of one's own, which scores what is on the host.
+    """
+
+    def __init__(self, assembly: Assembly, mesh: Mesh) -> None:
+        self._layout = assembly.layout
+        shardings = assembly.recipe.global_shardings(mesh)
+        self._transfer = None if shardings is None else FragmentTransfer(self._layout, dict(shardings))
+        self._sharded: dict[str, jax.Array] = {}
+        for name, sharding in (shardings or {}).items():
+            shape = array_shape(name, dict(self._layout.shapes))
+            self._sharded[name] = jnp.zeros(shape, jnp.float32, device=sharding)
+        self._on_host: list[Pieces] = [()] * self._layout.num_fragments
+        self.forget()
+
+    def forget(self) -> None:
+        """The fragments to follow are those of another run."""
+        self._seen: list[tuple[int, int] | None] = [None] * self._layout.num_fragments
+        self._versions, self._steps = [0] * len(self._seen), [0] * len(self._seen)
+
+    @property
+    def step(self) -> int:
+        """The global step of the newest round in it."""
+        return max(self._steps)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """By fragment."""
+        return tuple(self._versions)
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The parameters by name."""
+        return assemble(self._layout, self._on_host) if self._transfer is None else self._sharded
+
+    def refresh(self, durable: DurableState) -> None:
+        """Takes in the fragments that have changed; raises DurableStateError and OSError."""
+        for p in range(self._layout.num_fragments):
+            at = durable.changed_at(p)
+            if at == self._seen[p]:
+                continue
+            state, self._steps[p] = durable.fragment(p)
+            if self._transfer is None:
+                self._on_host[p] = state.pieces
+            else:
+                self._sharded = self._transfer.apply(p, self._sharded, state.pieces, 0.0)
+            self._seen[p], self._versions[p] = at, state.version
+
+
+class EvaluatorProcess:
+    """Scores the global model when it is due, and as its syncer leaves it at the end."""
+
+    def __init__(self, assembly: Assembly, workdir: pathlib.Path, note: Callable[[str], None]) -> None:
+        """`note` takes a line on each evaluation that fails."""
+        self._assembly, self._experiment = assembly, assembly.experiment
+        self._workdir, self._note = workdir, note
+        self._scores = Scores(workdir)
+        self._model: FollowedModel | None = None
+        self._scorer: Scorer | None = None
+        self._run = ""
+        self._evaluations: Evaluations | None = None
+        self._answered: set[str] = set()
+        self._tries = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Follows the run in the workdir to its end, or until `stop` is set.
+
+        Raises:
+          ConfigError, DataError: the global model cannot be scored with these settings.
+        """
+        self._assembly.check_evaluator()
+        while not stop.is_set():
+            with self._scores.attending() as alone:
+                while alone and not stop.is_set():
+                    # Files of an earlier run, of one that just begins, or in the middle of a rollback.
+                    with contextlib.suppress(DurableStateError, run_mark.RunMarkError, OSError):
+                        if self._look():
+                            return
+                    stop.wait(_POLL)
+            stop.wait(_POLL)
+
+    def _look(self) -> bool:
+        """Scores what is due; whether the run is over."""
+        mark = run_mark.begun(self._workdir / FOLDER)
+        if mark is None:
+            return False
+        durable = DurableState(
+            self._workdir / FOLDER, self._assembly.layout, lambda record: None, threading.Event(), mark.run
+        )
+        wanted = self._scores.wanted()
+        if wanted is not None and wanted.run == mark.run:
+            if wanted.ask in self._answered:
+                return wanted.over
+            if not wanted.over:
+                self._answer(durable, wanted)
+                return False
+        if self._experiment.eval.every is not None:
+            self._refresh(durable)
+            self._score_if_due()
+        return False
+
+    def _refresh(self, durable: DurableState) -> None:
+        if self._model is None:
+            self._model = FollowedModel(self._assembly, self._mesh)
+            self._scorer = self._assembly.scorer(self._mesh)
+        if durable.run != self._run:
+            self._model.forget()
+            self._run, self._evaluations = durable.run, None
+        self._model.refresh(durable)
+
+    def _score_if_due(self) -> None:
+        step, e = self._model.step, self._experiment
+        due = self._evaluations is not None and self._evaluations.due(step)
+        if self._evaluations is None:
+            self._evaluations = Evaluations(self._scorer, e.eval.every, self._evaluated, since=step)
+            due = step == 0
+        if due and step < e.train.steps:  # the last one is scored at the end of the run
+            try:
+                self._evaluations.evaluate(step, self._tokens_so_far() if step else 0, self._model.params)
+            except Exception as error:  # the run goes on, and the next may succeed
+                self._note(f"at step {step}: {type(error).__name__}: {error}")
+
+    def _answer(self, durable: DurableState, wanted: Wanted) -> None:
+        """Scores and samples from what the syncer leaves, once it is there; or says why that cannot be."""
+        said: dict[str, Any] = {}
+        try:
+            self._refresh(durable)
+            if self._model.versions != wanted.versions:
+                raise DurableStateError(f"the disk has {self._model.versions}, not {wanted.versions}")
+            found = self._scorer(self._model.params)
+            if found is not None:
+                said = {"loss": found.loss, "statistics": found.statistics}
+            if self._assembly.recipe.samples:
+                said["sample"] = self._assembly.recipe.sample(self._model.params)
+        except Exception as error:
+            self._tries += 1  # another machine may see late what is on the disk
+            if isinstance(error, DurableStateError | OSError) and self._tries < _TRIES:
+                return
+            said["problem"] = f"at step {wanted.step}: {type(error).__name__}: {error}".splitlines()[0]
+        self._scores.add(
+            Scored(wanted.run, wanted.step, wanted.tokens, time.time(), answers=wanted.ask, **said)
+        )
+        self._answered.add(wanted.ask)
+
+    def _evaluated(self, record: Evaluated) -> None:
+        self._scores.add(
+            Scored(self._run, record.step, record.tokens, record.time, record.loss, record.statistics)
+        )
+
+    def _tokens_so_far(self) -> int:
+        """As the syncer's process has written them last, at most some seconds ago."""
+        return sum(read_summary(self._workdir / "summary.json").get("tokens", {}).values())
+
+    @property
+    def _mesh(self) -> Mesh:
+        """All devices of this process, or one if they do not divide the held-out rows."""
+        devices = jax.devices()
+        count = len(devices) if self._experiment.eval.batch_size % len(devices) == 0 else 1
+        return carve(devices[:count], 1, MeshConfig(data=1, fsdp=-1))[0]

@@ -1,0 +1,83 @@
+"""The scores of a run as its syncer's process has them: an evaluator's, of which it asks the last."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ddiloco.disk.scores import Scored, Scores, Wanted, new_ask
+from ddiloco.observe import records
+from ddiloco.observe.summary import read_summary
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.evaluator import Evaluations
+from ddiloco.training.mesh import MeshConfig, carve
+
+_POLL = 0.2  # seconds
+_ABSENT = 5.0  # that an evaluator may be away, since it is restarted, before the syncer scores in its place
+
+
+class LastScore(NamedTuple):
+    """What is known of the global model at the end of a run."""
+
+    loss: float | None
+    sample: str | None
+    problem: str | None
+
+
+class Scoring:
+    """Used by the thread that runs the syncer's process."""
+
+    def __init__(
+        self, assembly: Assembly, workdir: pathlib.Path, run: str, record: Callable[[Any], None]
+    ) -> None:
+        """What earlier processes of the run have taken from the evaluator is not recorded again."""
+        self._assembly, self._run, self._record = assembly, run, record
+        self._scores = Scores(workdir)
+        earlier = read_summary(workdir / "summary.json").get("eval_history", [])
+        self._step = max((score["step"] for score in earlier), default=-1)
+
+    def take(self) -> list[Scored]:
+        """Records the scores of the run that have come; gives them."""
+        found = [scored for scored in self._scores.new() if scored.run == self._run]
+        for scored in found:
+            if scored.loss is not None and (scored.step > self._step or scored.answers):
+                self._step = scored.step
+                values = scored.step, scored.tokens, scored.time, scored.loss, scored.statistics
+                self._record(records.Evaluated(*values))
+        return found
+
+    def last(
+        self, step: int, tokens: int, versions: tuple[int, ...], params: Mapping[str, np.ndarray]
+    ) -> LastScore:
+        """Score and sample of what the syncer leaves; made by this process where no evaluator is there."""
+        recipe, off = self._assembly.recipe, self._assembly.experiment.eval.every is None
+        if off and not recipe.samples:
+            return LastScore(None, None, None)
+        self.take()
+        if self._scores.attended() is not None:
+            wanted = Wanted(self._run, new_ask(), step, tokens, versions)
+            self._scores.want(wanted)
+            answer = self._answer(wanted.ask)
+            self._scores.want(wanted._replace(over=True))
+            if answer is not None:
+                return LastScore(answer.loss, answer.sample, answer.problem)
+        score = self._assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
+        loss = Evaluations(score, 0, self._record).evaluate(step, tokens, params)
+        return LastScore(loss, recipe.sample(params) if recipe.samples else None, None)
+
+    def _answer(self, ask: str) -> Scored | None:
+        """The evaluator's answer, for which it may take its time; None: it is not there."""
+        seen = time.monotonic()
+        while time.monotonic() < seen + _ABSENT:
+            for scored in self.take():
+                if scored.answers == ask:
+                    return scored
+            if self._scores.attended():
+                seen = time.monotonic()
+            time.sleep(_POLL)
+        return None

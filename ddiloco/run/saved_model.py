@@ -1,0 +1,52 @@
+"""The global model that a run has left in its workdir."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ddiloco.config import ConfigError
+from ddiloco.disk import checkpoints, run_mark
+from ddiloco.disk.checkpoints import CheckpointError
+from ddiloco.disk.durable import FOLDER, DurableState, DurableStateError
+from ddiloco.outer.fragments import assemble
+from ddiloco.run.recipes import assembly_of
+from ddiloco.settings.experiment import Experiment, parse
+
+
+class SavedModel(NamedTuple):
+    """Parameters by layer, of which step they are, and the settings of their run."""
+
+    experiment: Experiment
+    params: Mapping[str, np.ndarray]
+    step: int
+
+
+def saved_model(workdir: pathlib.Path) -> SavedModel:
+    """The newest checkpoint; of a run of processes that has left none, what its syncer has made durable.
+
+    Raises:
+      ConfigError: there is neither, or it cannot be used; the message is one line.
+    """
+    try:
+        mark = run_mark.begun(workdir / FOLDER)
+        if mark is not None and not (workdir / "checkpoints").exists():
+            return _durable(workdir, mark.run)
+        found = checkpoints.restore(workdir / "checkpoints")
+        return SavedModel(found.experiment, found.params, found.step)
+    except (CheckpointError, DurableStateError, run_mark.RunMarkError) as error:
+        raise ConfigError(f"workdir: {error}") from None
+
+
+def _durable(workdir: pathlib.Path, run: str) -> SavedModel:
+    experiment = parse(json.loads((workdir / "config.json").read_text()))
+    layout = assembly_of(experiment).layout
+    durable = DurableState(workdir / FOLDER, layout, lambda record: None, threading.Event(), run)
+    start = durable.load()
+    params = assemble(layout, [fragment.pieces for fragment in start.fragments])
+    return SavedModel(experiment, params, start.state.step)

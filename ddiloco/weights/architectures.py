@@ -1,0 +1,30 @@
+"""The counterpart in transformers of each model that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ddiloco.config import ConfigError
+from ddiloco.models import MODELS
+from ddiloco.weights import qwen3, vit
+from ddiloco.weights.counterpart import Counterpart
+
+COUNTERPARTS: dict[str, Callable[[Any], Counterpart]] = {
+    "dense": qwen3.dense,
+    "moe": qwen3.moe,
+    "vit": vit.vit,
+}
+
+
+def counterpart_of(config: Any) -> Counterpart:
+    """The counterpart of a model with these settings.
+
+    Raises:
+      ConfigError: there is no architecture that is like it.
+    """
+    for name, make in COUNTERPARTS.items():
+        if type(config) is MODELS[name].config:
+            return make(config)
+    problem = f"{type(config).__name__} has no counterpart in transformers"
+    raise ConfigError(f"config.model: {problem}; {', '.join(COUNTERPARTS)} have one")

@@ -1,0 +1,110 @@
+"""What a model of ours is in transformers: the entries of its files, its tensors, and where it differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ddiloco.config import ConfigError
+from ddiloco.weights.table import Table
+
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+
+
+class Field(NamedTuple):
+    """An entry of one of their files that says what is computed.
+
+    Attributes:
+      name: theirs.
+      value: what it is for our settings.
+      setting: the setting of ours that it comes from; None: none, ours always have this value.
+      default: what it means that a file has no such entry, or null.
+    """
+
+    name: str
+    value: Any
+    setting: str | None = None
+    default: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Counterpart:
+    """An architecture of transformers that computes the same logits.
+
+    Attributes:
+      architecture: the class of theirs.
+      differences: settings of ours that it has not, each as "model.x: is A, but must be B".
+      files: by name, the entries of their files that say what is computed; the first file must be there.
+      more: by the file's name, entries that change no logits.
+      table: the tensors.
+    """
+
+    architecture: str
+    differences: tuple[str, ...]
+    files: dict[str, tuple[Field, ...]]
+    more: dict[str, dict[str, Any]]
+    table: Table
+
+    def entries(self, name: str) -> dict[str, Any]:
+        """What the file of this name has."""
+        told = {field.name: field.value for field in self.files[name] if field.name != "rope_type"}
+        return {**told, **self.more[name]}
+
+    def check(self, folder: pathlib.Path) -> None:
+        """Checks that the files in `folder` are of this architecture and of our settings.
+
+        Raises:
+          ConfigError: they are not; the message is one line and names the setting.
+        """
+        if self.differences:
+            raise ConfigError(f"config.{'; '.join(self.differences)}")
+        for name, fields in self.files.items():
+            path = folder / name
+            if name == CONFIG or path.exists():
+                entries = _read(path)
+                if name == CONFIG:
+                    self._check_architecture(path, entries)
+                for field in fields:
+                    found = entries.get(field.name)
+                    _check_field(path, field, field.default if found is None else found)
+
+    def _check_architecture(self, path: pathlib.Path, entries: Mapping[str, Any]) -> None:
+        found = entries.get("architectures")
+        if found != [self.architecture]:
+            problem = f"is of {found}, but the settings under config.model are those of {self.architecture}"
+            raise ConfigError(f"config.init_from: {path}: {problem}")
+
+
+def needs(config: Any, of: str, **wanted: Any) -> tuple[str, ...]:
+    """Which settings are not as `of`, an architecture, has them, each in a line."""
+    return tuple(
+        f"model.{name}: is {getattr(config, name)}, but must be {value}, as {of} has it"
+        for name, value in wanted.items()
+        if getattr(config, name) != value
+    )
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    """The entries of a JSON file, those that go by several names as the first releases had them."""
+    try:
+        entries = dict(json.loads(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"config.init_from: {path}: {error.strerror}") from None
+    except (ValueError, TypeError):
+        raise ConfigError(f"config.init_from: {path}: is no JSON object") from None
+    rope = {**(entries.get("rope_scaling") or {}), **(entries.get("rope_parameters") or {})}
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    return {**rope, "rope_type": kind, "num_experts": entries.get("num_local_experts"), **entries}
+
+
+def _check_field(path: pathlib.Path, field: Field, found: Any) -> None:
+    if found == field.value:
+        return
+    if field.setting is None:
+        problem = f"{field.name} is {found!r}, but only {field.value!r} has a counterpart here"
+        raise ConfigError(f"config.init_from: {path}: {problem}")
+    given = f"gives a {field.name} of {field.value!r}"
+    raise ConfigError(f"config.model.{field.setting}: {given}, but that in {path} is {found!r}")

@@ -1,0 +1,139 @@
+"""Files of safetensors: one, or several and an index of them, as the ecosystem has it above 5 GB."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from ddiloco.config import ConfigError
+from ddiloco.disk import array_file
+from ddiloco.weights.table import Shape
+
+MODEL, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 5_000_000_000  # of the tensors in a file, at most
+_READ = ("F32", "BF16", "F16")
+
+
+class Tensor(NamedTuple):
+    """A float32 tensor to be written; `array` makes it when its turn comes."""
+
+    name: str
+    shape: Shape
+    array: Callable[[], np.ndarray]
+
+    @property
+    def bytes(self) -> int:
+        """Of its elements."""
+        return 4 * math.prod(self.shape)
+
+
+def write(folder: pathlib.Path, tensors: Sequence[Tensor], shard_bytes: int = SHARD_BYTES) -> None:
+    """Writes the tensors one after another into as many files as are needed, with one in memory at a time.
+
+    The package `safetensors` writes a file only from all of its tensors.
+
+    Raises:
+      OSError: the disk refuses.
+    """
+    shards = _shards(tensors, shard_bytes)
+    count = len(shards)
+    where: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = MODEL if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+        array_file.replace(folder / name, _parts(shard))
+        where |= {tensor.name: name for tensor in shard}
+    if count > 1:
+        index = {"metadata": {"total_size": sum(t.bytes for t in tensors)}, "weight_map": where}
+        array_file.replace(folder / INDEX, [json.dumps(index, indent=2).encode()])
+
+
+def _shards(tensors: Sequence[Tensor], shard_bytes: int) -> list[list[Tensor]]:
+    shards: list[list[Tensor]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(t.bytes for t in shards[-1]) + tensor.bytes > shard_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    return shards
+
+
+def _parts(tensors: Sequence[Tensor]) -> Iterator[Any]:
+    """The bytes of one file."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape, _ in tensors:
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    yield struct.pack("<Q", len(encoded)) + encoded
+    for tensor in tensors:
+        array = np.ascontiguousarray(tensor.array(), np.dtype("<f4"))
+        if array.shape != tensor.shape:
+            raise ValueError(f"{tensor.name} has shape {array.shape}, but must have {tensor.shape}")
+        yield array.reshape(-1).view(np.uint8).data
+
+
+class Files:
+    """The tensors in a folder, or in one file; each is read when it is asked for.
+
+    Attributes:
+      shapes: of all tensors, by name.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Opens the files and reads their headers; `path`: a folder or a file.
+
+        Raises:
+          ConfigError: there are none, or one is damaged; the message is one line.
+        """
+        self._path = path
+        self._files: dict[str, Any] = {}
+        self.shapes: dict[str, Shape] = {}
+        for file in _files(path):
+            try:
+                opened = safe_open(file, framework="np")
+            except (OSError, SafetensorError) as error:
+                raise _unreadable(file, error) from None
+            for name in opened.keys():  # noqa: SIM118, since it is no mapping
+                self._files[name] = opened
+                self.shapes[name] = tuple(opened.get_slice(name).get_shape())
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor as float32.
+
+        Raises:
+          ConfigError: it is not of floating point, or the file cannot be read.
+        """
+        try:
+            dtype = self._files[name].get_slice(name).get_dtype()
+            if dtype not in _READ:
+                problem = f"{name} is of {dtype}, but must be of {', '.join(_READ)}"
+                raise ConfigError(f"config.init_from: {self._path}: {problem}")
+            return np.asarray(self._files[name].get_tensor(name), np.float32)
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(self._path, error) from None
+
+
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    if path.is_file():
+        return [path]
+    index = path / INDEX
+    if not index.exists():
+        return [path / MODEL]
+    try:
+        where = json.loads(index.read_text())["weight_map"]
+        return [path / name for name in sorted(set(where.values()))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(index, error) from None
+
+
+def _unreadable(path: pathlib.Path, error: Exception) -> ConfigError:
+    reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+    return ConfigError(f"config.init_from: {path}: cannot be read: {reason}")

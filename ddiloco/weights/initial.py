@@ -1,0 +1,62 @@
+"""The parameters that training begins from, where `init_from` names a folder or file of safetensors."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ddiloco.config import ConfigError
+from ddiloco.training.parameters import parameter_shapes
+from ddiloco.weights.architectures import counterpart_of
+from ddiloco.weights.files import Files
+from ddiloco.weights.table import Shape, Table
+
+
+class InitialWeights(Mapping[str, np.ndarray]):
+    """Parameters by layer, float32; each is read when it is asked for, and only the last is kept."""
+
+    def __init__(self, config: Any, path: pathlib.Path) -> None:
+        """Opens the files, reads their headers and checks that they are of a model with these settings.
+
+        Raises:
+          ConfigError: they are not, or cannot be read; the message is one line, and names setting or tensor.
+        """
+        counterpart = counterpart_of(config)
+        counterpart.check(path.parent if path.is_file() else path)
+        self._table, self._shapes, self._files = counterpart.table, parameter_shapes(config), Files(path)
+        _check_shapes(path, self._table, self._files.shapes)
+        self._newest = functools.lru_cache(1)(self._read)  # several pieces of a tensor are asked for in turn
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._newest(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def _read(self, name: str) -> np.ndarray:
+        found = self._table.ours[name]
+        return np.ascontiguousarray(found.make(*map(self._files.read, found.theirs)))
+
+
+def _check_shapes(path: pathlib.Path, table: Table, found: Mapping[str, Shape]) -> None:
+    wanted = {name: theirs.shape for name, theirs in table.theirs.items()}
+    for name in [*wanted, *sorted(found.keys() - table.ignored)]:
+        if name not in found:
+            problem = f"has no tensor {name}"
+        elif name not in wanted:
+            problem = f"has a tensor {name}, which the model has not"
+        elif found[name] != wanted[name]:
+            problem = f"{name} has shape {found[name]}, but must have {wanted[name]}"
+        else:
+            continue
+        raise ConfigError(f"config.init_from: {path}: {problem}")

@@ -1,0 +1,100 @@
+"""Qwen3 (arXiv 2505.09388), which the dense decoder is, and Qwen3-MoE, the mixture of experts."""
+
+from __future__ import annotations
+
+from ddiloco.models.dense import DenseConfig, embedding_gain
+from ddiloco.models.moe import MoEConfig
+from ddiloco.training.parameters import parameter_shapes
+from ddiloco.weights.counterpart import CONFIG, Counterpart, Field, needs
+from ddiloco.weights.table import Table
+
+ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
+_PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+_MLP = ("gate", "up", "down")
+
+
+def dense(config: DenseConfig) -> Counterpart:
+    """The dense decoder as Qwen3ForCausalLM."""
+    table = _trunk(config)
+    for number in range(config.num_layers):
+        _mlp(table, number)
+    more = {"model_type": "qwen3"}
+    fields = _fields(config)
+    return Counterpart("Qwen3ForCausalLM", _needs(config), {CONFIG: fields}, {CONFIG: more}, table)
+
+
+def moe(config: MoEConfig) -> Counterpart:
+    """The mixture of experts as Qwen3MoeForCausalLM."""
+    c, table = config, _trunk(config)
+    for number in range(c.num_layers):
+        ours, theirs = f"layers/{number}/mlp", f"model.layers.{number}.mlp"
+        if number < c.dense_layers:
+            _mlp(table, number)
+            continue
+        table.linear(f"{ours}/router/kernel", f"{theirs}.gate.weight")
+        for name in _MLP:
+            experts = [f"{theirs}.experts.{e}.{name}_proj.weight" for e in range(c.num_experts)]
+            table.linears(f"{ours}/experts/{name}", experts)
+    fields = (
+        *_fields(c),
+        Field("num_experts", c.num_experts, "num_experts"),
+        Field("num_experts_per_tok", c.experts_per_token, "experts_per_token"),
+        Field("moe_intermediate_size", c.expert_dim, "expert_dim"),
+        Field("norm_topk_prob", c.normalize_gates, "normalize_gates", False),
+        Field("mlp_only_layers", list(range(c.dense_layers)), "dense_layers", []),
+        Field("decoder_sparse_step", 1, None, 1),
+    )
+    more = {"model_type": "qwen3_moe"}
+    differences = (*_needs(c), *needs(c, "Qwen3-MoE", capacity_factor=None, shared_expert_dim=0))
+    return Counterpart("Qwen3MoeForCausalLM", differences, {CONFIG: fields}, {CONFIG: more}, table)
+
+
+def _needs(config: DenseConfig) -> tuple[str, ...]:
+    return needs(config, "Qwen3", qk_norm=True, logit_softcap=None)
+
+
+def _fields(config: DenseConfig) -> tuple[Field, ...]:
+    c = config
+    return (
+        Field("vocab_size", c.vocab_size, "vocab_size"),
+        Field("hidden_size", c.model_dim, "model_dim"),
+        Field("num_hidden_layers", c.num_layers, "num_layers"),
+        Field("num_attention_heads", c.num_heads, "num_heads"),
+        Field("num_key_value_heads", c.num_kv_heads, "num_kv_heads"),
+        Field("head_dim", c.head_dim, "head_dim", 128),
+        Field("intermediate_size", c.mlp_dim, "mlp_dim"),
+        Field("hidden_act", ACTIVATIONS[c.activation], "activation", "silu"),
+        Field("tie_word_embeddings", c.tie_embeddings, "tie_embeddings", False),
+        Field("rms_norm_eps", c.norm_epsilon, "norm_epsilon", 1e-6),
+        Field("rope_theta", c.rope_theta, "rope_theta", 10_000.0),
+        Field("rope_type", "default"),
+        Field("attention_bias", False, None, False),
+        Field("use_sliding_window", False, None, False),
+    )
+
+
+def _trunk(config: DenseConfig) -> Table:
+    """All tensors but those of the MLPs."""
+    gain, tied = embedding_gain(config), config.tie_embeddings
+    table = Table(parameter_shapes(config), ["lm_head.weight"] if tied else [])
+    table.same("embed/embedding", "model.embed_tokens.weight", gain=gain)
+    # A tied head of theirs has the gain too, and the norm before it takes it back.
+    table.same("final_norm/scale", "model.norm.weight", gain=1 / gain if tied else 1.0)
+    if not tied:
+        table.linear("head/kernel", "lm_head.weight")
+    for number in range(config.num_layers):
+        ours, theirs = f"layers/{number}", f"model.layers.{number}"
+        table.same(f"{ours}/attention_norm/scale", f"{theirs}.input_layernorm.weight")
+        table.same(f"{ours}/mlp_norm/scale", f"{theirs}.post_attention_layernorm.weight")
+        for name, proj in _PROJECTIONS.items():
+            table.linear(f"{ours}/attention/{name}/kernel", f"{theirs}.self_attn.{proj}.weight", outputs=2)
+        table.linear(f"{ours}/attention/out/kernel", f"{theirs}.self_attn.o_proj.weight")
+        if config.qk_norm:
+            for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
+                table.same(f"{ours}/attention/{name}/scale", f"{theirs}.self_attn.{norm}.weight")
+    return table
+
+
+def _mlp(table: Table, number: int) -> None:
+    for name in _MLP:
+        table.linear(f"layers/{number}/mlp/{name}/kernel", f"model.layers.{number}.mlp.{name}_proj.weight")

@@ -1,0 +1,61 @@
+"""Writes a run's model for transformers: `python -m experiments.export --workdir=DIR --to=FOLDER`.
+
+FOLDER then has model.safetensors (several files and an index above 5 GB), config.json, and the tokenizer or
+preprocessor where transformers has the same. `--config.init_from=FOLDER` begins a run from it. A setting of
+the model that transformers has not can be another there: --config.model.capacity_factor=None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from absl import flags
+
+from experiments.front import cli
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+_TO = flags.DEFINE_string("to", None, "Folder to write, new or empty.")
+_OVERRIDES = cli.take_overrides()
+
+
+def main(_) -> int:
+    from ddiloco.run.saved_model import saved_model
+    from ddiloco.weights.export import export
+
+    if not _WORKDIR.value or not _TO.value:
+        raise cli.UsageError("give both --workdir=DIR and --to=FOLDER")
+    workdir = pathlib.Path(_WORKDIR.value)
+    with cli.reaching("workdir", workdir):
+        found = saved_model(workdir)
+    experiment = dataclasses.replace(found.experiment, model=_changed(found.experiment.model))
+    folder = pathlib.Path(_TO.value)
+    with cli.reaching("to", folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise cli.UsageError(f"to: {folder}: is not empty")
+        lines = export(experiment, found.params, folder)
+    print(f"the global model of step {found.step} is in {folder}")
+    for line in lines:
+        print(line)
+    return 0
+
+
+def _changed(model):
+    """The model's settings with those of the command line, which may not change its parameters."""
+    from ddiloco.config import build, to_dict
+    from ddiloco.training.parameters import parameter_shapes
+
+    changes = {}
+    for path, value in _OVERRIDES:
+        group, _, name = path.partition(".")
+        if group != "model":
+            raise cli.UsageError(f"config.{path}: only settings of config.model can be another")
+        changes[name] = cli.literal(value)
+    changed = build(type(model), {**to_dict(model), **changes}, "config.model")
+    if changes and parameter_shapes(changed) != parameter_shapes(model):
+        raise cli.UsageError(f"config.{_OVERRIDES[0][0]}: the parameters would be others than the run's")
+    return changed
+
+
+if __name__ == "__main__":
+    cli.run(main)

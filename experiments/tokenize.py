@@ -1,0 +1,38 @@
+"""Tokenizes a run's text once for all: `python -m experiments.tokenize --config=FILE --output=DIR`.
+
+`--config.data.tokenized=DIR` then trains on it, as if it were tokenized meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+from absl import flags
+
+from experiments.front import cli
+
+_CONFIG = cli.define_config("configs/dense.py")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder to make; it must not be there yet.")
+_THREADS = flags.DEFINE_integer("threads", os.cpu_count() or 1, "Threads, and files.", lower_bound=1)
+
+
+def main(_) -> None:
+    from ddiloco.data.settings import DataConfig
+    from ddiloco.data.tokenized import write
+    from ddiloco.data.tokenizers import make_tokenizer
+    from ddiloco.settings.experiment import parse
+
+    if not _OUTPUT.value:
+        raise cli.UsageError("output: is missing; give --output=DIR")
+    data = parse(_CONFIG.value).data
+    if not isinstance(data, DataConfig):
+        raise cli.UsageError("config: trains on no text")
+    folder = pathlib.Path(_OUTPUT.value)
+    with cli.reaching("output", folder):
+        write(data, make_tokenizer(data), folder, _THREADS.value, cli.tell)
+    print(f"{folder}: to train on it, --config.data.tokenized={folder}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

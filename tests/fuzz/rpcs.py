@@ -1,0 +1,142 @@
+"""The rpcs of syncer and learner on real servers, called on the loopback with messages nobody would send."""
+
+import functools
+import queue
+import threading
+
+import grpc
+import jax
+import numpy as np
+
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.remote.learner.donor import Donor, InnerFormat
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.event_messages import up_header
+from ddiloco.remote.wire.payload import chunks, payload_bytes
+from ddiloco.remote.wire.security import Security
+from ddiloco.roles.exchange import InnerState
+from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, joined, until
+
+SECONDS = 20.0  # within which every call ends by itself
+KINDS = ("control", "greeted", "offers", "peers", "donation")
+FRAGMENT = 0
+
+
+def split(data):
+    """The messages in the data: a byte before each says how long it is, twice as much from 128 on."""
+    messages = []
+    while data:
+        length = data[0] if data[0] < 128 else 2 * data[0]
+        messages.append(bytes(data[1 : 1 + length]))
+        data = data[1 + length :]
+    return messages
+
+
+def joint(*messages):
+    """What `split` takes apart again."""
+    lengths = [len(m) if len(m) < 128 else 128 + max(0, len(m) - 255) // 2 for m in messages]
+    return b"".join(bytes([n]) + m for n, m in zip(lengths, messages, strict=True))
+
+
+def said(kind, *messages):
+    """The data of which `call` makes this call."""
+    return bytes([KINDS.index(kind)]) + joint(*messages)
+
+
+def greeting(session=""):
+    hello = pb.Hello(version=wire.VERSION, fingerprint=TERMS.fingerprint, rules=TERMS.rules, learner=1)
+    hello.process, hello.session = 100, session
+    return pb.FromLearner(hello=hello).SerializeToString()
+
+
+def sound_offer():
+    contribution = Contribution(0, 100, FRAGMENT, 0, 4, 3, 30)
+    given = arrays(FRAGMENT, 5)
+    header = up_header(RoundId(4, FRAGMENT), contribution, payload_bytes(given))
+    return [header.SerializeToString(), *map(bytes, chunks(given))]
+
+
+class Giving:
+    """An inbox of a learner that gives its inner state at once, whatever versions are asked for."""
+
+    def put(self, wanted):
+        if wanted.answer.set_running_or_notify_cancel():
+            wanted.answer.set_result(InnerState(4, (0, 0), [np.zeros(3, np.float32)]))
+
+
+class Rpcs:
+    """One server of each for all calls, and a learner that is connected all the while."""
+
+    def __init__(self):
+        self._failures = []
+        threading.excepthook = self._failures.append
+        self._syncer = SyncerEnd()
+        self._learner = LearnerEnd(self._syncer.address)
+        self._link = joined(self._syncer, self._learner)
+        self._channel = grpc.insecure_channel(self._syncer.address)
+        self._session = ""
+        until(lambda: self._learner.client._connection is not None, "the connection")
+        self._metadata = self._learner.client._connection._metadata
+        donor = Donor(Security(), SECONDS)
+        donor.attach(Giving(), InnerFormat([jax.ShapeDtypeStruct((3,), np.float32)]))
+        self._donor = grpc.insecure_channel(f"127.0.0.1:{donor.start('127.0.0.1')}")
+        self._keeps = donor
+
+    def call(self, kind, messages):
+        """Makes the call, and looks whether anything raised; says how the call ended."""
+        ended = kind
+        try:
+            getattr(self, f"_{kind}")(messages)
+        except grpc.RpcError as error:
+            ended = f"{kind}: {error.code()}: {error.details()}"
+            assert error.code() not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED), ended
+        assert not self._failures, self._failures
+        assert self._learner.client._connection._metadata == self._metadata, "the other learner is disturbed"
+        self._forget()
+        return ended
+
+    def _control(self, messages):
+        list(self._channel.stream_stream(wire.CONTROL)(iter(messages), timeout=SECONDS))
+
+    def _greeted(self, messages):
+        said = iter([greeting(self._session), *messages])
+        for answer in self._channel.stream_stream(wire.CONTROL)(said, timeout=SECONDS):
+            told = pb.ToLearner.FromString(answer)
+            if told.WhichOneof("kind") == "accepted":
+                self._session = told.accepted.session
+
+    def _offers(self, messages):
+        self._link.deliver(asked(FRAGMENT))
+        send = self._channel.stream_unary(wire.OFFERS)
+        send(iter(messages), metadata=self._metadata, timeout=SECONDS)
+
+    def _peers(self, messages):
+        ask = self._channel.stream_stream(wire.PEERS)
+        list(ask(iter(messages), metadata=self._metadata, timeout=SECONDS))
+
+    def _donation(self, messages):
+        list(self._donor.stream_stream(wire.DONATE)(iter(messages), timeout=SECONDS))
+
+    def _forget(self):
+        """What was heard, so that hours of it need no memory."""
+        self._syncer.records.clear()
+        for inbox in (self._syncer.heard, self._syncer.offers, self._learner.inbox):
+            try:
+                while True:
+                    inbox.get_nowait()
+            except queue.Empty:
+                pass
+        self._learner.notes.clear()
+
+
+@functools.cache
+def rpcs():
+    """The server of this process."""
+    return Rpcs()
+
+
+def call(data):
+    """The first byte says what is called."""
+    if data:
+        return rpcs().call(KINDS[data[0] % len(KINDS)], split(data[1:]))

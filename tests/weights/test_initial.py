@@ -1,0 +1,135 @@
+"""Weights to begin from: read when they are asked for, and refused in a line that says what does not fit."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ddiloco.config import ConfigError
+from ddiloco.weights.export import export
+from ddiloco.weights.initial import InitialWeights
+from tests.weights.cases import experiment_of, model, random_parameters
+from tests.workbench import assert_equal
+
+MOE = model("qwen3_moe", model_dim=16)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An export of `MOE`."""
+    export(experiment_of(MOE), random_parameters(MOE), tmp_path)
+    return tmp_path
+
+
+def with_tensors(folder, change):
+    """Writes the tensors of the folder's file as `change` leaves them."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def with_entries(folder, **entries):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
+def refusal(config, path):
+    with pytest.raises(ConfigError) as error:
+        dict(InitialWeights(config, path))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_file_stands_for_its_folder(folder):
+    assert_equal(dict(InitialWeights(MOE, folder / "model.safetensors")), random_parameters(MOE))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_numbers_of_fewer_bits_become_float32(folder, dtype):
+    with_tensors(folder, lambda t: t.update({name: tensor.astype(dtype) for name, tensor in t.items()}))
+    expected = {name: x.astype(dtype).astype(np.float32) for name, x in random_parameters(MOE).items()}
+    assert_equal(dict(InitialWeights(MOE, folder)), expected)
+
+
+def test_only_the_tensor_that_is_asked_for_is_read(folder):
+    norm = "model.layers.0.input_layernorm.weight"
+    with_tensors(folder, lambda t: t.update({norm: t[norm].astype(np.int32)}))
+    weights = InitialWeights(MOE, folder)
+    weights["final_norm/scale"]
+    assert "layers/0/attention_norm/scale" in weights
+    with pytest.raises(ConfigError, match=f"{norm} is of I32, but must be of F32, BF16, F16"):
+        weights["layers/0/attention_norm/scale"]
+
+
+def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(folder):
+    down = "model.layers.1.mlp.experts.3.down_proj.weight"
+    with_tensors(folder, lambda t: t.update({down: t[down].T.copy()}))
+    assert f"{down} has shape (8, 16), but must have (16, 8)" in refusal(MOE, folder)
+    with_tensors(folder, lambda t: t.pop(down))
+    assert f"has no tensor {down}" in refusal(MOE, folder)
+    with_tensors(folder, lambda t: t.update({down: np.zeros((16, 8), np.float32), "other": np.zeros(1)}))
+    assert "has a tensor other, which the model has not" in refusal(MOE, folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"rope_theta": 1e6}, "config.model.rope_theta: gives a rope_theta of 500.0, but that in"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "config.model.activation: gives a hidden_act of 'silu'"),
+        ({"mlp_only_layers": [1]}, "config.model.dense_layers: gives a mlp_only_layers of [0]"),
+        ({"attention_bias": True}, "attention_bias is True, but only False has a counterpart here"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_type is 'yarn', but only 'default'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn', but only 'default'"),
+        ({"architectures": ["LlamaForCausalLM"]}, "is of ['LlamaForCausalLM'], but the settings under"),
+    ],
+)
+def test_an_architecture_that_is_not_that_of_the_settings_is_told(folder, entries, told):
+    with_entries(folder, **entries)
+    assert told in refusal(MOE, folder)
+
+
+def test_what_later_releases_write_is_understood(folder):
+    """Rotary positions in a group of their own, another name for the experts' number, null for a default."""
+    path = folder / "config.json"
+    entries = json.loads(path.read_text())
+    entries["rope_parameters"] = {"rope_theta": entries.pop("rope_theta"), "rope_type": "default"}
+    entries["num_local_experts"] = entries.pop("num_experts")
+    entries["use_sliding_window"] = None
+    path.write_text(json.dumps(entries))
+    assert_equal(dict(InitialWeights(MOE, folder)), random_parameters(MOE))
+
+
+def test_pixels_that_are_prepared_in_another_way_are_told(tmp_path):
+    config = model("vit")
+    export(experiment_of(config), random_parameters(config), tmp_path)
+    told = refusal(model("vit", pixel_std=(0.25,)), tmp_path)
+    assert told.startswith("config.model.pixel_std: gives a image_std of [0.25, 0.25, 0.25]")
+
+
+def test_settings_without_counterpart_are_told(folder):
+    assert "config.model.capacity_factor: is 2.0" in refusal(
+        model("qwen3_moe", model_dim=16, capacity_factor=2.0), folder
+    )
+
+
+def test_files_that_cannot_be_read_are_told(folder, tmp_path):
+    assert "nowhere/config.json: No such file" in refusal(MOE, tmp_path / "nowhere")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert f"{path}: cannot be read: " in refusal(MOE, folder)
+    path.unlink()
+    assert f"{path}: cannot be read: " in refusal(MOE, folder)
+    (folder / "model.safetensors.index.json").write_text("[]")
+    assert "index.json: cannot be read: " in refusal(MOE, folder)
+    (folder / "config.json").write_text("[")
+    assert "config.json: is no JSON object" in refusal(MOE, folder)
+
+
+def test_a_head_that_is_the_embedding_may_be_there_twice(tmp_path):
+    config = model("qwen3_tied", model_dim=16)
+    export(experiment_of(config), random_parameters(config), tmp_path)
+    with_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
+    assert_equal(dict(InitialWeights(config, tmp_path)), random_parameters(config))

@@ -316,12 +316,11 @@ class Decoder(dense.Decoder):
 
         Padding, of segment 0, is routed nowhere: it takes no places and is not counted.
         """
-        config = self.config
 
         def caller(constrain: Constrain, positions_BxL: jax.Array, segments_BxL: jax.Array) -> stack.Call:
             counted_BxL = segments_BxL > 0
-            angles = dense.rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
-            attend = causal(config.attention, segments_BxL, constrain)
+            angles = dense.rotary_angles(positions_BxL, self.config.head_dim, self.config.rope_theta)
+            attend = causal(self.config.attention, segments_BxL, constrain)
 
             def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
                 x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted_BxL, constrain)
@@ -329,12 +328,12 @@ class Decoder(dense.Decoder):
 
             return call
 
-        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
         rows = positions_BxL, segments_BxL
-        x_BxLxD, told = stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
+        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
+        x_BxLxD, told = stack.run(self.layers, caller, x_BxLxD, rows, constrain, self.config)
         sums = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(counts for counts in told if counts))
-        penalty = config.balance_weight * jnp.sum(sums["balance"])
-        penalty = penalty + config.router_z_weight * jnp.sum(sums["router_z"])
+        penalty = self.config.balance_weight * jnp.sum(sums["balance"])
+        penalty = penalty + self.config.router_z_weight * jnp.sum(sums["router_z"])
         return Output(self.logits(x_BxLxD, constrain), penalty, {**sums, "penalty": penalty})
 
     def pass_layer(  # type: ignore[override]

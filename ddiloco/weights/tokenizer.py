@@ -26,14 +26,11 @@ def tokenizer_files(data: DataConfig) -> TokenizerFiles:
     ids = {"pad_token_id": tokenizer.pad, "bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos}
     entries = {"max_position_embeddings": data.sequence_length, **ids}
     if data.tokenizer == "byte":
-        files = {"tokenizer.json": _byte_level(), "tokenizer_config.json": _config(data.sequence_length)}
-        return TokenizerFiles(
-            {name: json.dumps(content).encode() for name, content in files.items()}, entries, []
-        )
+        contents = {"tokenizer.json": _byte_level(), "tokenizer_config.json": _config(data.sequence_length)}
+        files = {name: json.dumps(content).encode() for name, content in contents.items()}
+        return TokenizerFiles(files, entries, [])
     model = pathlib.Path(data.tokenizer_model or "").expanduser().read_bytes()
-    line = (
-        "tokenizer: tokenizer.model is for the package sentencepiece; transformers has no exact counterpart"
-    )
+    line = "tokenizer: tokenizer.model is for the package sentencepiece; transformers has none quite like it"
     return TokenizerFiles({"tokenizer.model": model}, entries, [line])
 
 
@@ -41,26 +38,21 @@ def _byte_level() -> dict[str, Any]:
     """tokenizer.json: a document begins with bos, as in training, and each byte has its value as id."""
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     ids = {name: getattr(ByteTokenizer, name.removesuffix("_token")) for name in _SPECIAL}
-    bos, level = (
-        _SPECIAL["bos_token"],
-        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False},
-    )
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    bos = _SPECIAL["bos_token"]
+    vocabulary = {char: byte for byte, char in enumerate(_characters())}
     return {
         "version": "1.0",
         "added_tokens": [{"id": ids[name], "content": _SPECIAL[name], **special} for name in _SPECIAL],
-        "pre_tokenizer": {**level, "use_regex": False},
+        "pre_tokenizer": level,
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {bos: {"id": bos, "ids": [ids["bos_token"]], "tokens": [bos]}},
         },
-        "decoder": {**level, "use_regex": False},
-        "model": {
-            "type": "BPE",
-            "vocab": {char: byte for byte, char in enumerate(_characters())},
-            "merges": [],
-        },
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
 
 
@@ -70,8 +62,10 @@ def _config(length: int) -> dict[str, Any]:
 
 
 def _characters() -> list[str]:
-    """What stands for each byte in byte-level vocabularies: itself in Latin-1, or where that is no visible
-    character the next one from 256 on."""
+    """What stands for each byte in byte-level vocabularies.
+
+    Itself in Latin-1, or where that is no visible character the next one from 256 on.
+    """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]

@@ -1,10 +1,11 @@
 """A model that is exported and trained on: every driver begins at the loss that it ended with."""
 
 import json
+import re
 
 import pytest
 
-SHORT = ("--config.train.steps=4", "--config.sample.tokens=0", "--config.eval.every=0")
+SHORT = ("--config.sample.tokens=0", "--config.eval.every=0")
 DRIVERS = (
     ("--config.driver=local", "--config.model.scan_layers=True"),
     ("--config.driver=remote",),
@@ -20,9 +21,9 @@ def summary(workdir):
 
 def test_every_driver_begins_at_the_loss_of_the_weights_and_trains_on(programs, tmp_path):
     weights = tmp_path / "weights"
-    assert programs.train(tmp_path / "first", *SHORT[1:]).returncode == 0
+    assert programs.train(tmp_path / "first", *SHORT).returncode == 0
     done = programs.run("export", f"--workdir={tmp_path / 'first'}", f"--to={weights}")
-    assert done.stdout == f"the global model of step 12 is in {weights}\n", done.stderr
+    assert re.fullmatch(rf"the global model of step \d+ is in {weights}\n", done.stdout), done.stderr
     ended = summary(tmp_path / "first")["eval_loss"]
     for number, settings in enumerate(DRIVERS):
         workdir = tmp_path / str(number)

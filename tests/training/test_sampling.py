@@ -68,9 +68,11 @@ def test_experts_with_a_capacity_sample_as_without(params):
     np.testing.assert_array_equal(*drawn)
 
 
-@pytest.mark.parametrize("mesh", [MeshConfig(data=1, fsdp=-1), MeshConfig(data=2, fsdp=1, tensor=4)])
+@pytest.mark.parametrize(
+    "mesh", [MeshConfig(data=1, fsdp=-1), MeshConfig(data=2, tensor=4), MeshConfig(data=1, stage=2, tensor=4)]
+)
 def test_sharded_parameters_give_the_same_tokens(mesh):
-    config = KINDS["stacked"]
+    config = dataclasses.replace(KINDS["stacked"], num_layers=4)
     params = init_parameters(config, 2)
     shardings = parameter_shardings(config, carve(jax.devices(), 1, mesh)[0])
     placed = {name: jax.device_put(array_of(name, params), at) for name, at in shardings.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import sys
 
@@ -34,7 +33,9 @@ def main(_) -> int:
     from ddiloco.training import platform
     from experiments.front.credentials import check_address
 
-    experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
+    config = _CONFIG.value
+    config.driver = "remote"
+    experiment = parse(config)
     learner, address = _LEARNER_ID.value, check_address(_SYNCER.value, "syncer")
     if (learner is None) is not _SPARE.value:
         raise cli.UsageError("learner_id: give --learner_id=N, or --spare in its place")

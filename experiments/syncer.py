@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pathlib
 import sys
@@ -39,7 +38,9 @@ def main(_) -> int:
 
     if _FINISH.value and _RESUME.value == "false":
         raise cli.UsageError("finish: needs --resume, since there is nothing to save otherwise")
-    experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
+    config = _CONFIG.value
+    config.driver = "remote"
+    experiment = parse(config)
     address = check_address(_LISTEN.value, "listen")
     check_reach(address, security)
     take_descriptors()

@@ -207,6 +207,18 @@ def test_settings_say_who_must_share_them():
         ({"sync.max_run_ahead": 1}, "config.sync.max_run_ahead: is bounded, so quorum must be None"),
         ({"sync.gamma": 1.0}, "config.sync.gamma: is 1.0, but must be at least 0.0 and below 1.0"),
         (
+            {"driver": "remote", "sync.silence_timeout": 10.0},
+            "config.remote.longest_backoff: is 15, but must be below sync.silence_timeout, 10: a learner",
+        ),
+        (
+            {"driver": "remote", "snapshot.every": 12, "snapshot.timeout": 60.0},
+            "config.snapshot.timeout: is 60, but must be above sync.silence_timeout, 60: a snapshot leaves",
+        ),
+        (
+            {"driver": "remote", "train.min_step_seconds": (1.0, 40.0, 1.0, 1.0)},
+            "config.sync.resend_timeout: is 30, but must be above train.min_step_seconds, 40: an",
+        ),
+        (
             {"train.batch_sizes": (1, 2)},
             "config.train.batch_sizes: has 2 entries, but",
         ),

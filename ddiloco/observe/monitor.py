@@ -176,6 +176,13 @@ class Monitor:
                 f"learner {record.learner}: the loss is {loss} at step {record.step}",
             )
 
+        if self._tally.steps_too_long(record.learner):
+            limit = f"{self._tally.info.resend_timeout:g} s of sync.resend_timeout"
+            self._alarms.raise_once(
+                f"long steps of {record.learner}",
+                f"learner {record.learner}: its steps take longer than the {limit}: it gets updates twice",
+            )
+
     def _look_for_left_out(self) -> None:
         """An alarm for each learner that trains in vain."""
         for learner, share in self._tally.left_out().items():

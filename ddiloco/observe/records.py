@@ -7,6 +7,7 @@ scalars that are complete; only the monitor's thread turns them into floats.
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -141,3 +142,4 @@ class RunInfo:
     total_steps: int
     seed: int
     chips_by_learner: Mapping[int, int]
+    resend_timeout: float = math.inf  # seconds after which an update that does not show is sent again

@@ -182,7 +182,7 @@ class GlobalModel:
         sizes = [piece.size for piece in anchor]
         offers = offered(learners, counts, norms[:, :count], sizes, cosines, noise)
         length = 0.0
-        if guard.needs_length(p, count):
+        if guard.needs_length(p, learners):
             length = math.sqrt(sum(float(np.dot(x.ravel(), x.ravel())) for x in anchor))
         return guard.judge(p, offers, length)
 

@@ -5,7 +5,7 @@ names the offers that are out of line. `Guard` asks the gates, keeps who was out
 quarantine, and lets a learner back in whose offers would have passed for long enough.
 
 Learners are compared with each other: a minority can lie. With fewer than three learners nobody knows who
-is right, and only what no learner could have done is found.
+is right, and only what no learner could have done is found. docs/security.md says what is found when.
 """
 
 from __future__ import annotations
@@ -245,9 +245,12 @@ class Guard:
         """The learners of which no offer is merged."""
         return frozenset(m for m, standing in self._standings.items() if standing.passed is not None)
 
-    def needs_length(self, fragment: int, count: int) -> bool:
-        """Whether `judge` has nothing to compare `count` offers with but the length of the parameters."""
-        return count < 3 and self._rounds[fragment] < self._config.warm_up
+    def needs_length(self, fragment: int, learners: Sequence[int]) -> bool:
+        """Whether `judge` has nothing to compare these learners' offers with but the parameters' length."""
+        known = set(learners)
+        if self._rounds[fragment] >= self._config.warm_up:
+            known |= {offer.learner for earlier in self._recent[fragment] for offer in earlier}
+        return len(known - self.quarantined) < 3
 
     def judge(self, fragment: int, offers: Sequence[Offered], length: float = 0.0) -> Verdict:
         """Takes the next round; `length` of the fragment's parameters where `needs_length` asks for it."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ddiloco.config import ConfigError
 from ddiloco.disk import kept
+from ddiloco.disk.ownership import owned
 from ddiloco.observe.files import read_lines
 from ddiloco.observe.trimming import Cut, trim
 
@@ -31,14 +32,22 @@ class RolledBack(NamedTuple):
 def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     """Makes the fragments what they were at a global step; the run is then continued by its syncer.
 
-    Nothing may run in the workdir. What came later, tapes and snapshots too, is moved to
-    `workdir/previous/N`. Learners keep their numbers and places in the data, and begin with a fresh inner
-    state. Called again after it was interrupted, it goes on.
+    What came later, tapes and snapshots too, is moved to `workdir/previous/N`. Learners keep their numbers
+    and places in the data, and begin with a fresh inner state: the syncer's next start draws a lineage of its
+    own, as every start does, by which it knows whoever holds what was undone. Called again after it was
+    interrupted, it goes on.
 
     Raises:
-      ConfigError: there are no versions of that step.
+      ConfigError: there are no versions of that step, or something of the run goes on in the workdir.
       OSError: the disk refuses.
     """
+    if not workdir.is_dir():
+        raise ConfigError(f"workdir: {workdir}: is no folder")
+    with owned(workdir):
+        return _roll_back(workdir, step)
+
+
+def _roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     folder, made = workdir / _SYNCER, workdir / "previous" / _MADE
     if folder.exists():
         shutil.rmtree(made, ignore_errors=True)

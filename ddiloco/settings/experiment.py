@@ -208,6 +208,8 @@ class Experiment:
         if self.virtual.seconds is not None and (self.train.tokens is not None or self.driver != "virtual"):
             where = "where train.tokens is set or driver is not virtual"
             yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None {where}"
+        if self.driver == "remote":
+            yield from self._problems_of_timeouts()
         if isinstance(self.model, LoopConfig):
             yield from self._problems_of_a_loop()
         sync = self.sync
@@ -218,6 +220,23 @@ class Experiment:
             yield "algorithm: is streaming, which needs sync.quorum None and a sync.max_run_ahead (tau)"
         if self.algorithm == "decoupled" and sync.max_run_ahead is not None:
             yield "algorithm: is decoupled, which needs sync.max_run_ahead None: no learner waits"
+
+    def _problems_of_timeouts(self) -> Iterator[str]:
+        """Which waits of processes end before what they wait for can have come."""
+        silence, resend = self.sync.silence_timeout, self.sync.resend_timeout
+        backoff, snapshot = self.remote.longest_backoff, self.snapshot.timeout
+        known = f"sync.silence_timeout, {silence:g}"
+        if backoff >= silence:
+            why = "a learner that lost its connection would be silent before it tries again"
+            yield f"remote.longest_backoff: is {backoff:g}, but must be below {known}: {why}"
+        if self.snapshot.every and snapshot <= silence:
+            why = "a snapshot leaves out a learner that hangs once it is silent"
+            yield f"snapshot.timeout: is {snapshot:g}, but must be above {known}: {why}"
+        longest = max(self.train.min_step_seconds, default=0.0)
+        if resend <= longest:
+            why = "an update shows in a report after a step, and would always be sent again before"
+            known = f"train.min_step_seconds, {longest:g}"
+            yield f"sync.resend_timeout: is {resend:g}, but must be above {known}: {why}"
 
     def _problems_of_a_loop(self) -> Iterator[str]:
         """What needs rows and tokens, which only the loop itself knows."""

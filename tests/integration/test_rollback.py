@@ -1,4 +1,4 @@
-"""A run of processes that is set back, and goes on from there."""
+"""A run of processes that is set back under its learners, and goes on from there."""
 
 import time
 
@@ -8,16 +8,21 @@ from tests.integration.hand import UNENDING, Job
 TWO = (*UNENDING, "--config.sync.num_learners=2", "--config.train.min_step_seconds=(0.05, 0.05)")
 
 
-def test_a_run_that_was_set_back_goes_on_from_that_step(programs, tmp_path):
+def test_a_run_that_was_set_back_goes_on_with_learners_of_the_undone_history(programs, tmp_path):
     job = Job(programs, tmp_path / "run", TWO)
     syncer, learners = job.syncer(), [job.learner(0), job.learner(1)]
     enough = lambda: min((r["version"] for r in job.rounds()[-3:]), default=0) > 4  # noqa: E731
     job.wait_for(enough, "five versions of every fragment", [syncer, *learners])
-    assert job.end(syncer)[0] == 143
-    assert [job.left(process)[0] for process in learners] == [0, 0]
+    refused = programs.run("rollback", f"--workdir={job.workdir}", "--to=0")
+    assert refused.returncode == 2
+    assert "belongs to a run that goes on" in refused.stderr
+    syncer.kill()
+    syncer.wait()
     known = kept.versions(job.workdir / "syncer")
+    newest = tuple(of_it[-1].version for of_it in known.values())
     step = max(of_it[0].step for of_it in known.values())
     wanted = tuple(one.version for one in kept.as_of(job.workdir / "syncer", step).values())
+    assert wanted != newest
 
     refused = programs.run("rollback", f"--workdir={job.workdir}", f"--to={step - 1}")
     assert refused.returncode == 2
@@ -28,10 +33,15 @@ def test_a_run_that_was_set_back_goes_on_from_that_step(programs, tmp_path):
     assert all(r["version"] <= wanted[r["fragment"]] for r in job.rounds())
 
     back = time.time()
-    alive = [job.syncer("--resume"), job.learner(0), job.learner(1)]
+    alive = [job.syncer("--resume"), *learners]
     job.wait_for(lambda: job.merges(0, back) and job.merges(1, back), "merges of both", alive)
+    again = lambda: all(r["version"] > max(newest) for r in job.rounds(back)[-3:])  # noqa: E731
+    job.wait_for(again, "versions whose numbers others bore", alive)
     first = {}
     for r in job.rounds(back):
-        first.setdefault(r["fragment"], r["version"])
-    assert all(version == wanted[p] + 1 for p, version in first.items())
+        first.setdefault(r["fragment"], r)
+        for _, _, worked_on, step_of_it, steps, _ in r["contributions"]:
+            assert worked_on == r["version"] - 1
+            assert steps <= step_of_it - step, "no step of before the welcome is merged"
+    assert all(r["version"] == wanted[p] + 1 for p, r in first.items())
     job.kill_all()

@@ -91,9 +91,10 @@ MUTANTS = (
         ("outer/test_global_model.py",),
     ),
     Mutant(
-        "global model: a merge without work makes no version",
-        "        self._versions[p] += 1\n",
-        "        self._versions[p] += bool(metrics)\n",
+        "global model: a merge of which nothing comes makes a version",
+        "        return NextVersion(self.fragment(p)[1], {}, tuple(learners), notices, empty=True)\n",
+        "        self._versions[p] += 1\n"
+        "        return NextVersion(self.fragment(p)[1], {}, tuple(learners), notices, empty=True)\n",
         ("outer/test_global_model.py",),
     ),
 )

@@ -100,19 +100,20 @@ MUTANTS = (
     # Rounds.
     Mutant(
         "rounds: a quorum of K needs K - 1 learners",
-        "if len(r.arrived) < self.policy.quorum:",
-        "if len(r.arrived) < max(1, self.policy.quorum - 1):",
+        "if len(r.arrived) < self._quorum or",
+        "if len(r.arrived) < max(1, self._quorum - 1) or",
         PROTOCOL,
     ),
     Mutant(
         "rounds: offers alone make a quorum, before learners have come to the step",
-        "return self.members.come_to(r.id.step) + len(r.departed) >= self.policy.quorum",
+        "return self._members.come_to(r.id.step) + len(r.departed) >= self._quorum",
         "return True",
         PROTOCOL,
     ),
     Mutant(
         "rounds: a merge begins with too few, once old offers were given back",
-        "        if not self._has_quorum(r):\n            r.phase = Phase.GATHERING\n            return []\n",
+        "        if not self._prospects.has_quorum(r, self._asking.front.step):\n"
+        "            r.phase = Phase.GATHERING\n            return []\n",
         "",
         PROTOCOL,
     ),

@@ -50,8 +50,9 @@ def make(tmp_path, monkeypatch):
     made = []
     monkeypatch.delenv("CI", raising=False)
 
-    def make(learners=2, *, workdir=tmp_path / "run", live=False, log_every=1, clock=None):
-        monitor = Monitor(workdir, info(learners), live=live, log_every=log_every, clock=clock)
+    def make(learners=2, *, workdir=tmp_path / "run", live=False, log_every=1, clock=None, **changes):
+        run = info(learners, **changes)
+        monitor = Monitor(workdir, run, live=live, log_every=log_every, clock=clock)
         made.append(monitor)
         return monitor
 

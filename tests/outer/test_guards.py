@@ -54,7 +54,7 @@ def test_a_long_outer_gradient_is_left_out_in_its_first_round(seed, factor, coun
 
 
 @settings(max_examples=20)
-@given(SEEDS, st.floats(20, 1e6))
+@given(SEEDS, st.floats(40, 1e6))  # honest peaks differ by a factor of two
 def test_one_long_piece_is_enough(seed, factor):
     rng = np.random.default_rng(seed)
     offers = [honest(rng, m) for m in range(4)]
@@ -86,8 +86,24 @@ def test_alone_in_a_round_it_is_compared_with_what_others_offered_before():
     liar = honest(rng, 3, scale=30.0, cosine=None)
     assert guard.judge(5, [liar]).left_out == {3}
     assert not guard.judge(6, [liar]).left_out, "of another fragment nothing is known yet"
-    assert guard.needs_length(6, 1)
+    assert guard.needs_length(6, [3])
+    assert not guard.needs_length(5, [3])
     assert guard.judge(6, [liar], length=liar.norm / 31).left_out == {3}
+
+
+@pytest.mark.parametrize("others", [[], [0]])
+def test_with_fewer_than_three_learners_only_what_no_learner_could_have_done_is_left_out(others):
+    rng = np.random.default_rng(0)
+    guard = Guard(CONFIG)
+    for round_ in range(40):
+        offers = [honest(rng, m, cosine=None) for m in (*others, 9)]
+        assert guard.needs_length(0, [*others, 9])
+        assert not guard.judge(0, offers, length=100.0).left_out
+        if round_ % 10 == 9:
+            near, far = (honest(rng, 9, scale=scale, cosine=None) for scale in (20.0, 1e6))
+            assert not guard.judge(0, [*offers[:-1], near], length=100.0).left_out
+            assert guard.judge(0, [*offers[:-1], far], length=100.0).left_out == {9}
+    assert not guard.quarantined
 
 
 def test_the_last_learner_that_is_left_is_not_held_against_those_that_went_long_ago():

@@ -272,6 +272,18 @@ def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next():
             assert note is None or note["seconds"] < PATIENCE / 2
 
 
+def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_setting():
+    syncer = SyncerEnd()
+    with Steps(None) as hangs, ended(syncer) as _:
+        port = int(hangs.address.rpartition(":")[2])
+        with ended(late := with_client(syncer.address, 0), first := with_client(syncer.address, 1, port)):
+            joined(syncer, first, number=1)
+            assert recovery(late, donation_timeout=0.1).inner_state((3, 4)) is None
+            told = "came within the 0.1 s of remote.donation_timeout"
+            alarms = lambda: [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]  # noqa: E731
+            until(lambda: any(alarm.endswith(told) for alarm in alarms()), "the alarm")
+
+
 def test_a_copy_of_another_run_is_not_used(tmp_path):
     inner_files.save(tmp_path, FORMAT, state(1), run="one")
     with pytest.raises(inner_files.InnerFileError, match="is of another run"):

@@ -7,6 +7,7 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.disk.durable import DurableState
+from ddiloco.disk.ownership import owned
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.run import rollback
@@ -90,3 +91,13 @@ def test_interrupted_it_is_done_by_the_next_call(workdir, monkeypatch, fatal):
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"workdir: .* has no syncer's folder"):
         roll_back(tmp_path, 3)
+
+
+def test_a_run_that_goes_on_is_not_set_back(workdir):
+    folder, hashes = workdir
+    with owned(folder), pytest.raises(ConfigError, match="belongs to a run that goes on, of process"):
+        roll_back(folder, 6)
+    assert restored(folder / "syncer")[1] == hashes[-1]
+    with pytest.raises(ConfigError, match="is no folder"):
+        roll_back(folder / "elsewhere", 6)
+    assert not (folder / "elsewhere").exists()

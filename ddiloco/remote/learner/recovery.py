@@ -58,7 +58,12 @@ class ProcessRecovery:
         begun = time.monotonic()
         own = self._from_disk()
         least = 0 if own is None else own.trained
-        peers = self._from_peers(versions, least, begun + self._config.donation_timeout)
+        patience = self._config.donation_timeout
+        peers = self._from_peers(versions, least, begun + patience)
+        if peers is None and time.monotonic() >= begun + patience:
+            waited = f"within the {patience:g} s of remote.donation_timeout"
+            problem = f"no peer's inner state, of {self._inner.bytes >> 20} MiB, came {waited}"
+            self._client.outbox.record(records.Alarm(problem, time.time()))
         sources = {"peer": peers, "checkpoint": own, "snapshot": self.donated}
         found = ((name, state) for name, state in sources.items() if state is not None)
         source, state = next(found, ("fresh", None))

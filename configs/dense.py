@@ -6,6 +6,7 @@
 SIZE
   tiny      0.8M parameters on the Python standard library's sources; under 4 minutes on 2 CPU cores (default)
   small     24M parameters; one accelerator, or a patient CPU
+  160m 400m 1b  for one accelerator of 80 GB or more, which learners may share: docs/results/accelerator.md
   2b 5b 9b  shapes in the class of the paper's models; look at them on any machine with --dry_run
 ALGORITHM
   decoupled (default), streaming, diloco   presets of one machinery
@@ -16,7 +17,9 @@ from ml_collections import ConfigDict, config_dict
 
 from configs import baselines, sections
 
-SIZES = ("tiny", "small", "2b", "5b", "9b")
+OF_ONE_ACCELERATOR = ("160m", "400m", "1b")
+OF_MANY = ("2b", "5b", "9b")
+SIZES = ("tiny", "small", *OF_ONE_ACCELERATOR, *OF_MANY)
 ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel", "lone_learner")
 
 
@@ -34,11 +37,15 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         config.inner.warmup_steps = 200 if small else 1000
         config.eval.every = 240 if small else 2400
         config.eval.num_batches = 32
-    if size in ("2b", "5b", "9b"):
+    if size in OF_ONE_ACCELERATOR:
+        config.train.batch_size = 16  # 32,768 tokens; what four learners that share 141 GB have room for
+        config.inner.learning_rate = {"160m": 6e-4, "400m": 4e-4, "1b": 3e-4}[size]
+        config.data.threads, config.data.prefetch = 4, 2  # its steps are too short to wait for text
+    if size in OF_MANY:
         config.mesh.data, config.mesh.fsdp = 1, -1  # no device holds all parameters
         config.eval.batch_size = 128  # a row for each of as many devices
         config.sync.num_learners = 8  # the paper's
-    else:
+    elif size in ("tiny", "small"):
         config.sync.num_fragments = 12  # small models have few tensors
 
     config.algorithm = algorithm
@@ -70,13 +77,22 @@ def model(size: str, name: str = "dense") -> ConfigDict:
     c.num_layers, c.model_dim, c.num_heads, c.num_kv_heads, c.head_dim, c.mlp_dim = {
         "tiny": (4, 128, 4, 2, 32, 352),
         "small": (8, 512, 8, 4, 64, 1408),
+        "160m": (12, 768, 12, 4, 64, 3072),
+        "400m": (24, 1024, 16, 8, 64, 3584),
+        "1b": (20, 2048, 16, 8, 128, 5632),
         "2b": (26, 2304, 8, 4, 256, 9216),
         "5b": (32, 3072, 12, 4, 256, 12288),
         "9b": (42, 3584, 16, 8, 256, 14336),
     }[size]
     if size != "tiny":
         c.compute_dtype = "bfloat16"  # slower than float32 on CPUs
-    if size in ("2b", "5b", "9b"):
+    if size in OF_ONE_ACCELERATOR:
+        c.vocab_size = 32_768
+        c.tie_embeddings = size == "1b"
+        c.scan_layers = True  # compiles one layer, not dozens
+        c.remat = "full" if size == "1b" else "dots_with_no_batch_dims_saveable"
+        c.logits_chunk = 8192  # of 32,768 logits each: 1 GiB at a time
+    if size in OF_MANY:
         c.vocab_size = 262_144
         c.activation = "geglu"
         c.tie_embeddings = True

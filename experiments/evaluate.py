@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 
@@ -29,9 +30,11 @@ def main(_) -> int:
         checkpoint = restore(pathlib.Path(_CHECKPOINT.value))
     except CheckpointError as error:
         raise cli.UsageError(str(error)) from error
-    score = assembly_of(checkpoint.experiment).scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
-    found = score(checkpoint.params)
-    then = f"at the end of training {checkpoint.eval_loss:.6f}"
+    e = checkpoint.experiment
+    e = dataclasses.replace(e, eval=dataclasses.replace(e.eval, every=0))  # which a run may have off
+    found = assembly_of(e).scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])(checkpoint.params)
+    before = checkpoint.eval_loss
+    then = "not scored in training" if before is None else f"at the end of training {before:.6f}"
     print(f"step {checkpoint.step}: {found.loss:.6f} nats/token ({then})")
     for name, value in found.statistics.items():
         print(f"  {name} {value:.6g}")

@@ -86,8 +86,8 @@ class Workshop:
             return job.run_job(experiment, workdir, threading.Event(), live=False)
 
     def _share(self, assembly: Assembly, name: str, settings: Hashable) -> None:
-        make: Callable[[Any], Any] = getattr(assembly, name)
-        setattr(assembly, name, lambda key: self._once((name, settings, key), lambda: make(key)))
+        make: Callable[..., Any] = getattr(assembly, name)
+        setattr(assembly, name, lambda *key: self._once((name, settings, *key), lambda: make(*key)))
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._made:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ddiloco.disk.tape.header import Header, Machine
 from ddiloco.disk.tape.recorder import FOLDER, LearnerTape, SyncerTape, learner_tape, syncer_tape
+from ddiloco.outer.encoding import Traffic
 from ddiloco.protocol import actions
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
@@ -92,7 +93,9 @@ def fleet_tapes(
         steps,
         places,
         lambda learner: CountingLearner(10),
-        CountingSyncer([0] * policy.num_fragments, [100] * policy.num_fragments),
+        CountingSyncer(
+            Traffic((0,) * policy.num_fragments, (100,) * policy.num_fragments, (0,) * policy.num_fragments)
+        ),
         merge_time=lambda: 0.2,
         notice_seconds=1.0,
         recovery_seconds=2.0,

@@ -20,7 +20,7 @@ from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations, Evaluator
-from ddiloco.roles.exchange import Delivery, Leave, Pieces
+from ddiloco.roles.exchange import Delivery, Leave, Pieces, Told
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome
@@ -38,12 +38,16 @@ _LEAVE_SECONDS = 60.0  # for threads to end after Leave; a hung device must not 
 class LocalLink:
     """Reaches a learner in the same process."""
 
-    def __init__(self, worker: LearnerWorker) -> None:
-        self._worker = worker
+    def __init__(self, learner: int, worker: LearnerWorker, record: Callable[[Any], None]) -> None:
+        self._learner, self._worker, self._record = learner, worker, record
 
     def deliver(self, delivery: Delivery) -> None:
-        """Puts it into the learner's inbox."""
+        """Puts it into the learner's inbox; recorded are the bytes that a wire would move."""
         self._worker.inbox.put(delivery)
+        if isinstance(delivery, Told) and delivery.fragments:
+            moved = [delivery.update] if delivery.update else delivery.fragments
+            size = sum(array.nbytes for arrays in moved for array in arrays)
+            self._record(records.Transferred(self._learner, sent=0, received=size))
 
 
 class LocalRun:
@@ -174,7 +178,7 @@ class LocalRun:
             recording=None if taker is None else LearnerRecording(learner, taker.writer, self._syncer.send),
             resumed=resumed,
         )
-        link = LocalLink(worker)
+        link = LocalLink(learner, worker, self._record)
         return worker
 
     def _send_offer(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:

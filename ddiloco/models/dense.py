@@ -277,11 +277,11 @@ class Decoder(nnx.Module):
             kept: list[jax.Array] = []
 
             def attend(query: jax.Array, *new: jax.Array) -> jax.Array:
-                kept.extend(
+                keys, values = (
                     jax.lax.dynamic_update_slice_in_dim(old, now, first, axis=1)
                     for old, now in zip(held, new, strict=True)
                 )
-                keys, values = kept
+                kept.extend((keys, values))
                 return jax.nn.dot_product_attention(query, keys, values, mask=mask, implementation="xla")
 
             x_BxQxD = self.pass_layer(layer, x_BxQxD, angles, attend, constrain)

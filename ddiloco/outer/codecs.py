@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -94,16 +94,20 @@ def _bf16_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32).reshape(shape)
 
 
-def _quantised(x: jax.Array, largest_code: int) -> tuple[jax.Array, jax.Array]:
+def _quantised(x: jax.Array, largest_code: int, powers: bool) -> tuple[jax.Array, jax.Array]:
     """Scales (blocks,) float32 and codes (blocks, BLOCK) int8: each element as the nearest multiple.
 
-    A block with an element that is not finite has the scale NaN.
+    A block with an element that is not finite has the scale NaN. `powers`: scales are powers of two, the
+    next ones above.
     """
     flat = x.reshape(-1)
     blocks = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK)
     finite = jnp.isfinite(blocks).all(axis=1)
     scales = jnp.abs(blocks).max(axis=1) / largest_code
     used = finite & (scales >= SMALLEST_SCALE)
+    if powers:
+        mantissas, exponents = jnp.frexp(jnp.where(used, scales, 1.0))
+        scales = jnp.ldexp(jnp.where(mantissas > 0.5, 1.0, 0.5), exponents)
     scales = jnp.where(used, scales, 0.0)
     multiples = jnp.round(blocks / jnp.where(used, scales, 1.0)[:, None])
     codes = jnp.where(used[:, None], jnp.clip(multiples, -largest_code, largest_code), 0.0)
@@ -115,8 +119,8 @@ def _scaled(scales: jax.Array, codes: jax.Array, shape: Shape) -> jax.Array:
     return values.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def _int8_encode(x: jax.Array) -> tuple[jax.Array, ...]:
-    scales, codes = _quantised(x, 127)
+def _int8_encode(x: jax.Array, powers: bool = False) -> tuple[jax.Array, ...]:
+    scales, codes = _quantised(x, 127, powers)
     return scales, codes.reshape(-1)[: x.size]
 
 
@@ -126,9 +130,9 @@ def _int8_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
     return _scaled(scales, codes, shape)
 
 
-def _int4_encode(x: jax.Array) -> tuple[jax.Array, ...]:
+def _int4_encode(x: jax.Array, powers: bool = False) -> tuple[jax.Array, ...]:
     """Packs element i of a block with element i + BLOCK/2: whole rows of bytes, which vector units like."""
-    scales, codes = _quantised(x, 7)
+    scales, codes = _quantised(x, 7, powers)
     nibbles = codes.astype(jnp.uint8) & 15
     packed = nibbles[:, : BLOCK // 2] | (nibbles[:, BLOCK // 2 :] << 4)
     # Of a last block shorter than half, a byte for each element.
@@ -164,3 +168,20 @@ CODECS: dict[str, Codec] = {
         absolute_error=7 * SMALLEST_SCALE,
     ),
 }
+
+
+UPDATE_CODECS: Mapping[str, Codec] = {
+    "f32": CODECS["f32"],
+    "bf16": CODECS["bf16"],
+    **{
+        name: dataclasses.replace(
+            CODECS[name], encode=functools.partial(encode, powers=True), relative_error=share
+        )
+        for name, encode, share in (("int8", _int8_encode, 1 / 127), ("int4", _int4_encode, 1 / 7))
+    },
+}
+"""Those in which the syncer sends new versions: all that read them must come to the same bits.
+
+A product of a code and a power of two is exact, so that it makes no difference whether a processor rounds it
+before it is subtracted. `CODECS` of the same names have the same formats and read them.
+"""

@@ -7,17 +7,19 @@ alone: what a learner computed from an older one decodes to nonsense, and the sy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ddiloco.outer.codecs import CODECS, ArrayFormat, Codec
+from ddiloco.outer.codecs import CODECS, ArrayFormat, Codec, Shape
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.host_memory import aligned
+from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.sharded_encoding import encode_sharded
 
 Arrays = Sequence[Any]
@@ -49,6 +51,25 @@ def encoded_bytes(layout: FragmentLayout, codec: str) -> tuple[int, ...]:
     """Bytes of each fragment as a learner sends it."""
     fragments = range(layout.num_fragments)
     return tuple(sum(part.nbytes for part in wire_format(layout, p, codec)) for p in fragments)
+
+
+class Traffic(NamedTuple):
+    """Bytes of each fragment, by what of it travels."""
+
+    version: tuple[int, ...]  # whole, to a learner
+    offer: tuple[int, ...]  # to the syncer
+    update: tuple[int, ...]  # to a learner that has the version before
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Traffic:
+        """The same for all of it."""
+        return cls(*[tuple(sizes)] * 3)
+
+
+def traffic(layout: FragmentLayout, config: OuterConfig) -> Traffic:
+    """What fragments take on the wire under these settings."""
+    by_codec = (encoded_bytes(layout, codec) for codec in ("f32", config.codec, config.update_codec))
+    return Traffic(*by_codec)
 
 
 def encode(
@@ -92,6 +113,12 @@ def encode(
             sound = jnp.isfinite(jnp.sum(jnp.square(value)))
             left.append(jnp.where(sound, value - encoded.decoded, 0.0))
     return tuple(arrays), tuple(left)
+
+
+def differences(codec: Codec, arrays: Arrays, shapes: Sequence[Shape]) -> tuple[jax.Array, ...]:
+    """What `encode` made the arrays of, piece by piece; pure, for use under jit."""
+    left = iter(arrays)
+    return tuple(codec.decode([next(left) for _ in codec.formats(shape)], shape) for shape in shapes)
 
 
 class FragmentDecoder:
@@ -149,7 +176,7 @@ class FragmentDecoder:
                 )
         placed = [
             tuple(jax.device_put(aligned(np.asarray(x)), self._device) for x in group)
-            for group in (anchor, arrays)
+            for group in (arrays, anchor)
         ]
         pieces = self._executable(p)(*placed)
         return tuple(np.asarray(piece) for piece in pieces)
@@ -163,13 +190,11 @@ class FragmentDecoder:
                 jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
                 for shape, dtype in wire_format(self._layout, p, self._name)
             )
-            self._executables[shapes] = jax.jit(self._read).lower(pieces, arrays).compile()
+            read = jax.jit(functools.partial(_read, self._codec))
+            self._executables[shapes] = read.lower(arrays, pieces).compile()
         return self._executables[shapes]
 
-    def _read(self, anchor: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        left = iter(arrays)
-        pieces = []
-        for origin in anchor:
-            parts = [next(left) for _ in self._codec.formats(origin.shape)]
-            pieces.append(origin - self._codec.decode(parts, origin.shape))
-        return tuple(pieces)
+
+def _read(codec: Codec, arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]:
+    steps = differences(codec, arrays, [origin.shape for origin in anchor])
+    return tuple(origin - step for origin, step in zip(anchor, steps, strict=True))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ddiloco.config import Marks, section, setting
-from ddiloco.outer.codecs import CODECS
+from ddiloco.outer.codecs import CODECS, UPDATE_CODECS
 from ddiloco.outer.fragments import STRATEGIES
 from ddiloco.outer.guards import GuardConfig
 from ddiloco.outer.merging import MERGE_RULES
@@ -64,6 +64,14 @@ class OuterConfig:
     )
     error_feedback: bool = setting(
         False, "whether a learner adds what its last merged encoding left out to its next one", both_ends=True
+    )
+    update_codec: str = setting(
+        "f32",
+        "how the syncer sends a new version: whole in f32, or its difference from the last in fewer bytes",
+        choices=tuple(UPDATE_CODECS),
+        both_ends=True,
+        may_change="never",
+        because="the outer states in the snapshot have what its updates left out, or have not",
     )
     guard: GuardConfig = section(GuardConfig, may_change="resume")
 

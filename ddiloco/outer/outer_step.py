@@ -15,6 +15,7 @@ from ddiloco.outer.fragments import FragmentLayout, is_embedding
 from ddiloco.outer.host_memory import aligned
 from ddiloco.outer.merging import MERGE_RULES, normalised, norms_of
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
+from ddiloco.outer.updates import UpdateEncoder
 
 Pieces = Sequence[np.ndarray | jax.Array]
 
@@ -23,18 +24,20 @@ class OuterResult(NamedTuple):
     """The result of a round.
 
     Attributes:
-      pieces: the fragment's new pieces, float32 on the CPU device.
-      opt_state: the outer optimizer's new state.
+      pieces: the fragment's new pieces, float32 on the CPU device, as every learner will have them.
+      opt_state: the outer optimizer's new state, beside what the update codec left out, if it is not f32.
       metrics: `outer_gradient_norm`, of the merged outer gradient; `learner_delta_norm`, the weighted mean of
         the norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one
         learner; `rho` and `outer_rate` with the optimizer `persistence`.
       finite: whether every element of the pieces is.
+      update: what leads from the last pieces to these, in the update codec; () where that is f32.
     """
 
     pieces: tuple[jax.Array, ...]
     opt_state: Any
     metrics: dict[str, float]
     finite: bool = True
+    update: tuple[np.ndarray, ...] = ()
 
 
 class OuterStep:
@@ -62,17 +65,23 @@ class OuterStep:
         self._num_learners = num_learners
         self._device = jax.local_devices(backend="cpu")[0]  # whatever the default backend
         self._optimizer = make_outer_optimizer(config)
+        lossy = config.update_codec != "f32"
+        self._encode = UpdateEncoder(layout, config.update_codec) if lossy else None
         self._executables: dict[Any, jax.stages.Compiled] = {}
 
     def init(self, pieces: Pieces) -> Any:
         """The outer optimizer's state before the first round of a fragment with these pieces."""
         with jax.default_device(self._device):
-            return jax.tree.map(jnp.array, self._optimizer.init(self._placed(pieces)))
+            placed = self._placed(pieces)
+            state = jax.tree.map(jnp.array, self._optimizer.init(placed))
+            return state if self._encode is None else (state, tuple(map(jnp.zeros_like, placed)))
 
     def compile(self, p: int) -> None:
         """Compiles the step of fragment p, unless one of the same shapes has been compiled."""
         self._measure(p)
         self._executable(p)
+        if self._encode is not None:
+            self._encode.compile(p)
 
     def norms(self, p: int, pieces: Pieces, contributions: Sequence[Pieces]) -> np.ndarray:
         """Norms of the outer gradients, (pieces, M) float32, those of absent learners 0; for `__call__`.
@@ -119,10 +128,15 @@ class OuterStep:
             norms = self._measure(p)(anchor, slots)
         given = jax.device_put((normalised([*weights, *[0.0] * absent]), norms), self._device)
         spare = tuple(jnp.zeros_like(piece) for piece in anchor) if spare is None else tuple(spare)
+        opt_state, left_out = (opt_state, ()) if self._encode is None else opt_state
         results = self._executable(p)(spare, opt_state, anchor, slots, *given)
         new, opt_state, metrics = jax.block_until_ready(results)
         values = {name: float(value) for name, value in metrics.items()}
-        return OuterResult(new, opt_state, values, finite=bool(values.pop("finite")))
+        finite = bool(values.pop("finite"))
+        if self._encode is None or not finite:
+            return OuterResult(new, opt_state, values, finite)
+        update = self._encode(p, anchor, new, left_out)
+        return OuterResult(update.pieces, (opt_state, update.left_out), values, update=update.arrays)
 
     def _slots(
         self, pieces: Pieces, contributions: Sequence[Pieces]

@@ -13,6 +13,14 @@ def row_sharding(stack: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """How a row of this shape lies: as in the stack, and what divides the stack's rows divides another axis.
 
     That is the first that it divides evenly; where there is none, the row is whole along it.
+
+    Example:
+      >>> import jax
+      >>> from jax.sharding import AbstractMesh
+      >>> mesh = AbstractMesh((2, 4), ("stage", "tensor"))
+      >>> stack = NamedSharding(mesh, PartitionSpec("stage", None, "tensor"))
+      >>> row_sharding(stack, (6, 8)).spec, row_sharding(stack, (5, 8)).spec
+      (P('stage', 'tensor'), P(None, ('tensor', 'stage')))
     """
     parts = [_names(part) for part in (*stack.spec, *[None] * (1 + len(shape) - len(stack.spec)))]
     of_rows, of_axes = parts[0], parts[1:]

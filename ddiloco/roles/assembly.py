@@ -154,9 +154,10 @@ class Assembly:
         self.recipe.check(self.own_mesh(), (learner,))
 
     def check_syncer(self) -> None:
-        """Like `check`, for a process that is the syncer."""
+        """Like `check`, for a process that is the syncer; an evaluator's settings fail here already."""
         _ = self.layout
         self.recipe.check_beginning()
+        self.check_evaluator()
 
     def check_evaluator(self) -> None:
         """Checks that the global model can be scored, if it is to be; raises as `check` does."""
@@ -183,7 +184,7 @@ class Assembly:
             return carve(jax.devices()[-kept:], 1, MeshConfig(data=1, fsdp=-1))[0]
         if learner is not None:
             return self.learner_meshes()[learner]
-        return carve((self._idle() or jax.devices())[-1:], 1, MeshConfig())[0]
+        return carve(self._idle()[:1] or jax.devices()[-1:], 1, MeshConfig())[0]
 
     def evaluation_learner(self) -> int | None:
         """The learner between whose steps the global model is scored; None: it needs no gap between steps.

@@ -49,11 +49,18 @@ class Arrivals(Generic[Arrays]):
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """An event for a learner, with the pieces of the fragments that `fragments_with` names."""
+    """An event for a learner, with the pieces of the fragments that `fragments_with` names.
+
+    Attributes:
+      epoch: the snapshot after whose cut it was sent; 0: none, or the channel keeps the order.
+      update: of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It
+        can be sent in their place to who has that version; (): it cannot.
+    """
 
     event: events.FromSyncer
     fragments: Sequence[Pieces] = ()
-    epoch: int = 0  # the snapshot after whose cut it was sent; 0: none, or the channel keeps the order
+    epoch: int = 0
+    update: Pieces = ()
 
 
 def fragments_with(event: events.FromSyncer) -> Sequence[int]:

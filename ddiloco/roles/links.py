@@ -12,7 +12,7 @@ class LearnerLink(Protocol):
     """How the syncer reaches one incarnation of a learner."""
 
     def deliver(self, delivery: Delivery) -> None:
-        """Hands over a delivery, without waiting for the learner."""
+        """Hands over a delivery, without waiting for the learner; records the bytes that this moves."""
 
 
 class Links:
@@ -28,12 +28,11 @@ class Links:
         """Sets how to reach an incarnation."""
         self._links[learner, incarnation] = link
 
-    def deliver(self, receiver: tuple[int, int], delivery: Delivery) -> bool:
-        """Delivers to (learner, incarnation); whether there is a link, as once it has asked to join."""
+    def deliver(self, receiver: tuple[int, int], delivery: Delivery) -> None:
+        """Delivers to (learner, incarnation), if there is a link, as once it has asked to join."""
         link = self._links.get(receiver)
         if link is not None:
             link.deliver(delivery)
-        return link is not None
 
     def joined(self, event: events.LearnerJoined) -> None:
         """Forgets earlier incarnations of a link that leads to a newer one by now."""

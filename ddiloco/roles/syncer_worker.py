@@ -53,6 +53,7 @@ class Merged:
 
     event: events.MergeFinished
     pieces: Pieces  # of the newest version
+    update: Pieces  # from the version before, in the update codec; (): the pieces are sent
     metrics: Mapping[str, Any]  # for the record of the round
     sha256: bytes | None  # of the pieces of a new version; None if no tape is kept
     empty: bool = False
@@ -114,6 +115,7 @@ class SyncerWorker:
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
         self._links = Links()
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
+        self._updates: dict[int, Pieces] = {}  # by fragment, the newest
         self._arrivals: Arrivals[Pieces] = Arrivals()
         self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
         self._stopping = threading.Event()
@@ -270,7 +272,8 @@ class SyncerWorker:
 
     def _note_merge(self, merged: Merged) -> list[actions.SyncerAction]:
         p = merged.event.round.fragment
-        self._committed[p] = merged.pieces
+        if not merged.empty:
+            self._committed[p], self._updates[p] = merged.pieces, merged.update
         decided = self._decide(merged.event)
         if merged.sha256 is not None:
             self._tape.committed(p, self.core.versions[p], merged.sha256)
@@ -317,8 +320,10 @@ class SyncerWorker:
         match action:
             case actions.Tell(receivers, event):
                 delivery = Told(event, [self._committed[p] for p in fragments_with(event)])
+                if isinstance(event, events.UpdateArrived):
+                    delivery = dataclasses.replace(delivery, update=self._updates.get(event.fragment, ()))
                 for receiver in receivers:
-                    self._deliver(receiver, delivery)
+                    self._links.deliver(receiver, delivery)
             case actions.Merge():
                 self._merger.submit(self._merge, action, self._arrivals.take(action))
             case actions.Drop():
@@ -328,13 +333,6 @@ class SyncerWorker:
                 self._note(action, metrics)
             case actions.Finish():
                 self.ended.set()
-
-    def _deliver(self, receiver: tuple[int, int], delivery: Told) -> None:
-        if not self._links.deliver(receiver, delivery):
-            return
-        if isinstance(delivery.event, events.UpdateArrived):
-            size = sum(piece.nbytes for pieces in delivery.fragments for piece in pieces)
-            self._record(records.Transferred(receiver[0], sent=0, received=size))
 
     def _note(self, action: actions.Record, metrics: Mapping[str, Any]) -> None:
         values = {**action.values, **metrics} if action.name == "round" else action.values
@@ -362,7 +360,7 @@ class SyncerWorker:
             return
         if committed:  # else the run is over, without this merge
             finished = events.MergeFinished(action.round, made.left_out)
-            self._inbox.put(Merged(finished, made.pieces, made.metrics, sha256, made.empty))
+            self._inbox.put(Merged(finished, made.pieces, made.update, made.metrics, sha256, made.empty))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ddiloco.baselines.virtual import steps_within
+from ddiloco.outer.encoding import Traffic
 from ddiloco.settings.experiment import BASELINES, Experiment, with_steps_of_tokens
 from ddiloco.virtual.without_arrays import rehearse
 
 
-def with_steps(
-    experiment: Experiment,
-    sizes: Callable[[], Sequence[int]],
-    encoded_sizes: Callable[[], Sequence[int] | None] = lambda: None,
-) -> Experiment:
+def with_steps(experiment: Experiment, traffic: Callable[[], Traffic]) -> Experiment:
     """The experiment with `train.steps` set by its budget of tokens or of time, if it has one.
 
     Under the virtual driver a rehearsal finds the steps; else all learners are assumed to be equally fast.
@@ -22,7 +19,7 @@ def with_steps(
     if experiment.train.tokens is None and experiment.virtual.seconds is None:
         return experiment
     if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
-        steps = rehearse(experiment, sizes(), encoded_sizes())
+        steps = rehearse(experiment, traffic())
     elif experiment.train.tokens is not None:
         return with_steps_of_tokens(experiment)
     else:

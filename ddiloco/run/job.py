@@ -25,7 +25,7 @@ from ddiloco.local.run import LocalRun
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.profile import StepProfile
 from ddiloco.observe.trimming import OWNERS, next_previous
-from ddiloco.outer.encoding import encoded_bytes
+from ddiloco.outer.encoding import Traffic, traffic
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
@@ -85,11 +85,7 @@ def run_job(
     virtual = experiment.driver == "virtual"
     if virtual:
         check_fleet(experiment)
-    experiment = with_steps(
-        experiment,
-        lambda: assembly_of(experiment).layout.bytes,
-        lambda: encoded_bytes(assembly_of(experiment).layout, experiment.outer.codec),
-    )
+    experiment = with_steps(experiment, lambda: _traffic(experiment))
     assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
     if experiment.driver == "remote":
         if runner is None:
@@ -184,9 +180,11 @@ def _run(
         return run_virtual(assembly, record, stop, workdir)
     if baseline:
         return run_job_without_arrays(experiment, record, stop)
-    layout = assembly_of(experiment).layout
-    encoded = encoded_bytes(layout, experiment.outer.codec)
-    return run_without_arrays(experiment, layout.bytes, record, stop, encoded)
+    return run_without_arrays(experiment, _traffic(experiment), record, stop)
+
+
+def _traffic(experiment: Experiment) -> Traffic:
+    return traffic(assembly_of(experiment).layout, experiment.outer)
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:

@@ -169,7 +169,7 @@ class Fleet:
         if isinstance(event, events.LearnerJoined):
             self._routes[event.learner, event.incarnation] = process
         if isinstance(event, events.FragmentArrived):
-            size = self.syncer.arrays.encoded_size(event.round.fragment)
+            size = self.syncer.arrays.traffic.offer[event.round.fragment]
             self._observer.transferred(event.contribution.learner, size, 0)
         times = process.place.up.arrivals(self.calendar.now, size)
         for time in times:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ddiloco.goodput.accounting import State
+from ddiloco.outer.encoding import Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
@@ -36,13 +37,13 @@ class LearnerArrays(Protocol):
 
 
 class SyncerArrays(Protocol):
-    """The arrays of the syncer: the global fragments, which are durable once merged."""
+    """The arrays of the syncer: the global fragments, which are durable once merged.
 
-    def size(self, fragment: int) -> int:
-        """Bytes of a global fragment on the wire, to a learner."""
+    Attributes:
+      traffic: bytes on the wire.
+    """
 
-    def encoded_size(self, fragment: int) -> int:
-        """Bytes of a learner's fragment on the wire, to the syncer."""
+    traffic: Traffic
 
     def fragment(self, fragment: int) -> Payload:
         """A global fragment."""
@@ -99,25 +100,8 @@ class CountingLearner(LearnerArrays):
 class CountingSyncer(SyncerArrays):
     """A syncer without arrays, to which every fragment is sound."""
 
-    def __init__(
-        self, sizes: Sequence[int] | None = None, encoded_sizes: Sequence[int] | None = None
-    ) -> None:
-        """Takes the bytes of each fragment on the wire.
-
-        Args:
-          sizes: to a learner; None: transfers take no time.
-          encoded_sizes: to the syncer; None: the same as `sizes`.
-        """
-        self._sizes = sizes
-        self._encoded_sizes = sizes if encoded_sizes is None else encoded_sizes
-
-    def size(self, fragment: int) -> int:
-        """Bytes of a global fragment on the wire, to a learner."""
-        return self._sizes[fragment] if self._sizes else 0
-
-    def encoded_size(self, fragment: int) -> int:
-        """Bytes of a learner's fragment on the wire, to the syncer."""
-        return self._encoded_sizes[fragment] if self._encoded_sizes else 0
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
 
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
         """Merges nothing, and has no metrics."""

@@ -10,9 +10,10 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
-from ddiloco.outer.encoding import encoded_bytes
+from ddiloco.outer.encoding import traffic
 from ddiloco.outer.global_model import GlobalModel, InvalidContribution, NextVersion
 from ddiloco.outer.guards import Notice
+from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.roles.assembly import Assembly
@@ -34,18 +35,10 @@ Record = Callable[[Any], None]
 class GlobalArrays:
     """The syncer's arrays: a GlobalModel in host memory."""
 
-    def __init__(self, model: GlobalModel, codec: str) -> None:
-        """`codec`: how learners encode what they send, as in the model's own settings."""
+    def __init__(self, model: GlobalModel, config: OuterConfig) -> None:
+        """`config`: the model's own."""
         self.model = model
-        self._encoded_sizes = encoded_bytes(model.layout, codec)
-
-    def size(self, fragment: int) -> int:
-        """Bytes of a global fragment on the wire."""
-        return self.model.layout.bytes[fragment]
-
-    def encoded_size(self, fragment: int) -> int:
-        """Bytes of a learner's fragment on the wire."""
-        return self._encoded_sizes[fragment]
+        self.traffic = traffic(model.layout, config)
 
     def fragment(self, fragment: int) -> Pieces:
         """The pieces of a global fragment; they stay as they are through later merges."""
@@ -145,7 +138,7 @@ class VirtualRun:
         initial = assembly.initial_parameters()
         model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
         model.compile()
-        self._arrays = GlobalArrays(model, e.outer.codec)
+        self._arrays = GlobalArrays(model, e.outer)
         self._equipment = assembly.equipment()
         self.score = assembly.scorer(self._equipment[0].program.mesh)
         self.learners: dict[int, TrainingArrays] = {}  # of each learner's newest process

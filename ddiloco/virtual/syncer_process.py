@@ -41,6 +41,7 @@ class VirtualSyncer:
         self._process = 0
         self._timeout_at: float | None = None
         self._arrivals: Arrivals[Payload] = Arrivals()
+        self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
         self.core: SyncerCore | None = SyncerCore(policy, total_steps)
 
     @property
@@ -52,6 +53,7 @@ class VirtualSyncer:
         """Ends the process: membership, rounds in flight and merges under way are lost."""
         self.core = None
         self._process += 1
+        self._sent.clear()
         self._timeout_at = None
 
     def restart(self) -> None:
@@ -84,11 +86,9 @@ class VirtualSyncer:
     def _perform(self, action: actions.SyncerAction, metrics: Any) -> None:
         match action:
             case actions.Tell(receivers, event):
-                fragments = fragments_with(event)
-                payload = [self.arrays.fragment(p) for p in fragments]
-                size = sum(map(self.arrays.size, fragments))
+                payload = [self.arrays.fragment(p) for p in fragments_with(event)]
                 for receiver in receivers:
-                    self._deliver(*receiver, event, payload, size)
+                    self._deliver(*receiver, event, payload, self._size(receiver, event))
             case actions.Merge():
                 given = self._arrivals.take(action)
                 self._calendar.after(self._merge_time(), self._merge, self._process, action, given)
@@ -100,6 +100,17 @@ class VirtualSyncer:
                 self._observer.noted(action.name, values, self._calendar.now)
             case actions.Finish():
                 self.finished_at = self._calendar.now
+
+    def _size(self, receiver: tuple[int, int], event: events.FromSyncer) -> int:
+        """Bytes of what goes with an event: the difference for who was sent the version before."""
+        fragments, traffic, size = fragments_with(event), self.arrays.traffic, 0
+        versions = event.versions if isinstance(event, events.Welcomed) else None
+        for p in fragments:
+            version = event.version if versions is None else versions[p]
+            follows = versions is None and self._sent.get((receiver, p)) == version - 1
+            size += (traffic.update if follows else traffic.version)[p]
+            self._sent[receiver, p] = version
+        return size
 
     def _merge(self, process: int, action: actions.Merge, given: list) -> None:
         """Merges and commits, then tells the core: after a crash in between, the commit stands."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddiloco.config import ConfigError
+from ddiloco.outer.encoding import Traffic
 from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.virtual.fleet import Fleet
@@ -20,38 +21,34 @@ Record = Callable[[Any], None]
 
 def run_without_arrays(
     experiment: Experiment,
-    sizes: Sequence[int],
+    traffic: Traffic,
     record: Record,
     stop: threading.Event,
-    encoded_sizes: Sequence[int] | None = None,
 ) -> Outcome:
     """Plays the run; batches count as full.
 
     Args:
       experiment: of the virtual driver.
-      sizes: bytes of each fragment, to a learner; a baseline does not use them.
+      traffic: bytes of each fragment.
       record: takes the records of the run.
       stop: ends it early.
-      encoded_sizes: bytes of each fragment, to the syncer; None: as `sizes`.
     """
     observer = RecordingObserver(record, merged=lambda step: None)
-    syncer = CountingSyncer(sizes, encoded_sizes)
-    fleet = _counting_fleet(experiment, experiment.train.steps, syncer, observer)
+    fleet = _counting_fleet(experiment, experiment.train.steps, CountingSyncer(traffic), observer)
     failure = play(fleet, experiment, observer, stop)
     return Outcome(None, fleet.syncer.durable.step, None, fleet.over, failure)
 
 
-def rehearse(experiment: Experiment, sizes: Sequence[int], encoded_sizes: Sequence[int] | None = None) -> int:
+def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     """How many global steps the fleet takes within its budget of tokens or of time; nothing is trained.
 
-    `sizes`: bytes of each fragment, to a learner; `encoded_sizes`: to the syncer, None: the same. Batches
-    count as full; a real run differs by its padding.
+    `traffic`: bytes of each fragment. Batches count as full; a real run differs by its padding.
 
     Raises:
       ConfigError: the fleet dies before it has spent its tokens.
     """
     counted = _Counted()
-    fleet = _counting_fleet(experiment, None, CountingSyncer(sizes, encoded_sizes), counted)
+    fleet = _counting_fleet(experiment, None, CountingSyncer(traffic), counted)
     tokens, until = experiment.train.tokens, experiment.virtual.seconds or horizon(experiment)
     spent = math.inf if tokens is None else tokens
     fleet.run(stop=lambda: counted.tokens >= spent or fleet.calendar.now > until)

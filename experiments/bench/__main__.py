@@ -12,7 +12,7 @@ from absl import flags
 from experiments.front import cli
 
 NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "restart", "snapshot", "tape")
-NAMES += ("schedules", "protocol", "guard")
+NAMES += ("schedules", "protocol", "guard", "accelerator")
 
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the rows to this JSON file.")
 _QUICK = flags.DEFINE_bool(
@@ -23,6 +23,9 @@ _SCHEDULES = flags.DEFINE_integer(
 )
 _SEED = flags.DEFINE_integer(
     "seed", None, "Benchmark schedules: replay this seed's, and print its last events.", lower_bound=0
+)
+_SIZE = flags.DEFINE_enum(
+    "size", "400m", ["160m", "400m", "1b"], "Benchmark accelerator: the preset of configs/dense.py."
 )
 
 
@@ -35,7 +38,10 @@ def main(arguments) -> int:
     name = arguments[1]
     # The plain average that merging is held against runs as JAX runs it by default.
     platform.prepare(keep_memory=name != "merge")
-    more = {"schedules": _SCHEDULES.value, "seed": _SEED.value} if name == "schedules" else {}
+    more = {
+        "schedules": {"schedules": _SCHEDULES.value, "seed": _SEED.value},
+        "accelerator": {"size": _SIZE.value},
+    }.get(name, {})
     try:
         rows = importlib.import_module(f"experiments.bench.{name}").run(quick=_QUICK.value, **more)
     except Violation as violation:

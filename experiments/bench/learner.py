@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import statistics
 import threading
 import time
@@ -45,12 +46,16 @@ def bare_loops(assembly: Assembly, steps: int) -> list[StepDone]:
 
     def loop(learner: int, own: Equipment) -> None:
         state = own.program.state_from(initial)
-        for step in range(steps):
-            batch = next(own.batches)
-            tokens = int(batch["weights"].sum())
-            state, metrics = own.program.step(state, batch, step)
-            jax.block_until_ready(metrics)
-            done.append(StepDone(learner, step + 1, time.time(), tokens, metrics))
+        in_flight: collections.deque[tuple[int, int, dict]] = collections.deque()
+        for step in range(steps + own.steps_in_flight - 1):
+            if step < steps:
+                batch = next(own.batches)
+                state, metrics = own.program.step(state, batch, step)
+                in_flight.append((step + 1, int(batch["weights"].sum()), metrics))
+            if len(in_flight) == own.steps_in_flight or step >= steps:
+                number, tokens, metrics = in_flight.popleft()
+                jax.block_until_ready(metrics)
+                done.append(StepDone(learner, number, time.time(), tokens, metrics))
 
     threads = [threading.Thread(target=loop, args=pair) for pair in enumerate(equipment)]
     for thread in threads:

@@ -38,7 +38,7 @@ class Bandwidth:
 def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32") -> Bandwidth:
     """Expected bytes a step of one learner, and of data-parallel training.
 
-    `codec`: of what the learner sends; what it receives is always f32.
+    `codec`: of what the learner sends, or of what it receives.
     """
     sync, sizes = experiment.sync, encoded_bytes(layout, codec)
     offsets = [p * sync.interval // sync.num_fragments for p in range(sync.num_fragments)]
@@ -128,13 +128,16 @@ def _fragments(layout: FragmentLayout) -> list[str]:
 
 def _bandwidth(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     moved = {codec: bandwidth(experiment, layout, codec) for codec in CODECS}
-    plain, used = moved["f32"], moved[experiment.outer.codec]
+    plain, up, down = (
+        moved[codec] for codec in ("f32", experiment.outer.codec, experiment.outer.update_codec)
+    )
     lines = [
-        f"bandwidth    a step and learner: {_size(used.mean)} up in {experiment.outer.codec}, "
-        f"{_size(plain.mean)} down in f32, at the peak {plain.peak / plain.mean:.2f} times as much;",
+        f"bandwidth    a step and learner: {_size(up.mean)} up in {experiment.outer.codec}, "
+        f"{_size(down.mean)} down in {experiment.outer.update_codec}, "
+        f"at the peak {plain.peak / plain.mean:.2f} times as much;",
         f"             data-parallel over the same links {_size(plain.data_parallel)} each way "
         "(bfloat16 ring all-reduce)",
-        "             Gbit/s one way, up by codec, down as f32:",
+        "             Gbit/s one way by codec:",
         f"             step time {''.join(f'{codec:>9}' for codec in CODECS)}   data-parallel",
     ]
     for seconds in _STEP_SECONDS:

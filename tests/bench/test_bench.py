@@ -15,6 +15,7 @@ NAMES = (
     "tape",
     "protocol",
     "guard",
+    "accelerator",
 )
 
 

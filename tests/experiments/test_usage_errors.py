@@ -70,6 +70,12 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
         ("bench", [], "name one benchmark of learner, merge"),
         ("bench", ["lerner"], "name one benchmark of learner, merge"),
         ("bench", ["merge", "--fast"], "Unknown command line flag 'fast'"),
+        ("train", ["--profile=5"], "profile: is '5', but must be FIRST:LAST, steps from 2 on, such as 20:24"),
+        ("learner", ["--learner_id=0", "--profile=2:3"], "profile: needs --workdir, where the trace goes"),
+        ("evaluator", [], "workdir: is missing; give --workdir=DIR, the syncer's"),
+        ("tokenize", [], "output: is missing; give --output=DIR"),
+        ("tokenize", ["--config=configs/vit.py", "--output=/nowhere/x"], "config: trains on no text"),
+        ("tokenize", ["--output=/proc/tokens"], "output: /proc/tokens: "),
     ],
 )
 def test_the_other_programs_tell_usage_errors_too(name, arguments, told, programs):

@@ -140,7 +140,9 @@ def test_a_signal_in_mid_run_saves_everything_and_leaves(number, code, algorithm
     arguments = [f"--config=configs/dense.py:{algorithm}", *programs.training(tmp_path), *changes]
     process = programs.start("train", *arguments)
     done = programs.interrupt(process, tmp_path / "learners" / "0" / "steps.jsonl", number)
-    assert (done.returncode, done.stderr) == (code, "")
+    # A busy machine may leave one learner no time, of which there is an alarm.
+    told = [line for line in done.stderr.splitlines() if "of its work is merged" not in line]
+    assert (done.returncode, told) == (code, [])
     summary = summary_of(tmp_path)
     assert (summary["interrupted"], summary["finished"], summary["failures"]) == (True, False, [])
     for learner in summary["inner_steps"]:

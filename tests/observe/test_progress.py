@@ -24,8 +24,13 @@ STATUS = Status(
     elapsed=3725.0,
     remaining=59.0,
 )
-WIDTH = 80  # of a terminal that does not say
+WIDTH = 80  # of a terminal
 UNKNOWN = Status(0, 10, None, None, 2, 2, None, None, None, None, 0.0, None)
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
 
 
 def test_a_hundred_columns_show_everything():

@@ -54,7 +54,7 @@ def test_a_long_outer_gradient_is_left_out_in_its_first_round(seed, factor, coun
 
 
 @settings(max_examples=20)
-@given(SEEDS, st.floats(20, 1e6))
+@given(SEEDS, st.floats(40, 1e6))  # honest peaks differ by a factor of two
 def test_one_long_piece_is_enough(seed, factor):
     rng = np.random.default_rng(seed)
     offers = [honest(rng, m) for m in range(4)]

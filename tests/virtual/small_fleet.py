@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 
 from ddiloco.goodput.accounting import State
+from ddiloco.outer.encoding import Traffic
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
@@ -92,7 +93,7 @@ def small_fleet(
         total_steps,
         {learner: place(learner) for learner in range(policy.num_learners)},
         learner_arrays,
-        CountingSyncer(sizes),
+        CountingSyncer(Traffic.of(sizes or (0,) * policy.num_fragments)),
         merge_time=lambda: merge_seconds,
         notice_seconds=notice,
         recovery_seconds=recovery,

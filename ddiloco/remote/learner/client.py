@@ -9,13 +9,14 @@ from typing import NamedTuple, Protocol
 
 import grpc
 
+from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.downlink import Collector
+from ddiloco.remote.wire.downlink import MOST_STEPS, Collector, Held
 from ddiloco.remote.wire.event_messages import (
     syncer_event,
     up_header,
@@ -25,7 +26,7 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Leave, SnapshotBegun, Told
+from ddiloco.roles.exchange import Leave, Pieces, SnapshotBegun, Told
 from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.roles.transfer import Offer
@@ -105,10 +106,12 @@ class SyncerClient:
         note: Callable[[str], None] = lambda line: None,
         donor_port: int = 0,
         accepted: Callable[[pb.Accepted], None] = lambda accepted: None,
+        decode: FragmentDecoder | None = None,
     ) -> None:
         """`process`: unix microseconds of the process's start. `note` takes a line on a lost connection.
 
         `donor_port`: where peers may ask for the inner state; 0: nowhere. `accepted` is called each time.
+        `decode`: of updates that come as differences; None: none do.
         """
         self.outbox = Outbox(learner)
         self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
@@ -122,6 +125,7 @@ class SyncerClient:
         self.connections = self.malformed = 0
         self._address, self._learner, self._process = address, learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
+        self._decode = decode
         self._options = wire.options(config.keepalive)
         self._donor_port, self._accepted = donor_port, accepted
         self._session = ""  # name of the last connection
@@ -272,6 +276,7 @@ class _Connection:
         self._client, self._channels, self._control = client, channels, control
         self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
         self._collector = Collector(client._terms.num_fragments)
+        self._held = None if client._decode is None else Held(client._decode)
         self.offers = _Offers()
         self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
@@ -301,6 +306,8 @@ class _Connection:
         finally:
             self._control.cancel()
             self.offers.close()
+            if self._held is not None:
+                self._held.close()
             for channel in self._channels:
                 channel.close()
 
@@ -329,16 +336,16 @@ class _Connection:
                     client._worker.inbox.put(Told(event))
 
     def _take_updates(self, channel: grpc.Channel) -> None:
-        terms = self._client._terms
+        num_fragments = self._client._terms.num_fragments
         try:
             stream = channel.unary_stream(wire.UPDATES)(b"", metadata=self._metadata)
             while (data := next(stream, None)) is not None:
                 header = parse(pb.DownHeader, data)
-                update = update_of(header, terms.num_fragments)
+                update = update_of(header, num_fragments)
                 if not header.welcome:
                     self.offers.forget(update.fragment, update.version)
-                pieces = receive(terms.down[update.fragment], header.size, stream)
-                delivery = self._collector.take(header, update, pieces)
+                pieces = self._receive(header, update, stream)
+                delivery = None if pieces is None else self._collector.take(header, update, pieces)
                 if delivery is not None and self._client._worker is not None:
                     self._client._worker.inbox.put(delivery)
         except (WireError, grpc.RpcError) as error:
@@ -346,6 +353,23 @@ class _Connection:
             self._control.cancel()  # without updates the connection is of no use
         except ValueError:  # the channel is closed
             pass
+
+    def _receive(
+        self, header: pb.DownHeader, update: events.UpdateArrived, stream: Iterator[bytes]
+    ) -> Pieces | None:
+        """The version that an update leads to; None: a newer one is here already, or the connection ended."""
+        terms, p, count = self._client._terms, update.fragment, header.steps
+        if not count:
+            pieces = receive(terms.down[p], header.size, stream)
+            if self._held is not None:
+                self._held.hold(p, update.version, pieces)
+            return pieces
+        if self._held is None or not count <= min(update.version, MOST_STEPS):
+            raise WireError("differences that nobody asked for", f"{count} to version {update.version}")
+        arrays = receive([*terms.update[p]] * count, header.size, stream)
+        each = len(terms.update[p])
+        steps = [arrays[i : i + each] for i in range(0, len(arrays), each)]
+        return self._held.after(p, update.version, steps)
 
     def _send_offers(self, channel: grpc.Channel) -> None:
         send = channel.stream_unary(wire.OFFERS)

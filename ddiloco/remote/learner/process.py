@@ -13,6 +13,7 @@ from ddiloco.disk.snapshots.parts import parts_folder
 from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.observe.profile import StepProfile
+from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Donor, InnerFormat
@@ -92,8 +93,14 @@ class LearnerProcess:
         def accepted(message: pb.Accepted) -> None:
             donor.admit(security.among_peers(message.peers_token))
 
-        client = SyncerClient(address, learner, process, terms, security, config, note, port, accepted)
+        codec = e.outer.update_codec
+        decode = None if codec == "f32" else FragmentDecoder(self._assembly.layout, codec)
+        client = SyncerClient(
+            address, learner, process, terms, security, config, note, port, accepted, decode
+        )
         client.start()  # it connects while this thread compiles
+        if decode is not None:
+            decode.compile()
         equipment = self._equipped(learner)
         while not client.accepted.wait(0.2):
             if stop.is_set():

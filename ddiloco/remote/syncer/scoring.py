@@ -66,9 +66,12 @@ class Scoring:
             self._scores.want(wanted._replace(over=True))
             if answer is not None:
                 return LastScore(answer.loss, answer.sample, answer.problem)
-        score = self._assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
-        loss = Evaluations(score, 0, self._record).evaluate(step, tokens, params)
-        return LastScore(loss, recipe.sample(params) if recipe.samples else None, None)
+        try:
+            score = self._assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
+            loss = Evaluations(score, 0, self._record).evaluate(step, tokens, params)
+            return LastScore(loss, recipe.sample(params) if recipe.samples else None, None)
+        except Exception as error:  # the parameters are still to be saved
+            return LastScore(None, None, f"at step {step}: {type(error).__name__}: {error}".splitlines()[0])
 
     def _answer(self, ask: str) -> Scored | None:
         """The evaluator's answer, for which it may take its time; None: it is not there."""

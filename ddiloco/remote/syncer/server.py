@@ -271,7 +271,8 @@ class SyncerServer:
         self._admission.admitted(hello.learner, hello.process)
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
-        session = Session(name, hello.learner, hello.process, self._newest, donor, caller)
+        moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
+        session = Session(name, hello.learner, hello.process, self._newest, donor, caller, moved)
         session.newest_incarnation = max(known, hello.process)
         self.intake.joined(hello.learner, hello.process)
         with self._lock:

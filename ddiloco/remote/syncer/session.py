@@ -6,7 +6,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
@@ -33,8 +33,9 @@ class Session:
         newest: NewestFragments,
         donor: str | None = None,
         caller: Caller = UNKNOWN,
+        moved: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """`name` is known only to this learner's process."""
+        """`name` is known only to this learner's process. `moved`: as a Downlink's."""
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
         self.caller = caller
@@ -42,7 +43,7 @@ class Session:
         self.incarnation = 0  # the newest that has joined or reported over this connection
         self.newest_incarnation = 0  # of the learner, beyond which its next ones do not leap
         self.reason = "connection lost"  # why it ended
-        self.down = Downlink(newest)
+        self.down = Downlink(newest, moved)
         self.lost_messages = 0
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()

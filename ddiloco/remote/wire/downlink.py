@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ddiloco.protocol import events
@@ -12,6 +12,8 @@ from ddiloco.protocol.messages import Given
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told
+
+MOST_STEPS = 32  # differences that are sent together
 
 
 class Version(NamedTuple):
@@ -25,23 +27,41 @@ class Version(NamedTuple):
 
 
 class NewestFragments:
-    """The newest version of each fragment that the syncer has sent; shared by all downlinks."""
+    """The newest version of each fragment that the syncer has sent; shared by all downlinks.
+
+    Beside it stay the last differences that lead to it, as long as sending them is cheaper than the version.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._newest: dict[int, Version] = {}
+        self._steps: dict[int, list[Pieces]] = {}
 
-    def put(self, fragment: int, version: Version) -> None:
-        """Keeps it unless a newer one is known."""
+    def put(self, fragment: int, version: Version, update: Pieces = ()) -> None:
+        """Keeps it unless a newer one is known; `update` leads to it from the version before."""
         with self._lock:
             known = self._newest.get(fragment)
-            if known is None or version.version >= known.version:
-                self._newest[fragment] = version
+            if known is not None and version.version < known.version:
+                return
+            self._newest[fragment] = version
+            if known is None or version.version == known.version:
+                return
+            follows = bool(update) and version.version == known.version + 1
+            steps = [*self._steps.get(fragment, ()), update] if follows else []
+            most = payload_bytes(version.pieces) // (2 * payload_bytes(update)) if follows else 0
+            self._steps[fragment] = steps[-min(most, MOST_STEPS) :] if most else []
 
     def get(self, fragment: int) -> Version:
         """The newest; one must have been put."""
         with self._lock:
             return self._newest[fragment]
+
+    def since(self, fragment: int, version: int | None) -> tuple[Version, Sequence[Pieces]]:
+        """The newest, and the differences that lead to it from this version; none: it must be sent whole."""
+        with self._lock:
+            newest, steps = self._newest[fragment], self._steps.get(fragment, [])
+            missing = 0 if version is None else newest.version - version
+            return newest, steps[-missing:] if 0 < missing <= len(steps) else ()
 
 
 class Downlink:
@@ -50,8 +70,9 @@ class Downlink:
     A fragment that is updated or sent again while it waits here is sent once, in its newest version.
     """
 
-    def __init__(self, newest: NewestFragments) -> None:
-        self._newest = newest
+    def __init__(self, newest: NewestFragments, moved: Callable[[int], None] = lambda size: None) -> None:
+        """`moved` is called with the bytes of each fragment that is sent."""
+        self._newest, self._moved = newest, moved
         self._change = threading.Condition()
         self._welcome = self._step = 0  # incarnation that is being welcomed, and the global step
         self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
@@ -64,7 +85,8 @@ class Downlink:
         """Sends what goes with a welcome or an update when its turn comes."""
         match message.event:
             case events.UpdateArrived(p, version, step, merged, lineage):
-                self._newest.put(p, Version(version, step, lineage, message.fragments[0], merged))
+                newest = Version(version, step, lineage, message.fragments[0], merged)
+                self._newest.put(p, newest, message.update)
                 with self._change:
                     self._updates[p] = None
                     self._change.notify_all()
@@ -123,8 +145,10 @@ class Downlink:
             return None
 
     def _take(self, fragment: int, welcome: int) -> tuple[pb.DownHeader, Pieces]:
-        newest = self._newest.get(fragment)
+        newest, steps = self._newest.since(fragment, None if welcome else self._sent.get(fragment))
+        pieces = [array for step in steps for array in step] if steps else newest.pieces
         self._sent[fragment] = newest.version
+        self._moved(payload_bytes(pieces))
         snapshot = self._snapshot
         later = snapshot is not None and newest.version > snapshot.versions[fragment]
         header = pb.DownHeader(
@@ -135,12 +159,58 @@ class Downlink:
                 "lineage": newest.lineage,
                 "merged": list(map(dataclasses.asdict, newest.merged)),
             },
-            size=payload_bytes(newest.pieces),
+            size=payload_bytes(pieces),
             welcome=welcome,
             step=self._step,
+            steps=len(steps),
             epoch=snapshot.number if later else 0,
         )
-        return header, newest.pieces
+        return header, pieces
+
+
+class Held:
+    """The versions that came over one connection, to which later differences are added. For several threads.
+
+    Streams beside each other may bring the differences of a fragment out of order.
+    """
+
+    def __init__(self, decode: Callable[[int, Pieces, Pieces], Pieces]) -> None:
+        """`decode`: makes the next version of fragment, difference and version."""
+        self._decode = decode
+        self._change = threading.Condition()
+        self._versions: dict[int, tuple[int, Pieces]] = {}
+        self._closed = False
+
+    def hold(self, fragment: int, version: int, pieces: Pieces) -> None:
+        """Takes a version that came whole, unless a newer one is here."""
+        with self._change:
+            if version >= self._versions.get(fragment, (0, ()))[0]:
+                self._versions[fragment] = version, pieces
+                self._change.notify_all()
+
+    def after(self, fragment: int, version: int, steps: Sequence[Pieces]) -> Pieces | None:
+        """The version that these differences lead to; waits for the one that they begin with.
+
+        None: as new a one came meanwhile, or the connection has ended.
+        """
+        with self._change:
+            first = version - len(steps)
+            self._change.wait_for(lambda: self._closed or self._versions.get(fragment, (-1, ()))[0] >= first)
+            if self._closed:
+                return None
+            at, pieces = self._versions[fragment]
+        if at >= version:
+            return None
+        for step in steps[at - first :]:
+            pieces = self._decode(fragment, step, pieces)
+        self.hold(fragment, version, pieces)
+        return pieces
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
 
 
 class Collector:

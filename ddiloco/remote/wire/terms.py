@@ -24,7 +24,8 @@ class Terms:
       rules: the settings that both sides must share, JSON by path.
       num_learners: M; learners are numbered below it.
       up: by fragment, shapes and dtypes of what a learner sends.
-      down: the same of what the syncer sends.
+      down: the same of what the syncer sends, a whole version.
+      update: the same of a difference between versions.
       offer_timeout: seconds that a fragment may take.
       silence_timeout: seconds without a word after which a learner is not there.
     """
@@ -34,6 +35,7 @@ class Terms:
     num_learners: int
     up: Sequence[Sequence[ArrayFormat]]
     down: Sequence[Sequence[ArrayFormat]]
+    update: Sequence[Sequence[ArrayFormat]]
     offer_timeout: float
     silence_timeout: float = 60.0
 
@@ -45,15 +47,16 @@ class Terms:
 
 def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
     """The terms of an experiment whose number of steps is known."""
-    codec, fragments = experiment.outer.codec, range(layout.num_fragments)
+    outer, fragments = experiment.outer, range(layout.num_fragments)
     found = (leaf for leaf in all_settings(experiment) if leaf.metadata["both_ends"])
     rules = {leaf.path: leaf.value for leaf in found if leaf.metadata["may_change"] != "process"}
     return Terms(
         fingerprint=layout.fingerprint,
         rules=json.dumps(rules, sort_keys=True, default=str),
         num_learners=experiment.sync.num_learners,
-        up=[wire_format(layout, p, codec) for p in fragments],
+        up=[wire_format(layout, p, outer.codec) for p in fragments],
         down=[wire_format(layout, p, "f32") for p in fragments],
+        update=[wire_format(layout, p, outer.update_codec) for p in fragments],
         offer_timeout=experiment.sync.offer_timeout,
         silence_timeout=experiment.sync.silence_timeout,
     )

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddiloco.outer.encoding import Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
@@ -50,8 +51,8 @@ class _Counting(CountingLearner):
 class _Doubtful(CountingSyncer):
     """Finds some fragments unsound, and leaves others out of their merges."""
 
-    def __init__(self, rng: random.Random, unsound: float, refused: float) -> None:
-        super().__init__()
+    def __init__(self, rng: random.Random, unsound: float, refused: float, num_fragments: int) -> None:
+        super().__init__(Traffic.of((0,) * num_fragments))
         self.unsound, self.refused = unsound, refused
         self._rng = rng
 
@@ -82,7 +83,7 @@ class WeatheredFleet(Fleet):
     ) -> None:
         """`learners`: how many places there are; None: the policy's M. `parts`: processes that merge."""
         self.weather = weather = weather or Weather()
-        self._doubtful = _Doubtful(rng, weather.unsound, weather.refused)
+        self._doubtful = _Doubtful(rng, weather.unsound, weather.refused, policy.num_fragments)
         self._rng = rng
         places = {m: self._place() for m in range(learners or policy.num_learners)}
         super().__init__(

@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from ddiloco.outer.encoding import Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions
 from ddiloco.protocol.policy import SyncPolicy
@@ -81,8 +82,8 @@ class Shares(Witness):
 class Refusing(CountingSyncer):
     """Leaves the offers of some learners out of every merge."""
 
-    def __init__(self, refused: frozenset[int]) -> None:
-        super().__init__()
+    def __init__(self, refused: frozenset[int], num_fragments: int) -> None:
+        super().__init__(Traffic.of((0,) * num_fragments))
         self._refused = refused
 
     def merge(self, fragment, given):
@@ -119,7 +120,7 @@ def run(
         steps,
         {learner: place(learner) for learner in range(learners)},
         lambda learner: CountingLearner(TOKENS),
-        Refusing(refused),
+        Refusing(refused, fragments),
         merge_time=lambda: merge,
         observer=shares,
     )

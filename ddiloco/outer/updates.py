@@ -1,0 +1,103 @@
+"""New versions as the syncer sends them: as their difference from the last one, in fewer bytes.
+
+The version is what can be made of the difference, so that every learner has the same one to the bit; what the
+codec left out is added to the next difference.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ddiloco.outer.codecs import UPDATE_CODECS, Codec
+from ddiloco.outer.encoding import differences, wire_format
+from ddiloco.outer.fragments import FragmentLayout
+
+Arrays = tuple[jax.Array, ...]
+
+
+class Update(NamedTuple):
+    """One step of a fragment from a version to the next.
+
+    Attributes:
+      arrays: what travels, as `wire_format` says of the codec.
+      pieces: the next version, which a `FragmentDecoder` of the codec makes of the arrays and the last one.
+      left_out: what the codec left out, in the pieces' shapes.
+    """
+
+    arrays: tuple[np.ndarray, ...]
+    pieces: Arrays
+    left_out: Arrays
+
+
+class UpdateEncoder:
+    """Encodes on the CPU; its only state is compiled code. Fragments of equal shapes share it.
+
+    What travels is computed by one program, the version from it by another: within one, XLA might compute a
+    code twice and round it in two ways.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from ddiloco.outer.fragments import fragment
+      >>> encode = UpdateEncoder(fragment({"a": (2,)}, 1), "int4")
+      >>> update = encode(0, (jnp.array([1.0, 1.0]),), (jnp.array([0.0, 0.9]),), (jnp.zeros(2),))
+      >>> print(update.pieces[0], update.left_out[0].round(3))
+      [0. 1.] [0.  0.1]
+    """
+
+    def __init__(self, layout: FragmentLayout, codec: str) -> None:
+        """Compiles nothing yet. `codec`: one of `UPDATE_CODECS`, not f32."""
+        self._layout, self._name, self._codec = layout, codec, UPDATE_CODECS[codec]
+        self._device = jax.local_devices(backend="cpu")[0]
+        self._executables: dict[
+            tuple[tuple[int, ...], ...], tuple[jax.stages.Compiled, jax.stages.Compiled]
+        ] = {}
+
+    def compile(self, p: int) -> None:
+        """Compiles for fragment p, unless it has been done for one of the same shapes."""
+        self._programs(p)
+
+    def __call__(self, p: int, last: Arrays, new: Arrays, left_out: Arrays) -> Update:
+        """Encodes a step of fragment p, and waits for the result.
+
+        Args:
+          p: the fragment.
+          last: the version before, on the CPU device.
+          new: what the outer step made of it; its memory is taken.
+          left_out: by earlier updates; its memory is taken.
+        """
+        encode, read = self._programs(p)
+        arrays, wanted = encode(last, new, left_out)
+        pieces, left = jax.block_until_ready(read(new, arrays, last, wanted))
+        return Update(tuple(map(np.asarray, arrays)), pieces, left)
+
+    def _programs(self, p: int) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+        shapes = self._layout.piece_shapes(p)
+        if shapes not in self._executables:
+            sharding = jax.sharding.SingleDeviceSharding(self._device)
+            described = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+            pieces = tuple(described(shape, jnp.float32) for shape in shapes)
+            arrays = tuple(described(*part) for part in wire_format(self._layout, p, self._name))
+            encode = jax.jit(functools.partial(_encode, self._codec), donate_argnums=2)
+            read = jax.jit(functools.partial(_read, self._codec), donate_argnums=(0, 3), keep_unused=True)
+            self._executables[shapes] = (
+                encode.lower(pieces, pieces, pieces).compile(),
+                read.lower(pieces, arrays, pieces, pieces).compile(),
+            )
+        return self._executables[shapes]
+
+
+def _encode(codec: Codec, last: Arrays, new: Arrays, left_out: Arrays) -> tuple[Arrays, Arrays]:
+    wanted = tuple(old - made + left for old, made, left in zip(last, new, left_out, strict=True))
+    return tuple(array for value in wanted for array in codec.encode(value)), wanted
+
+
+def _read(codec: Codec, spare: Arrays, arrays: Arrays, last: Arrays, wanted: Arrays) -> tuple[Arrays, Arrays]:
+    del spare
+    steps = differences(codec, arrays, [old.shape for old in last])
+    pieces = tuple(old - step for old, step in zip(last, steps, strict=True))
+    return pieces, tuple(value - step for value, step in zip(wanted, steps, strict=True))

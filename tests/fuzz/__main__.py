@@ -5,6 +5,7 @@ libFuzzer's. Ends with 0 if nothing was found, and else names a file with the by
 bytes are mutated blindly (tests/fuzz/blind.py), and only -max_total_time means anything.
 """
 
+import os
 import pathlib
 import sys
 import tempfile
@@ -26,7 +27,9 @@ def main():
     options = [argument for argument in sys.argv[1:] if argument not in names]
     if atheris is None:
         given = [option.partition("=")[2] for option in options if option.startswith("-max_total_time=")]
-        sys.exit(blind.main(chosen, float(given[-1]) if given else 60.0))
+        code = blind.main(chosen, float(given[-1]) if given else 60.0)
+        sys.stdout.flush()
+        os._exit(code)  # as libFuzzer does: nobody waits for the threads of the servers
 
     def read(data):
         if data:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.data import text
+from ddiloco.data import tokenized
 from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.errors import DataError
 from ddiloco.data.examples import Examples
@@ -217,14 +217,14 @@ def test_of_a_shard_without_a_state_the_newest_epoch_counts_as_left():
 @pytest.fixture
 def few(config, monkeypatch):
     """The built-in text cut down to its 40 shortest documents, as the only data set."""
-    source = text.open_text(config.name, "train", config.data_dir)
+    source = tokenized.open_text(config.name, "train", config.data_dir)
     lengths = sorted((len(source[i]["text"]), i) for i in range(0, len(source), 8))
     texts = [source[i] for _, i in lengths if len(source[i]["text"]) > 200][:40]
 
     class Few(list):
         full_name = "few/1.0.0"
 
-    monkeypatch.setattr(text, "open_text", lambda *args, **kwargs: Few(texts))
+    monkeypatch.setattr(tokenized, "open_text", lambda *args, **kwargs: Few(texts))
     return dataclasses.replace(config, interleave=3)
 
 

@@ -68,7 +68,7 @@ def smaller(command: str, runs: pathlib.Path) -> str:
         changes |= BUDGET
     if "driver=remote" in command:
         changes |= {"sync.num_learners": 2}
-    workdir = "" if "--workdir" in command else f"--workdir={runs}/run"
+    workdir = "" if "--workdir" in command or "experiments.tokenize" in command else f"--workdir={runs}/run"
     return f"{command} {_settings(changes)} {workdir}"
 
 

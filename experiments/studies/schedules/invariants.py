@@ -167,6 +167,10 @@ class Invariants:
                 known = process.reports.get(member)
                 if known is None or report.step >= known.step:
                     process.reports[member] = report
+            case events.LearnerReady(learner=learner, incarnation=incarnation, step=step):
+                known = process.reports.get((learner, incarnation))
+                if known is not None and known.step < step:  # from before its welcome
+                    del process.reports[learner, incarnation]
             case events.FragmentArrived(round=which, contribution=c):
                 member = (c.learner, c.incarnation)
                 if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):

@@ -45,7 +45,7 @@ class LocalLink:
         """Puts it into the learner's inbox; recorded are the bytes that a wire would move."""
         self._worker.inbox.put(delivery)
         if isinstance(delivery, Told) and delivery.fragments:
-            moved = [delivery.update] if delivery.update else delivery.fragments
+            moved = [delivery.difference] if delivery.difference else delivery.fragments
             size = sum(array.nbytes for arrays in moved for array in arrays)
             self._record(records.Transferred(self._learner, sent=0, received=size))
 

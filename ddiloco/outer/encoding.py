@@ -58,7 +58,7 @@ class Traffic(NamedTuple):
 
     version: tuple[int, ...]  # whole, to a learner
     offer: tuple[int, ...]  # to the syncer
-    update: tuple[int, ...]  # to a learner that has the version before
+    difference: tuple[int, ...]  # to a learner that has the version before
 
     @classmethod
     def of(cls, sizes: Iterable[int]) -> Traffic:

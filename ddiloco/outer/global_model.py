@@ -45,7 +45,7 @@ class NextVersion(NamedTuple):
       metrics: those of `OuterResult`.
       left_out: the learners whose offers are not in it.
       notices: what the guard found, and did.
-      update: what leads from the last version to this, in the update codec; () where the pieces are sent.
+      difference: what leads from the last version to this, in the update codec; () where the pieces are sent.
       empty: nothing was merged: the newest version is still the one before, and there are no metrics.
     """
 
@@ -53,7 +53,7 @@ class NextVersion(NamedTuple):
     metrics: dict[str, float]
     left_out: tuple[int, ...] = ()
     notices: tuple[Notice, ...] = ()
-    update: tuple[np.ndarray, ...] = ()
+    difference: tuple[np.ndarray, ...] = ()
     empty: bool = False
 
 
@@ -163,7 +163,7 @@ class GlobalModel:
                 self._states[p] = step.opt_state
                 self._versions[p] += 1
                 new = self.fragment(p)[1]
-                return NextVersion(new, step.metrics, tuple(left_out), notices, step.update)
+                return NextVersion(new, step.metrics, tuple(left_out), notices, step.difference)
             self._retired[p], self._states[p] = step.pieces, self._step.init(self._pieces[p])
             notices += tuple(Notice("left_out", m, "the outer step was not finite") for m in learners)
         return NextVersion(self.fragment(p)[1], {}, tuple(learners), notices, empty=True)

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ddiloco.outer.differences import DifferenceEncoder
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
 from ddiloco.outer.host_memory import aligned
 from ddiloco.outer.merging import MERGE_RULES, normalised, norms_of
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
-from ddiloco.outer.updates import UpdateEncoder
 
 Pieces = Sequence[np.ndarray | jax.Array]
 
@@ -30,14 +30,14 @@ class OuterResult(NamedTuple):
         the norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one
         learner; `rho` and `outer_rate` with the optimizer `persistence`.
       finite: whether every element of the pieces is.
-      update: what leads from the last pieces to these, in the update codec; () where that is f32.
+      difference: what leads from the last pieces to these, in the update codec; () where that is f32.
     """
 
     pieces: tuple[jax.Array, ...]
     opt_state: Any
     metrics: dict[str, float]
     finite: bool = True
-    update: tuple[np.ndarray, ...] = ()
+    difference: tuple[np.ndarray, ...] = ()
 
 
 class OuterStep:
@@ -66,7 +66,7 @@ class OuterStep:
         self._device = jax.local_devices(backend="cpu")[0]  # whatever the default backend
         self._optimizer = make_outer_optimizer(config)
         lossy = config.update_codec != "f32"
-        self._encode = UpdateEncoder(layout, config.update_codec) if lossy else None
+        self._encode = DifferenceEncoder(layout, config.update_codec) if lossy else None
         self._executables: dict[Any, jax.stages.Compiled] = {}
 
     def init(self, pieces: Pieces) -> Any:
@@ -135,8 +135,8 @@ class OuterStep:
         finite = bool(values.pop("finite"))
         if self._encode is None or not finite:
             return OuterResult(new, opt_state, values, finite)
-        update = self._encode(p, anchor, new, left_out)
-        return OuterResult(update.pieces, (opt_state, update.left_out), values, update=update.arrays)
+        encoded = self._encode(p, anchor, new, left_out)
+        return OuterResult(encoded.pieces, (opt_state, encoded.left_out), values, difference=encoded.arrays)
 
     def _slots(
         self, pieces: Pieces, contributions: Sequence[Pieces]

@@ -53,14 +53,14 @@ class Told:
 
     Attributes:
       epoch: the snapshot after whose cut it was sent; 0: none, or the channel keeps the order.
-      update: of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It
-        can be sent in their place to who has that version; (): it cannot.
+      difference: of an UpdateArrived: what leads from the version before to the pieces, in the update codec.
+        It can be sent in their place to who has that version; (): it cannot.
     """
 
     event: events.FromSyncer
     fragments: Sequence[Pieces] = ()
     epoch: int = 0
-    update: Pieces = ()
+    difference: Pieces = ()
 
 
 def fragments_with(event: events.FromSyncer) -> Sequence[int]:

@@ -53,7 +53,7 @@ class Merged:
 
     event: events.MergeFinished
     pieces: Pieces  # of the newest version
-    update: Pieces  # from the version before, in the update codec; (): the pieces are sent
+    difference: Pieces  # from the version before, in the update codec; (): the pieces are sent
     metrics: Mapping[str, Any]  # for the record of the round
     sha256: bytes | None  # of the pieces of a new version; None if no tape is kept
     empty: bool = False
@@ -115,7 +115,7 @@ class SyncerWorker:
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
         self._links = Links()
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
-        self._updates: dict[int, Pieces] = {}  # by fragment, the newest
+        self._differences: dict[int, Pieces] = {}  # by fragment, the newest
         self._arrivals: Arrivals[Pieces] = Arrivals()
         self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
         self._stopping = threading.Event()
@@ -273,7 +273,7 @@ class SyncerWorker:
     def _note_merge(self, merged: Merged) -> list[actions.SyncerAction]:
         p = merged.event.round.fragment
         if not merged.empty:
-            self._committed[p], self._updates[p] = merged.pieces, merged.update
+            self._committed[p], self._differences[p] = merged.pieces, merged.difference
         decided = self._decide(merged.event)
         if merged.sha256 is not None:
             self._tape.committed(p, self.core.versions[p], merged.sha256)
@@ -321,7 +321,8 @@ class SyncerWorker:
             case actions.Tell(receivers, event):
                 delivery = Told(event, [self._committed[p] for p in fragments_with(event)])
                 if isinstance(event, events.UpdateArrived):
-                    delivery = dataclasses.replace(delivery, update=self._updates.get(event.fragment, ()))
+                    difference = self._differences.get(event.fragment, ())
+                    delivery = dataclasses.replace(delivery, difference=difference)
                 for receiver in receivers:
                     self._links.deliver(receiver, delivery)
             case actions.Merge():
@@ -360,7 +361,7 @@ class SyncerWorker:
             return
         if committed:  # else the run is over, without this merge
             finished = events.MergeFinished(action.round, made.left_out)
-            self._inbox.put(Merged(finished, made.pieces, made.update, made.metrics, sha256, made.empty))
+            self._inbox.put(Merged(finished, made.pieces, made.difference, made.metrics, sha256, made.empty))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):

@@ -108,7 +108,7 @@ class VirtualSyncer:
         for p in fragments:
             version = event.version if versions is None else versions[p]
             follows = versions is None and self._sent.get((receiver, p)) == version - 1
-            size += (traffic.update if follows else traffic.version)[p]
+            size += (traffic.difference if follows else traffic.version)[p]
             self._sent[receiver, p] = version
         return size
 

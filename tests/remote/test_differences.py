@@ -25,7 +25,7 @@ def step(number):
 
 def update(number, follows=True):
     event = events.UpdateArrived(0, number, number)
-    return Told(event, [version(number)], update=step(number) if follows else ())
+    return Told(event, [version(number)], difference=step(number) if follows else ())
 
 
 def next_message(messages):
@@ -44,24 +44,24 @@ def test_who_has_a_version_gets_what_leads_on_from_it_and_anybody_else_the_whole
     here.put(welcome(100, version=0))
     for _ in range(2):
         header, _ = next_message(messages)
-        assert (header.welcome, header.steps) == (100, 0)
+        assert (header.welcome, header.differences) == (100, 0)
     sizes.clear()
     for number in (1, 2):
         here.put(update(number))
     header, payload = next_message(messages)
-    assert (header.update.version, header.steps) == (2, 2)
+    assert (header.update.version, header.differences) == (2, 2)
     assert payload == step(1)[0].tobytes() + step(2)[0].tobytes()
     late.put(update(2))  # over this connection nothing has come yet
     header, payload = next_message(late.messages())
-    assert (header.steps, payload) == (0, version(2)[0].tobytes())
+    assert (header.differences, payload) == (0, version(2)[0].tobytes())
     for number in (3, 4, 5):  # three differences would still be less than the whole, but not than half of it
         here.put(update(number))
     header, _ = next_message(messages)
-    assert (header.update.version, header.steps) == (5, 0)
+    assert (header.update.version, header.differences) == (5, 0)
     here.put(update(6, follows=False))
-    assert next_message(messages)[0].steps == 0
+    assert next_message(messages)[0].differences == 0
     here.put(update(8))  # a version in between was never seen here
-    assert next_message(messages)[0].steps == 0
+    assert next_message(messages)[0].differences == 0
     assert sizes == [2 * SIZE, 4 * SIZE, 4 * SIZE, 4 * SIZE]
 
 

@@ -53,7 +53,7 @@ def test_updates_come_as_differences_once_a_learner_has_a_version(runs):
     assert moved(run)[0] == moved(plain)[0]
     sizes = traffic(assembly_of(run.experiment).layout, run.experiment.outer)
     learners = run.experiment.sync.num_learners
-    updates = sum(learners * sizes.update[v["fragment"]] for v in run.noted("round"))
+    updates = sum(learners * sizes.difference[v["fragment"]] for v in run.noted("round"))
     assert moved(run)[1] == learners * sum(sizes.version) + updates
 
 

@@ -16,7 +16,7 @@ from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.downlink import MOST_STEPS, Collector, Held
+from ddiloco.remote.wire.downlink import MOST_DIFFERENCES, Collector, Held
 from ddiloco.remote.wire.event_messages import (
     syncer_event,
     up_header,
@@ -358,18 +358,18 @@ class _Connection:
         self, header: pb.DownHeader, update: events.UpdateArrived, stream: Iterator[bytes]
     ) -> Pieces | None:
         """The version that an update leads to; None: a newer one is here already, or the connection ended."""
-        terms, p, count = self._client._terms, update.fragment, header.steps
+        terms, p, count = self._client._terms, update.fragment, header.differences
         if not count:
             pieces = receive(terms.down[p], header.size, stream)
             if self._held is not None:
                 self._held.hold(p, update.version, pieces)
             return pieces
-        if self._held is None or not count <= min(update.version, MOST_STEPS):
+        if self._held is None or not count <= min(update.version, MOST_DIFFERENCES):
             raise WireError("differences that nobody asked for", f"{count} to version {update.version}")
-        arrays = receive([*terms.update[p]] * count, header.size, stream)
-        each = len(terms.update[p])
-        steps = [arrays[i : i + each] for i in range(0, len(arrays), each)]
-        return self._held.after(p, update.version, steps)
+        arrays = receive([*terms.difference[p]] * count, header.size, stream)
+        each = len(terms.difference[p])
+        differences = [arrays[i : i + each] for i in range(0, len(arrays), each)]
+        return self._held.after(p, update.version, differences)
 
     def _send_offers(self, channel: grpc.Channel) -> None:
         send = channel.stream_unary(wire.OFFERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told
 
-MOST_STEPS = 32  # differences that are sent together
+MOST_DIFFERENCES = 32  # differences that are sent together
 
 
 class Version(NamedTuple):
@@ -29,16 +30,16 @@ class Version(NamedTuple):
 class NewestFragments:
     """The newest version of each fragment that the syncer has sent; shared by all downlinks.
 
-    Beside it stay the last differences that lead to it, as long as sending them is cheaper than the version.
+    Beside it stay the last differences that lead to it, as long as they take at most half of its bytes.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._newest: dict[int, Version] = {}
-        self._steps: dict[int, list[Pieces]] = {}
+        self._differences: dict[int, list[Pieces]] = {}
 
-    def put(self, fragment: int, version: Version, update: Pieces = ()) -> None:
-        """Keeps it unless a newer one is known; `update` leads to it from the version before."""
+    def put(self, fragment: int, version: Version, difference: Pieces = ()) -> None:
+        """Keeps it unless a newer one is known; `difference` leads to it from the version before."""
         with self._lock:
             known = self._newest.get(fragment)
             if known is not None and version.version < known.version:
@@ -46,10 +47,10 @@ class NewestFragments:
             self._newest[fragment] = version
             if known is None or version.version == known.version:
                 return
-            follows = bool(update) and version.version == known.version + 1
-            steps = [*self._steps.get(fragment, ()), update] if follows else []
-            most = payload_bytes(version.pieces) // (2 * payload_bytes(update)) if follows else 0
-            self._steps[fragment] = steps[-min(most, MOST_STEPS) :] if most else []
+            follows = bool(difference) and version.version == known.version + 1
+            differences = [*self._differences.get(fragment, ()), difference] if follows else []
+            most = payload_bytes(version.pieces) // (2 * payload_bytes(difference)) if follows else 0
+            self._differences[fragment] = differences[-min(most, MOST_DIFFERENCES) :] if most else []
 
     def get(self, fragment: int) -> Version:
         """The newest; one must have been put."""
@@ -59,9 +60,9 @@ class NewestFragments:
     def since(self, fragment: int, version: int | None) -> tuple[Version, Sequence[Pieces]]:
         """The newest, and the differences that lead to it from this version; none: it must be sent whole."""
         with self._lock:
-            newest, steps = self._newest[fragment], self._steps.get(fragment, [])
+            newest, differences = self._newest[fragment], self._differences.get(fragment, [])
             missing = 0 if version is None else newest.version - version
-            return newest, steps[-missing:] if 0 < missing <= len(steps) else ()
+            return newest, differences[-missing:] if 0 < missing <= len(differences) else ()
 
 
 class Downlink:
@@ -86,7 +87,7 @@ class Downlink:
         match message.event:
             case events.UpdateArrived(p, version, step, merged, lineage):
                 newest = Version(version, step, lineage, message.fragments[0], merged)
-                self._newest.put(p, newest, message.update)
+                self._newest.put(p, newest, message.difference)
                 with self._change:
                     self._updates[p] = None
                     self._change.notify_all()
@@ -145,8 +146,8 @@ class Downlink:
             return None
 
     def _take(self, fragment: int, welcome: int) -> tuple[pb.DownHeader, Pieces]:
-        newest, steps = self._newest.since(fragment, None if welcome else self._sent.get(fragment))
-        pieces = [array for step in steps for array in step] if steps else newest.pieces
+        newest, differences = self._newest.since(fragment, None if welcome else self._sent.get(fragment))
+        pieces = list(itertools.chain(*differences)) or newest.pieces
         self._sent[fragment] = newest.version
         self._moved(payload_bytes(pieces))
         snapshot = self._snapshot
@@ -162,7 +163,7 @@ class Downlink:
             size=payload_bytes(pieces),
             welcome=welcome,
             step=self._step,
-            steps=len(steps),
+            differences=len(differences),
             epoch=snapshot.number if later else 0,
         )
         return header, pieces
@@ -188,21 +189,21 @@ class Held:
                 self._versions[fragment] = version, pieces
                 self._change.notify_all()
 
-    def after(self, fragment: int, version: int, steps: Sequence[Pieces]) -> Pieces | None:
+    def after(self, fragment: int, version: int, differences: Sequence[Pieces]) -> Pieces | None:
         """The version that these differences lead to; waits for the one that they begin with.
 
         None: as new a one came meanwhile, or the connection has ended.
         """
         with self._change:
-            first = version - len(steps)
+            first = version - len(differences)
             self._change.wait_for(lambda: self._closed or self._versions.get(fragment, (-1, ()))[0] >= first)
             if self._closed:
                 return None
             at, pieces = self._versions[fragment]
         if at >= version:
             return None
-        for step in steps[at - first :]:
-            pieces = self._decode(fragment, step, pieces)
+        for difference in differences[at - first :]:
+            pieces = self._decode(fragment, difference, pieces)
         self.hold(fragment, version, pieces)
         return pieces
 

@@ -25,7 +25,7 @@ class Terms:
       num_learners: M; learners are numbered below it.
       up: by fragment, shapes and dtypes of what a learner sends.
       down: the same of what the syncer sends, a whole version.
-      update: the same of a difference between versions.
+      difference: the same of a difference between versions.
       offer_timeout: seconds that a fragment may take.
       silence_timeout: seconds without a word after which a learner is not there.
     """
@@ -35,7 +35,7 @@ class Terms:
     num_learners: int
     up: Sequence[Sequence[ArrayFormat]]
     down: Sequence[Sequence[ArrayFormat]]
-    update: Sequence[Sequence[ArrayFormat]]
+    difference: Sequence[Sequence[ArrayFormat]]
     offer_timeout: float
     silence_timeout: float = 60.0
 
@@ -56,7 +56,7 @@ def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
         num_learners=experiment.sync.num_learners,
         up=[wire_format(layout, p, outer.codec) for p in fragments],
         down=[wire_format(layout, p, "f32") for p in fragments],
-        update=[wire_format(layout, p, outer.update_codec) for p in fragments],
+        difference=[wire_format(layout, p, outer.update_codec) for p in fragments],
         offer_timeout=experiment.sync.offer_timeout,
         silence_timeout=experiment.sync.silence_timeout,
     )

@@ -20,7 +20,7 @@ from ddiloco.outer.fragments import FragmentLayout
 Arrays = tuple[jax.Array, ...]
 
 
-class Update(NamedTuple):
+class Difference(NamedTuple):
     """One step of a fragment from a version to the next.
 
     Attributes:
@@ -34,7 +34,7 @@ class Update(NamedTuple):
     left_out: Arrays
 
 
-class UpdateEncoder:
+class DifferenceEncoder:
     """Encodes on the CPU; its only state is compiled code. Fragments of equal shapes share it.
 
     What travels is computed by one program, the version from it by another: within one, XLA might compute a
@@ -43,9 +43,9 @@ class UpdateEncoder:
     Example:
       >>> import jax.numpy as jnp
       >>> from ddiloco.outer.fragments import fragment
-      >>> encode = UpdateEncoder(fragment({"a": (2,)}, 1), "int4")
-      >>> update = encode(0, (jnp.array([1.0, 1.0]),), (jnp.array([0.0, 0.9]),), (jnp.zeros(2),))
-      >>> print(update.pieces[0], update.left_out[0].round(3))
+      >>> encode = DifferenceEncoder(fragment({"a": (2,)}, 1), "int4")
+      >>> made = encode(0, (jnp.array([1.0, 1.0]),), (jnp.array([0.0, 0.9]),), (jnp.zeros(2),))
+      >>> print(made.pieces[0], made.left_out[0].round(3))
       [0. 1.] [0.  0.1]
     """
 
@@ -61,7 +61,7 @@ class UpdateEncoder:
         """Compiles for fragment p, unless it has been done for one of the same shapes."""
         self._programs(p)
 
-    def __call__(self, p: int, last: Arrays, new: Arrays, left_out: Arrays) -> Update:
+    def __call__(self, p: int, last: Arrays, new: Arrays, left_out: Arrays) -> Difference:
         """Encodes a step of fragment p, and waits for the result.
 
         Args:
@@ -73,7 +73,7 @@ class UpdateEncoder:
         encode, read = self._programs(p)
         arrays, wanted = encode(last, new, left_out)
         pieces, left = jax.block_until_ready(read(new, arrays, last, wanted))
-        return Update(tuple(map(np.asarray, arrays)), pieces, left)
+        return Difference(tuple(map(np.asarray, arrays)), pieces, left)
 
     def _programs(self, p: int) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
         shapes = self._layout.piece_shapes(p)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ddiloco.outer.codecs import BLOCK, UPDATE_CODECS
+from ddiloco.outer.differences import DifferenceEncoder
 from ddiloco.outer.encoding import FragmentDecoder, traffic
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
-from ddiloco.outer.updates import UpdateEncoder
 
 SHAPES = {"a": (5, 70), "b": (3,)}
 LAYOUT = fragment(SHAPES, 1)
@@ -46,7 +46,7 @@ def read_by_hand(name, arrays, last):
 @pytest.mark.parametrize("name", LOSSY)
 def test_every_reader_has_the_bits_of_the_syncer_and_what_is_left_out_comes_later(name):
     rng = np.random.default_rng(0)
-    encode, decode = UpdateEncoder(LAYOUT, name), FragmentDecoder(LAYOUT, name)
+    encode, decode = DifferenceEncoder(LAYOUT, name), FragmentDecoder(LAYOUT, name)
     begun = held = normal(rng)
     left = tuple(map(jnp.zeros_like, held))
     exact = [x.astype(np.float64) for x in begun]
@@ -91,7 +91,7 @@ def test_a_learner_that_adds_updates_has_the_global_model_even_of_a_restored_one
     for version in range(1, 6):
         offers = [normal(rng) for _ in range(2)]
         made = models[0].merge(0, offers, [(1, 1), (1, 3)])
-        held = decode(0, made.update, held)
+        held = decode(0, made.difference, held)
         assert [x.tobytes() for x in held] == [x.tobytes() for x in made.pieces]
         if version == 3:
             models[1].restore(0, models[0].state(0))
@@ -99,13 +99,13 @@ def test_a_learner_that_adds_updates_has_the_global_model_even_of_a_restored_one
             again = models[1].merge(0, offers, [(1, 1), (1, 3)])
             assert [x.tobytes() for x in again.pieces] == [x.tobytes() for x in made.pieces]
     sizes = traffic(LAYOUT, config)
-    assert sum(array.nbytes for array in made.update) == sizes.update[0] < sizes.version[0]
+    assert sum(array.nbytes for array in made.difference) == sizes.difference[0] < sizes.version[0]
 
 
 def test_whole_versions_have_no_update_and_no_more_state():
     parameters = dict(zip(SHAPES, normal(np.random.default_rng(2)), strict=True))
     model = GlobalModel(LAYOUT, parameters, OuterConfig(), num_learners=1)
-    assert model.merge(0, [normal(np.random.default_rng(3))], [(1, 1)]).update == ()
+    assert model.merge(0, [normal(np.random.default_rng(3))], [(1, 1)]).difference == ()
     lossy = GlobalModel(LAYOUT, parameters, OuterConfig(update_codec="int8"), num_learners=1)
     with pytest.raises(ValueError, match="fragment 0 is not of this layout and outer optimizer"):
         lossy.restore(0, model.state(0))

@@ -17,8 +17,10 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
+from ddiloco.launch import processes
+
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.imports"])
+_forks.set_forkserver_preload([processes.PRELOADED[0], "tests.imports"])
 
 
 class Program:

@@ -61,9 +61,10 @@ STARTS_THREADS = """
 FORKS = """
     import os, sys
     from ddiloco.launch import processes
-    processes.PRELOADED = (processes.PRELOADED[0], "starts_threads", *processes.PRELOADED[1:])
+    first, *others = processes.PRELOADED
+    processes.PRELOADED = (first, *sys.argv[2:], *others)
     if __name__ == "__main__":
-        process = processes.start("allocates", sys.argv[1:], os.environ)
+        process = processes.start("allocates", sys.argv[1:2], os.environ)
         process.join()
         sys.exit(process.exitcode)
 """
@@ -136,15 +137,11 @@ def test_jax_is_as_the_environment_of_each_program_says(tmp_path, devices, wide)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no arenas")
-def test_all_threads_of_a_program_allocate_in_one_arena(tmp_path):
-    assert ended(processes.start("allocates", [str(tmp_path / "told")], os.environ)) == 0
-    assert (tmp_path / "told").read_text().count("<heap ") == 1
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no arenas")
-def test_a_program_inherits_no_arena_of_a_thread_that_an_import_started(tmp_path):
+@pytest.mark.parametrize("imported", [[], ["starts_threads"]], ids=["quiet", "threads of an import"])
+def test_all_threads_of_a_program_allocate_in_one_arena(tmp_path, imported):
+    # Of a caller of its own: the fork server of the tests imports what they need.
     told, path = tmp_path / "told", os.pathsep.join([str(tmp_path), os.getcwd()])
-    command = [sys.executable, "-m", "forks", str(told)]
+    command = [sys.executable, "-m", "forks", str(told), *imported]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=120, check=True)
     assert told.read_text().count("<heap ") == 1
 

@@ -50,6 +50,7 @@ def main(_) -> int:
     learner, address = _LEARNER_ID.value, check_address(_SYNCER.value, "syncer")
     if (learner is None) is not _SPARE.value:
         raise cli.UsageError("learner_id: give --learner_id=N, or --spare in its place")
+    workdir = pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None
     place = _place()
     if place is not None and _SPARE.value:
         raise cli.UsageError("spare: cannot stand in for one of several processes of a learner")
@@ -59,8 +60,8 @@ def main(_) -> int:
     stop, received = ending.stop_on_signals()
     assembly = assembly_of(with_steps_of_tokens(experiment))
     if place is not None and place.number:
-        roles.name_process(f"learner {learner} host {place.number}")
-        preempted = Follower(place, assembly, security, learner, address).run(stop)
+        roles.name_process(f"learner {learner}.{place.number}")
+        preempted = Follower(place, assembly, security, learner, address, _folder(workdir, learner)).run(stop)
         return _code(received, preempted)
     process = LearnerProcess(assembly, security, place)
     if _SPARE.value:
@@ -76,8 +77,7 @@ def main(_) -> int:
     def note(line) -> None:
         cli.tell(f"learner {learner}: {line}")
 
-    workdir = pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None
-    folder = workdir / "learners" / str(learner) if workdir is not None else None
+    folder = _folder(workdir, learner)
     if _PROFILE.value and workdir is None:
         raise cli.UsageError("profile: needs --workdir, where the trace goes")
     profile = roles.profile(_PROFILE.value, workdir)
@@ -102,6 +102,11 @@ def _place():
     if _COORDINATOR.value is None:
         raise cli.UsageError("coordinator: is missing, but several processes need one")
     return HostPlace(number, count, check_address(_COORDINATOR.value, "coordinator"))
+
+
+def _folder(workdir, learner):
+    """Where the learner keeps copies of its inner optimizer state; None: nowhere."""
+    return workdir / "learners" / str(learner) if workdir is not None else None
 
 
 def _code(received, preempted) -> int:

@@ -152,7 +152,7 @@ def view_of(history: History) -> RunView:
         syncer=_syncer(history),
         events=_events(history),
         slot_seconds=slots.width,
-        tokens_per_second=[tokens / slots.width for tokens in slots.sums("tokens")],
+        tokens_per_second=_rates(history, slots),
         quorum=slots.means("quorum", "rounds"),
         live=slots.means("live", "rounds"),
         grace_seconds=slots.means("grace_seconds", "rounds"),
@@ -194,7 +194,7 @@ def _learner(history: History, slots: Slots, number: int, rounds: Sequence[float
         state_seconds=now - since,
         clock=of.clock,
         tokens=of.tokens,
-        tokens_per_second=_rate(slots, ("tokens", number)) if state != "absent" else None,
+        tokens_per_second=_pace(slots, number, of, state, lane),
         step_seconds=of.step_seconds,
         data_wait_share=sum(slots.sums(("waited", number))) / seconds if seconds else None,
         mfu=_last(slots.means(("mfu", number), ("count", "mfu", number))),
@@ -319,12 +319,27 @@ _WORDS = {
 }
 
 
-def _rate(slots: Slots, name: Any) -> float | None:
-    """Sums a second over the last slots; the very last one is not over yet, and counts only alone."""
-    sums = slots.sums(name)
-    whole = sums[:-1] or sums
+def _pace(slots: Slots, number: int, of: LearnerHistory, state: str, lane: Sequence[Span]) -> float | None:
+    """Tokens a second lately; of a learner that has finished, while it stepped."""
+    if state == "finished":
+        stepped = sum(span.end - span.start for span in lane if span.state == "stepping")
+        return of.tokens / stepped if stepped else None
+    sums = slots.sums(("tokens", number))
+    whole = sums[:-1] or sums  # the last slot is not over yet
     recent = whole[-max(1, round(RATE_SECONDS / slots.width)) :]
     return sum(recent) / (len(recent) * slots.width) if recent else None
+
+
+def _rates(history: History, slots: Slots) -> list[float]:
+    """Tokens a second of all learners in each slot, as means over a few steps."""
+    steps = [one.step_seconds for one in history.learners.values() if one.step_seconds]
+    count = max(1, round(2 * max(steps, default=0.0) / slots.width))
+    sums, found = slots.sums("tokens"), []
+    for place in range(len(sums)):
+        first = max(0, place + 1 - count)
+        ends = min((place + 1) * slots.width, max(history.now - history.started, first * slots.width + 1e-9))
+        found.append(sum(sums[first : place + 1]) / max(ends - first * slots.width, slots.width / 2))
+    return found
 
 
 def _last(values: Values) -> float | None:

@@ -16,6 +16,15 @@ def seconds(value: float | None) -> str:
     return f"{value / 3600:.1f} h" if value < 172800 else f"{value / 86400:.1f} days"
 
 
+def clock(value: float) -> str:
+    """A moment of a run, as a clock that began with it shows it."""
+    minutes, second = divmod(round(value), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{value / 86400:.1f} d"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
 def size(value: float | None) -> str:
     """Bytes."""
     return "-" if value is None else amount(value, "B")

@@ -28,6 +28,7 @@ def main(_) -> int:
     security = roles.security()
     from ddiloco.disk.durable import FOLDER, DurableStateError
     from ddiloco.disk.run_mark import RunMarkError
+    from ddiloco.page.visitors import Visitors, check_page
     from ddiloco.remote.syncer.listening import Listening, take_descriptors
     from ddiloco.remote.syncer.process import run_syncer
     from ddiloco.remote.wire.security import check_reach
@@ -43,6 +44,8 @@ def main(_) -> int:
     experiment = parse(config)
     address = check_address(_LISTEN.value, "listen")
     check_reach(address, security)
+    visitors = Visitors(security.admits_token if security.asks else None, security.tls)
+    check_page(experiment.log.page, visitors)
     take_descriptors()
     platform.prepare()
     platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
@@ -55,7 +58,16 @@ def main(_) -> int:
     )
     resume = {"true": True, "false": False, "auto": None}[_RESUME.value]
     try:
-        result = run_job(experiment, workdir, stop, ending.is_live(), runner, resume, claim=listening.claim)
+        result = run_job(
+            experiment,
+            workdir,
+            stop,
+            ending.is_live(),
+            runner,
+            resume,
+            claim=listening.claim,
+            visitors=visitors,
+        )
     except (DurableStateError, RunMarkError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -235,11 +235,8 @@ class SyncerServer:
             if refusal.alarm is not None:
                 self._alarm(refusal.alarm)
             context.abort(refusal.code, refusal.sentence)
-        if present is not None and present.process != hello.process:
-            self._admission.replaced(hello.learner, present.process)
-            self._end(present, "replaced")
-        elif present is not None:
-            self._end(present, "connected anew")
+        if present is not None:
+            self._end(present, "connected anew" if present.process == hello.process else "replaced")
         self._admission.admitted(hello.learner, hello.process)
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)

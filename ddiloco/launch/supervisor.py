@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from ddiloco.launch import processes
+from ddiloco.launch import chips, processes
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 POLL = 0.1  # seconds
@@ -215,7 +215,8 @@ def learner_environment(
     """The environment of one learner's process, in which it sees its share of the devices.
 
     Simulated CPU devices are divided evenly, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists
-    likewise, with learners in turn where there are fewer GPUs. Otherwise all processes see the same devices.
+    likewise, with learners in turn where there are fewer GPUs; and the chips of TPU_VISIBLE_CHIPS. Otherwise
+    all processes see the same devices.
     On CPU devices a learner computes in as many threads as its share of the `cores`, unless PJRT_NPROC says
     otherwise: with more, a step waits for whichever thread has lost its core to another learner. Their number
     changes no result. `cores` None: those of this process.
@@ -234,7 +235,7 @@ def learner_environment(
         each = max(1, len(gpus) // num_learners)
         own = [gpus[(learner * each + i) % len(gpus)] for i in range(each)]
         given["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-    return given
+    return given | chips.share(learner, num_learners, environment)
 
 
 def evaluator_environment(num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:

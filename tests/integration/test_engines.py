@@ -1,0 +1,70 @@
+"""What engines need of a process: told all by the environment, probed over HTTP, ended by SIGTERM."""
+
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.integration.hand import UNENDING, Job
+from tests.integration.programs import ROOT
+
+STUCK = """
+import sys, threading
+from experiments.front.ending import stop_on_signals
+stop, received = stop_on_signals(float(sys.argv[1]))
+print("begun", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def job(programs, tmp_path):
+    made = Job(programs, tmp_path / "run", (*UNENDING, "--config.train.min_step_seconds=(0.05, 0.05)"))
+    yield made
+    made.kill_all()
+
+
+def free_port():
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return asked.getsockname()[1]
+
+
+def ready(port):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as answer:
+            return answer.status == 200
+    except urllib.error.URLError:
+        return False
+
+
+def test_roles_that_the_environment_tells_all_are_ready_and_preempted(job):
+    ports = [free_port(), free_port()]
+    told = [f"DDILOCO_HEALTH=127.0.0.1:{port}" for port in ports]
+    syncer = job.syncer(before=("env", "DDILOCO_RESUME=auto", told[0]))
+    job.wait_for(lambda: ready(ports[0]), "the syncer to be ready", [syncer])
+    learner = job._start(
+        "experiments.learner",
+        [],
+        None,
+        before=("env", "DDILOCO_LEARNER=1", f"DDILOCO_SYNCER={job.address}", told[1]),
+    )
+    job.wait_for(lambda: ready(ports[1]), "the learner to be ready", [syncer, learner])
+    job.wait_for(lambda: job.merges(1), "a merge of learner 1", [syncer, learner])
+    assert job.end(learner)[0] == 143
+    assert job.end(syncer)[0] == 143
+    assert job.summary()["failures"] == []
+
+
+def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
+    command = [sys.executable, "-c", STUCK, "0.2"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.launch.assignment import FAILED, LEARNER, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import DONE, FAILED, LEARNER, REFUSED, SYNCER, Assignment
 from ddiloco.observe.health import Health, serve
+from ddiloco.observe.summary import read_summary
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli, ending, roles
@@ -80,14 +82,20 @@ def _syncer(
     from ddiloco.remote.syncer.process import run_syncer
     from ddiloco.remote.wire.security import check_reach
     from ddiloco.run.job import run_job
+    from ddiloco.settings.experiment import with_steps_of_tokens
     from ddiloco.training import platform
 
     address = check_address(assignment.syncer, "listen")
     check_reach(address, security)
+    workdir = assignment.workdir
+    if assignment.resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
+        cli.tell(
+            f"the run in {workdir} is over"
+        )  # an engine that starts everything again, also after the end
+        return DONE
     take_descriptors()
     platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
     roles.name_process(assignment.name)
-    workdir = assignment.workdir
     listening = Listening(
         address, security, experiment.remote, experiment.sync.num_learners, health.ready.set
     )
@@ -101,6 +109,12 @@ def _syncer(
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     return ending.tell(result, workdir, received)
+
+
+def _is_over(workdir: pathlib.Path, experiment: Experiment) -> bool:
+    """Whether the run has come to all of these steps, with everything saved."""
+    summary = read_summary(workdir / "summary.json")
+    return bool(summary.get("finished")) and summary.get("step", 0) >= experiment.train.steps
 
 
 def _learner(

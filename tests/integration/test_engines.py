@@ -68,3 +68,13 @@ def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
     _, told = process.communicate(timeout=60)
     assert process.returncode == 143
     assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"
+
+
+def test_a_syncer_that_is_started_after_the_end_of_its_run_ends_again(programs, tmp_path):
+    done = programs.train(tmp_path / "run", "--config.driver=remote")
+    assert done.returncode == 0, done.stderr
+    before = (tmp_path / "run" / "rounds.jsonl").read_text()
+    settings = programs.training(tmp_path / "run")
+    again = programs.run("syncer", *settings, "--listen=127.0.0.1:0", "--resume=auto")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "run" / "rounds.jsonl").read_text() == before

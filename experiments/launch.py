@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.front import cli, ending
 
 _CONFIG = cli.define_config("configs/dense.py")
-_LAUNCHER = flags.DEFINE_enum("launcher", None, ["gke"], "The engine.", required=True)
+_LAUNCHER = flags.DEFINE_enum("launcher", None, ["ray", "gke"], "The engine.", required=True)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only write the files, and print the commands.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for what is written. Default: runs/<name>.")
 _NAME = flags.DEFINE_string("name", "ddiloco", "Of the run: lower case letters, digits and dashes.")
@@ -27,7 +28,17 @@ _CHIPS = flags.DEFINE_integer("chips", 4, "gke: TPU chips of a host.", lower_bou
 _IMAGE = flags.DEFINE_string("image", None, "gke: the container, with its registry.")
 _ACCELERATOR = flags.DEFINE_string("accelerator", "tpu-v5p-slice", "gke: the label of the nodes.")
 _TOPOLOGY = flags.DEFINE_string("topology", "2x2x1", "gke: the slice of one learner.")
+_ADDRESS = flags.DEFINE_string("address", None, "ray: of the cluster. Default: $RAY_ADDRESS, else one here.")
+_CPUS = flags.DEFINE_float("cpus", 1.0, "ray: cores of a learner's process.", lower_bound=0)
+_GPUS = flags.DEFINE_float("gpus", 0.0, "ray: GPUs of a learner's process.", lower_bound=0)
+_KEPT = flags.DEFINE_string(
+    "kept", None, "ray: a learner's folder for its tape and copies; --output itself if all nodes share it."
+)
+_HOSTS = flags.DEFINE_integer("hosts", 1, "ray: hosts of a learner, with a process each.", lower_bound=1)
+_VERSION = flags.DEFINE_string("version", "", "ray: of TPUs, such as v5p: each learner has a slice of them.")
 _QUEUE = flags.DEFINE_string("queue", "", "gke: Kueue's local queue for learners. slurm: the partition.")
+
+_PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every process has from this one
 
 
 def main(_) -> int:
@@ -47,6 +58,8 @@ def main(_) -> int:
         grace=_GRACE.value,
         port=_PORT.value,
     )
+    if _LAUNCHER.value == "ray":
+        return _ray(experiment)
     plan = _gke(fleet, experiment)
     folder = pathlib.Path(_OUTPUT.value or f"runs/{fleet.name}")
     with cli.reaching("output", folder):
@@ -57,6 +70,33 @@ def main(_) -> int:
         print(plan.shown())
         return 0
     return plan.carry_out(folder)
+
+
+def _ray(experiment) -> int:
+    try:
+        import ray
+    except ImportError:
+        raise cli.UsageError("launcher: ray is not installed; pip install 'ddiloco[ray]'") from None
+    from ddiloco.launch.on_ray import RayRun, Resources
+    from experiments.front.role_main import exit_code
+
+    stop, received = ending.stop_on_signals()
+    ray.init(address=_ADDRESS.value)
+    workdir = pathlib.Path(_OUTPUT.value or ending.new_workdir())
+    resources = Resources(
+        cpus=_CPUS.value,
+        gpus=_GPUS.value,
+        tpus=_CHIPS.value if _VERSION.value else 0.0,
+        processes=_HOSTS.value,
+        topology=_TOPOLOGY.value if _VERSION.value else "",
+        version=_VERSION.value,
+        port=_PORT.value if flags.FLAGS["port"].present else 0,
+    )
+    kept = pathlib.Path(_KEPT.value) if _KEPT.value else None
+    own = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    code = RayRun(experiment, workdir, resources, exit_code, cli.tell, own, kept).run(stop)
+    ray.shutdown()
+    return 128 + received[0] if received else code
 
 
 def _gke(fleet, experiment):

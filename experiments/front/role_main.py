@@ -58,12 +58,14 @@ def role_main(
     return _evaluator(assignment, experiment, stop, received, health)
 
 
-def guarded(main: Callable[[], int]) -> int:
-    """The exit code of `main`, where errors are codes too: for engines that call `role_main` themselves."""
+def exit_code(
+    assignment: Assignment, experiment: Experiment, security: Security, stop: threading.Event
+) -> int:
+    """What `role_main` returns, where errors of the settings are a code too: for engines that call it."""
     try:
-        return main()
+        return role_main(assignment, experiment, security, stop)
     except (ConfigError, DataError, cli.UsageError) as error:
-        cli.tell(f"error: {error}")
+        cli.tell(f"error: {assignment.name}: {error}")
         return REFUSED
 
 

@@ -78,3 +78,34 @@ def test_a_syncer_that_is_started_after_the_end_of_its_run_ends_again(programs, 
     again = programs.run("syncer", *settings, "--listen=127.0.0.1:0", "--resume=auto")
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "run" / "rounds.jsonl").read_text() == before
+
+
+def test_a_learner_is_drained_and_the_run_stopped_by_command(job, programs):
+    syncer = job.syncer("--config.snapshot.every=1000000")
+    learners = [job.learner(m) for m in range(2)]
+    job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, *learners])
+
+    def control(*words):
+        done = programs.run("control", f"--syncer={job.address}", job.token, *words)
+        return done.returncode, done.stdout.strip(), done.stderr.strip()
+
+    assert control("drain", "1") == (0, "learner 1 ends after its step", "")
+    assert job.left(learners[1])[0] == 0
+    code, told, _ = control("status")
+    assert code == 0 and told.endswith("learners: 0 of 2; drained: 1")
+    assert control("add") == (0, "1", "")
+    began = max(r["time"] for r in job.rounds())
+    again = job.learner(1)
+    job.wait_for(lambda: job.merges(1, began), "a merge of the learner that came back", [syncer, again])
+    assert control("snapshot")[0] == 0
+    complete = lambda: list((job.workdir / "snapshots").glob("*/manifest.json"))  # noqa: E731
+    job.wait_for(complete, "a snapshot", [syncer, again])
+    assert control("stop")[0] == 0
+    assert [job.left(process)[0] for process in (syncer, learners[0], again)] == [0, 0, 0]
+    assert job.summary()["interrupted"]
+
+
+@pytest.mark.parametrize("words", [[], ["drain"], ["drain", "x"], ["stop", "3"], ["status", "1", "2"]])
+def test_what_is_no_command_is_told_in_one_line(programs, words):
+    done = programs.run("control", *words)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -227,6 +227,7 @@ def test_four_learners_reach_the_loss_of_an_undisturbed_run_though_nodes_die_dra
     done = programs.run(
         "train",
         *undisturbed,
+        "--config.train.min_step_seconds=()",
         "--config.eval.every=None",
         f"--config.data.data_dir={programs.data_dir}",
         f"--workdir={tmp_path / 'undisturbed'}",

@@ -15,7 +15,7 @@ from ddiloco.config import ConfigError
 from ddiloco.disk.snapshots.parts import parts_folder
 from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.observe import records
-from ddiloco.observe.profile import StepProfile
+from ddiloco.observe.profile import Watch
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
@@ -71,7 +71,7 @@ class LearnerProcess:
         folder: pathlib.Path | None = None,
         workdir: pathlib.Path | None = None,
         stepping: Callable[[], None] = lambda: None,
-        profile: StepProfile | None = None,
+        profile: Watch | None = None,
     ) -> str | None:
         """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
 
@@ -83,7 +83,7 @@ class LearnerProcess:
           folder: where it keeps copies of its inner optimizer state; None: nowhere.
           workdir: where its tape goes; None: it keeps none.
           stepping: called after the first step.
-          profile: takes a trace of some steps.
+          profile: sees the records, such as to take a trace of some steps.
 
         Returns:
           Why the learner failed; None if it did not.
@@ -104,7 +104,8 @@ class LearnerProcess:
         if self._place is not None:
             self._followers = self._led(self._place, learner, terms, security, stop)
         donor = Donor(security, config.keepalive, config.donation_timeout)
-        port = donor.start(config.donor_host) if config.donor_host and self._place is None else 0
+        donates = config.donor_host and self._place is None
+        port = donor.start(config.donor_host, config.donor_port) if donates else 0
 
         def accepted(message: pb.Accepted) -> None:
             donor.admit(security.among_peers(message.peers_token))
@@ -199,7 +200,7 @@ class LearnerProcess:
         folder: pathlib.Path | None,
         workdir: pathlib.Path | None,
         stepping: Callable[[], None],
-        profile: StepProfile | None,
+        profile: Watch | None,
     ) -> str | None:
         config, record = self._experiment.remote, client.outbox.record
         inner = InnerFormat(equipment.program.inner_leaves)

@@ -68,7 +68,12 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
 
     wait_for(lambda: len(steps_of(tmp_path, 0)) > 10 and kept(), "steps and copies of learner 0")
     own, seen = processes_of(process), []
-    for number, name in ((signal.SIGKILL, "0.1"), (signal.SIGSTOP, "0.1"), (signal.SIGKILL, "0")):
+    for number, name in (
+        (signal.SIGKILL, "0.1"),
+        (signal.SIGSTOP, "0.1"),
+        (signal.SIGKILL, "0"),
+        (signal.SIGTERM, "0.1"),  # a notice of preemption
+    ):
         before = processes_of(process)
         os.kill(before[name], number)
         wait_for(lambda b=before: not {b["0"], b["0.1"]} & set(processes_of(process).values()), "both to end")
@@ -81,5 +86,5 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
     done = programs.finish(process)
     assert done.returncode == 143
     recovered = [r["inner_state"] for r in lines(tmp_path / "recoveries.jsonl") if r["learner"] == 0]
-    assert recovered == ["fresh", "checkpoint", "checkpoint", "checkpoint"]
+    assert recovered == ["fresh", *["checkpoint"] * 4]
     assert (summary(tmp_path)["uptime"], summary(tmp_path)["failures"]) == (1.0, [])

@@ -271,10 +271,18 @@ def test_tokens_are_made_for_each_learner_and_read_by_both_ends(tmp_path):
         assert own.token not in repr(own) + repr(everyone)
     with pytest.raises(ConfigError, match="no token of learner 3"):
         everyone.of(3)
+    assert load_security(str(tmp_path / "made/operator"), None).token == everyone.operator
 
 
 @pytest.mark.parametrize(
-    "text", ["0 short\n", f"0 {'x' * 16}\n1 {'x' * 16}\n", f"0 {'x' * 16}\nand more\n", ""]
+    "text",
+    [
+        "0 short\n",
+        f"0 {'x' * 16}\n1 {'x' * 16}\n",
+        f"0 {'x' * 16}\nand more\n",
+        "",
+        f"0 {'x' * 16}\noperator {'x' * 16}\n",
+    ],
 )
 def test_a_file_of_tokens_that_is_none_is_refused(tmp_path, text):
     file = tmp_path / "tokens"

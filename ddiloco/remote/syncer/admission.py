@@ -11,7 +11,7 @@ import grpc
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.security import Caller
+from ddiloco.remote.wire.security import OPERATOR, Caller
 from ddiloco.remote.wire.terms import Terms, difference
 
 FURTHEST = 1 << 52
@@ -59,7 +59,8 @@ class Admission:
         if misfit is not None:
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, misfit)
         if caller.learner is not None and caller.learner != hello.learner:
-            whose = f"the credentials of learner {caller.learner}"
+            owner = "the operator" if caller.learner == OPERATOR else f"learner {caller.learner}"
+            whose = f"the credentials of {owner}"
             return Refusal(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"these are {whose}, not of learner {hello.learner}",

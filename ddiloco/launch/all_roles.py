@@ -83,8 +83,9 @@ def run_all(
                     f"--learner_id={m}",
                     *(profiled if m == 0 else []),
                 ],
-                supervisor.learner_environment(m, learners, os.environ),
+                supervisor.learner_environment(m, learners, os.environ, hosts=experiment.hosts(m)),
                 assignment=f"{m} {route(m, address)}",
+                hosts=experiment.hosts(m),
             )
             for m in range(learners)
         ]

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from ddiloco.launch import chips, processes
+from ddiloco.launch.ports import reserved_ports
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 POLL = 0.1  # seconds
@@ -22,6 +23,7 @@ LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
 SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
+TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 USAGE_ERROR = 2
 SIGNALLED = 128  # exit codes above it are of a program that a signal asked to end
 
@@ -51,6 +53,8 @@ class Role:
     assignment: str = ""  # line on a spare's standard input that gives it the role; empty: no spare can
     observed: bool = True  # whether `observe` has heard of its end, if it has ended
     begun: Callable[[], bool] = lambda: True  # whether its first start came so far that there is an "again"
+    hosts: int = 1  # processes that it is, which live and die as one; `process` is the first
+    others: list[BaseProcess] = dataclasses.field(default_factory=list)  # those after the first
 
     @property
     def over(self) -> bool:
@@ -128,6 +132,7 @@ class Supervisor:
             if now >= role.due_at:
                 self._start(role)
             return
+        self._end_together(role)
         code = role.process.exitcode
         if code is None:
             if now - role.started_at > STEADY_SECONDS:
@@ -148,6 +153,16 @@ class Supervisor:
         wait = backoff(role.failures, self._config.longest_backoff)
         role.due_at = now + wait
         self._note(f"the process of {role.name} {how}; another is started in {wait:g} s")
+
+    def _end_together(self, role: Role) -> None:
+        """Ends all processes of a role once one of them has ended otherwise than it should."""
+        codes = [process.exitcode for process in (role.process, *role.others)]
+        if any(codes):  # those that end by themselves have a moment to say why
+            for process in (role.process, *role.others):
+                process.join(TOGETHER_SECONDS)
+                if process.exitcode is None:
+                    process.kill()
+                    process.join()
 
     def _spare_for(self, role: Role) -> Role | None:
         """A running spare that can take this role."""
@@ -177,7 +192,10 @@ class Supervisor:
             with reading:
                 role.process = processes.start(role.module, arguments, role.environment, stdin=reading)
         else:
-            role.process = processes.start(role.module, arguments, role.environment)
+            shared = _job_arguments(role.hosts)
+            role.process, *role.others = [
+                processes.start(role.module, [*arguments, *own], role.environment) for own in shared
+            ]
             if role not in self._beside:
                 role.observed = False
                 self._observe(role.name, role.process.pid, None)
@@ -199,18 +217,33 @@ class Supervisor:
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds
         for role in self._learners:
-            role.process.join(max(0.0, deadline - time.monotonic()))
+            for process in (role.process, *role.others):
+                process.join(max(0.0, deadline - time.monotonic()))
 
     def _end_all(self) -> None:
         for role in (self._syncer, *self._learners, *self._spares, *self._beside):
-            if role.process is not None and role.process.exitcode is None:
-                role.process.kill()
-                role.process.join()
+            for process in (role.process, *role.others):
+                if process is not None and process.exitcode is None:
+                    process.kill()
+                    process.join()
             self._note_end(role)
 
 
+def _job_arguments(hosts: int) -> list[list[str]]:
+    """What is added to the arguments of each of a role's processes, so that they find each other."""
+    if hosts == 1:
+        return [[]]
+    with reserved_ports(2) as port:  # free a moment ago; should one be taken, all are started again
+        job = [f"--num_processes={hosts}", f"--coordinator=127.0.0.1:{port}"]
+    return [[*job, f"--process_id={host}"] for host in range(hosts)]
+
+
 def learner_environment(
-    learner: int, num_learners: int, environment: Mapping[str, str], cores: int | None = None
+    learner: int,
+    num_learners: int,
+    environment: Mapping[str, str],
+    cores: int | None = None,
+    hosts: int = 1,
 ) -> dict[str, str]:
     """The environment of one learner's process, in which it sees its share of the devices.
 
@@ -219,15 +252,15 @@ def learner_environment(
     all processes see the same devices.
     On CPU devices a learner computes in as many threads as its share of the `cores`, unless PJRT_NPROC says
     otherwise: with more, a step waits for whichever thread has lost its core to another learner. Their number
-    changes no result. `cores` None: those of this process.
+    changes no result. `cores` None: those of this process. The learner's `hosts` share its simulated devices.
     """
     given = dict(environment)
-    threads = max(1, (cores or _own_cores()) // num_learners)
+    threads = max(1, (cores or _own_cores()) // num_learners // hosts)
     given.setdefault("PJRT_NPROC", given.get("NPROC", str(threads)))
     flags = given.get("XLA_FLAGS", "")
     count = _DEVICE_COUNT.search(flags)
     if count is not None:
-        share = max(1, int(count.group(1)) // num_learners)
+        share = max(1, int(count.group(1)) // num_learners // hosts)
         flag = f"--xla_force_host_platform_device_count={share}"
         given["XLA_FLAGS"] = _DEVICE_COUNT.sub(flag, flags)
     gpus = [gpu for gpu in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding
 
 from ddiloco.config import ConfigError
+from ddiloco.outer.blocks import placed
 from ddiloco.outer.fragments import FragmentLayout, fragment
 from ddiloco.outer.stacks import array_of, array_shape
 from ddiloco.roles.learner_arrays import Batches, Equipment, Program
@@ -77,6 +78,9 @@ class Recipe(Protocol):
 
     def batches(self, shards: Sequence[int]) -> Batches:
         """The training batches of these shards, from the first on."""
+
+    def host_batches(self, learner: int, mesh: Mesh) -> Batches:
+        """Of the learner's training batches, what this process's part of the mesh needs."""
 
     def global_shardings(self, mesh: Mesh) -> Mapping[str, Sharding] | None:
         """Where parameters lie on the mesh to be scored and sampled from; None: on the host."""
@@ -234,13 +238,15 @@ class Assembly:
         parts = zip(keys, placements, strict=True)
         return [self._equipment(m, programs[key], transfers[at]) for m, (key, at) in enumerate(parts)]
 
-    def own_equipment(self, learner: int) -> Equipment:
-        """What this process's only learner works with, compiled."""
+    def own_equipment(self, learner: int, hosts: int = 1) -> Equipment:
+        """What this process's only learner works with, compiled; it may be one of the learner's `hosts`."""
         key = self.own_mesh(), self.recipe.kind((learner,))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading from the cache holds no lock
             program = pool.submit(self._program, key)
             transfer = self._transfer(_placement(self.recipe.shardings(*key)))
-        return self._equipment(learner, program.result(), transfer)
+        if hosts == 1:
+            return self._equipment(learner, program.result(), transfer)
+        return self._equipment(learner, program.result(), transfer, self.recipe.host_batches(learner, key[0]))
 
     def reassigned(self, equipment: Equipment, learner: int) -> Equipment:
         """The same programs for another learner of the same kind."""
@@ -256,12 +262,14 @@ class Assembly:
         peak = self.experiment.log.peak_flops or chips.peak_flops(device.device_kind)
         return None if peak is None else peak * mesh.size
 
-    def _equipment(self, learner: int, program: Program, transfer: FragmentTransfer) -> Equipment:
+    def _equipment(
+        self, learner: int, program: Program, transfer: FragmentTransfer, batches: Batches | None = None
+    ) -> Equipment:
         e = self.experiment
         return Equipment(
             program=program,
             transfer=transfer,
-            batches=self.batches((learner,)),
+            batches=batches or self.batches((learner,)),
             steps_in_flight=e.train.steps_in_flight,
             min_step_seconds=e.min_step_seconds(learner),
             sdc_check_every=e.sdc_check_every,
@@ -277,12 +285,8 @@ class Assembly:
         rebase, shapes = self.experiment.sync.rebase, dict(self.layout.shapes)
         transfer = FragmentTransfer(self.layout, shardings, outer.codec, outer.error_feedback, rebase)
         # Zeros, since making initial parameters would compile their generators for every mesh.
-        transfer.compile(
-            {
-                name: jax.device_put(np.zeros(array_shape(name, shapes), np.float32), sharding)
-                for name, sharding in shardings.items()
-            }
-        )
+        zeros = [np.zeros(array_shape(name, shapes), np.float32) for name in shardings]
+        transfer.compile(dict(zip(shardings, placed(zeros, tuple(shardings.values())), strict=True)))
         return transfer
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ddiloco.training.step import Metrics, TrainState
 
 Batch = Any  # what the program's step takes
+Erred = Callable[[int, list[str]], None]
+"""Takes a step whose repetition gave another result, and the devices that differ."""
 
 
 class Batches(Protocol):
@@ -91,9 +93,9 @@ class TrainingArrays:
     def __init__(
         self,
         equipment: Equipment,
-        erred: Callable[[int, list[str]], None] = lambda step, devices: None,
+        erred: Erred = lambda step, devices: None,
     ) -> None:
-        """`erred` is called with a step whose repetition gave another result, and the devices that differ."""
+        """Has no state yet."""
         self._equipment = equipment
         self._erred = erred
         self._steps = 0
@@ -110,11 +112,15 @@ class TrainingArrays:
         """
         transfer = self._equipment.transfer
         self.lose()  # the devices may not hold two
-        self._state = self._equipment.program.state_from(transfer.whole(fragments), inner)
+        self._state = self._begun(fragments, inner)
         if transfer.keeps_anchors:
             self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
         if transfer.error_feedback:
             self._residuals = {p: jax.tree.map(jnp.zeros_like, a) for p, a in self._anchors.items()}
+
+    def _begun(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None) -> TrainState:
+        """A state of these fragments and this inner state."""
+        return self._equipment.program.state_from(self._equipment.transfer.whole(fragments), inner)
 
     def step(self, clock: int) -> tuple[int, Metrics]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way.
@@ -123,7 +129,7 @@ class TrainingArrays:
         state and waited for; the learner keeps the first result.
         """
         asked = time.monotonic()
-        batch = next(self._equipment.batches)
+        batch, tokens = self._drawn()
         self.data_wait = time.monotonic() - asked
         self._steps += 1
         every, program = self._equipment.sdc_check_every, self._equipment.program
@@ -133,7 +139,12 @@ class TrainingArrays:
             differing = differing_devices((self._state, metrics), program.step(before, batch, clock))
             if differing:
                 self._erred(clock + 1, differing)
-        return program.tokens(batch), metrics
+        return tokens, metrics
+
+    def _drawn(self) -> tuple[Batch, int]:
+        """The next batch, and its tokens."""
+        batch = next(self._equipment.batches)
+        return batch, self._equipment.program.tokens(batch)
 
     def offer(self, fragment: int, step: int) -> Offer:
         """The fragment after the last step handed out, encoded; its copy to the host is under way.

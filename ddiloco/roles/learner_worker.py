@@ -31,7 +31,7 @@ from ddiloco.roles.exchange import (
     Told,
 )
 from ddiloco.roles.inbox import Inbox
-from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
+from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
 from ddiloco.roles.resuming import ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.transfer import Offer
@@ -85,6 +85,7 @@ class LearnerWorker:
         tape: LearnerTape | None = None,
         recording: LearnerRecording | None = None,
         resumed: ResumedLearner | None = None,
+        make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
     ) -> None:
         """`send_offer` must not wait. `recovery` is None if the learner's process is never restarted.
 
@@ -99,7 +100,7 @@ class LearnerWorker:
         self._equipment = equipment
         self._to_syncer, self._send_offer = to_syncer, send_offer
         self._record = record
-        self._arrays = TrainingArrays(equipment, self._erred)
+        self._arrays = make_arrays(equipment, self._erred)
         devices = equipment.program.mesh.devices.flat
         self._meter = StepMeter(devices, equipment.step_flops, equipment.peak_flops)
         self._in_flight: collections.deque[_Step] = collections.deque()

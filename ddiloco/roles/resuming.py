@@ -104,14 +104,20 @@ class Origin:
         """By learner with a part: the tokens that it had trained on."""
         return {m: int(state["tokens"]) for m, state in self._states.items()}
 
-    def positions(self, num_learners: int) -> list[dict[str, Any] | None]:
+    def positions(self, experiment: Experiment) -> list[dict[str, Any] | None]:
         """Where the batches of each learner of the resumed run begin; None: at their start.
 
         Raises:
           DataError: the snapshot is of other data.
         """
-        states = [state["position"] for state in self._states.values()]
-        return list(reshard(states, num_learners)) if states else [None] * num_learners
+        states, learners = (
+            [state["position"] for state in self._states.values()],
+            experiment.sync.num_learners,
+        )
+        if not states:
+            return [None] * learners
+        groups = [experiment.data_shards((m,)) for m in range(learners)]
+        return list(reshard(states, experiment.num_data_shards, groups))
 
     def incarnation(self, learner: int) -> int:
         """The learner's next incarnation."""

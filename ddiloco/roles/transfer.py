@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from ddiloco.outer.blocks import Blocks, Cut, needed, owned, placed
 from ddiloco.outer.codecs import CODECS, Codec
 from ddiloco.outer.encoding import encode, wire_format
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
@@ -42,6 +43,10 @@ class Offer:
         arrays = host_arrays(self.arrays)
         shapes = self.shapes or tuple(array.shape for array in arrays)
         return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
+
+    def own_blocks(self) -> tuple[Blocks, ...]:
+        """Of what the syncer gets, the blocks that this of a learner's hosts sends; waits as `on_host`."""
+        return tuple(owned(array) for array in self.arrays)
 
 
 def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
@@ -130,15 +135,22 @@ class FragmentTransfer:
         own = self._own[fragment](tensors) if self.keeps_anchors else offer.arrays
         return dataclasses.replace(offer, own=own)
 
-    def place(self, fragment: int, pieces: Sequence[np.ndarray]) -> tuple[jax.Array, ...]:
+    def needs(self, fragment: int) -> tuple[Cut, ...]:
+        """The blocks of each piece that this process's devices hold."""
+        laid = zip(self._placement[fragment], self._layout.piece_shapes(fragment), strict=True)
+        return tuple(needed(sharding, shape) for sharding, shape in laid)
+
+    def place(
+        self, fragment: int, pieces: Sequence[np.ndarray | Blocks | jax.Array]
+    ) -> tuple[jax.Array, ...]:
         """A global fragment on the devices; each piece is sharded like its tensor if it divides evenly."""
-        return jax.device_put(tuple(pieces), self._placement[fragment])
+        return placed(tuple(pieces), self._placement[fragment])
 
     def apply(
         self,
         fragment: int,
         params: Parameters,
-        pieces: Sequence[np.ndarray | jax.Array],
+        pieces: Sequence[np.ndarray | Blocks | jax.Array],
         mixing: float,
         offered: Sequence[jax.Array] = (),
     ) -> Parameters:
@@ -148,10 +160,10 @@ class FragmentTransfer:
         theta_p <- Theta_p + theta_p - offered instead.
         """
         tensors = {name: params[name] for name in self._names[fragment]}
-        placed = self.place(fragment, pieces)
+        update = self.place(fragment, pieces)
         if offered:
-            return {**params, **self._rebase[fragment](tensors, placed, tuple(offered))}
-        return {**params, **self._mix[fragment](tensors, placed, np.float32(mixing))}
+            return {**params, **self._rebase[fragment](tensors, update, tuple(offered))}
+        return {**params, **self._mix[fragment](tensors, update, np.float32(mixing))}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
         """All parameters, on the host, from the pieces of all fragments."""

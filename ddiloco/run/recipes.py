@@ -10,13 +10,15 @@ import sys
 import threading
 import types
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
 from ddiloco.config import ConfigError
+from ddiloco.data.host_batches import HostBatches, shards_of_rows
+from ddiloco.outer.blocks import needed
 from ddiloco.outer.stacks import array_of
 from ddiloco.roles.assembly import Assembly, Between, Scorer
 from ddiloco.roles.learner_arrays import Batches
@@ -29,7 +31,13 @@ from ddiloco.training.loss import Batch, LossSums
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.parameters import Parameters, init_parameters, parameter_shapes
 from ddiloco.training.program import TrainProgram
-from ddiloco.training.sharding import check_divided, check_stages, parameter_shardings, rows_divisor
+from ddiloco.training.sharding import (
+    batch_sharding,
+    check_divided,
+    check_stages,
+    parameter_shardings,
+    rows_divisor,
+)
 from ddiloco.weights.initial import InitialWeights
 
 
@@ -121,8 +129,17 @@ class ModelRecipe:
         return self._task.step_flops(kind)
 
     def batches(self, shards: Sequence[int]) -> Batches:
-        """The training batches of these shards; the data has one shard for each learner."""
-        return self._task.batches(shards, self._experiment.sync.num_learners, self.kind(shards))
+        """The training batches of these learners' shards of the data."""
+        e = self._experiment
+        return self._task.batches(e.data_shards(shards), e.num_data_shards, self.kind(shards))
+
+    def host_batches(self, learner: int, mesh: Mesh) -> HostBatches:
+        """Of the learner's training batches, what this process's devices on the mesh need."""
+        e, rows = self._experiment, self.kind((learner,))
+        shards = e.data_shards((learner,))
+        own = shards_of_rows(needed(batch_sharding(mesh), (rows,)).boxes, shards, rows)
+        read = self._task.batches(own, e.num_data_shards, rows // len(shards) * len(own))
+        return HostBatches(read, own, shards, rows)
 
     def global_shardings(self, mesh: Mesh) -> Mapping[str, Sharding]:
         """By the names of the parameters' axes."""
@@ -217,6 +234,10 @@ class LoopRecipe:
         """The batches of the learner's loop."""
         place = self._place(shards[0], self._one_device)
         return LoopBatches(self._loop(place), place)
+
+    def host_batches(self, learner: int, mesh: Mesh) -> Never:
+        """Only the loop itself would know."""
+        raise ConfigError("num_processes: a loop's learner is a single process")
 
     def global_shardings(self, mesh: Mesh) -> None:
         """The loop's `evaluate` gets host arrays."""

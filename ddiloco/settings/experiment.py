@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
@@ -39,6 +39,11 @@ class TrainConfig:
     batch_size: int = setting(8, "rows that one learner draws for one step", at_least=1)
     batch_sizes: tuple[int, ...] = setting(
         (), "the same by learner, where they differ; (): all alike", at_least=1
+    )
+    sub_shards: int = setting(
+        1,
+        "parts of a learner's shard, which give equal parts of its rows: each host reads those that it needs",
+        at_least=1,
     )
     steps_in_flight: int = setting(
         2, "steps handed to the devices before the oldest is complete", at_least=1, may_change="process"
@@ -189,6 +194,15 @@ class Experiment:
             if count not in (0, learners):
                 yield f"train.{name}: has {count} entries, but sync.num_learners is {learners}"
         alike = len({self.batch_size(m) for m in range(learners)}) == 1
+        parts = self.train.sub_shards
+        if any(self.batch_size(m) % parts for m in range(learners)):
+            yield f"train.sub_shards: is {parts}, but must divide the rows of each learner's batch"
+        if parts > 1 and baseline:
+            yield f"train.sub_shards: is {parts}, but must be 1 for {self.algorithm}"
+        if len(self.remote.hosts) not in (0, learners):
+            yield f"remote.hosts: has {len(self.remote.hosts)} entries, but sync.num_learners is {learners}"
+        if max(self.remote.hosts, default=1) > 1 and self.remote.spares:
+            yield f"remote.spares: is {self.remote.spares}, but must be 0 where learners have several hosts"
         if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
             yield f"train.batch_sizes: differ, but {self.algorithm} draws as many rows of each shard"
         if self.remote.spares and not alike:
@@ -244,6 +258,10 @@ class Experiment:
             yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
         if self.train.tokens is not None:
             yield f"train.tokens: is {self.train.tokens}, but must be None for a loop"
+        if self.train.sub_shards > 1:
+            yield f"train.sub_shards: is {self.train.sub_shards}, but must be 1 for a loop"
+        if max(self.remote.hosts, default=1) > 1:
+            yield f"remote.hosts: is {self.remote.hosts}, but a loop's learners have one host each"
         if self.init_from is not None:
             yield f"init_from: is {self.init_from}, but must be None for a loop"
         if self.driver == "virtual" and not self.virtual.arrays:
@@ -252,6 +270,20 @@ class Experiment:
     def batch_size(self, learner: int) -> int:
         """Rows that the learner draws for one step."""
         return self.train.batch_sizes[learner] if self.train.batch_sizes else self.train.batch_size
+
+    def data_shards(self, learners: Iterable[int]) -> tuple[int, ...]:
+        """The shards of the data, of sub_shards times as many as there are learners, that are theirs."""
+        parts = self.train.sub_shards
+        return tuple(m * parts + part for m in learners for part in range(parts))
+
+    @property
+    def num_data_shards(self) -> int:
+        """Into how many shards the data is divided."""
+        return self.sync.num_learners * self.train.sub_shards
+
+    def hosts(self, learner: int) -> int:
+        """Processes that driver=remote starts for the learner."""
+        return self.remote.hosts[learner] if self.remote.hosts else 1
 
     def min_step_seconds(self, learner: int) -> float:
         """The least time that a step of the learner takes, in seconds."""

@@ -11,6 +11,17 @@ from ddiloco.config import setting
 class RemoteConfig:
     """How the processes of learners and syncer stay connected and are restarted."""
 
+    hosts: tuple[int, ...] = setting(
+        (),
+        "by learner, processes that driver=remote starts for it, which share its mesh; (): one each",
+        at_least=1,
+    )
+    host_timeout: float = setting(
+        30.0,
+        "seconds without a sign of one of a learner's hosts, or of a step of more than ten times the median, "
+        "after which all of them end, to be started again",
+        above=0.0,
+    )
     keepalive: float = setting(
         20.0,
         "seconds without a sign of the other end until it is asked for one, and again to answer",

@@ -22,6 +22,8 @@ _OVERLAP: dict[str, dict[str, str | bool]] = {
     },
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
 }
+# What chips of a kind lack the interconnect for: the compiler refuses it.
+_MISSING = {"TPU v5 lite": ("xla_tpu_enable_async_all_to_all",)}
 
 
 def prepare(cache: bool = True, keep_memory: bool = True) -> None:
@@ -50,7 +52,10 @@ def prepare(cache: bool = True, keep_memory: bool = True) -> None:
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """The options of XLA that a program on several of the mesh's devices is compiled with."""
-    return dict(_OVERLAP.get(mesh.devices.flat[0].platform, {})) if mesh.size > 1 else {}
+    device: jax.Device = mesh.devices.flat[0]
+    missing = _MISSING.get(device.device_kind, ())
+    options = _OVERLAP.get(device.platform, {}) if mesh.size > 1 else {}
+    return {name: value for name, value in options.items() if name not in missing}
 
 
 def compute_on_cpu() -> None:

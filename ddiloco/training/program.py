@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from ddiloco.outer.blocks import Blocks
 from ddiloco.outer.stacks import array_of
 from ddiloco.training import executable
 from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
 from ddiloco.training.loss import Loss
+from ddiloco.training.parameters import Parameters
 from ddiloco.training.platform import compiler_options
 from ddiloco.training.step import (
     Metrics,
@@ -43,11 +45,14 @@ def traced_step(
     return step.trace(state, abstract_batch(mesh, rows, row), jax.ShapeDtypeStruct((), jnp.int32))
 
 
-def _placed(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+def _placed(value: np.ndarray | Blocks, sharding: jax.sharding.Sharding) -> jax.Array:
     """A host array on the devices, in memory that is nobody else's."""
     device: jax.Device = next(iter(sharding.device_set))
     # CPU devices may use the host's own memory, into which a donating step would write.
-    return jax.device_put(np.array(value) if device.platform == "cpu" else value, sharding)
+    own = np.array if device.platform == "cpu" else np.asarray
+    if sharding.is_fully_addressable:
+        return jax.device_put(own(value), sharding)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: own(value[index]))
 
 
 def _compiled(lowered: jax.stages.Lowered, mesh: Mesh, saved: str | None) -> jax.stages.Compiled:
@@ -83,6 +88,8 @@ class TrainProgram:
         optimizer = make_inner_optimizer(inner, total_steps)
         init = jax.jit(optimizer.init, out_shardings=self._laid.opt_state)
         self._init_optimizer = init.lower(state.params).compile()
+        zeros = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.params)
+        self._zeros = jax.jit(zeros, out_shardings=self.shardings)
         copy = functools.partial(jax.tree.map, jnp.copy)
         self._copy = jax.jit(copy, out_shardings=self.shardings).lower(state.params).compile()
         copy_inner = jax.jit(copy, out_shardings=self._laid.opt_state)
@@ -112,12 +119,19 @@ class TrainProgram:
         `inner` has an array for each of `inner_leaves`, as `inner_state` gave them; None: a fresh one.
         """
         laid = self.shardings.items()
-        own = {name: _placed(array_of(name, params), sharding) for name, sharding in laid}
+        return self.state_of({name: _placed(array_of(name, params), at) for name, at in laid}, inner)
+
+    def state_of(self, params: Parameters, inner: Sequence[np.ndarray | Blocks] | None = None) -> TrainState:
+        """Like `state_from`, of parameters that are on the devices already, and become the state's."""
         if inner is None:
-            return TrainState(own, self._init_optimizer(own))
+            return TrainState(params, self._init_optimizer(params))
         shardings, structure = jax.tree.flatten(self._laid.opt_state)
         leaves = [_placed(leaf, sharding) for leaf, sharding in zip(inner, shardings, strict=True)]
-        return TrainState(own, jax.tree.unflatten(structure, leaves))
+        return TrainState(params, jax.tree.unflatten(structure, leaves))
+
+    def zeros(self) -> Parameters:
+        """Zeros in the place of all parameters, on the devices."""
+        return self._zeros()
 
     def copy(self, state: TrainState) -> TrainState:
         """A copy of the state as the last step leaves it, of as much memory on the devices."""

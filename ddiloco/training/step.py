@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from ddiloco.models.parameter import Constrain
+from ddiloco.outer.blocks import Blocks, placed
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
 from ddiloco.training.parameters import Parameters, abstract_parameters
@@ -159,17 +160,15 @@ def abstract_batch(
     }
 
 
-def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts this process's rows of a batch on its devices.
+def shard_batch(batch: Mapping[str, np.ndarray | Blocks], mesh: Mesh) -> dict[str, jax.Array]:
+    """Puts a batch, of which this process has at least the rows of its devices, on the mesh.
 
     Raises:
       ValueError: the rows do not divide among the devices.
     """
-    sharding = batch_sharding(mesh)
-    if sharding.is_fully_addressable:
-        _check_rows(len(next(iter(batch.values()))), mesh)
-        return jax.device_put(dict(batch), sharding)
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+    _check_rows(next(iter(batch.values())).shape[0], mesh)
+    laid = [batch_sharding(mesh)] * len(batch)
+    return dict(zip(batch, placed(tuple(batch.values()), laid), strict=True))
 
 
 def _check_rows(rows: int, mesh: Mesh) -> None:

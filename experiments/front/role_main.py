@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.launch.assignment import DONE, FAILED, LEARNER, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, REFUSED, SYNCER, Assignment
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.summary import read_summary
 from ddiloco.remote.wire.security import Security
@@ -133,22 +133,34 @@ def _learner(
 
     from ddiloco.launch import processes
     from ddiloco.observe.profile import Watches
+    from ddiloco.remote.learner.follower import Follower
+    from ddiloco.remote.learner.hosts import HostPlace
     from ddiloco.remote.learner.process import LearnerProcess
     from ddiloco.run.recipes import assembly_of
     from ddiloco.settings.experiment import with_steps_of_tokens
 
+    learner, address = assignment.learner, check_address(assignment.syncer, "syncer")
+    place = None
     if assignment.processes > 1:
-        raise ConfigError("processes: a learner of several processes is not there yet")
-    process = LearnerProcess(assembly_of(with_steps_of_tokens(experiment)), security)
+        where = check_address(assignment.coordinator, "coordinator")
+        place = HostPlace(assignment.process, assignment.processes, where)
+        if spare is not None:
+            raise cli.UsageError("spare: cannot stand in for one of several processes of a learner")
+        place.join()
+    assembly = assembly_of(with_steps_of_tokens(experiment))
+    roles.name_process(assignment.name if spare is None else "spare")
+    if place is not None and place.number:
+        health.ready.set()  # host 0 answers for all; a host that hangs ends itself
+        preempted = Follower(place, assembly, security, learner, address).run(stop)
+        return _code(received, preempted)
+    process = LearnerProcess(assembly, security, place)
     if spare is not None:
-        roles.name_process("spare")
         process.compile()
         given = spare()
         if given is None:  # the run has ended without need of it
-            return 0
-        assignment = given
-    learner, address = assignment.learner, check_address(assignment.syncer, "syncer")
-    roles.name_process(assignment.name)
+            return DONE
+        assignment, learner, address = given, given.learner, check_address(given.syncer, "syncer")
+        roles.name_process(assignment.name)
 
     def note(line: str) -> None:
         cli.tell(f"{assignment.name}: {line}")
@@ -163,9 +175,15 @@ def _learner(
     stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
     failure = process.run(learner, address, stop, note, folder, workdir, stepping, watches)
     if failure is not None:
-        print(f"error: {assignment.name}: {failure}", file=sys.stderr)
+        print(f"error: learner {learner}: {failure}", file=sys.stderr)
         return FAILED
-    return 128 + received[0] if received else 0
+    return _code(received, process.preempted)
+
+
+def _code(received: Sequence[int], preempted: bool = False) -> int:
+    if received:
+        return 128 + received[0]
+    return PREEMPTED if preempted else DONE
 
 
 def _evaluator(
@@ -189,4 +207,4 @@ def _evaluator(
         process = EvaluatorProcess(assembly_of(with_steps_of_tokens(experiment)), workdir, note)
         health.ready.set()
         process.run(stop)
-    return 128 + received[0] if received else 0
+    return _code(received)

@@ -243,7 +243,8 @@ def test_a_spare_takes_a_dead_learner_s_place_and_another_spare_is_made(tmp_path
     until(lambda: len(run.starts("spare")) == 2, "another spare")
     run.kill("learner 1")  # who was a spare is replaced as any other
     until(lambda: len(run.starts("learner 1")) == 3, "the other spare in its place")
-    assert run.told == ["the process of learner 1 was killed by SIGKILL; a spare takes its place"] * 2
+    told = ["the process of learner 1 was killed by SIGKILL; a spare takes its place"] * 2
+    until(lambda: run.told == told, "the line on each")
     run.stop.set()
     assert run.end() == 143
 

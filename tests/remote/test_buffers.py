@@ -173,16 +173,16 @@ def test_a_learner_that_does_not_read_costs_a_bounded_number_of_messages():
 
 def test_a_learner_may_send_what_it_was_asked_for_and_once_for_each_time_that_it_was():
     session = Session("name", 0, 1, NewestFragments())
-    assert not session.expects(RoundId(4, 1))
+    assert not session.expects(RoundId(4, 1), 0)
     for _ in range(2):
         session.deliver(asked(1, step=4))
         session.deliver(asked(0, step=6))
-        assert not session.expects(RoundId(8, 1))
-        assert session.expects(RoundId(4, 1))
-        assert not session.expects(RoundId(4, 1))
+        assert not session.expects(RoundId(8, 1), 0)
+        assert session.expects(RoundId(4, 1), 0)
+        assert not session.expects(RoundId(4, 1), 0)
     session.deliver(asked(0, step=12))  # the round before it is over
-    assert not session.expects(RoundId(6, 0))
-    assert session.expects(RoundId(12, 0))
+    assert not session.expects(RoundId(6, 0), 0)
+    assert session.expects(RoundId(12, 0), 0)
 
 
 def test_a_session_is_closed_once():

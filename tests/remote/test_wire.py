@@ -400,7 +400,8 @@ def test_another_version_of_the_wire_is_refused(ends):
     with pytest.raises(grpc.RpcError) as raised:
         next(control(syncer, said(hello=hello)))
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert raised.value.details() == "the syncer speaks version 7 of the wire, the learner 8"
+    own, other = wire.VERSION, wire.VERSION + 1
+    assert raised.value.details() == f"the syncer speaks version {own} of the wire, the learner {other}"
 
 
 def control(syncer, *messages):

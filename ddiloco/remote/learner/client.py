@@ -5,28 +5,23 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import grpc
 
 from ddiloco.outer.encoding import FragmentDecoder
-from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.outbox import Outbox
+from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.downlink import MOST_DIFFERENCES, Collector, Held
-from ddiloco.remote.wire.event_messages import (
-    syncer_event,
-    up_header,
-    update_of,
-)
-from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
+from ddiloco.remote.wire.event_messages import syncer_event
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Leave, Pieces, SnapshotBegun, Told
+from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
 from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
 from ddiloco.roles.transfer import Offer
@@ -39,49 +34,6 @@ class Learner(Protocol):
     """The part of a LearnerWorker that the wire uses."""
 
     inbox: Inbox
-
-
-class _Offer(NamedTuple):
-    """What a learner sends for a round."""
-
-    round: RoundId
-    contribution: Contribution
-    offer: Offer
-
-
-class _Offers:
-    """Offers on their way out, oldest first; one that an update has made worthless is not sent."""
-
-    def __init__(self) -> None:
-        self._change = threading.Condition()
-        self._waiting: dict[int, _Offer] = {}  # by fragment
-        self._closed = False
-
-    def put(self, offer: _Offer) -> None:
-        """Puts one in, in place of the fragment's last one."""
-        with self._change:
-            self._waiting[offer.round.fragment] = offer
-            self._change.notify()
-
-    def forget(self, fragment: int, version: int) -> None:
-        """Drops the fragment's offer if it was made on an older version than this."""
-        with self._change:
-            waiting = self._waiting.get(fragment)
-            if waiting is not None and waiting.contribution.version < version:
-                del self._waiting[fragment]
-
-    def take(self) -> _Offer | None:
-        """The oldest, once there is one; None: closed."""
-        with self._change:
-            while not self._waiting and not self._closed:
-                self._change.wait()
-            return None if self._closed else self._waiting.pop(next(iter(self._waiting)))
-
-    def close(self) -> None:
-        """Drops all of them, for good."""
-        with self._change:
-            self._closed = True
-            self._change.notify_all()
 
 
 class _AnotherRun(Exception):
@@ -107,11 +59,14 @@ class SyncerClient:
         donor_port: int = 0,
         accepted: Callable[[pb.Accepted], None] = lambda accepted: None,
         decode: FragmentDecoder | None = None,
+        followers: Followers | None = None,
+        host: Host | None = None,
     ) -> None:
         """`process`: unix microseconds of the process's start. `note` takes a line on a lost connection.
 
         `donor_port`: where peers may ask for the inner state; 0: nowhere. `accepted` is called each time.
-        `decode`: of updates that come as differences; None: none do.
+        `decode`: of updates that come as differences; None: none do. `followers`: the other hosts of the
+        learner, of which this is `host`; both None: it is a single one.
         """
         self.outbox = Outbox(learner)
         self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
@@ -125,7 +80,7 @@ class SyncerClient:
         self.connections = self.malformed = 0
         self._address, self._learner, self._process = address, learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
-        self._decode = decode
+        self._decode, self._followers, self._host = decode, followers, host
         self._options = wire.options(config.keepalive)
         self._donor_port, self._accepted = donor_port, accepted
         self._session = ""  # name of the last connection
@@ -152,7 +107,7 @@ class SyncerClient:
         """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask anew."""
         connection = self._connection
         if connection is not None:
-            connection.offers.put(_Offer(round_id, contribution, offer))
+            connection.streams.send(round_id, contribution, offer)
 
     def tell_of_snapshot(self, message: SnapshotMessage) -> None:
         """Sends a message about a snapshot; never waits. One about a part goes after its steps' records."""
@@ -210,6 +165,24 @@ class SyncerClient:
                 self._note(f"no connection to the syncer at {self._address}: {reason}; trying on")
             self._closing.wait(backoff(failures, self._config.longest_backoff))
 
+    def host_broke(self, session: str) -> None:
+        """Connects anew, if this is the present session: the streams of another host have ended."""
+        connection = self._connection
+        if connection is not None and session == self._session:
+            connection.broke(WireError("another host's connection ended"))
+
+    def _deliver(self, told: Told) -> None:
+        """Passes on fragments, once all hosts have theirs."""
+        if self._followers is None:
+            self.put(told)
+        else:
+            self._followers.own(told)
+
+    def put(self, delivery: Delivery) -> None:
+        """Hands something to the worker, once there is one."""
+        if self._worker is not None:
+            self._worker.inbox.put(delivery)
+
     def _refused(self, why: str) -> None:
         self.refusal = why
         self.accepted.set()
@@ -243,6 +216,7 @@ class SyncerClient:
                 donor_port=self._donor_port,
                 run=self.run,
                 session=self._session,
+                hosts=1 if self._followers is None else self._followers.count + 1,
             )
             control = channels[0].stream_stream(wire.CONTROL)(
                 self._say(hello, number), metadata=self._security.metadata
@@ -268,16 +242,23 @@ class SyncerClient:
 
 
 class _Connection:
-    """One accepted connection: a thread for control, and by channel one for updates and one for offers."""
+    """One accepted connection: control, and the streams of its host."""
 
     def __init__(
         self, client: SyncerClient, channels: list[grpc.Channel], control: grpc.Call, accepted: pb.Accepted
     ) -> None:
         self._client, self._channels, self._control = client, channels, control
         self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
-        self._collector = Collector(client._terms.num_fragments)
-        self._held = None if client._decode is None else Held(client._decode)
-        self.offers = _Offers()
+        self.streams = Streams(
+            channels,
+            self._metadata,
+            client._terms,
+            client._decode,
+            client._deliver,
+            client.outbox.send,
+            self.broke,
+            client._host,
+        )
         self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
@@ -291,11 +272,7 @@ class _Connection:
 
     def serve(self) -> None:
         """Runs until the connection ends."""
-        threads = []
-        for channel in self._channels:
-            for target in (self._take_updates, self._send_offers):
-                threads.append(threading.Thread(target=target, args=(channel,), daemon=True))
-                threads[-1].start()
+        self.streams.start()
         try:
             for data in self._control:
                 self._take(parse(pb.ToLearner, data))
@@ -305,11 +282,12 @@ class _Connection:
             raise
         finally:
             self._control.cancel()
-            self.offers.close()
-            if self._held is not None:
-                self._held.close()
-            for channel in self._channels:
-                channel.close()
+            self.streams.close()
+
+    def broke(self, error: Exception) -> None:
+        """Ends it: without updates the connection is of no use."""
+        self._cause = self._cause or error
+        self._control.cancel()
 
     def peers(self, timeout: float) -> list[str]:
         """As SyncerClient's."""
@@ -327,69 +305,6 @@ class _Connection:
             case "leave":
                 client._leave()
             case "snapshot_begun":
-                if client._worker is not None:
-                    number = message.snapshot_begun.snapshot
-                    client._worker.inbox.put(SnapshotBegun(number, ()))
+                client.put(SnapshotBegun(message.snapshot_begun.snapshot, ()))
             case _:
-                event = syncer_event(message)
-                if client._worker is not None:
-                    client._worker.inbox.put(Told(event))
-
-    def _take_updates(self, channel: grpc.Channel) -> None:
-        num_fragments = self._client._terms.num_fragments
-        try:
-            stream = channel.unary_stream(wire.UPDATES)(b"", metadata=self._metadata)
-            while (data := next(stream, None)) is not None:
-                header = parse(pb.DownHeader, data)
-                update = update_of(header, num_fragments)
-                if not header.welcome:
-                    self.offers.forget(update.fragment, update.version)
-                pieces = self._receive(header, update, stream)
-                delivery = None if pieces is None else self._collector.take(header, update, pieces)
-                if delivery is not None and self._client._worker is not None:
-                    self._client._worker.inbox.put(delivery)
-        except (WireError, grpc.RpcError) as error:
-            self._cause = self._cause or error
-            self._control.cancel()  # without updates the connection is of no use
-        except ValueError:  # the channel is closed
-            pass
-
-    def _receive(
-        self, header: pb.DownHeader, update: events.UpdateArrived, stream: Iterator[bytes]
-    ) -> Pieces | None:
-        """The version that an update leads to; None: a newer one is here already, or the connection ended."""
-        terms, p, count = self._client._terms, update.fragment, header.differences
-        if not count:
-            pieces = receive(terms.down[p], header.size, stream)
-            if self._held is not None:
-                self._held.hold(p, update.version, pieces)
-            return pieces
-        if self._held is None or not count <= min(update.version, MOST_DIFFERENCES):
-            raise WireError("differences that nobody asked for", f"{count} to version {update.version}")
-        arrays = receive([*terms.difference[p]] * count, header.size, stream)
-        each = len(terms.difference[p])
-        differences = [arrays[i : i + each] for i in range(0, len(arrays), each)]
-        return self._held.after(p, update.version, differences)
-
-    def _send_offers(self, channel: grpc.Channel) -> None:
-        send = channel.stream_unary(wire.OFFERS)
-        while (offer := self.offers.take()) is not None:
-            try:
-                self._send(send, offer)
-            except grpc.RpcError:  # the syncer knows: it refused the offer, or the transfer broke
-                pass
-            except ValueError:  # the channel is closed
-                return
-            except Exception as error:  # of the devices, as their memory is read
-                c, reason = offer.contribution, f"{type(error).__name__}: {error}"
-                self._client.outbox.send(events.OfferFailed(offer.round, c.learner, c.incarnation, reason))
-
-    def _send(self, send: grpc.StreamUnaryMultiCallable, offer: _Offer) -> None:
-        arrays = offer.offer.on_host()
-        header = up_header(offer.round, offer.contribution, payload_bytes(arrays))
-
-        def messages() -> Iterator[bytes]:
-            yield header.SerializeToString()
-            yield from chunks(arrays)
-
-        send(messages(), metadata=self._metadata, timeout=self._client._terms.offer_timeout)
+                client.put(Told(syncer_event(message)))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import json
 import pathlib
 import threading
 import time
@@ -17,13 +20,17 @@ from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Donor, InnerFormat
+from ddiloco.remote.learner.followers import Followers, failed_offer
+from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
+from ddiloco.remote.learner.hosts import HostPlace, StepWatch, end_at_once
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
+from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import terms_of
+from ddiloco.remote.wire.terms import Terms, terms_of
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.exchange import Leave
-from ddiloco.roles.learner_arrays import Equipment
+from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.resuming import Origin, ResumedLearner
 from ddiloco.roles.snapshots.recording import LearnerRecording
@@ -37,9 +44,14 @@ _ABANDONED_SECONDS = 2.0  # the same after `stop`, when the syncer may be gone
 class LearnerProcess:
     """This process as a learner; until it has a number it may wait as a spare, with everything compiled."""
 
-    def __init__(self, assembly: Assembly, security: Security) -> None:
-        """Its experiment must agree with the syncer's, and `security` with what the syncer requires."""
-        self._assembly, self._security = assembly, security
+    def __init__(self, assembly: Assembly, security: Security, place: HostPlace | None = None) -> None:
+        """Its experiment must agree with the syncer's, and `security` with what the syncer requires.
+
+        `place`: which of the learner's hosts this process is, number 0; None: the only one.
+        """
+        self.preempted = False  # whether it ended because another host was asked to end
+        self._assembly, self._security, self._place = assembly, security, place
+        self._followers: Followers | None = None
         self._experiment = assembly.experiment
         self._equipment: Equipment | None = None
 
@@ -87,21 +99,38 @@ class LearnerProcess:
         self._assembly.check_learner(learner)
         terms = terms_of(e, self._assembly.layout)
         security = self._security.of(learner)
+        if self._place is not None:
+            self._followers = self._led(self._place, learner, terms, security, stop)
         donor = Donor(security, config.keepalive, config.donation_timeout)
-        port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0
+        port = 0
+        if config.donor_host and self._place is None:
+            port = donor.start(config.donor_host, config.donor_port)
 
         def accepted(message: pb.Accepted) -> None:
             donor.admit(security.among_peers(message.peers_token))
+            if self._followers is not None:
+                self._followers.order(pb.Order(session=pb.Order.Session(name=message.session)))
 
         codec = e.outer.update_codec
         decode = None if codec == "f32" else FragmentDecoder(self._assembly.layout, codec)
-        client = SyncerClient(
-            address, learner, process, terms, security, config, note, port, accepted, decode
+        make_client = functools.partial(
+            SyncerClient, address, learner, process, terms, security, config, note, port, accepted, decode
         )
-        client.start()  # it connects while this thread compiles
+        if self._followers is None:
+            client = make_client()
+            client.start()  # it connects while this thread compiles
+            equipment = self._equipped(learner)
+        else:
+            equipment = self._equipped(learner)
+            if not self._followers.gather(stop):
+                return None
+            fragments = range(terms.num_fragments)
+            host = Host(0, [equipment.transfer.needs(p) for p in fragments])
+            client = make_client(self._followers, host)
+            self._follow(self._followers, client, learner)
+            client.start()
         if decode is not None:
             decode.compile()
-        equipment = self._equipped(learner)
         while not client.accepted.wait(0.2):
             if stop.is_set():
                 return None
@@ -111,14 +140,49 @@ class LearnerProcess:
             core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
             failure = self._train(core, equipment, client, donor, stop, folder, workdir, stepping, profile)
             client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
+        if self._followers is not None and failure is None and not client.replaced:
+            self._followers.order(pb.Order(leave=pb.Order.Leave(preempted=stop.is_set())))
+            self._followers.stop()
         if client.replaced:
             return f"the syncer refused learner {learner}: {client.refusal}"
         if client.refusal is not None:
             raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
         return failure
 
+    def _led(
+        self, place: HostPlace, learner: int, terms: Terms, security: Security, stop: threading.Event
+    ) -> Followers:
+        """The other hosts, at a port at which they find this one."""
+
+        def leaving() -> None:
+            self.preempted = True
+            stop.set()
+
+        patience = self._experiment.remote.host_timeout
+        followers = Followers(place.count - 1, learner, terms, security, patience, end_at_once, leaving)
+        followers.start(place.leader)
+        return followers
+
+    def _follow(self, followers: Followers, client: SyncerClient, learner: int) -> None:
+        """Has what the other hosts tell reach the client."""
+
+        def told(message: pb.FromHost) -> None:
+            match message.WhichOneof("kind"):
+                case "failed":
+                    client.outbox.send(failed_offer(message, learner))
+                case "broken":
+                    client.host_broke(message.broken)
+                case "erred":
+                    step, devices = json.loads(message.erred)
+                    for found in records.corruption(learner, step, devices, time.time()):
+                        client.outbox.record(found)
+
+        followers.told, followers.deliver = told, client.put
+
     def _equipped(self, learner: int) -> Equipment:
         kind = self._assembly.recipe.kind
+        if self._place is not None:
+            return self._assembly.own_equipment(learner, self._place.count)
         if self._equipment is None or kind((learner,)) != kind((0,)):
             return self._assembly.own_equipment(learner)
         return self._assembly.reassigned(self._equipment, learner)
@@ -143,31 +207,45 @@ class LearnerProcess:
             donor.attach(worker.inbox, inner)
             stepping()
 
+        followers, send_offer, make_arrays = self._followers, client.send_offer, TrainingArrays
+        watch = StepWatch(config.host_timeout, end_at_once)
+        if followers is not None:
+            equipment = dataclasses.replace(equipment, batches=JointBatches(equipment.batches, followers))
+            make_arrays = functools.partial(LeadingArrays, core=core, followers=followers)
+            send_offer = followers.sending(send_offer)
+            record = watch.watching(record)
         recovery = ProcessRecovery(client, inner, self._security, config, folder, steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
-        writer = None if workdir is None else PartWriter(parts_folder(workdir / FOLDER))
+        writer = (
+            None if workdir is None or followers is not None else PartWriter(parts_folder(workdir / FOLDER))
+        )
         worker = LearnerWorker(
             core,
             equipment,
             client.outbox.send,
-            client.send_offer,
+            send_offer,
             record if profile is None else profile.watching(record),
             recovery,
             tape,
             LearnerRecording(core.learner, writer, client.tell_of_snapshot),
             resumed,
+            make_arrays,
         )
+        if followers is not None:
+            followers.order(pb.Order(begin=pb.Order.Begin(position=client.position)))
+            watch.start()
         client.attach(worker)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)
+            stack.callback(watch.stop)
             if profile is not None:
                 stack.callback(profile.close)
             if writer is not None:
                 stack.callback(writer.close, _PART_SECONDS)
-            if folder is not None and config.checkpoint_every:
+            if folder is not None and config.checkpoint_every and followers is None:
                 copies = Checkpointer(
                     worker.inbox, inner, folder, config.checkpoint_every, record, client.run
                 )

@@ -113,6 +113,8 @@ class Admission:
             return "the learner's model or fragments are not the syncer's: the layouts' fingerprints differ"
         if hello.learner >= terms.num_learners:
             return f"learner {hello.learner} is none of the {terms.num_learners} of this run"
+        if hello.hosts > wire.MOST_HOSTS:
+            return f"a learner of {hello.hosts} hosts is not possible: at most {wire.MOST_HOSTS}"
         if hello.run and hello.run != self._run:
             return f"the learner is of run {hello.run[:8]}, the syncer of run {self._run[:8]}"
         return None

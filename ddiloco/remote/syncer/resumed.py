@@ -62,7 +62,7 @@ def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState, po
     try:
         durable.replace(origin.start)
         ResumedFrom(snapshot.name, known).save(durable.folder)
-        for m, position in enumerate(origin.positions(e.sync.num_learners)):
+        for m, position in enumerate(origin.positions(e)):
             if position is not None:
                 positions.put(m, json.dumps(position))
         positions.flush()

@@ -5,28 +5,30 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import numpy as np
 
 from ddiloco.observe import records
+from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.admission import LEAP, Admission, present_session
 from ddiloco.remote.syncer.allowances import Allowances
+from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
+from ddiloco.remote.syncer.offers import OfferIntake, drop
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.blocks import wanted_cuts
 from ddiloco.remote.wire.downlink import NewestFragments
-from ddiloco.remote.wire.event_messages import learner_event, offer_of
-from ddiloco.remote.wire.payload import receive
+from ddiloco.remote.wire.event_messages import learner_event
 from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
 from ddiloco.remote.wire.terms import Terms
@@ -68,7 +70,7 @@ class SyncerServer:
         self.positions = positions or Positions(None)
         self._resumed_from = resumed_from
         self._terms, self._security = terms, security
-        self._connect, self._send, self._take_offer, self._record = connect, send, take_offer, record
+        self._connect, self._send, self._record = connect, send, record
         self._config, self._run = config, run
         self._peers_token = secrets.token_hex(16)
         self._admission = Admission(terms, run)
@@ -83,6 +85,7 @@ class SyncerServer:
         self._changed = threading.Condition(self._lock)  # of the two above
         self._management = management or Management(security, terms.num_learners)
         self._management.attach(self._all_sessions)
+        self._offer_intake = OfferIntake(terms, send, take_offer, record, self._count)
         self._handlers = {
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
@@ -177,55 +180,24 @@ class SyncerServer:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.reason)
 
     def _updates(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        del requests
         session = self._session(context)
-        with session.call("updates", context):
-            yield from session.down.messages()
+        with session.call("updates", context) as host:
+            needs = None if session.hosts == 1 else self._needs(requests, context)
+            yield from session.down.messages(host, needs)
+
+    def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:
+        """By fragment, the blocks of each piece that one of a learner's hosts needs."""
+        with self._listening.handshakes.one(context):
+            first = next(requests, b"")
+        try:
+            return wanted_cuts(parse(pb.Wanted, first), self._terms.down)
+        except WireError as error:
+            self._count(None, error)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     def _offers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        session = self._session(context)
-        self._check_deadline(session, context)
-        with session.call("offers", context):
-            return self._offer(session, requests, context)
-
-    def _offer(self, session: Session, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        offer, begun = None, time.monotonic()
-        try:
-            header = parse(pb.UpHeader, next(requests, b""))
-            announced = offer_of(header, session.learner, self._terms.num_fragments)
-            if not session.expects(announced.round):  # nobody asked, or it is sent a second time
-                self._record(_drop(session.learner, "wire: unawaited fragment"))
-                context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment")
-            offer = announced
-            arrays = receive(self._terms.up[offer.round.fragment], header.size, requests)
-        except WireError as error:
-            self._count(session.learner, error)
-            self._broken(offer, error.reason)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except Exception as error:  # gRPC raises bare ones where a stream breaks, or a call was aborted
-            if offer is None:
-                raise
-            traceback.clear_frames(error.__traceback__)  # gRPC keeps it, and its frames half a fragment
-            self._broken(offer, "the transfer broke")
-            context.abort(grpc.StatusCode.CANCELLED, "the transfer broke")  # gRPC would print an exception
-        seconds = time.monotonic() - begun
-        if seconds > self._terms.offer_timeout / 2:
-            limit = f"{self._terms.offer_timeout:g} s of sync.offer_timeout"
-            self._alarm(f"learner {session.learner}: an offer took more than half of the {limit}")
-        self._take_offer(offer, arrays)
+        self._offer_intake.take(self._session(context), requests, context)
         return b""
-
-    def _broken(self, offer: events.FragmentArrived | None, reason: str) -> None:
-        if offer is not None:
-            c = offer.contribution
-            self._send(events.OfferFailed(offer.round, c.learner, c.incarnation, reason))
-
-    def _check_deadline(self, session: Session, context: grpc.ServicerContext) -> None:
-        """Has gRPC end a transfer that is no longer awaited: it holds up to a fragment."""
-        left = context.time_remaining()
-        if left is None or left > 2 * self._terms.offer_timeout:
-            self._record(_drop(session.learner, "wire: offer without a deadline"))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an offer has a deadline, of the offer timeout")
 
     def _manage(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._listening.handshakes.one(context):
@@ -243,7 +215,7 @@ class SyncerServer:
     # Sessions.
 
     def _without_credentials(self, host: str) -> None:
-        self._record(_drop(None, "wire: wrong token"))
+        self._record(drop(None, "wire: wrong token"))
         self._alarm(f"a call from {host} without the join token was refused")
 
     def _session(self, context: grpc.ServicerContext) -> Session:
@@ -273,7 +245,7 @@ class SyncerServer:
             present = present_session(self._sessions.values(), hello.learner)
         refusal = self._admission.refusal(hello, caller, present, known, time.monotonic())
         if refusal is not None:
-            self._record(_drop(None, f"wire: {refusal.reason}"))
+            self._record(drop(None, f"wire: {refusal.reason}"))
             if refusal.alarm is not None:
                 self._alarm(refusal.alarm)
             context.abort(refusal.code, refusal.sentence)
@@ -286,7 +258,8 @@ class SyncerServer:
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
         moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
-        session = Session(name, hello.learner, hello.process, self._newest, donor, caller, moved)
+        offers = HostOffers(hello.hosts) if hello.hosts > 1 else None
+        session = Session(name, hello.learner, hello.process, self._newest, donor, caller, moved, offers)
         session.newest_incarnation = max(known, hello.process)
         self.intake.joined(hello.learner, hello.process)
         with self._lock:
@@ -380,13 +353,9 @@ class SyncerServer:
             self._send(events.LearnerLost(session.learner, session.incarnation, reason))
 
     def _count(self, learner: int | None, error: WireError) -> None:
-        self._record(_drop(learner, f"wire: {error.reason}"))
+        self._record(drop(learner, f"wire: {error.reason}"))
         if learner is not None:
             self._alarm(f"learner {learner}: what it sent was refused: {error.reason}")
 
     def _alarm(self, sentence: str) -> None:
         self._record(records.Alarm(sentence, time.time()))
-
-
-def _drop(learner: int | None, reason: str) -> records.Noted:
-    return records.Noted("drop", {"learner": learner, "reason": reason}, time.time())

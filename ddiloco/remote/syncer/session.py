@@ -12,7 +12,9 @@ import grpc
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
+from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import HOST_KEY, metadata_value
 from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.remote.wire.security import UNKNOWN, Caller
@@ -34,8 +36,14 @@ class Session:
         donor: str | None = None,
         caller: Caller = UNKNOWN,
         moved: Callable[[int], None] = lambda size: None,
+        offers: HostOffers | None = None,
     ) -> None:
-        """`name` is known only to this learner's process. `moved`: as a Downlink's."""
+        """`name` is known only to this learner's process. `moved`: as a Downlink's.
+
+        `offers`: puts together what the learner's hosts send; None: it is one.
+        """
+        self.hosts = 1 if offers is None else offers.hosts
+        self.offers = offers
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
         self.caller = caller
@@ -43,11 +51,11 @@ class Session:
         self.incarnation = 0  # the newest that has joined or reported over this connection
         self.newest_incarnation = 0  # of the learner, beyond which its next ones do not leap
         self.reason = "connection lost"  # why it ended
-        self.down = Downlink(newest, moved)
+        self.down = Downlink(newest, moved, self.hosts)
         self.lost_messages = 0
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
-        self._asked: dict[int, RoundId] = {}  # by fragment, what the learner may send
+        self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send
         self._closed = False
         self._calls: collections.Counter[str] = collections.Counter()
 
@@ -60,7 +68,8 @@ class Session:
                 self.down.put(delivery)
             case Told(events.OfferAsked() as event):
                 with self._change:
-                    self._asked[event.round.fragment] = event.round
+                    for host in range(self.hosts):
+                        self._asked[event.round.fragment, host] = event.round
                 self.say(from_syncer(event))
             case Told(event):
                 self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet))
@@ -89,24 +98,32 @@ class Session:
 
     # What the server calls.
 
-    def expects(self, round_id: RoundId) -> bool:
-        """Whether the learner was asked for this, and has not begun to send it; it may do so once."""
+    def expects(self, round_id: RoundId, host: int) -> bool:
+        """Whether the learner was asked for this, and the host has not begun to send it: it may once."""
         with self._change:
-            if self._asked.get(round_id.fragment) != round_id:
+            if self._asked.get((round_id.fragment, host)) != round_id:
                 return False
-            del self._asked[round_id.fragment]
+            del self._asked[round_id.fragment, host]
             return True
 
     @contextlib.contextmanager
-    def call(self, kind: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """One call of the kind beside the control stream; ends it if there are too many at the same time."""
+    def call(self, kind: str, context: grpc.ServicerContext) -> Iterator[int]:
+        """One call of the kind beside the control stream; ends it if there are too many at the same time.
+
+        Gives the number of the host that calls, or ends the call of one that there is not.
+        """
+        named = metadata_value(context.invocation_metadata(), HOST_KEY) or "0"
+        host = int(named) if named.isdecimal() and len(named) < 6 else self.hosts
+        if host >= self.hosts:
+            context.abort(grpc.StatusCode.NOT_FOUND, "the learner has no such host")
+        kind = f"{kind} {host}"
         with self._change:
             self._calls[kind] += 1
             many = self._calls[kind] > MOST_CALLS
         try:
             if many:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MOST_CALLS} calls of a kind")
-            yield
+            yield host
         finally:
             with self._change:
                 self._calls[kind] -= 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Given
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -15,6 +17,7 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told
 
 MOST_DIFFERENCES = 32  # differences that are sent together
+MOST_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
 
 
 class Version(NamedTuple):
@@ -65,15 +68,43 @@ class NewestFragments:
             return newest, differences[-missing:] if 0 < missing <= len(differences) else ()
 
 
+class _Item(NamedTuple):
+    """What is sent next to each of a learner's hosts."""
+
+    header: pb.DownHeader  # without what is said of the payload
+    whole: Pieces
+    differences: Sequence[Pieces]  # that lead to the whole, which can be sent in their place
+
+    def to(self, cuts: Sequence[Cut] | None) -> tuple[pb.DownHeader, Pieces]:
+        """Header and payload for a host that needs these blocks; None: all. Differences go as a whole."""
+        payload = list(itertools.chain(*self.differences))
+        count = len(self.differences)
+        if cuts is not None:
+            blocks = [block for piece, cut in zip(self.whole, cuts, strict=True) for block in cut.of(piece)]
+            if not count or payload_bytes(blocks) < payload_bytes(payload):
+                payload, count = blocks, 0
+        elif not count:
+            payload = list(self.whole)
+        header = pb.DownHeader(size=payload_bytes(payload), differences=count)
+        header.MergeFrom(self.header)
+        return header, payload
+
+
 class Downlink:
     """The fragments that one learner still has to get, taken by all of its streams.
 
-    A fragment that is updated or sent again while it waits here is sent once, in its newest version.
+    A fragment that is updated or sent again while it waits here is sent once, in its newest version. All
+    hosts of a learner get the same versions in the same order, so that each comes to the same parameters.
     """
 
-    def __init__(self, newest: NewestFragments, moved: Callable[[int], None] = lambda size: None) -> None:
-        """`moved` is called with the bytes of each fragment that is sent."""
+    def __init__(
+        self, newest: NewestFragments, moved: Callable[[int], None] = lambda size: None, hosts: int = 1
+    ) -> None:
+        """`moved` is called with the bytes of each fragment that is sent. `hosts`: that the learner is."""
         self._newest, self._moved = newest, moved
+        self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
+        self._first = 0  # number of the first of them
+        self._taken = [0] * hosts
         self._change = threading.Condition()
         self._welcome = self._step = 0  # incarnation that is being welcomed, and the global step
         self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
@@ -123,33 +154,53 @@ class Downlink:
             self._closed = True
             self._change.notify_all()
 
-    def messages(self) -> Iterator[bytes]:
-        """What one stream sends: a header, the chunks of its fragment, the next header; ends when closed."""
-        while (item := self._next()) is not None:
-            header, pieces = item
-            yield header.SerializeToString()
-            yield from chunks(pieces)
-            del item, pieces  # while nothing is due, no old version is held
+    def messages(self, host: int = 0, needs: Sequence[Sequence[Cut]] | None = None) -> Iterator[bytes]:
+        """What one stream of a host sends: a header, its payload's chunks, the next header; ends when closed.
 
-    def _next(self) -> tuple[pb.DownHeader, Pieces] | None:
+        `needs`: by fragment, the blocks of each piece that the host needs; None: all.
+        """
+        while (item := self._next(host)) is not None:
+            header, payload = item.to(None if needs is None else needs[item.header.update.fragment])
+            self._moved(header.size)
+            yield header.SerializeToString()
+            yield from chunks(payload)
+            del item, payload  # while nothing is due, no old version is held
+
+    def _next(self, host: int) -> _Item | None:
         with self._change:
             while not self._closed:
-                if self._welcoming:
-                    return self._take(self._welcoming.pop(0), self._welcome)
-                if not self._updates:
+                if self._taken[host] < self._first + len(self._items):
+                    return self._taken_by(host)
+                if len(self._items) < MOST_AHEAD and (item := self._decided()) is not None:
+                    self._items.append(item)
+                    self._change.notify_all()
+                else:
                     self._change.wait()
-                    continue
-                fragment = next(iter(self._updates))
-                del self._updates[fragment]
-                if self._newest.get(fragment).version > self._sent.get(fragment, -1):
-                    return self._take(fragment, 0)
             return None
 
-    def _take(self, fragment: int, welcome: int) -> tuple[pb.DownHeader, Pieces]:
+    def _taken_by(self, host: int) -> _Item:
+        item = self._items[self._taken[host] - self._first]
+        self._taken[host] += 1
+        while self._items and min(self._taken) > self._first:
+            self._items.popleft()
+            self._first += 1
+            self._change.notify_all()
+        return item
+
+    def _decided(self) -> _Item | None:
+        """What is due next; None: nothing."""
+        if self._welcoming:
+            return self._item(self._welcoming.pop(0), self._welcome)
+        while self._updates:
+            fragment = next(iter(self._updates))
+            del self._updates[fragment]
+            if self._newest.get(fragment).version > self._sent.get(fragment, -1):
+                return self._item(fragment, 0)
+        return None
+
+    def _item(self, fragment: int, welcome: int) -> _Item:
         newest, differences = self._newest.since(fragment, None if welcome else self._sent.get(fragment))
-        pieces = list(itertools.chain(*differences)) or newest.pieces
         self._sent[fragment] = newest.version
-        self._moved(payload_bytes(pieces))
         snapshot = self._snapshot
         later = snapshot is not None and newest.version > snapshot.versions[fragment]
         header = pb.DownHeader(
@@ -160,13 +211,11 @@ class Downlink:
                 "lineage": newest.lineage,
                 "merged": list(map(dataclasses.asdict, newest.merged)),
             },
-            size=payload_bytes(pieces),
             welcome=welcome,
             step=self._step,
-            differences=len(differences),
             epoch=snapshot.number if later else 0,
         )
-        return header, pieces
+        return _Item(header, newest.pieces, differences)
 
 
 class Held:

@@ -48,7 +48,12 @@ def compile_all(folder: pathlib.Path, tell: Callable[[str], None]) -> list[dict[
                 [sys.executable, "-m", "experiments.compile", *asked], capture_output=True, text=True
             )
             if done.returncode:
-                tell(done.stderr.strip().splitlines()[-1])
+                lines = done.stderr.strip().splitlines()
+                tell(
+                    next(
+                        (line for line in lines if "Error: " in line or line.startswith("error:")), lines[-1]
+                    )
+                )
                 continue
         found.append({**json.loads(output.read_text()), "preset": preset})
     return found
@@ -59,6 +64,12 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     names = ("preset", "slice", "mesh", "compile s", "state", "temporaries", "peak", "of HBM", "fits")
     names += ("FLOP / model's", "sent GB", "roofline s", "by", "MFU at most")
     return markdown(names, [_row(one) for one in found])
+
+
+def _problem(stderr: str) -> str:
+    """The line that says why, which the compiler follows with where."""
+    lines = stderr.strip().splitlines()
+    return next((line for line in lines if "Error: " in line or line.startswith("error: ")), lines[-1])
 
 
 def _pairs() -> Iterator[tuple[str, str]]:

@@ -1,0 +1,152 @@
+"""Arrays of which one process has only some blocks, as where a learner's mesh spans several hosts."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Box = tuple[tuple[int, int], ...]
+"""Where a block begins and ends along each axis."""
+
+
+class Cut(NamedTuple):
+    """Which blocks of an array; they have no element in common."""
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements of all blocks."""
+        return sum(math.prod(box_shape(box)) for box in self.boxes)
+
+    def of(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The blocks of an array of as many elements as the shape has: views where that is possible."""
+        shaped = array.reshape(self.shape)
+        return tuple(shaped[slices(box)] for box in self.boxes)
+
+    def check(self) -> None:
+        """Checks that the blocks lie in the array.
+
+        Raises:
+          ValueError: one does not.
+        """
+        for box in self.boxes:
+            ends = zip(box, self.shape, strict=True)
+            if not all(0 <= start < stop <= size for (start, stop), size in ends):
+                raise ValueError(f"the block {box} is not in an array of shape {self.shape}")
+
+
+class Blocks:
+    """The blocks of an array that one process has; an index gives what lies in one of them.
+
+    Example:
+      >>> halves = Blocks((4, 2), {((0, 2), (0, 2)): np.zeros((2, 2)), ((2, 4), (0, 2)): np.ones((2, 2))})
+      >>> print(halves[3:4, 0:1])
+      [[1.]]
+    """
+
+    def __init__(self, shape: Sequence[int], blocks: Mapping[Box, np.ndarray]) -> None:
+        self.shape = tuple(shape)
+        self.blocks = dict(blocks)
+
+    @property
+    def cut(self) -> Cut:
+        """Which blocks these are."""
+        return Cut(self.shape, tuple(self.blocks))
+
+    def __getitem__(self, index: tuple[slice, ...] | None) -> np.ndarray:
+        """Part of one block; raises KeyError where no block has all of it."""
+        assert index is not None, "as shardings give it, where this process has a part"
+        wanted = box_of(index, self.shape)
+        if wanted in self.blocks:
+            return self.blocks[wanted]
+        for box, block in self.blocks.items():
+            if all(a <= start and stop <= b for (start, stop), (a, b) in zip(wanted, box, strict=True)):
+                inside = [
+                    slice(start - a, stop - a) for (start, stop), (a, _) in zip(wanted, box, strict=True)
+                ]
+                return block[tuple(inside)]
+        raise KeyError(f"no block has {wanted}")
+
+    def map(self, change: Any) -> Blocks:
+        """The same blocks after `change` of (box, block)."""
+        return Blocks(self.shape, {box: change(box, block) for box, block in self.blocks.items()})
+
+
+def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """The box that an index of slices selects, as shardings give them."""
+    bounds = (part.indices(size) for part, size in zip(index, shape, strict=True))
+    return tuple((start, stop) for start, stop, _ in bounds)
+
+
+def box_shape(box: Box) -> tuple[int, ...]:
+    """The shape of the block."""
+    return tuple(stop - start for start, stop in box)
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """The index that selects the box."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def owned(array: jax.Array) -> Blocks:
+    """The blocks that this process alone answers for, in host memory; waits for their copy."""
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    return Blocks(array.shape, {box_of(s.index, array.shape): np.asarray(s.data) for s in shards})
+
+
+def needed(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Cut:
+    """The blocks that this process's devices hold of an array."""
+    found = sharding.addressable_devices_indices_map(shape).values()
+    return Cut(shape, tuple(dict.fromkeys(box_of(index, shape) for index in found if index is not None)))
+
+
+def placed(
+    values: Sequence[np.ndarray | Blocks | jax.Array], shardings: Sequence[jax.sharding.Sharding]
+) -> tuple[jax.Array, ...]:
+    """The arrays on the devices; where this process has a part of these, it needs that part of the values."""
+    if all(sharding.is_fully_addressable for sharding in shardings):
+        arrays: tuple[jax.Array, ...] = jax.device_put(tuple(values), tuple(shardings))
+        return arrays
+    return tuple(
+        value
+        if isinstance(value, jax.Array)
+        else jax.make_array_from_callback(value.shape, sharding, functools.partial(_part, value))
+        for value, sharding in zip(values, shardings, strict=True)
+    )
+
+
+def _part(value: np.ndarray | Blocks, index: tuple[slice, ...] | None) -> np.ndarray:
+    part: np.ndarray = value[index]
+    return part
+
+
+def tiled(cuts: Sequence[Cut]) -> bool:
+    """Whether the blocks together are the array, each element once, and lie in a grid.
+
+    >>> left, right = Cut((2, 4), (((0, 2), (0, 1)),)), Cut((2, 4), (((0, 2), (1, 4)),))
+    >>> tiled([left, right]), tiled([left, left]), tiled([left])
+    (True, False, False)
+    """
+    shape = cuts[0].shape
+    boxes = [box for cut in cuts for box in cut.boxes]
+    if any(cut.shape != shape for cut in cuts) or len(set(boxes)) != len(boxes):
+        return False
+    grid = [sorted({box[axis] for box in boxes}) for axis in range(len(shape))]
+    whole = all(_covers(bounds, size) for bounds, size in zip(grid, shape, strict=True))
+    return whole and len(boxes) == math.prod(len(bounds) for bounds in grid)
+
+
+def _covers(bounds: Sequence[tuple[int, int]], size: int) -> bool:
+    return list(_ends(bounds)) == [0, *(stop for _, stop in bounds)] and bounds[-1][1] == size
+
+
+def _ends(bounds: Sequence[tuple[int, int]]) -> Iterator[int]:
+    yield from (start for start, _ in bounds)
+    yield bounds[-1][1]

@@ -1,0 +1,201 @@
+"""A host of a learner that follows host 0: does what it orders, and exchanges its own blocks of fragments."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+
+from ddiloco.data.host_batches import HostBatch, HostBatches
+from ddiloco.outer.encoding import FragmentDecoder
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.remote.learner.followers import Key, key_of
+from ddiloco.remote.learner.host_arrays import HostArrays
+from ddiloco.remote.learner.hosts import HostPlace, end_at_once
+from ddiloco.remote.learner.streams import Host, Streams
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import parse
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import terms_of
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.exchange import Pieces, Told
+from ddiloco.schema import codec
+
+
+class TellingBatches(Iterator[HostBatch]):
+    """Draws a host's part of each batch one ahead, and says what it has drawn: host 0 counts the tokens."""
+
+    def __init__(self, own: HostBatches, say: queue.SimpleQueue[pb.FromHost]) -> None:
+        self._own, self._say = own, say
+        self._ready: queue.Queue[HostBatch] = queue.Queue(1)
+
+    def begin(self, position: str) -> None:
+        """Begins where the learner's batches stand; empty: at their start. Raises DataError."""
+        if position:
+            self._own.set_state(json.loads(position))
+        threading.Thread(target=self._draw, name="batches", daemon=True).start()
+
+    def __next__(self) -> HostBatch:
+        return self._ready.get()
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the drawing is."""
+        return self._own.get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Only host 0 says where batches go on."""
+        raise NotImplementedError
+
+    def _draw(self) -> None:
+        for number, batch in enumerate(self._own, start=1):
+            position = json.dumps(self._own.get_state())
+            drawn = pb.Drawn(number=number, position=position)
+            drawn.shards.extend(batch.tokens)
+            drawn.tokens.extend(batch.tokens.values())
+            self._say.put(pb.FromHost(drawn=drawn))
+            self._ready.put(batch)
+
+
+class Follower:
+    """Hosts 1 and up. It ends with the process of host 0, and with every other host's."""
+
+    def __init__(
+        self, place: HostPlace, assembly: Assembly, security: Security, learner: int, address: str
+    ) -> None:
+        """Compiles, together with the other hosts. `address`: HOST:PORT of the syncer."""
+        e = assembly.experiment
+        self._place, self._security, self._config = place, security.of(learner), e.remote
+        self._learner, self._address = learner, address
+        self._terms = terms_of(e, assembly.layout)
+        assembly.check_learner(learner)
+        self._say: queue.SimpleQueue[pb.FromHost | None] = queue.SimpleQueue()
+        equipment = assembly.own_equipment(learner, place.count)
+        self._batches = TellingBatches(equipment.batches, self._say)
+        self._arrays = HostArrays(dataclasses.replace(equipment, batches=self._batches), self._erred)
+        fragments = range(assembly.layout.num_fragments)
+        self._host = Host(place.number, [equipment.transfer.needs(p) for p in fragments])
+        codec_down = e.outer.update_codec
+        self._decode = None if codec_down == "f32" else FragmentDecoder(assembly.layout, codec_down)
+        if self._decode is not None:
+            self._decode.compile()
+        self._streams: Streams | None = None
+        self._change = threading.Condition()
+        self._here: dict[Key, Told] = {}  # deliveries that are not used yet
+
+    def run(self, stop: threading.Event) -> bool:
+        """Follows until host 0 has it leave; whether that is because one of the hosts was asked to end.
+
+        The process ends at once where host 0 is gone.
+        """
+        threading.Thread(target=self._pass_on, args=(stop,), name="leaving", daemon=True).start()
+        keepalive = self._config.host_timeout / 2
+        with self._security.peer_channel(self._place.leader, wire.options(keepalive)) as channel:
+            follow = channel.stream_stream(wire.FOLLOW)
+            orders = follow(self._said(), metadata=self._security.metadata, wait_for_ready=True)
+            try:
+                for data in orders:
+                    order = parse(pb.Order, data)
+                    if order.HasField("leave"):
+                        return order.leave.preempted
+                    self._do(order)
+            except grpc.RpcError as error:
+                end_at_once(f"host {self._place.number}: host 0 of the learner is gone: {error.details()}")
+            except Exception as error:
+                end_at_once(f"host {self._place.number}: {type(error).__name__}: {error}")
+            finally:
+                self._close_streams()
+                self._say.put(None)
+        return False
+
+    def _said(self) -> Iterator[bytes]:
+        following = pb.FromHost.Following(
+            host=self._place.number,
+            learner=self._learner,
+            fingerprint=self._terms.fingerprint,
+            rules=self._terms.rules,
+        )
+        yield pb.FromHost(following=following).SerializeToString()
+        while (message := self._say.get()) is not None:
+            yield message.SerializeToString()
+
+    def _pass_on(self, stop: threading.Event) -> None:
+        stop.wait()
+        self._say.put(pb.FromHost(leaving=True))
+
+    def _do(self, order: pb.Order) -> None:
+        match order.WhichOneof("kind"):
+            case "session":
+                self._connect(order.session.name)
+            case "begin":
+                self._batches.begin(order.begin.position)
+            case "step":
+                self._arrays.step(order.step)
+            case "offer":
+                self._arrays.offer(order.offer.fragment, order.offer.step)
+            case "send":
+                self._send(codec.read(order.send.round), codec.read(order.send.contribution))
+            case "adopt":
+                self._arrays.adopt(self._delivered((order.adopt.welcome, 0, 0)))
+            case "apply":
+                a = order.apply
+                [pieces] = self._delivered((0, a.fragment, a.version))
+                merged = a.merged if a.HasField("merged") else None
+                self._arrays.apply(a.fragment, a.mixing, pieces, merged, a.rebase)
+
+    def _send(self, round_id: RoundId, contribution: Contribution) -> None:
+        if self._streams is not None:
+            made = self._arrays.offered(contribution.fragment, contribution.step)
+            self._streams.send(round_id, contribution, made)
+
+    def _delivered(self, key: Key) -> list[Pieces]:
+        """The fragments of a delivery, which this host has: host 0 knows. What is older is forgotten."""
+        with self._change:
+            told = self._here.pop(key)
+            welcome, fragment, version = key
+            for w, p, v in list(self._here):
+                if (w and w <= welcome) or (not w and not welcome and p == fragment and v <= version):
+                    del self._here[w, p, v]
+        return list(told.fragments)
+
+    def _connect(self, session: str) -> None:
+        """Takes part in the learner's new connection to the syncer."""
+        self._close_streams()
+        options = wire.options(self._config.keepalive)
+        self._streams = Streams(
+            [self._security.channel(self._address, options) for _ in range(self._config.connections)],
+            (*self._security.metadata, (wire.SESSION_KEY, session)),
+            self._terms,
+            self._decode,
+            self._deliver,
+            self._failed,
+            lambda error: self._say.put(pb.FromHost(broken=session)),
+            self._host,
+        )
+        self._streams.start()
+
+    def _close_streams(self) -> None:
+        if self._streams is not None:
+            with contextlib.suppress(Exception):
+                self._streams.close()
+            self._streams = None
+
+    def _deliver(self, told: Told) -> None:
+        key = key_of(told)
+        with self._change:
+            self._here[key] = told
+        welcome, fragment, version = key
+        self._say.put(pb.FromHost(here=pb.Here(welcome=welcome, fragment=fragment, version=version)))
+
+    def _failed(self, event: events.OfferFailed) -> None:
+        self._say.put(pb.FromHost(failed=codec.message_of(event)))
+
+    def _erred(self, step: int, devices: list[str]) -> None:
+        self._say.put(pb.FromHost(erred=json.dumps([step, devices])))

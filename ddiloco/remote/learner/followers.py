@@ -1,0 +1,225 @@
+"""The leading end of a learner's hosts: what host 0 orders, and what the others tell it."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.security import Gate, Security
+from ddiloco.remote.wire.terms import Terms, difference
+from ddiloco.roles.exchange import Told
+from ddiloco.roles.transfer import Offer
+from ddiloco.schema import codec
+
+SendOffer = Callable[[RoundId, Contribution, Offer], None]
+Key = tuple[int, int, int]
+"""Welcome, fragment and version of what is delivered, as in a Here."""
+
+
+class Drawn(NamedTuple):
+    """What one host has drawn of a batch."""
+
+    number: int
+    tokens: Mapping[int, int]  # by sub-shard
+    position: str  # JSON
+
+
+def key_of(told: Told) -> Key:
+    """The name of a welcome or an update that all hosts get."""
+    match told.event:
+        case events.Welcomed(incarnation=incarnation):
+            return incarnation, 0, 0
+        case events.UpdateArrived(fragment=fragment, version=version):
+            return 0, fragment, version
+    raise ValueError(f"{type(told.event).__name__} brings no fragments")
+
+
+class Followers:
+    """Hosts 1 and up, in the process of host 0. For any thread."""
+
+    def __init__(
+        self,
+        count: int,
+        learner: int,
+        terms: Terms,
+        security: Security,
+        patience: float,
+        lost: Callable[[str], None],
+        leaving: Callable[[], None],
+    ) -> None:
+        """Listens to nobody yet.
+
+        Args:
+          count: of followers.
+          learner: the learner's number.
+          terms: which they must share.
+          security: what they must show.
+          patience: seconds without a sign of one, after which it is lost.
+          lost: hears in a line that one is gone, in whatever way.
+          leaving: hears that one was asked to end.
+        """
+        self.count = count
+        self.told: Callable[[pb.FromHost], None] = lambda message: None  # of what is not handled here
+        self.deliver: Callable[[Told], None] = lambda told: None
+        self._learner, self._terms, self._lost, self._leaving = learner, terms, lost, leaving
+        self._change = threading.Condition()
+        self._orders: dict[int, queue.SimpleQueue[pb.Order | None]] = {}  # by host
+        self._copies: dict[int, set[int]] = {}  # by host: inner states on its disk
+        self._here: dict[Key, set[int]] = {}  # hosts that have a delivery
+        self._own: dict[Key, Told] = {}  # deliveries that this host has, and not all others
+        self._drawn: dict[int, list[Drawn]] = {}  # by number of the batch
+        self._over = False
+        self._security, self._patience = security, patience
+        gate = Gate(security.admits, "the learner's host 0 asks for another token")
+        self._server = wire.server(patience / 2, 2 * count + 4, interceptors=[gate])
+
+    def start(self, address: str) -> None:
+        """Listens at HOST:PORT; raises ConfigError if that is not available."""
+        self._security.listen(self._server, address)
+        wire.serve(self._server, wire.FOLLOW, {"Follow": grpc.stream_stream_rpc_method_handler(self._follow)})
+
+    def gather(self, stop: threading.Event) -> bool:
+        """Waits until all are here; False if `stop` is set first."""
+        with self._change:
+            while len(self._orders) < self.count:
+                if stop.is_set():
+                    return False
+                self._change.wait(0.2)
+        return True
+
+    def stop(self) -> None:
+        """Ends the streams, after all orders."""
+        with self._change:
+            self._over = True
+            for orders in self._orders.values():
+                orders.put(None)
+        self._server.stop(grace=5.0).wait(6.0)
+
+    def order(self, order: pb.Order) -> None:
+        """Tells all of them to do something, after what they were told before."""
+        with self._change:
+            for orders in self._orders.values():
+                orders.put(order)
+
+    def sending(self, send: SendOffer) -> SendOffer:
+        """`send`, which sends this host's blocks of an offer, and has the others send theirs."""
+
+        def sent(round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+            fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
+            self.order(pb.Order(send=pb.Order.Send(round=fields[0], contribution=fields[1])))
+            send(round_id, contribution, offer)
+
+        return sent
+
+    def own(self, told: Told) -> None:
+        """Delivers what this host has got, once all others have their blocks of it."""
+        with self._change:
+            self._own[key_of(told)] = told
+        self._deliver_complete(key_of(told))
+
+    def drawn(self, number: int) -> list[Drawn]:
+        """What the others have drawn of the batch with this number; waits for it."""
+        with self._change:
+            while len(self._drawn.get(number, ())) < self.count and not self._over:
+                self._change.wait()
+            return self._drawn.pop(number, [])
+
+    def copies(self) -> set[int]:
+        """The inner states that all others have on disk, by steps taken in."""
+        with self._change:
+            return set.intersection(*self._copies.values())
+
+    # Each call runs in a thread of gRPC's.
+
+    def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with wire.ended_after(self._patience, context.cancel):
+            first = next(requests, b"")
+        try:
+            following = parse(pb.FromHost, first).following
+            self._check(following)
+        except WireError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        host, orders = following.host, queue.SimpleQueue[pb.Order | None]()
+        with self._change:
+            if host in self._orders:
+                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"there is a host {host} already")
+            self._copies[host] = set(following.copies)
+            self._orders[host] = orders
+            self._change.notify_all()
+        context.add_callback(lambda: self._gone(host))
+        threading.Thread(target=self._hear, args=(host, requests), name=f"host-{host}", daemon=True).start()
+        while (order := orders.get()) is not None:
+            yield order.SerializeToString()
+
+    def _check(self, following: pb.FromHost.Following) -> None:
+        if not 0 < following.host <= self.count:
+            raise WireError("no such host", f"{following.host} of {self.count + 1}")
+        differs = difference(self._terms.rules, following.rules)
+        if following.learner != self._learner:
+            differs = f"it is of learner {following.learner}, not {self._learner}"
+        elif following.fingerprint != self._terms.fingerprint:
+            differs = "their layouts differ"
+        if differs is not None:
+            raise WireError("another learner's host", differs)
+
+    def _gone(self, host: int) -> None:
+        if not self._over:
+            self._lost(f"host {host} of the learner is gone")
+
+    def _hear(self, host: int, requests: Iterator[bytes]) -> None:
+        try:
+            for data in requests:
+                self._take(host, parse(pb.FromHost, data))
+        except Exception as error:  # gRPC raises bare Exceptions where a stream breaks
+            if not self._over:
+                self._lost(f"host {host} of the learner is gone: {f'{error} '.splitlines()[0]}")
+
+    def _take(self, host: int, message: pb.FromHost) -> None:
+        match message.WhichOneof("kind"):
+            case "here":
+                here = message.here
+                key = here.welcome, here.fragment, here.version
+                with self._change:
+                    self._here.setdefault(key, set()).add(host)
+                self._deliver_complete(key)
+            case "drawn":
+                drawn = message.drawn
+                tokens = dict(zip(drawn.shards, drawn.tokens, strict=True))
+                with self._change:
+                    self._drawn.setdefault(drawn.number, []).append(
+                        Drawn(drawn.number, tokens, drawn.position)
+                    )
+                    self._change.notify_all()
+            case "leaving":
+                self._leaving()
+            case _:
+                self.told(message)
+
+    def _deliver_complete(self, key: Key) -> None:
+        """Delivers what all hosts have, and forgets what is older than that."""
+        with self._change:
+            if key not in self._own or len(self._here.get(key, ())) < self.count:
+                return
+            told = self._own.pop(key)
+            welcome, fragment, version = key
+            for known in (self._here, self._own):
+                for w, p, v in list(known):
+                    if (w and w <= welcome) or (not w and not welcome and p == fragment and v <= version):
+                        known.pop((w, p, v), None)
+        self.deliver(told)
+
+
+def failed_offer(message: pb.FromHost, learner: int) -> events.OfferFailed:
+    """The offer that a host could not give."""
+    event: Any = codec.event_of(message.failed)
+    return events.OfferFailed(event.round, learner, event.incarnation, event.reason)

@@ -1,0 +1,150 @@
+"""A learner's arrays where they lie on several hosts: every host makes the same calls in the same order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from ddiloco.data.host_batches import HostBatch, HostBatches, joined
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.remote.learner.followers import Followers
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.roles.exchange import Pieces
+from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
+from ddiloco.roles.transfer import Offer
+
+if TYPE_CHECKING:
+    from ddiloco.training.program import TrainProgram
+    from ddiloco.training.step import Metrics, TrainState
+
+
+class HostArrays(TrainingArrays):
+    """One host's part; pieces of fragments are the `Blocks` that its devices need."""
+
+    def __init__(self, equipment: Equipment, erred: Erred) -> None:
+        super().__init__(equipment, erred)
+        # CPU devices take up programs in any order, and two that exchange would wait for each other for ever.
+        device: jax.Device = equipment.program.mesh.devices.flat[0]
+        self._settle: Any = jax.block_until_ready if device.platform == "cpu" else lambda arrays: arrays
+
+    def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
+        """As in TrainingArrays."""
+        super().adopt(fragments, inner)
+        self._settle(self._state)
+
+    def step(self, clock: int) -> tuple[int, Metrics]:
+        """As in TrainingArrays; the tokens are those of the rows that are known here."""
+        taken = super().step(clock)
+        self._settle(self._state)
+        return taken
+
+    def offer(self, fragment: int, step: int) -> Offer:
+        """As in TrainingArrays."""
+        offer = super().offer(fragment, step)
+        self._settle((offer.arrays, offer.residual, offer.own))
+        return offer
+
+    def apply(
+        self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
+    ) -> None:
+        """As in TrainingArrays."""
+        super().apply(fragment, mixing, pieces, merged, rebase)
+        self._settle(self._state)
+
+    def inner(self) -> list[jax.Array]:
+        """As in TrainingArrays."""
+        return self._settle(super().inner())
+
+    def _drawn(self) -> tuple[Any, int]:
+        batch: HostBatch = next(self._equipment.batches)
+        return batch.rows, sum(batch.tokens.values())
+
+    def _begun(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None) -> TrainState:
+        program: TrainProgram = self._equipment.program
+        params = program.zeros()
+        for p, pieces in enumerate(fragments):  # no host could hold all parameters
+            params = self._settle(self._equipment.transfer.apply(p, params, pieces, 0.0))
+        return program.state_of(params, inner)
+
+
+class LeadingArrays(HostArrays):
+    """Those of host 0, which tells the others of each call before it makes its own."""
+
+    def __init__(self, equipment: Equipment, erred: Erred, core: LearnerCore, followers: Followers) -> None:
+        super().__init__(equipment, erred)
+        self._core, self._order = core, followers.order
+
+    def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
+        """As in TrainingArrays."""
+        trained = inner.trained if isinstance(inner, OnEachHost) else 0
+        self._order(pb.Order(adopt=pb.Order.Adopt(welcome=self._core.incarnation, trained=trained)))
+        super().adopt(fragments, inner)
+
+    def step(self, clock: int) -> tuple[int, Metrics]:
+        """As in TrainingArrays."""
+        self._order(pb.Order(step=clock))
+        return super().step(clock)
+
+    def offer(self, fragment: int, step: int) -> Offer:
+        """As in TrainingArrays."""
+        self._order(pb.Order(offer=pb.Order.Offer(fragment=fragment, step=step)))
+        return super().offer(fragment, step)
+
+    def apply(
+        self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
+    ) -> None:
+        """As in TrainingArrays."""
+        version = self._core.versions[fragment]
+        order = pb.Order.Apply(
+            fragment=fragment, version=version, mixing=mixing, merged=merged, rebase=rebase
+        )
+        self._order(pb.Order(apply=order))
+        super().apply(fragment, mixing, pieces, merged, rebase)
+
+
+class OnEachHost(tuple[Any, ...]):
+    """This host's blocks of an inner state, of which each other host has its own."""
+
+    trained: int
+    """Steps that it has taken in, by which the hosts' copies are told apart."""
+
+    @classmethod
+    def of(cls, arrays: Sequence[Any], trained: int) -> OnEachHost:
+        """These blocks of the state that has taken in so many steps."""
+        made = cls(arrays)
+        made.trained = trained
+        return made
+
+
+class JointBatches(Iterator[HostBatch]):
+    """Host 0's part of each batch, with the tokens and the position of all hosts."""
+
+    def __init__(self, own: HostBatches, followers: Followers) -> None:
+        self._own, self._followers = own, followers
+        self._number = 0
+        self._tokens = 0
+        self._state: dict[str, Any] | None = None
+
+    def __next__(self) -> HostBatch:
+        rows, tokens = next(self._own)
+        self._number += 1
+        others = self._followers.drawn(self._number)
+        together = dict(tokens)
+        for drawn in others:
+            together |= drawn.tokens
+        self._tokens += sum(together.values())
+        states = [self._own.get_state(), *(json.loads(drawn.position) for drawn in others)]
+        self._state = joined(states, self._tokens)
+        return HostBatch(rows, together)
+
+    def get_state(self) -> dict[str, Any]:
+        """The whole learner's position after the last batch."""
+        return self._own.get_state() if self._state is None else self._state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves this host; raises DataError if the position is of other data."""
+        self._own.set_state(state)
+        self._state, self._tokens = state, state["tokens"]

@@ -1,0 +1,220 @@
+"""A host's fragments on the wire: updates from the syncer, offers to it, a thread for each by channel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import grpc
+import numpy as np
+
+from ddiloco.outer.blocks import Blocks, Box, Cut, slices
+from ddiloco.outer.encoding import FragmentDecoder
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.blocks import cut_message, receive_blocks
+from ddiloco.remote.wire.downlink import MOST_DIFFERENCES, Collector, Held
+from ddiloco.remote.wire.event_messages import up_header, update_of
+from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
+from ddiloco.remote.wire.terms import Terms
+from ddiloco.roles.exchange import Pieces, Told
+from ddiloco.roles.transfer import Offer
+
+
+class Host(NamedTuple):
+    """One of the hosts that a learner is.
+
+    Attributes:
+      number: from 0.
+      needs: by fragment, the blocks of each piece that its devices hold.
+    """
+
+    number: int
+    needs: Sequence[Sequence[Cut]]
+
+
+class _Offer(NamedTuple):
+    """What a learner sends for a round."""
+
+    round: RoundId
+    contribution: Contribution
+    offer: Offer
+
+
+class _Offers:
+    """Offers on their way out, oldest first; one that an update has made worthless is not sent."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._waiting: dict[int, _Offer] = {}  # by fragment
+        self._closed = False
+
+    def put(self, offer: _Offer) -> None:
+        """Puts one in, in place of the fragment's last one."""
+        with self._change:
+            self._waiting[offer.round.fragment] = offer
+            self._change.notify()
+
+    def forget(self, fragment: int, version: int) -> None:
+        """Drops the fragment's offer if it was made on an older version than this."""
+        with self._change:
+            waiting = self._waiting.get(fragment)
+            if waiting is not None and waiting.contribution.version < version:
+                del self._waiting[fragment]
+
+    def take(self) -> _Offer | None:
+        """The oldest, once there is one; None: closed."""
+        with self._change:
+            while not self._waiting and not self._closed:
+                self._change.wait()
+            return None if self._closed else self._waiting.pop(next(iter(self._waiting)))
+
+    def close(self) -> None:
+        """Drops all of them, for good."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+
+class Streams:
+    """Updates and offers of one host over one connection of its learner, from when it is made to `close`."""
+
+    def __init__(
+        self,
+        channels: Sequence[grpc.Channel],
+        metadata: Sequence[tuple[str, str]],
+        terms: Terms,
+        decode: FragmentDecoder | None,
+        deliver: Callable[[Told], None],
+        failed: Callable[[events.OfferFailed], None],
+        broke: Callable[[Exception], None],
+        host: Host | None = None,
+    ) -> None:
+        """`deliver` takes welcomes and updates, `failed` offers that the devices could not give.
+
+        `broke` hears why no update will come any more. `decode`: of updates that come as differences; None:
+        none do. `host`: None where the learner is a single one.
+        """
+        named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
+        self._metadata, self._terms, self._host = (*metadata, *named), terms, host
+        self._deliver, self._failed, self._broke = deliver, failed, broke
+        self._collector = Collector(terms.num_fragments)
+        self._held = None if decode is None else Held(decode if host is None else _in_blocks(decode, terms))
+        self._offers = _Offers()
+        self._channels = channels
+
+    def start(self) -> None:
+        """Begins to take updates, and to send offers."""
+        for channel in self._channels:
+            for target in (self._take_updates, self._send_offers):
+                threading.Thread(target=target, args=(channel,), name="fragments", daemon=True).start()
+
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        """Sends an offer; never waits."""
+        self._offers.put(_Offer(round_id, contribution, offer))
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._offers.close()
+        if self._held is not None:
+            self._held.close()
+        for channel in self._channels:
+            channel.close()
+
+    def _take_updates(self, channel: grpc.Channel) -> None:
+        try:
+            stream = channel.unary_stream(wire.UPDATES)(self._wanted(), metadata=self._metadata)
+            while (data := next(stream, None)) is not None:
+                header = parse(pb.DownHeader, data)
+                update = update_of(header, self._terms.num_fragments)
+                if not header.welcome:
+                    self._offers.forget(update.fragment, update.version)
+                pieces = self._receive(header, update, stream)
+                delivery = None if pieces is None else self._collector.take(header, update, pieces)
+                if delivery is not None:
+                    self._deliver(delivery)
+        except (WireError, grpc.RpcError) as error:
+            self._broke(error)
+        except ValueError:  # the channel is closed
+            pass
+
+    def _wanted(self) -> bytes:
+        if self._host is None:
+            return b""
+        cuts = [cut_message(cut) for fragment in self._host.needs for cut in fragment]
+        return pb.Wanted(arrays=cuts).SerializeToString()
+
+    def _receive(
+        self, header: pb.DownHeader, update: events.UpdateArrived, stream: Iterator[bytes]
+    ) -> Pieces | None:
+        """The version that an update leads to; None: a newer one is here already, or the connection ended."""
+        p, count = update.fragment, header.differences
+        if not count:
+            pieces = self._receive_version(p, header.size, stream)
+            if self._held is not None:
+                self._held.hold(p, update.version, pieces)
+            return pieces
+        if self._held is None or not count <= min(update.version, MOST_DIFFERENCES):
+            raise WireError("differences that nobody asked for", f"{count} to version {update.version}")
+        form = self._terms.difference[p]
+        arrays = receive([*form] * count, header.size, stream)
+        differences = [arrays[i : i + len(form)] for i in range(0, len(arrays), len(form))]
+        return self._held.after(p, update.version, differences)
+
+    def _receive_version(self, fragment: int, size: int, stream: Iterator[bytes]) -> Pieces:
+        form = self._terms.down[fragment]
+        if self._host is None:
+            return receive(form, size, stream)
+        return receive_blocks(form, self._host.needs[fragment], size, stream)
+
+    def _send_offers(self, channel: grpc.Channel) -> None:
+        send = channel.stream_unary(wire.OFFERS)
+        while (offer := self._offers.take()) is not None:
+            try:
+                self._send(send, offer)
+            except grpc.RpcError:  # the syncer knows: it refused the offer, or the transfer broke
+                pass
+            except ValueError:  # the channel is closed
+                return
+            except Exception as error:  # of the devices, as their memory is read
+                c, reason = offer.contribution, f"{type(error).__name__}: {error}"
+                self._failed(events.OfferFailed(offer.round, c.learner, c.incarnation, reason))
+
+    def _send(self, send: grpc.StreamUnaryMultiCallable, offer: _Offer) -> None:
+        cuts: list[pb.Cut] = []
+        if self._host is None:
+            arrays = offer.offer.on_host()
+        else:
+            parts = offer.offer.own_blocks()
+            arrays = tuple(block for part in parts for block in part.blocks.values())
+            cuts = [cut_message(part.cut) for part in parts]
+        header = up_header(offer.round, offer.contribution, payload_bytes(arrays))
+        header.arrays.extend(cuts)
+
+        def messages() -> Iterator[bytes]:
+            yield header.SerializeToString()
+            yield from chunks(arrays)
+
+        send(messages(), metadata=self._metadata, timeout=self._terms.offer_timeout)
+
+
+def _in_blocks(decode: FragmentDecoder, terms: Terms) -> Callable[[int, Pieces, Pieces], Pieces]:
+    """Makes the next version of blocks: the difference is decoded as a whole, for codecs know no blocks."""
+
+    def after(fragment: int, difference: Pieces, blocks: Sequence[Blocks]) -> Pieces:
+        zeros = [np.zeros(form.shape, form.dtype) for form in terms.down[fragment]]
+        changes = decode(fragment, difference, zeros)
+
+        def changed(blocks: Blocks, change: np.ndarray) -> Blocks:
+            def add(box: Box, block: np.ndarray) -> np.ndarray:
+                return block + change[slices(box)]
+
+            return blocks.map(add)
+
+        return [changed(*both) for both in zip(blocks, changes, strict=True)]
+
+    return after

@@ -58,7 +58,7 @@ class Assignment:
         """What lines for people call the process."""
         if self.role != LEARNER:
             return self.role
-        return f"learner {self.learner}" + (f" host {self.process}" if self.process else "")
+        return f"learner {self.learner}" + (f", process {self.process}" if self.processes > 1 else "")
 
     @property
     def module(self) -> str:

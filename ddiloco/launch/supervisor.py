@@ -192,9 +192,9 @@ class Supervisor:
             with reading:
                 role.process = processes.start(role.module, arguments, role.environment, stdin=reading)
         else:
-            shared = _job_arguments(role.hosts)
             role.process, *role.others = [
-                processes.start(role.module, [*arguments, *own], role.environment) for own in shared
+                processes.start(role.module, [*arguments, *own], environment)
+                for own, environment in _of_each_host(role)
             ]
             if role not in self._beside:
                 role.observed = False
@@ -229,13 +229,18 @@ class Supervisor:
             self._note_end(role)
 
 
-def _job_arguments(hosts: int) -> list[list[str]]:
-    """What is added to the arguments of each of a role's processes, so that they find each other."""
-    if hosts == 1:
-        return [[]]
+def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:
+    """What each of a role's processes has beside the role's arguments, and its environment."""
+    if role.hosts == 1:
+        return [([], role.environment)]
     with reserved_ports(2) as port:  # free a moment ago; should one be taken, all are started again
-        job = [f"--num_processes={hosts}", f"--coordinator=127.0.0.1:{port}"]
-    return [[*job, f"--process_id={host}"] for host in range(hosts)]
+        job = [f"--processes={role.hosts}", f"--coordinator=127.0.0.1:{port}"]
+    gpus = role.environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    each, found = len(gpus) // role.hosts, []
+    for host in range(role.hosts):
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[host * each : (host + 1) * each])} if each else {}
+        found.append(([*job, f"--process={host}"], {**role.environment, **own}))
+    return found
 
 
 def learner_environment(

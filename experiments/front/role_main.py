@@ -7,6 +7,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
@@ -17,6 +18,10 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli, ending, roles
 from experiments.front.credentials import check_address
+
+if TYPE_CHECKING:
+    from ddiloco.remote.learner.hosts import HostPlace
+    from ddiloco.roles.assembly import Assembly
 
 
 def role_main(
@@ -80,6 +85,7 @@ def _syncer(
 ) -> int:
     from ddiloco.disk.durable import FOLDER, DurableStateError
     from ddiloco.disk.run_mark import RunMarkError
+    from ddiloco.page.visitors import Visitors, check_page
     from ddiloco.remote.syncer.listening import Listening, take_descriptors
     from ddiloco.remote.syncer.process import run_syncer
     from ddiloco.remote.wire.security import check_reach
@@ -89,6 +95,8 @@ def _syncer(
 
     address = check_address(assignment.syncer, "listen")
     check_reach(address, security)
+    visitors = Visitors(security.admits_token if security.asks else None, security.tls)
+    check_page(experiment.log.page, visitors)
     workdir = assignment.workdir
     if assignment.resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
         cli.tell(
@@ -106,7 +114,9 @@ def _syncer(
     )
     live, resume = ending.is_live(), assignment.resume
     try:
-        result = run_job(experiment, workdir, stop, live, runner, resume, claim=listening.claim)
+        result = run_job(
+            experiment, workdir, stop, live, runner, resume, claim=listening.claim, visitors=visitors
+        )
     except (DurableStateError, RunMarkError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
@@ -133,40 +143,34 @@ def _learner(
 
     from ddiloco.launch import processes
     from ddiloco.observe.profile import Watches
-    from ddiloco.remote.learner.follower import Follower
-    from ddiloco.remote.learner.hosts import HostPlace
     from ddiloco.remote.learner.process import LearnerProcess
     from ddiloco.run.recipes import assembly_of
     from ddiloco.settings.experiment import with_steps_of_tokens
 
-    learner, address = assignment.learner, check_address(assignment.syncer, "syncer")
-    place = None
-    if assignment.processes > 1:
-        where = check_address(assignment.coordinator, "coordinator")
-        place = HostPlace(assignment.process, assignment.processes, where)
-        if spare is not None:
-            raise cli.UsageError("spare: cannot stand in for one of several processes of a learner")
+    place = _place(assignment)
+    if place is not None and spare is not None:
+        raise cli.UsageError("spare: cannot stand in for one of several processes of a learner")
+    if place is not None:
         place.join()
     assembly = assembly_of(with_steps_of_tokens(experiment))
-    roles.name_process(assignment.name if spare is None else "spare")
     if place is not None and place.number:
-        health.ready.set()  # host 0 answers for all; a host that hangs ends itself
-        preempted = Follower(place, assembly, security, learner, address).run(stop)
-        return _code(received, preempted)
+        return _follower(assignment, place, assembly, security, stop, received, health)
     process = LearnerProcess(assembly, security, place)
     if spare is not None:
+        roles.name_process("spare")
         process.compile()
         given = spare()
         if given is None:  # the run has ended without need of it
-            return DONE
-        assignment, learner, address = given, given.learner, check_address(given.syncer, "syncer")
-        roles.name_process(assignment.name)
+            return 0
+        assignment = given
+    learner, address = assignment.learner, check_address(assignment.syncer, "syncer")
+    roles.name_process(assignment.name)
 
     def note(line: str) -> None:
         cli.tell(f"{assignment.name}: {line}")
 
     workdir = assignment.workdir
-    folder = workdir / "learners" / str(learner) if workdir is not None else None
+    folder = _folder(assignment)
     if profiled and workdir is None:
         raise cli.UsageError("profile: needs --workdir, where the trace goes")
     profile = roles.profile(profiled, workdir)
@@ -175,12 +179,46 @@ def _learner(
     stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
     failure = process.run(learner, address, stop, note, folder, workdir, stepping, watches)
     if failure is not None:
-        print(f"error: learner {learner}: {failure}", file=sys.stderr)
+        print(f"error: {assignment.name}: {failure}", file=sys.stderr)
         return FAILED
-    return _code(received, process.preempted)
+    return _ended(received, process.preempted)
 
 
-def _code(received: Sequence[int], preempted: bool = False) -> int:
+def _place(assignment: Assignment) -> HostPlace | None:
+    """Which of the learner's hosts this process is; None: the only one."""
+    if assignment.processes == 1:
+        return None
+    from ddiloco.remote.learner.hosts import HostPlace
+
+    coordinator = check_address(assignment.coordinator, "coordinator")
+    return HostPlace(assignment.process, assignment.processes, coordinator)
+
+
+def _follower(
+    assignment: Assignment,
+    place: HostPlace,
+    assembly: Assembly,
+    security: Security,
+    stop: threading.Event,
+    received: Sequence[int],
+    health: Health,
+) -> int:
+    from ddiloco.remote.learner.follower import Follower
+
+    learner, address = assignment.learner, check_address(assignment.syncer, "syncer")
+    roles.name_process(f"learner {learner}.{place.number}")
+    follower = Follower(place, assembly, security, learner, address, _folder(assignment))
+    health.ready.set()
+    return _ended(received, follower.run(stop))
+
+
+def _folder(assignment: Assignment) -> pathlib.Path | None:
+    """Where a learner keeps copies of its inner optimizer state; None: nowhere."""
+    return None if assignment.workdir is None else assignment.workdir / "learners" / str(assignment.learner)
+
+
+def _ended(received: Sequence[int], preempted: bool) -> int:
+    """The exit code of a learner that did not fail; `preempted`: another of its processes had a signal."""
     if received:
         return 128 + received[0]
     return PREEMPTED if preempted else DONE
@@ -207,4 +245,4 @@ def _evaluator(
         process = EvaluatorProcess(assembly_of(with_steps_of_tokens(experiment)), workdir, note)
         health.ready.set()
         process.run(stop)
-    return _code(received)
+    return 128 + received[0] if received else 0

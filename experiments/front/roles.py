@@ -38,28 +38,15 @@ def define_role() -> None:
 
 
 def define_processes() -> None:
-    """The flags of a learner of several processes: --process_id, --num_processes and --coordinator."""
-    define(
-        flags.DEFINE_integer,
-        "process_id",
-        0,
-        "Which of the learner's processes this is, from 0.",
-        variable="process",
-        lower_bound=0,
-    )
-    define(
-        flags.DEFINE_integer,
-        "num_processes",
-        1,
-        "Processes of the learner, which share a mesh of all their devices.",
-        variable="processes",
-        lower_bound=1,
-    )
+    """The flags of a learner of several processes: --process, --processes and --coordinator."""
+    number, many = "Which of its processes this is, from 0.", "How many processes the learner has."
+    define(flags.DEFINE_integer, "process", 0, number, lower_bound=0)
+    define(flags.DEFINE_integer, "processes", 1, many, lower_bound=1)
     define(
         flags.DEFINE_string,
         "coordinator",
-        None,
-        "HOST:PORT of process 0 for the others; it takes the port after it, too.",
+        "",
+        "HOST:PORT of its process 0, where it has several; these also use the next port.",
     )
 
 
@@ -85,12 +72,11 @@ def assignment(role: str, **given: Any) -> Assignment:
     values = flags.FLAGS
     common = {"health": values.health or "", "grace": values.grace}
     if role == LEARNER:
-        number, count = values.process_id, values.num_processes
-        if number >= count:
-            raise cli.UsageError(f"process_id: is {number}, but must be below num_processes, {count}")
-        if count > 1 and values.coordinator is None:
-            raise cli.UsageError("coordinator: is missing, but several processes need one")
-        common |= {"process": number, "processes": count, "coordinator": values.coordinator or ""}
+        common |= {name: values[name].value for name in ("process", "processes", "coordinator")}
+        if common["process"] >= common["processes"]:
+            raise cli.UsageError(f"process: is {common['process']}, but must be below --processes")
+        if common["processes"] > 1 and not common["coordinator"]:
+            raise cli.UsageError("coordinator: give --coordinator=HOST:PORT of the learner's process 0")
     if role == SYNCER:
         common["resume"] = {"true": True, "false": False, "auto": None}[values.resume]
     return Assignment(role, **common, **given)

@@ -75,11 +75,11 @@ def test_a_token_may_be_in_the_environment():
         ),
         (
             {"DDILOCO_LEARNER": "0", "DDILOCO_PROCESSES": "2"},
-            "error: coordinator: is missing, but several",
+            "error: coordinator: give --coordinator=HOST:PORT",
         ),
         (
             {"DDILOCO_LEARNER": "0", "DDILOCO_PROCESSES": "2", "DDILOCO_PROCESS": "2"},
-            "error: process_id: is 2, but must be below",
+            "error: process: is 2, but must be below --processes",
         ),
     ],
 )

@@ -22,6 +22,8 @@ from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Donor, InnerFormat
 from ddiloco.remote.learner.followers import Followers, failed_offer
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
+from ddiloco.remote.learner.host_copies import HostCopies
+from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace, StepWatch, end_at_once
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.learner.streams import Host
@@ -102,9 +104,8 @@ class LearnerProcess:
         if self._place is not None:
             self._followers = self._led(self._place, learner, terms, security, stop)
         donor = Donor(security, config.keepalive, config.donation_timeout)
-        port = 0
-        if config.donor_host and self._place is None:
-            port = donor.start(config.donor_host, config.donor_port)
+        donates = config.donor_host and self._place is None
+        port = donor.start(config.donor_host, config.donor_port) if donates else 0
 
         def accepted(message: pb.Accepted) -> None:
             donor.admit(security.among_peers(message.peers_token))
@@ -176,6 +177,8 @@ class LearnerProcess:
                     step, devices = json.loads(message.erred)
                     for found in records.corruption(learner, step, devices, time.time()):
                         client.outbox.record(found)
+                case "alarm":
+                    client.outbox.record(records.Alarm(f"learner {learner}, {message.alarm}", time.time()))
 
         followers.told, followers.deliver = told, client.put
 
@@ -214,7 +217,13 @@ class LearnerProcess:
             make_arrays = functools.partial(LeadingArrays, core=core, followers=followers)
             send_offer = followers.sending(send_offer)
             record = watch.watching(record)
-        recovery = ProcessRecovery(client, inner, self._security, config, folder, steps)
+        make_recovery = ProcessRecovery
+        make_checkpointer = Checkpointer
+        if followers is not None:
+            held = HostCopies(folder, 0, inner)
+            make_recovery = functools.partial(HostRecovery, copies=held, followers=followers)
+            make_checkpointer = functools.partial(HostCheckpointer, copies=held)
+        recovery = make_recovery(client, inner, self._security, config, folder, steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
@@ -245,8 +254,8 @@ class LearnerProcess:
                 stack.callback(profile.close)
             if writer is not None:
                 stack.callback(writer.close, _PART_SECONDS)
-            if folder is not None and config.checkpoint_every and followers is None:
-                copies = Checkpointer(
+            if folder is not None and config.checkpoint_every:
+                copies = make_checkpointer(
                     worker.inbox, inner, folder, config.checkpoint_every, record, client.run
                 )
                 copies.start()

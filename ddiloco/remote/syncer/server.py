@@ -83,9 +83,9 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
+        self._offer_intake = OfferIntake(terms, send, take_offer, record, self._count)
         self._management = management or Management(security, terms.num_learners)
         self._management.attach(self._all_sessions)
-        self._offer_intake = OfferIntake(terms, send, take_offer, record, self._count)
         self._handlers = {
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
@@ -249,11 +249,8 @@ class SyncerServer:
             if refusal.alarm is not None:
                 self._alarm(refusal.alarm)
             context.abort(refusal.code, refusal.sentence)
-        if present is not None and present.process != hello.process:
-            self._admission.replaced(hello.learner, present.process)
-            self._end(present, "replaced")
-        elif present is not None:
-            self._end(present, "connected anew")
+        if present is not None:
+            self._end(present, "connected anew" if present.process == hello.process else "replaced")
         self._admission.admitted(hello.learner, hello.process)
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)

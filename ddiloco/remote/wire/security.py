@@ -76,6 +76,15 @@ class Security:
         """Whether a call with this metadata has the token; its time reveals nothing of the token."""
         return self._open or self._shows(metadata) is not None
 
+    @property
+    def asks(self) -> bool:
+        """Whether a token is asked for at all."""
+        return not self._open
+
+    def admits_token(self, token: str) -> bool:
+        """Whether this is the token of all, or that of any learner."""
+        return self.admits(((TOKEN_KEY, f"Bearer {token}"),))
+
     def caller(self, context: grpc.ServicerContext) -> Caller:
         """Who makes an admitted call: the learner that the token is of, or else the certificate."""
         shown = None if self._open else self._shows(context.invocation_metadata())

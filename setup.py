@@ -12,7 +12,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments", "experiments.*"]),
-    package_data={"": ["*.proto", "py.typed"]},
+    package_data={"": ["*.proto", "py.typed"], "ddiloco.page": ["*.css", "*.js"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
@@ -29,18 +29,24 @@ setup(
         "orbax-checkpoint>=0.11.30",
         "pandas>=2.2",
         "pillow>=11",
+        "prometheus_client>=0.21",
+        "pyyaml>=6",
         "protobuf>=7.35.1",  # that wire_pb2.py was generated for
         "safetensors>=0.5",
         "scikit-learn>=1.5",
         "sentencepiece>=0.2",
         "scipy>=1.11",
+        "starlette>=0.40",
         "tensorboardX>=2.6",
         "tensorflow-datasets>=4.9.9",
+        "uvicorn>=0.30",
     ],
     extras_require={
         "test": [
             "grpcio-tools>=1.70",
+            "httpx>=0.27",
             "hypothesis>=6.100",
+            "jsonschema>=4",
             "mypy>=1.15",
             "pdoc>=15",
             "pytest>=8",
@@ -50,6 +56,7 @@ setup(
         ],
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
+        "ray": ["ray>=2.50"],
         "huggingface": ["torch>=2.6", "transformers>=4.51"],  # that tests hold exported weights against
         "tpu_compiler": ["libtpu>=0.0.52"],  # which compiles for TPUs on machines without
     },

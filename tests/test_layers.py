@@ -23,6 +23,7 @@ RANKS = (
     "ddiloco/training",
     "ddiloco/tasks",
     "ddiloco/observe",
+    "ddiloco/page",
     "ddiloco/settings",
     "ddiloco/disk",
     "ddiloco/weights",

@@ -38,6 +38,7 @@ SMALLEST = {
     "sync": {"num_learners": 2, "num_fragments": 3, "interval": 4},
     "eval": {"every": 0, "num_batches": 1, "batch_size": 4},
     "sample": {"tokens": 0},
+    "log": {"page": ""},
 }
 POLICIES = {
     "decoupled": {},

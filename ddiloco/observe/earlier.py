@@ -37,6 +37,9 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
         tally.noted(Noted("round", line, line["time"]))
     summary = read_summary(workdir / "summary.json")
     tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS})
+    for name in ("sent", "received"):
+        counted = summary.get(f"bytes_{name}_by_learner", {})
+        getattr(tally, f"{name}_by_learner").update({int(m): count for m, count in counted.items()})
     tally.drops.update(summary.get("drops", {}))
     tally.inner_states.update(summary.get("inner_states", {}))
     if moments:

@@ -137,12 +137,12 @@ class GrowingFiles:
 
     def flush(self) -> None:
         """Writes what is pending; what the disk refuses is tried again at the next flush."""
-        for name in self._files:
+        for name in list(self._files):  # an alarm may add a file
             self._try(GrowingFile.flush, name)
 
     def close(self) -> None:
         """Flushes and closes all files."""
-        for name in self._files:
+        for name in list(self._files):
             self._try(GrowingFile.close, name)
 
     def _try(self, action: Callable[[GrowingFile], None], name: str) -> None:

@@ -4,12 +4,14 @@ Tools rely on `learners/<id>/steps.jsonl`: {"time": seconds, "step": the learner
 that step}, at most a second behind. `rounds.jsonl` has a line for each merge: {"time", "step", "fragment",
 "version", "learners" (in the merge), "tokens", ...}; `states.jsonl` one for each change of a learner's state;
 `recoveries.jsonl` one for each process of a learner that joined, and where its inner optimizer state came
-from. A run that is resumed in the same folder adds to them.
+from; `events.jsonl` one for each alarm, and for what else is rare: {"time", "event": its name, ...}. A run
+that is resumed in the same folder adds to them.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.observe.files import GrowingFiles
@@ -36,6 +38,10 @@ class LineFiles:
     def recovered(self, record: Noted) -> None:
         """Adds a line to `recoveries.jsonl`."""
         self._append("recoveries.jsonl", record.time, as_json(record.values))
+
+    def event(self, name: str, time: float, values: Mapping[str, Any]) -> None:
+        """Adds a line to `events.jsonl`."""
+        self._append("events.jsonl", time, {"event": name, **as_json(values)})
 
     def state(self, record: StateChanged) -> None:
         """Adds a line to `states.jsonl`."""

@@ -43,6 +43,12 @@ FLUSH_EVERY = 0.5
 SUMMARY_EVERY = 2.0
 BATCH = 256
 
+TOLD = frozenset(
+    {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
+    | {"snapshot_given_up", "guard_quarantined", "guard_released", "sdc"}
+)
+"""The protocol's records that `events.jsonl` has a line for: rare ones."""
+
 
 class Monitor:
     """Takes records from any thread and writes what a run leaves behind (docs: the workdir's contract).
@@ -78,12 +84,12 @@ class Monitor:
         self._clock = clock
         self._progress = Progress(live)
         self._alarms = Alarms(self._warn)
+        self._files = GrowingFiles(self._workdir, self._alarms)
+        self._lines = LineFiles(self._files)
         self._tally = Tally(run_info, clock() if clock else None)
         if resume:
             with self._alarms.guard("what earlier processes have left", Exception):
                 recall(self._workdir, self._tally)
-        self._files = GrowingFiles(self._workdir, self._alarms)
-        self._lines = LineFiles(self._files)
         self._metrics = EventFiles(self._files, log_every)
         self._pace = Pace()
         self._extra: dict[str, Any] = {}
@@ -193,6 +199,8 @@ class Monitor:
         learner = record.values.get("learner")
         was_away, finished = learner in self._tally.away, learner in self._tally.finished
         self._tally.noted(record)
+        if record.name in TOLD:
+            self._lines.event(record.name, record.time, record.values)
         match record.name:
             case "round":
                 self._metrics.round(record)
@@ -224,6 +232,7 @@ class Monitor:
         self._lines.died(record)
         self._tally.died(record)
         reason = (record.traceback.strip() or "no traceback").splitlines()[-1]
+        self._lines.event("died", record.time, {"learner": record.learner, "reason": reason})
         self._say(f"learner {record.learner} died: {reason}")
 
     def _now(self) -> float:
@@ -289,6 +298,7 @@ class Monitor:
             (self._progress.news if news else self._progress.say)(line)
 
     def _warn(self, sentence: str) -> None:
+        self._lines.event("alarm", self._now(), {"alarm": sentence})
         # An alarm that cannot be shown is still in the summary.
         with contextlib.suppress(OSError, ValueError):
             self._progress.warn(sentence)

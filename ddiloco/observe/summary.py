@@ -57,6 +57,8 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "lost": lines.lost(now) if window else {},
         "learner_blocked_seconds": lines.blocked_seconds(now),
         **tally.counts,
+        "bytes_sent_by_learner": dict(sorted(tally.sent_by_learner.items())),
+        "bytes_received_by_learner": dict(sorted(tally.received_by_learner.items())),
         "inner_states": dict(sorted(tally.inner_states.items())),
         "drops": dict(sorted(tally.drops.items())),
         "offers_left_out": dict(sorted(rounds.left_out.items())),

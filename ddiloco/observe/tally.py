@@ -96,6 +96,8 @@ class Tally:
         self.loss_curves: dict[int, Curve] = {}
         self.performance: dict[int, Performance] = {m: Performance() for m in info.chips_by_learner}
         self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
+        self.sent_by_learner: collections.Counter[int] = collections.Counter()  # bytes
+        self.received_by_learner: collections.Counter[int] = collections.Counter()
         self.evaluations: list[Evaluated] = []
         self.drops: collections.Counter[str] = collections.Counter()
         self.inner_states: collections.Counter[str] = collections.Counter()  # by source
@@ -223,6 +225,8 @@ class Tally:
     def transferred(self, record: Transferred) -> None:
         """Counts bytes."""
         self.counts.update(bytes_sent=record.sent, bytes_received=record.received)
+        self.sent_by_learner[record.learner] += record.sent
+        self.received_by_learner[record.learner] += record.received
 
     def died(self, record: LearnerDied) -> None:
         """Keeps the failure; of very many the newest."""

@@ -101,6 +101,12 @@ def owned(array: jax.Array) -> Blocks:
     return Blocks(array.shape, {box_of(s.index, array.shape): np.asarray(s.data) for s in shards})
 
 
+def held(array: jax.Array) -> Blocks:
+    """All blocks that this process's devices have, in host memory; waits for their copy."""
+    shards = {box_of(shard.index, array.shape): shard for shard in array.addressable_shards}
+    return Blocks(array.shape, {box: np.asarray(shard.data) for box, shard in shards.items()})
+
+
 def needed(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Cut:
     """The blocks that this process's devices hold of an array."""
     found = sharding.addressable_devices_indices_map(shape).values()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import pathlib
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ddiloco.baselines.virtual import run_virtual_baseline
@@ -27,6 +29,8 @@ from ddiloco.observe.profile import StepProfile
 from ddiloco.observe.trimming import OWNERS, next_previous
 from ddiloco.outer.encoding import Traffic, traffic
 from ddiloco.outer.global_model import parameters_sha256
+from ddiloco.page.server import PageServer
+from ddiloco.page.visitors import NOBODY, Visitors, check_page
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run.budget import with_steps
@@ -59,6 +63,7 @@ def run_job(
     make_loop: MakeLoop | None = None,
     claim: Callable[[], None] = lambda: None,
     profile: StepProfile | None = None,
+    visitors: Visitors = NOBODY,
 ) -> Result:
     """Runs an experiment; setting `stop` ends it early, with everything saved.
 
@@ -76,6 +81,7 @@ def run_job(
       make_loop: makes the user's own loop, if one is trained; None: what the settings name.
       claim: takes what else the run needs for itself alone, such as a port; may raise ConfigError.
       profile: takes a trace of some steps.
+      visitors: who may look at its page from other machines.
 
     Raises:
       ConfigError, DataError: the run cannot work; raised before anything is trained.
@@ -83,6 +89,7 @@ def run_job(
       SnapshotError: the snapshot that the run resumes from was damaged after it was checked.
     """
     virtual = experiment.driver == "virtual"
+    check_page(experiment.log.page, visitors)
     if virtual:
         check_fleet(experiment)
     experiment = with_steps(experiment, lambda: _traffic(experiment))
@@ -97,7 +104,24 @@ def run_job(
     with owned(workdir):
         claim()
         going_on = resume is not False and _has_begun(workdir, resume)
-        return _run_owned(experiment, assembly, workdir, stop, live, runner, going_on, profile)
+        with _page(experiment, workdir, visitors):
+            return _run_owned(experiment, assembly, workdir, stop, live, runner, going_on, profile)
+
+
+@contextlib.contextmanager
+def _page(experiment: Experiment, workdir: pathlib.Path, visitors: Visitors) -> Iterator[None]:
+    """Serves the run's page while it goes on, if that is wanted."""
+    if not experiment.log.page:
+        yield
+        return
+    server = PageServer(experiment.log.page, [workdir], visitors)
+    server.start()
+    if os.environ.get("CI", "").lower() != "true":
+        print(f"the run's page: {server.url}", file=sys.stderr)
+    try:
+        yield
+    finally:
+        server.stop()
 
 
 def _has_begun(workdir: pathlib.Path, resume: bool | None) -> bool:

@@ -86,6 +86,10 @@ class LogConfig:
     peak_flops: float | None = setting(
         None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
     )
+    page: str = setting(
+        "127.0.0.1:7071",
+        "HOST:PORT of the run's page; on the loopback another port if it is taken; '': none",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

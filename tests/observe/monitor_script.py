@@ -97,6 +97,8 @@ SUMMARY = {
     "learner_blocked_seconds": 0.0,
     "bytes_sent": 11,
     "bytes_received": 22,
+    "bytes_sent_by_learner": {"0": 10, "1": 1},
+    "bytes_received_by_learner": {"0": 20, "1": 2},
     "inner_states": {},
     "snapshots": 0,
     "snapshots_given_up": 0,

@@ -63,6 +63,8 @@ CONTINUED = (
     "lost",
     "bytes_sent",
     "bytes_received",
+    "bytes_sent_by_learner",
+    "bytes_received_by_learner",
     "drops",
     "inner_states",
 )

@@ -53,7 +53,9 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     assert written["eval/loss"] == [(0, 6.0), (4, 1.25)]
     assert written["run/goodput"] == [(4, 0.75)]
     assert written["run/mfu"] == [(4, 0.25)]
-    left = ["learners", "metrics", "rounds.jsonl", "states.jsonl", "summary.json"]
+    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["time"]) for line in events] == [("died", 15.0), ("alarm", 19.0)]
+    left = ["events.jsonl", "learners", "metrics", "rounds.jsonl", "states.jsonl", "summary.json"]
     assert sorted(path.name for path in workdir.iterdir()) == left
 
 

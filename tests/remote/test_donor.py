@@ -17,9 +17,8 @@ from ddiloco.observe import records
 from ddiloco.remote.learner import client, inner_files
 from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
-from ddiloco.remote.syncer.server import donor_address
 from ddiloco.remote.wire.agreement import WireError
-from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.settings.remote import RemoteConfig
 from experiments.front.credentials import load_security

@@ -212,7 +212,10 @@ class Checkpointer:
 
     def _save(self, state: InnerState) -> None:
         try:
-            inner_files.save(self._folder, self._inner, state, self._run_id)
+            self._keep(state)
         except OSError as error:
             problem = f"{self._folder}: {error.strerror or error}: the inner optimizer state is not kept"
             self._record(records.Alarm(problem, time.time()))
+
+    def _keep(self, state: InnerState) -> None:
+        inner_files.save(self._folder, self._inner, state, self._run_id)

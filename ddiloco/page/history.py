@@ -1,0 +1,285 @@
+"""All that is known of a run from the files in its workdir; read on from where one was, in bounded memory."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ddiloco.observe.summary import read_summary
+from ddiloco.page.tail import EventTail, LineTail, Replaced
+from ddiloco.page.timeline import Lane, Slots
+
+RECENT = 64  # rounds that `recent` figures are of
+SHOWN_EVENTS = 200
+STANDSTILL = 10.0  # steps without a step
+LEAST_STANDSTILL = 5.0  # seconds
+BEHIND = 1.5  # seconds that steps may come later into their file than rounds into theirs
+ALIVE = 30.0  # seconds for which a run that does not refresh its summary is still taken to go on
+
+KIND = {
+    "stepping": "stepping",
+    "waiting_for_peers": "waiting",
+    "waiting_for_network": "waiting",
+    "starting": "recovering",
+    "detecting": "recovering",
+    "reconfiguring": "recovering",
+    "replaying": "recovering",
+    "standby": "spare",
+    "failed": "dead",
+    "finished": "finished",
+}
+"""What a lane shows, by `ddiloco.goodput.accounting.State`."""
+
+_SCALARS = {"train/loss": "loss", "train/mfu": "mfu", "train/step_seconds": "seconds"}
+_WAITED = "train/data_wait_seconds"
+
+
+@dataclasses.dataclass
+class LearnerHistory:
+    """What one learner did."""
+
+    lane: Lane = dataclasses.field(default_factory=Lane)
+    steps: int = 0
+    clock: int = 0
+    tokens: int = 0
+    stepped_at: float | None = None
+    starts: int = 0
+    chips: int | None = None
+    gaps: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=33))
+    stale: collections.deque[int] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=RECENT)
+    )
+    losses: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=8))
+    silent: bool = False  # the syncer has not heard of it
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of the last steps, from end to end."""
+        return statistics.median(self.gaps) if self.gaps else None
+
+    def standstill(self) -> float:
+        """Seconds without a step after which it has hung."""
+        return max(LEAST_STANDSTILL, STANDSTILL * (self.step_seconds or math.inf))
+
+
+@dataclasses.dataclass
+class FragmentHistory:
+    """The newest version of a fragment."""
+
+    version: int = 0
+    step: int = 0
+    time: float | None = None
+
+
+class History:
+    """A run's past, as its files tell it.
+
+    `read` takes in what is new. Rounds and steps are taken in the order of their times, so that it is known
+    how far a learner had come when its work was merged. Lines that cannot be read are skipped.
+    """
+
+    def __init__(self, workdir: pathlib.Path) -> None:
+        self.workdir = workdir
+        self._begin()
+
+    def _begin(self) -> None:
+        root = self.workdir
+        self.summary: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.learners: dict[int, LearnerHistory] = {}
+        self.fragments: dict[int, FragmentHistory] = {}
+        self.rounds: collections.deque[dict[str, Any]] = collections.deque(maxlen=RECENT)
+        self.round_count = 0
+        self.contributed = 0  # to all rounds, of `live` who were there
+        self.live = 0
+        self.sums: collections.Counter[str] = collections.Counter()  # over rounds, of what took seconds
+        self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=SHOWN_EVENTS)
+        self.slots: Slots | None = None
+        self.last = -math.inf  # the latest time in any line
+        self.going_on = False
+        self._lines = {name: LineTail(root / f"{name}.jsonl") for name in ("states", "rounds", "events")}
+        self._steps: dict[int, LineTail] = {}
+        self._scalars: dict[pathlib.Path, tuple[int, EventTail]] = {}
+        self._summary_mark: tuple[int, int] | None = None
+
+    @property
+    def now(self) -> float:
+        """The time of the page: that of the last line, or of the clock while a run in real time goes on."""
+        virtual = self.config.get("driver") == "virtual"
+        clock = time.time() if self.going_on and not virtual else -math.inf
+        return max(clock, self.last) if math.isfinite(self.last) else 0.0
+
+    @property
+    def started(self) -> float:
+        """When the run began; 0 before that."""
+        return self.slots.start if self.slots is not None else 0.0
+
+    def read(self, budget: float = math.inf) -> bool:
+        """Takes in what is new, for about `budget` seconds; returns whether that was all."""
+        ends = time.monotonic() + budget
+        try:
+            return self._read(ends)
+        except Replaced:  # another run has begun in the folder
+            self._begin()
+            return False
+
+    def _read(self, ends: float) -> bool:
+        self._read_summary()
+        self._find_learners()
+        for tail in (*self._lines.values(), *self._steps.values()):
+            tail.look()
+        states, rounds, events = self._lines.values()
+        if self.slots is None and math.isfinite(states.time):
+            self.slots = Slots(states.time)
+        while events.time < math.inf:
+            self._event(events.take())
+        newest = (
+            time.time() - BEHIND if self.going_on and self.config.get("driver") != "virtual" else math.inf
+        )
+        while rounds.time < math.inf and rounds.time <= newest:
+            self._until(rounds.time)
+            self._round(rounds.take())
+            if self.round_count % 16 == 0 and time.monotonic() > ends:
+                return False
+        self._until(math.inf, ends)
+        return self._read_scalars(ends)
+
+    def _until(self, moment: float, ends: float = math.inf) -> None:
+        """Takes in states and steps up to this moment."""
+        states = self._lines["states"]
+        while states.time <= moment and states.time < math.inf:
+            self._states_line(states.take())
+        for number, tail in self._steps.items():
+            if tail.time <= moment:
+                self._steps_until(number, tail, moment, ends)
+
+    def _steps_until(self, number: int, tail: LineTail, moment: float, ends: float) -> None:
+        learner = self.learners[number]
+        while tail.time <= moment and tail.time < math.inf:
+            line = tail.take()
+            self._step(number, learner, line["time"], int(line.get("step", 0)), int(line.get("tokens", 0)))
+            if learner.steps % 256 == 0 and time.monotonic() > ends:
+                return
+
+    def _read_summary(self) -> None:
+        """Reads summary and config anew where they have changed."""
+        path = self.workdir / "summary.json"
+        try:
+            status = path.stat()
+        except OSError:
+            self.going_on = False
+            return
+        mark = (status.st_ino, status.st_mtime_ns)
+        if mark != self._summary_mark:
+            self.summary, self._summary_mark = read_summary(path), mark
+        over = self.summary.get("finished") or self.summary.get("interrupted") or "driver" in self.summary
+        self.going_on = not over and time.time() - status.st_mtime < ALIVE
+        if not self.config:
+            try:
+                self.config = dict(json.loads((self.workdir / "config.json").read_text()))
+            except (OSError, ValueError, TypeError):
+                self.config = {}
+
+    def _find_learners(self) -> None:
+        folders = [path for path in self.workdir.glob("learners/*") if path.name.isdigit()]
+        known = {int(path.name) for path in folders} | set(range(int(self.summary.get("num_learners") or 0)))
+        for number in sorted(known - self._steps.keys()):
+            self.learners.setdefault(number, LearnerHistory())
+            self._steps[number] = LineTail(self.workdir / "learners" / str(number) / "steps.jsonl")
+        for path in sorted(self.workdir.glob("metrics/learner_*/events.out.tfevents.*")):
+            number = int(path.parent.name.removeprefix("learner_"))
+            if path not in self._scalars and number in known:
+                self._scalars[path] = (number, EventTail(path))
+
+    def _seen(self, moment: float) -> Slots:
+        self.last = max(self.last, moment)
+        if self.slots is None:
+            self.slots = Slots(moment)
+        return self.slots
+
+    def _states_line(self, line: Mapping[str, Any]) -> None:
+        learner = self.learners.setdefault(int(line["learner"]), LearnerHistory())
+        state = str(line.get("state"))
+        self._seen(line["time"])
+        learner.lane.enter(KIND.get(state, "recovering"), line["time"])
+        learner.chips = line.get("chips")
+        learner.starts += state == "starting"
+        if state != "stepping":
+            learner.stepped_at = None
+
+    def _step(self, number: int, learner: LearnerHistory, moment: float, clock: int, tokens: int) -> None:
+        slots = self._seen(moment)
+        if learner.stepped_at is not None:
+            gap = moment - learner.stepped_at
+            if gap > learner.standstill():
+                learner.lane.hung(learner.stepped_at, moment)
+            learner.gaps.append(gap)
+        learner.stepped_at = moment
+        learner.steps += 1
+        learner.clock, learner.tokens = max(learner.clock, clock), learner.tokens + tokens
+        slots.add(moment, ("tokens", number), tokens)
+        slots.add(moment, "tokens", tokens)
+
+    def _round(self, line: dict[str, Any]) -> None:
+        moment, slots = line["time"], self._seen(line["time"])
+        self.rounds.append(line)
+        self.round_count += 1
+        fragment = self.fragments.setdefault(int(line["fragment"]), FragmentHistory())
+        fragment.version, fragment.step, fragment.time = int(line["version"]), int(line["step"]), moment
+        contributions = line.get("contributions") or []
+        slots.add(moment, "rounds")
+        slots.add(moment, "quorum", len(line.get("learners", ())))
+        slots.add(moment, "live", line.get("live", 0))
+        self.contributed += len(line.get("learners", ()))
+        self.live += line.get("live", 0)
+        for name in ("quorum_seconds", "grace_seconds", "sync_seconds"):
+            slots.add(moment, name, line.get(name) or 0.0)
+            self.sums[name] += line.get(name) or 0.0
+        for number, _, _, clock, *_ in contributions:
+            slots.add(moment, ("in", number))
+            if number in self.learners:
+                self.learners[number].stale.append(max(0, self.learners[number].clock - clock))
+
+    def _event(self, line: dict[str, Any]) -> None:
+        self._seen(line["time"])
+        self.events.append(line)
+        learner = self.learners.get(line.get("learner", -1))
+        if learner is not None and line.get("event") in (
+            "learner_silent",
+            "learner_returned",
+            "learner_ready",
+        ):
+            learner.silent = line["event"] == "learner_silent"
+
+    def _read_scalars(self, ends: float) -> bool:
+        for number, tail in self._scalars.values():
+            while found := tail.take():
+                for moment, values in found:
+                    self._scalar(number, moment, values)
+                if time.monotonic() > ends:
+                    return False
+        return True
+
+    def _scalar(self, number: int, moment: float, values: Mapping[str, float]) -> None:
+        if self.slots is None:
+            return
+        for tag, name in _SCALARS.items():
+            if tag not in values:
+                continue
+            value = values[tag]
+            if name == "loss":
+                self.learners[number].losses.append(value)
+            if math.isfinite(value):
+                self.slots.add(moment, (name, number), value)
+                self.slots.add(moment, ("count", name, number))
+            elif name == "loss":
+                self.slots.add(moment, ("nan", number))
+        if _WAITED in values:
+            self.slots.add(moment, ("waited", number), values[_WAITED])

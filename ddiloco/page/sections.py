@@ -1,0 +1,285 @@
+"""The sections of a run's page below its verdict: learners, curves, lost time, rounds, alarms, settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddiloco.page.advice import Advice, remedy
+from ddiloco.page.drawings import Line, axis, chart, lane, legend
+from ddiloco.page.elements import Html, el, table
+from ddiloco.page.view import EventView, LearnerView, RunView
+from ddiloco.page.words import amount, clock, seconds, share, size
+
+FEW = 8  # learners that have a colour each
+_CAUSES = {
+    "waiting_for_peers": "waiting for peers",
+    "waiting_for_network": "waiting for the network",
+    "detecting": "standing still, cause unknown",
+    "reconfiguring": "joining, restoring, compiling",
+    "replaying": "doing lost work again",
+    "standby": "spare",
+    "failed": "dead",
+}
+
+
+_COLUMNS = (
+    "learner",
+    "now",
+    "over time",
+    "clock",
+    "tokens/s",
+    "step",
+    "data wait",
+    "MFU",
+    "merged",
+    "staleness",
+    "in rounds",
+    "sent",
+    "received",
+)
+
+
+def learners(view: RunView, found: Sequence[Advice], key: str) -> Html:
+    """Each learner: its state, its life as a lane, and its figures."""
+    by_learner = {one.learner: one for one in reversed(found) if one.learner is not None}
+    known = [one for one in view.learners if any(_optional(one))]
+    left_out = {
+        name for place, name in enumerate(("data wait", "MFU")) if not any(_optional(o)[place] for o in known)
+    }
+    names = [name for name in _COLUMNS if name not in left_out]
+    rows = [_learner(view, one, by_learner.get(one.learner), key, names) for one in view.learners]
+    head = el("thead", el("tr", [el("th", name, scope="col", class_=_narrow(name)) for name in names]))
+    last = el(
+        "tr", el("td"), el("td"), el("td", axis(view.now), class_="wide"), class_="times", aria_hidden="true"
+    )
+    caption = el("caption", "Learners", class_="spoken")
+    whole = el("table", caption, head, el("tbody", rows), el("tfoot", last), class_="learners")
+    return el("section", el("h2", "Learners"), whole, legend(), id=f"{key}-learners", tabindex="-1")
+
+
+def _optional(one: LearnerView) -> tuple[bool, bool]:
+    return one.data_wait_share is not None, one.mfu is not None
+
+
+def _narrow(name: str) -> str | None:
+    return "wide" if name == "over time" else None
+
+
+def _learner(view: RunView, one: LearnerView, said: Advice | None, key: str, names: Sequence[str]) -> Html:
+    mark = "" if said is None else "✖ " if said.trouble else "▲ "
+    label = f"learner {one.learner}: {_path_in_words(one)}"
+    values = {
+        "now": [mark, f"{one.state} {seconds(one.state_seconds) if one.state_seconds else ''}"],
+        "over time": lane(one.lane, one.merged, view.slot_seconds, view.now, label),
+        "clock": f"{one.clock}",
+        "tokens/s": amount(one.tokens_per_second),
+        "step": seconds(one.step_seconds),
+        "data wait": share(one.data_wait_share),
+        "MFU": share(one.mfu),
+        "merged": share(one.merged_share),
+        "staleness": "-" if one.staleness is None else f"{one.staleness:.1f} steps",
+        "in rounds": share(one.in_recent),
+        "sent": size(one.sent),
+        "received": size(one.received),
+    }
+    why = None if said is None else el("p", said.what, class_="why")
+    cells = [el("td", values[name], data_label=name, class_=_narrow(name)) for name in names[1:]]
+    head = el("th", f"{one.learner}", why, scope="row")
+    kind = "" if said is None else "trouble" if said.trouble else "better"
+    return el("tr", head, cells, id=f"{key}-learner-{one.learner}", class_=f"{kind} {one.state}".strip())
+
+
+def _path_in_words(one: LearnerView) -> str:
+    total: dict[str, float] = {}
+    for state, start, end in one.lane:
+        total[state] = total.get(state, 0.0) + end - start
+    return ", ".join(f"{state} {seconds(spent)}" for state, spent in total.items() if spent > 0)
+
+
+def curves(view: RunView, found: Sequence[Advice]) -> Html:
+    """Losses, tokens a second, who was merged and how long rounds took, over time."""
+    middles = [(place + 0.5) * view.slot_seconds for place in range(len(view.tokens_per_second))]
+    troubled = {one.learner for one in found}
+    losses = []
+    for place, one in enumerate(view.learners):
+        shown = len(view.learners) <= FEW or one.learner in troubled
+        losses.append(Line(f"learner {one.learner}", middles, one.loss, place if shown else None))
+    scores = view.summary.get("eval_history") or []
+    held_out = Line("global model, held-out", *pairs(scores, "seconds"), -1)
+    rate = Line("tokens/s", middles, view.tokens_per_second, 0)
+    spent = [
+        Line("until the quorum", middles, view.quorum_seconds, 0),
+        Line("grace", middles, view.grace_seconds, 1),
+        Line("merge and write", middles, view.sync_seconds, 2),
+    ]
+    charts = [
+        chart("Loss", "nats/token", [*losses, held_out], view.now),
+        chart("Tokens a second", "all learners", [rate], view.now, zero=True),
+    ]
+    if view.syncer.rounds:
+        who = [Line("in the merge", middles, view.quorum, 0), Line("there", middles, view.live, 1)]
+        charts += [
+            chart("Learners in a merge", "", who, view.now, zero=True),
+            chart("Time of a round", "seconds", spent, view.now, zero=True),
+        ]
+    return el("section", el("h2", "Over time"), el("div", charts, class_="charts"))
+
+
+def pairs(scores: Sequence[Mapping[str, Any]], over: str) -> tuple[list[float], list[float | None]]:
+    """Steps or tokens, and losses, of the scores that there are."""
+    known = [score for score in scores if score.get("loss") is not None]
+    return [score[over] for score in known], [score["loss"] for score in known]
+
+
+def lost(view: RunView) -> Html:
+    """Where the chips' time went."""
+    s = view.summary
+    lost = {cause: spent for cause, spent in (s.get("lost") or {}).items() if spent}
+    rows = [("stepping", share(s.get("goodput")), _bar(s.get("goodput")))]
+    rows += [(_CAUSES.get(cause, cause), share(spent), _bar(spent)) for cause, spent in _largest(lost)]
+    told = f"Goodput {share(s.get('goodput'))}, uptime {share(s.get('uptime'))}."
+    shown = table("Where the chips' time went", ("state", "share", ""), rows)
+    return el("section", el("h2", "Where the time went"), el("p", told), shown)
+
+
+def _largest(lost: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(lost.items(), key=lambda item: -item[1])
+
+
+def _bar(value: float | None) -> Html:
+    drawn = el("rect", width=round(100 * (value or 0.0), 1), height=10, class_="bar")
+    return el(
+        "svg", drawn, viewBox="0 0 100 10", preserveAspectRatio="none", class_="bars", aria_hidden="true"
+    )
+
+
+def syncer(view: RunView) -> Html:
+    """What the syncer does against what it should and can."""
+    s = view.syncer
+    per_second = lambda value: "-" if value is None else f"{value:.3g} a second"  # noqa: E731
+    rows = [
+        (
+            "merges",
+            f"{s.rounds}, lately {per_second(s.rounds_per_second)}; {per_second(s.due_per_second)} are due",
+        ),
+        ("given up", f"{s.skipped} left out since it fell behind, {s.abandoned} without a quorum"),
+        ("busy", f"{share(s.busy)} of its time with merging and writing, lately"),
+        (
+            "in a merge",
+            f"{'-' if s.mean_quorum is None else f'{s.mean_quorum:.2f}'} learners, "
+            f"{share(s.mean_share)} of those there",
+        ),
+        (
+            "a round",
+            f"quorum after {seconds(s.quorum_seconds)}, grace {seconds(s.grace_seconds)}, "
+            f"merge {seconds(s.sync_seconds)}",
+        ),
+        (
+            "bytes",
+            f"{size(view.summary.get('bytes_sent'))} in, {size(view.summary.get('bytes_received'))} out",
+        ),
+    ]
+    dropped = ", ".join(f"{reason}: {count}" for reason, count in s.drops.items())
+    rows += [("dropped", dropped)] if dropped else []
+    return el("section", el("h2", "Syncer"), table("The syncer against its limits", ("", "so far"), rows))
+
+
+def fragments(view: RunView) -> Html | None:
+    """Each fragment's version and age."""
+    if not view.fragments:
+        return None
+    late = 2 * view.setting("sync.interval", 1)
+    cells = []
+    for one in view.fragments:
+        old = one.age_steps > late
+        age = "never merged" if one.age_seconds is None else f"{one.age_steps} steps old"
+        cells.append(
+            el(
+                "li",
+                el("b", f"{one.fragment}"),
+                el("span", f"version {one.version}"),
+                el("span", f"{'▲ ' if old else ''}{age}"),
+                class_="old" if old else None,
+            )
+        )
+    return el("section", el("h2", "Fragments"), el("ul", cells, class_="fragments"))
+
+
+def rounds(view: RunView) -> Html | None:
+    """The last rounds, and who was in."""
+    if not view.rounds:
+        return None
+    everybody = [one.learner for one in view.learners]
+    names = ("step", "when", "fragment", "version", "who was in", "quorum after", "grace", "merge")
+    rows = [
+        (
+            one.step,
+            clock(one.time),
+            one.fragment,
+            one.version,
+            _who(one.learners, everybody),
+            seconds(one.quorum_seconds),
+            seconds(one.grace_seconds),
+            seconds(one.sync_seconds),
+        )
+        for one in view.rounds
+    ]
+    return el(
+        "details", el("summary", "The last rounds"), table("The last rounds, newest first", names, rows)
+    )
+
+
+def _who(learners: Sequence[int], everybody: Sequence[int]) -> Html:
+    signs = "".join("●" if one in learners else "·" for one in everybody)
+    missing = [str(one) for one in everybody if one not in learners]
+    told = f"{len(learners)} of {len(everybody)}" + (f", without {', '.join(missing)}" if missing else "")
+    return el(
+        "span",
+        el("span", signs, class_="who", aria_hidden="true"),
+        el("span", told, class_="spoken"),
+        title=told,
+    )
+
+
+def alarms(view: RunView) -> Html:
+    """Alarms with what to do about them, and what else happened."""
+    alarms = [event for event in view.events if event.alarm]
+    others = [event for event in view.events if not event.alarm]
+    shown = [
+        el(
+            "li",
+            el("time", _when(event)),
+            el(
+                "div",
+                event.text,
+                el("p", el("em", "What to do: "), told) if (told := remedy(event.text)) else None,
+            ),
+        )
+        for event in alarms
+    ]
+    quiet = [el("li", el("time", _when(event)), el("div", event.text)) for event in others]
+    return el(
+        "section",
+        el("h2", f"Alarms: {len(alarms)}" if alarms else "No alarm"),
+        el("ol", shown, class_="alarms") if shown else None,
+        el("details", el("summary", f"What else happened ({len(quiet)})"), el("ol", quiet, class_="alarms"))
+        if quiet
+        else None,
+    )
+
+
+def _when(event: EventView) -> str:
+    return "" if event.time is None else clock(event.time)
+
+
+def settings(view: RunView, key: str) -> Html:
+    """The resolved settings and the summary, as they are."""
+    config = el("pre", json.dumps(view.config, indent=2), tabindex="0")
+    summary = el("pre", json.dumps(view.summary, indent=2), tabindex="0")
+    return el(
+        "section",
+        el("details", el("summary", "Settings"), config, id=f"{key}-config"),
+        el("details", el("summary", "Summary"), summary, id=f"{key}-summary"),
+    )

@@ -1,0 +1,217 @@
+"""The page of runs over HTTP: live by server-sent events, a report, the view as JSON, Prometheus' metrics.
+
+One thread reads the runs' files and answers. Until somebody comes it only listens and reads, and imports no
+web server. Showing a run takes at most a hundredth of a core: what takes long to show is shown less often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import pathlib
+import select
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddiloco.observe.scalars import as_json
+from ddiloco.page.board import Board
+from ddiloco.page.elements import el
+from ddiloco.page.exposition import exposition
+from ddiloco.page.sheet import asset, document
+from ddiloco.page.visitors import NOBODY, Visitors, check_page, context_of, is_loopback, listen
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+COOKIE = "ddiloco_token"
+LONGEST_TOKEN = 1000
+_SILENCE = 10.0  # seconds after which a watcher is told that the run still answers
+_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+_POLICY_OF_ONE_FILE = _POLICY.replace("style-src 'self'", "style-src 'unsafe-inline'")
+
+
+class PageServer:
+    """Serves the page of some runs from a thread of its own."""
+
+    def __init__(self, address: str, workdirs: Sequence[pathlib.Path], visitors: Visitors = NOBODY) -> None:
+        """Takes HOST:PORT; on the loopback, which needs no credentials, another port where it is taken.
+
+        Raises:
+          ConfigError: it is not available, or needs credentials that are not there.
+        """
+        check_page(address, visitors)
+        self._loopback = is_loopback(address)
+        self._visitors = NOBODY if self._loopback else visitors
+        self._socket = listen(address)
+        scheme = "http" if self._visitors.tls is None else "https"
+        self.url = f"{scheme}://{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}/"
+        self._board = Board(workdirs)
+        self._changed = asyncio.Event()
+        self._watching = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends the thread, and the connections of all who watch."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        self._socket.close()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            if select.select([self._socket], [], [], 0.2)[0]:
+                asyncio.run(self._serve())
+                return
+            self._board.read_unseen()
+
+    async def _serve(self) -> None:
+        import uvicorn
+
+        config = uvicorn.Config(self.app(), log_level="critical", lifespan="off", limit_concurrency=100)
+        config.load()
+        config.ssl = context_of(self._visitors)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
+        refreshing = asyncio.create_task(self._refresh())
+        while not self._over.is_set() and not serving.done():
+            await asyncio.sleep(0.2)
+        refreshing.cancel()
+        server.should_exit = server.force_exit = True
+        await asyncio.wait([serving], timeout=3.0)
+
+    async def _refresh(self) -> None:
+        while True:
+            if not self._watching:
+                self._board.read_unseen()
+                await asyncio.sleep(0.2)
+                continue
+            if self._board.look():
+                self._changed.set()
+                self._changed = asyncio.Event()
+            await asyncio.sleep(self._board.pause)
+
+    def app(self) -> Starlette:
+        """The application."""
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.responses import HTMLResponse, Response, StreamingResponse
+        from starlette.routing import Route
+
+        def page() -> Response:
+            return HTMLResponse(document(self._board.views(), live=True))
+
+        def report() -> Response:
+            whole = document(self._board.views(), inline=True)
+            return HTMLResponse(whole, headers={"content-security-policy": _POLICY_OF_ONE_FILE})
+
+        def view() -> Response:
+            runs = [as_json(dataclasses.asdict(one)) for one in self._board.views()]
+            return Response(json.dumps({"runs": runs}), media_type="application/json")
+
+        def metrics() -> Response:
+            body, kind = exposition(self._board.views())
+            return Response(body, headers={"content-type": kind})
+
+        def events() -> Response:
+            return StreamingResponse(self._news(), media_type="text/event-stream")
+
+        made = {"/": page, "/report": report, "/view.json": view, "/metrics": metrics, "/events": events}
+        routes = [Route(path, self._guarded(make)) for path, make in made.items()]
+        routes += [Route(f"/{name}", _file(name, kind)) for name, kind in _FILES.items()]
+        routes.append(Route("/enter", self._enter, methods=["POST"]))
+        # On the loopback a page of another site could ask by a name of its own that leads here.
+        hosts = ["localhost", "127.0.0.1", "["] if self._loopback else ["*"]
+        return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
+
+    def _guarded(self, make: Callable[[], Response]) -> Callable[[Request], Any]:
+        """Answers with what is made, or with the question for the token."""
+        from starlette.responses import HTMLResponse
+
+        async def answer(request: Request) -> Response:
+            response = make() if self._admits(request) else HTMLResponse(_gate(), status_code=401)
+            response.headers.setdefault("content-security-policy", _POLICY)
+            response.headers["cache-control"] = "no-store"
+            response.headers["x-content-type-options"] = "nosniff"
+            response.headers["referrer-policy"] = "no-referrer"
+            return response
+
+        return answer
+
+    def _admits(self, request: Request) -> bool:
+        if self._visitors.admits is None:
+            return True
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return self._visitors.admits(shown or request.cookies.get(COOKIE, ""))
+
+    async def _enter(self, request: Request) -> Response:
+        """Keeps the token that a visitor typed as a cookie of this page alone."""
+        from starlette.responses import Response
+
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST_TOKEN:
+                return Response(status_code=413)
+        token = body.decode(errors="replace").strip().removeprefix("token=")
+        answer = Response(status_code=303, headers={"location": "."})
+        secure = self._visitors.tls is not None
+        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
+        return answer
+
+    async def _news(self) -> AsyncIterator[bytes]:
+        """What is to be seen, whenever it has changed since the page was made."""
+        self._watching += 1
+        try:
+            while not self._over.is_set():
+                changed = self._changed
+                try:
+                    await asyncio.wait_for(changed.wait(), _SILENCE)
+                    yield f"data: {json.dumps(self._board.content)}\n\n".encode()
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            self._watching -= 1
+
+
+_FILES = {"page.css": "text/css", "page.js": "text/javascript"}
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Any]:
+    async def answer(request: Request) -> Response:
+        from starlette.responses import Response
+
+        return Response(asset(name), media_type=kind)
+
+    return answer
+
+
+def _gate() -> str:
+    """The page that asks for the token."""
+    form = el(
+        "form",
+        el("h1", "This run asks for its token"),
+        el("label", "Token of the run", for_="token"),
+        el(
+            "input", type="password", name="token", id="token", autocomplete="current-password", required=True
+        ),
+        el("button", "Look", type="submit"),
+        method="post",
+        action="enter",
+        enctype="text/plain",
+    )
+    style = el("link", rel="stylesheet", href="page.css")
+    head = el("head", el("meta", charset="utf-8"), el("title", "ddiloco"), style)
+    return f"<!doctype html>\n{el('html', head, el('body', el('main', form)), lang='en')}\n"

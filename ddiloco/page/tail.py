@@ -1,0 +1,122 @@
+"""What was added to a file since one last looked, in whole lines or frames."""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+import os
+import pathlib
+import struct
+from typing import Any
+
+from tensorboardX.proto.event_pb2 import Event
+
+CHUNK = 1 << 18  # bytes that are read at a time
+
+
+class Replaced(Exception):
+    """The file is another one, or shorter, than that which was read: what was read of it counts no more."""
+
+
+class Tail:
+    """The bytes of a file that grows, from where they were last taken."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._offset, self._inode = 0, 0
+
+    def bytes(self) -> bytes:
+        """Up to CHUNK bytes from where `done` last came to; none if there are no more, or no file.
+
+        Raises:
+          Replaced: the file is another one.
+        """
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if self._offset and (status.st_ino, status.st_size < self._offset) != (self._inode, False):
+                    raise Replaced(str(self._path))
+                self._inode = status.st_ino
+                file.seek(self._offset)
+                return file.read(CHUNK)
+        except OSError:
+            if self._offset:
+                raise Replaced(str(self._path)) from None
+            return b""
+
+    def done(self, count: int) -> None:
+        """So many of these bytes were used; the others come again."""
+        self._offset += count
+
+
+class LineTail:
+    """The lines of a .jsonl file, one after the other in their order."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._tail = Tail(path)
+        self._ahead: collections.deque[dict[str, Any]] = collections.deque()
+        self.time = math.inf  # of the next line, once `look` has found one
+
+    def look(self) -> None:
+        """Reads on, if no line is left; raises Replaced."""
+        if self._ahead:
+            return
+        data = self._tail.bytes()
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) >= CHUNK:
+            whole = len(data)  # no line is that long: it is skipped
+        self._tail.done(whole)
+        self._ahead.extend(_values(data[:whole].splitlines()))
+        self._next()
+
+    def take(self) -> dict[str, Any]:
+        """The next line; `time` must not be infinite."""
+        line = self._ahead.popleft()
+        if self._ahead:
+            self._next()
+        else:
+            self.look()
+        return line
+
+    def _next(self) -> None:
+        self.time = self._ahead[0]["time"] if self._ahead else math.inf
+
+
+def _values(lines: list[bytes]) -> list[dict[str, Any]]:
+    """Of each line that is an object with a time; all at once, or one by one where one is torn."""
+    try:
+        values = json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        values = [_value(line) for line in lines]
+    return [
+        value for value in values if isinstance(value, dict) and isinstance(value.get("time"), int | float)
+    ]
+
+
+def _value(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+class EventTail:
+    """The scalars of one of TensorBoard's event files."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._tail = Tail(path)
+
+    def take(self) -> list[tuple[float, dict[str, float]]]:
+        """The times and scalars of what was added, up to CHUNK bytes; raises Replaced."""
+        data, place, found = self._tail.bytes(), 0, []
+        while place + 12 <= len(data):
+            (size,) = struct.unpack_from("<Q", data, place)
+            end = place + 16 + size
+            if end > len(data):
+                break
+            event = Event.FromString(data[place + 12 : end - 4])
+            found.append((event.wall_time, {value.tag: value.simple_value for value in event.summary.value}))
+            place = end
+        self._tail.done(place)
+        return found

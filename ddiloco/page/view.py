@@ -1,0 +1,354 @@
+"""A run at one moment, in plain values: what page, report, metrics and advice are all made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddiloco.page.history import RECENT, History, LearnerHistory
+from ddiloco.page.timeline import Slots, Span
+
+SPANS = 8192  # of all lanes together
+LEAST_SPANS = 48  # of a lane
+SHOWN_ROUNDS = 24
+RATE_SECONDS = 30.0  # that tokens a second are taken over
+
+Values = Sequence[float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerView:
+    """A learner; shares are in [0, 1], None is not known."""
+
+    learner: int
+    state: str  # stepping, waiting, recovering, spare, hung, dead, finished, or absent
+    state_seconds: float
+    clock: int
+    tokens: int
+    tokens_per_second: float | None
+    step_seconds: float | None
+    data_wait_share: float | None
+    mfu: float | None
+    merged_share: float | None
+    in_recent: float | None  # the share of the last rounds that it was in
+    staleness: float | None  # steps that it took between its offer and the merge, lately
+    sent: int  # bytes to the syncer
+    received: int  # bytes from it
+    starts: int  # of its processes
+    quarantined: bool
+    not_finite: bool  # its newest loss
+    left_out: int  # offers
+    loss: Values  # in each slot
+    merged: Values  # the share of the rounds that it was in, in each slot
+    lane: Sequence[Span]  # seconds since the run began
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentView:
+    """A fragment's newest version."""
+
+    fragment: int
+    version: int
+    step: int  # at which it was merged
+    age_steps: int
+    age_seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundView:
+    """A merge; seconds as in `rounds.jsonl`, `time` since the run began."""
+
+    time: float
+    step: int
+    fragment: int
+    version: int
+    learners: Sequence[int]
+    live: int
+    quorum_seconds: float
+    grace_seconds: float
+    sync_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncerView:
+    """What the syncer does against what it should and can."""
+
+    rounds: int
+    skipped: int  # since it fell behind
+    abandoned: int
+    rounds_per_second: float | None
+    due_per_second: float | None  # by the pace of the learners
+    busy: float | None  # the share of the time that went into merging and making durable; rounds overlap
+    mean_quorum: float | None
+    mean_share: float | None  # of those who were there, in the merges
+    quorum_seconds: float | None  # means over all rounds
+    grace_seconds: float | None
+    sync_seconds: float | None
+    drops: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class EventView:
+    """An alarm, or something rare; `time` None: not known when."""
+
+    time: float | None
+    text: str
+    alarm: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RunView:
+    """A run at the moment `now`; all times are seconds since it began."""
+
+    name: str
+    status: str  # running, finished, interrupted, or stopped: without a word
+    virtual: bool
+    now: float
+    summary: Mapping[str, Any]
+    config: Mapping[str, Any]
+    learners: Sequence[LearnerView]
+    fragments: Sequence[FragmentView]
+    rounds: Sequence[RoundView]  # the newest first
+    syncer: SyncerView
+    events: Sequence[EventView]  # the newest first
+    slot_seconds: float
+    tokens_per_second: Values  # in each slot, as all that follow
+    quorum: Values
+    live: Values
+    grace_seconds: Values
+    quorum_seconds: Values
+    sync_seconds: Values
+
+    def setting(self, path: str, default: Any = None) -> Any:
+        """A setting of the run by its path, such as `sync.interval`."""
+        value: Any = self.config
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return default if value is None else value
+
+    def learner(self, number: int) -> LearnerView:
+        """The learner with this number; raises StopIteration if there is none."""
+        return next(one for one in self.learners if one.learner == number)
+
+
+def view_of(history: History) -> RunView:
+    """The run as far as its files have been read."""
+    slots = history.slots or Slots(0.0)
+    now, summary = history.now, history.summary
+    rounds = slots.sums("rounds")
+    return RunView(
+        name=str(history.workdir.resolve().name),
+        status=_status(history),
+        virtual=history.config.get("driver") == "virtual",
+        now=now - history.started,
+        summary=summary,
+        config=history.config,
+        learners=[_learner(history, slots, number, rounds) for number in sorted(history.learners)],
+        fragments=_fragments(history),
+        rounds=[_round(line, history.started) for line in reversed(history.rounds)][:SHOWN_ROUNDS],
+        syncer=_syncer(history),
+        events=_events(history),
+        slot_seconds=slots.width,
+        tokens_per_second=_rates(history, slots),
+        quorum=slots.means("quorum", "rounds"),
+        live=slots.means("live", "rounds"),
+        grace_seconds=slots.means("grace_seconds", "rounds"),
+        quorum_seconds=slots.means("quorum_seconds", "rounds"),
+        sync_seconds=slots.means("sync_seconds", "rounds"),
+    )
+
+
+def read_view(workdir: pathlib.Path) -> RunView:
+    """The run in the workdir, read from the beginning."""
+    history = History(workdir)
+    while not history.read():
+        pass
+    return view_of(history)
+
+
+def _status(history: History) -> str:
+    if history.going_on:
+        return "running"
+    if history.summary.get("interrupted"):
+        return "interrupted"
+    return "finished" if history.summary.get("finished") else "stopped"
+
+
+def _learner(history: History, slots: Slots, number: int, rounds: Sequence[float]) -> LearnerView:
+    of, summary, now = history.learners[number], history.summary, history.now
+    state, since = _state(of, now, history.going_on)
+    most = max(LEAST_SPANS, SPANS // max(1, len(history.learners)))
+    began = history.started
+    lane = [Span(kind, start - began, end - began) for kind, start, end in of.lane.spans(now, most)]
+    if state == "hung" and lane:
+        stood = Span(lane[-1].state, lane[-1].start, max(lane[-1].start, since - began))
+        lane[-1:] = [stood, Span("hung", stood.end, now - began)]
+    recent = [number in line.get("learners", ()) for line in history.rounds]
+    seconds = sum(slots.sums(("seconds", number)))
+    return LearnerView(
+        learner=number,
+        state=state,
+        state_seconds=now - since,
+        clock=of.clock,
+        tokens=of.tokens,
+        tokens_per_second=_pace(slots, number, of, state, lane),
+        step_seconds=of.step_seconds,
+        data_wait_share=sum(slots.sums(("waited", number))) / seconds if seconds else None,
+        mfu=_last(slots.means(("mfu", number), ("count", "mfu", number))),
+        merged_share=_of(summary, "merged_share_by_learner", number),
+        in_recent=statistics.fmean(recent) if recent else None,
+        staleness=statistics.fmean(of.stale) if of.stale else None,
+        sent=_of(summary, "bytes_sent_by_learner", number) or 0,
+        received=_of(summary, "bytes_received_by_learner", number) or 0,
+        starts=of.starts,
+        quarantined=number in summary.get("quarantined", ()),
+        not_finite=bool(of.losses) and of.losses[-1] - of.losses[-1] != 0.0,
+        left_out=_of(summary, "offers_left_out", number) or 0,
+        loss=slots.means(("loss", number), ("count", "loss", number)),
+        merged=[
+            count / total if total else None
+            for count, total in zip(slots.sums(("in", number)), rounds, strict=True)
+        ],
+        lane=lane,
+    )
+
+
+def _state(of: LearnerHistory, now: float, going_on: bool) -> tuple[str, float]:
+    """What a learner does, and since when; it has hung if it should step and does not."""
+    state = of.lane.state or "absent"
+    stepped = of.stepped_at if state == "stepping" and going_on else None
+    if stepped is not None and (of.silent or now - stepped > of.standstill()):
+        return "hung", stepped
+    return state, of.lane.since if of.lane.state else now
+
+
+def _fragments(history: History) -> list[FragmentView]:
+    step = max((one.clock for one in history.learners.values()), default=0)
+    count = max(int(history.summary.get("num_fragments") or 0), *(p + 1 for p in (*history.fragments, -1)))
+    found = []
+    for p in range(count):
+        known = history.fragments.get(p)
+        if known is None or known.time is None:
+            found.append(FragmentView(p, 0, 0, step, None))
+        else:
+            age = history.now - known.time
+            found.append(FragmentView(p, known.version, known.step, max(0, step - known.step), age))
+    return found
+
+
+def _round(line: Mapping[str, Any], started: float) -> RoundView:
+    seconds = {name: float(line.get(name) or 0.0) for name in _SECONDS}
+    return RoundView(
+        time=line["time"] - started,
+        step=int(line["step"]),
+        fragment=int(line["fragment"]),
+        version=int(line["version"]),
+        learners=list(line.get("learners", ())),
+        live=int(line.get("live") or 0),
+        **seconds,
+    )
+
+
+_SECONDS = ("quorum_seconds", "grace_seconds", "sync_seconds")
+
+
+def _syncer(history: History) -> SyncerView:
+    summary, count = history.summary, history.round_count
+    lately = [line["time"] for line in history.rounds]
+    span = lately[-1] - lately[0] if len(lately) > 1 else 0.0
+    spent = sum(line.get("sync_seconds") or 0.0 for line in list(history.rounds)[1:])
+    mean = {name: history.sums[name] / count if count else None for name in _SECONDS}
+    return SyncerView(
+        rounds=count,
+        skipped=summary.get("rounds_skipped") or 0,
+        abandoned=summary.get("rounds_abandoned") or 0,
+        rounds_per_second=(len(lately) - 1) / span if span else None,
+        due_per_second=_due(history),
+        busy=spent / span if span else None,
+        mean_quorum=history.contributed / count if count else None,
+        mean_share=history.contributed / history.live if history.live else None,
+        drops=summary.get("drops") or {},
+        **mean,
+    )
+
+
+def _due(history: History) -> float | None:
+    """Rounds a second that are due at the pace of the fastest learner."""
+    sync = history.config.get("sync") or {}
+    paces = [one.step_seconds for one in history.learners.values() if one.step_seconds]
+    if not paces or not sync.get("interval"):
+        return None
+    return sync["num_fragments"] / (sync["interval"] * min(paces))
+
+
+def _events(history: History) -> list[EventView]:
+    found = [
+        EventView(line["time"] - history.started, _text(line), line.get("event") in ("alarm", "died"))
+        for line in history.events
+    ]
+    told = {event.text for event in found}
+    late = [EventView(None, text, True) for text in history.summary.get("alarms", ()) if text not in told]
+    return [*late, *reversed(found)]
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    match line.get("event"):
+        case "alarm":
+            return str(line.get("alarm"))
+        case "died":
+            return f"learner {line.get('learner')} died: {line.get('reason')}"
+        case name:
+            others = [f"{key} {value}" for key, value in line.items() if key not in _TOLD_ALREADY]
+            return f"{_WORDS.get(str(name), str(name))}{': ' if others else ''}{', '.join(others)}"
+
+
+_TOLD_ALREADY = ("time", "event", "incarnation")
+_WORDS = {
+    "learner_ready": "a learner takes part",
+    "learner_lost": "a learner is lost",
+    "learner_silent": "a learner is silent",
+    "learner_returned": "a learner is heard again",
+    "round_refused": "nothing came of a merge",
+    "guard_quarantined": "a learner is in quarantine",
+    "guard_released": "a learner is out of quarantine",
+    "snapshot": "a snapshot is complete",
+    "snapshot_given_up": "a snapshot was given up",
+}
+
+
+def _pace(slots: Slots, number: int, of: LearnerHistory, state: str, lane: Sequence[Span]) -> float | None:
+    """Tokens a second lately; of a learner that has finished, while it stepped."""
+    if state == "finished":
+        stepped = sum(span.end - span.start for span in lane if span.state == "stepping")
+        return of.tokens / stepped if stepped else None
+    sums = slots.sums(("tokens", number))
+    whole = sums[:-1] or sums  # the last slot is not over yet
+    recent = whole[-max(1, round(RATE_SECONDS / slots.width)) :]
+    return sum(recent) / (len(recent) * slots.width) if recent else None
+
+
+def _rates(history: History, slots: Slots) -> list[float]:
+    """Tokens a second of all learners in each slot, as means over a few steps."""
+    steps = [one.step_seconds for one in history.learners.values() if one.step_seconds]
+    count = max(1, round(2 * max(steps, default=0.0) / slots.width))
+    sums, found = slots.sums("tokens"), []
+    for place in range(len(sums)):
+        first = max(0, place + 1 - count)
+        ends = min((place + 1) * slots.width, max(history.now - history.started, first * slots.width + 1e-9))
+        found.append(sum(sums[first : place + 1]) / max(ends - first * slots.width, slots.width / 2))
+    return found
+
+
+def _last(values: Values) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def _of(summary: Mapping[str, Any], name: str, number: int) -> Any:
+    """The learner's entry of a mapping in `summary.json`, whose keys are strings."""
+    return (summary.get(name) or {}).get(str(number))
+
+
+assert RECENT >= SHOWN_ROUNDS

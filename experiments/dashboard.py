@@ -1,0 +1,35 @@
+"""The page of runs, live or over: `python -m experiments.dashboard --workdir=DIR [--workdir=DIR ...]`."""
+
+from __future__ import annotations
+
+import pathlib
+
+from absl import flags
+
+from experiments.front import cli, ending, roles
+from experiments.front.workdirs import define_workdirs, runs_in
+
+_WORKDIRS = define_workdirs("Folder of a run, or of several, such as a sweep's: they are shown side by side.")
+_LISTEN = flags.DEFINE_string(
+    "listen", "127.0.0.1:7071", "HOST:PORT. Other hosts than this one's loopback need --token_file or --tls."
+)
+roles.define_security()
+
+
+def main(_) -> int:
+    from ddiloco.page.server import PageServer
+    from ddiloco.page.visitors import Visitors
+
+    security = roles.security()
+    visitors = Visitors(security.admits_token if security.asks else None, security.tls)
+    server = PageServer(_LISTEN.value, runs_in(map(pathlib.Path, _WORKDIRS.value)), visitors)
+    stop, _ = ending.stop_on_signals()
+    server.start()
+    cli.tell(f"{server.url} (Ctrl-C ends it)")
+    stop.wait()
+    server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

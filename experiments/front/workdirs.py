@@ -1,0 +1,35 @@
+"""The folders of runs that a command looks at."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable
+
+from absl import flags
+
+from experiments.front import cli
+
+MOST = 16  # runs on one page
+
+
+def define_workdirs(meaning: str) -> flags.FlagHolder:
+    """The flag --workdir, which may be given several times."""
+    return flags.DEFINE_multi_string("workdir", [], meaning)
+
+
+def runs_in(folders: Iterable[pathlib.Path]) -> list[pathlib.Path]:
+    """The folders that are runs, and the runs in those that are not.
+
+    Raises:
+      UsageError: none was given, one has no run in it, or they are too many for one page.
+    """
+    found: list[pathlib.Path] = []
+    for folder in folders:
+        inside = sorted(path.parent for path in folder.glob("*/config.json"))
+        runs = [folder] if (folder / "config.json").exists() else inside
+        if not runs:
+            raise cli.UsageError(f"workdir: {folder}: there is no run in it")
+        found += runs
+    if not 0 < len(found) <= MOST:
+        raise cli.UsageError(f"workdir: names {len(found)} runs, but must name 1 to {MOST}")
+    return found

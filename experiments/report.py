@@ -1,0 +1,31 @@
+"""A run as one HTML file, to send it to a colleague: `python -m experiments.report --workdir=DIR`."""
+
+from __future__ import annotations
+
+import pathlib
+
+from absl import flags
+
+from experiments.front import cli
+from experiments.front.workdirs import define_workdirs, runs_in
+
+_WORKDIRS = define_workdirs("Folder of the run.")
+_COMPARE = flags.DEFINE_multi_string("compare", [], "Folder of another run, to stand beside it.")
+_OUTPUT = flags.DEFINE_string("output", None, "The file. Default: report.html in the run's folder.")
+
+
+def main(_) -> int:
+    from ddiloco.observe.files import replacing
+    from ddiloco.page.sheet import document
+    from ddiloco.page.view import read_view
+
+    workdirs = runs_in(map(pathlib.Path, [*_WORKDIRS.value, *_COMPARE.value]))
+    output = pathlib.Path(_OUTPUT.value or workdirs[0] / "report.html")
+    with replacing(output) as new:
+        new.write_text(document([read_view(workdir) for workdir in workdirs], inline=True))
+    print(output)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,49 @@
+"""The planted runs, each made once."""
+
+import functools
+
+import pytest
+
+from ddiloco.observe import monitor
+from ddiloco.page.view import read_view
+from tests.page import planted
+
+RUNS = {
+    "steady": {},
+    "thin_link": {"bandwidth": [1e6, 1e6, 1e6, 400.0]},
+    "third_speed": {"step_seconds": [1.0, 1.0, 1.0, 3.0]},
+    "lives": {"lives": "50,2,fail,\n120,2,recover,\n200,1,fail,"},
+    "all_links_thin": {"bandwidth": [200.0], "steps": 100},
+    "busy_syncer": {"merge_seconds": 4.0, "steps": 120},
+    "no_grace": {"step_variation": 0.2, "latency": [0.0, 0.05, 0.1, 0.3], "sync": {"gamma": 0.0}},
+    "everybody_waits": {
+        "step_seconds": [1.0, 1.0, 1.0, 2.0],
+        "algorithm": "streaming",
+        "steps": 60,
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory, data_dir):
+    """The workdir of a planted run by its name."""
+    folder = tmp_path_factory.mktemp("planted")
+
+    @functools.cache
+    def made(name):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                monitor, "plot_loss", lambda path, tally: None
+            )  # which takes longer than all the rest
+            patch.setenv("CI", "true")
+            if name == "nan":
+                return planted.with_nan(folder / name, data_dir)
+            return planted.timed(folder / name, data_dir, **RUNS[name])
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def view_of(run_of):
+    """The view of a planted run by its name."""
+    return functools.cache(lambda name: read_view(run_of(name)))

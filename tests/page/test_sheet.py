@@ -1,0 +1,120 @@
+"""The page as HTML: well formed, readable without colour or sight, and honest about whoever is in trouble."""
+
+import collections
+import dataclasses
+import html.parser
+import re
+
+import pytest
+
+from ddiloco.page.elements import el
+from ddiloco.page.sheet import document
+from ddiloco.page.view import read_view
+
+EMPTY = {"link", "meta", "input", "br"}
+
+
+class Page(html.parser.HTMLParser):
+    """Elements with their attributes, and the text; fails where tags do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.words = [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.mark.parametrize("name", ["steady", "lives", "thin_link", "nan", "all_links_thin"])
+def test_a_page_is_well_formed_and_its_ids_are_unique(view_of, name):
+    page = Page(document([view_of(name)]))
+    ids = collections.Counter(attributes["id"] for _, attributes in page.elements if "id" in attributes)
+    assert set(ids.values()) == {1}
+    links = [link["href"] for link in page.of("a")]
+    assert {link.removeprefix("#") for link in links if link.startswith("#")} <= set(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    {
+        "thin_link": "Learner 3: its link to the syncer is too thin.",
+        "third_speed": "Learner 3 is slow: 3.0 times the others' time for a step.",
+        "nan": "Learner 1: its loss is not a number.",
+        "steady": "Nothing is in trouble",
+    }.items(),
+)
+def test_the_first_section_says_who_is_in_trouble_and_why(view_of, name, said):
+    page = Page(document([view_of(name)]))
+    assert said in page.text[:400]
+
+
+def test_what_is_drawn_is_said_in_words_too(view_of):
+    page = Page(document([view_of("lives")]))
+    drawings = [
+        svg for svg in page.of("svg") if svg.get("aria-hidden") != "true" and svg.get("class") != "swatch"
+    ]
+    assert drawings and all(svg["role"] == "img" and svg["aria-label"] for svg in drawings)
+    [second] = [svg["aria-label"] for svg in drawings if svg["aria-label"].startswith("learner 2")]
+    assert second == "learner 2: stepping 3 min, dead 70 s, recovering 30 s"
+
+
+def test_states_differ_by_form_and_not_by_colour_alone():
+    from ddiloco.page.drawings import STATES
+    from ddiloco.page.sheet import asset
+
+    hatched = {name for name in STATES if re.search(rf"\.is-{name} \{{ fill: url", asset("page.css"))}
+    forms = [(top, height, name if name in hatched else "") for name, (top, height, _) in STATES.items()]
+    assert len(set(forms)) == len(STATES)
+
+
+def test_words_of_strangers_do_not_become_elements(view_of):
+    view = view_of("lives")
+    nasty = "<script>alert(1)</script>"
+    events = [dataclasses.replace(view.events[0], text=nasty, alarm=True)]
+    page = Page(document([dataclasses.replace(view, events=events, name='"><b>')]))
+    assert page.of("script") == [] and page.of("b") != [] and nasty in page.text
+
+
+def test_attributes_are_escaped_and_false_ones_left_out():
+    assert el("p", "a < b", title='say "no"', hidden=False, aria_label=None) == (
+        '<p title="say &quot;no&quot;">a &lt; b</p>'
+    )
+
+
+def test_several_runs_stand_side_by_side_with_what_differs(view_of):
+    page = Page(document([view_of("steady"), view_of("third_speed")]))
+    assert "Settings that differ" in page.text and "virtual.step_seconds" in page.text
+    assert "sync.interval" not in page.text.split("Settings that differ")[1].split("steady")[0]
+    assert [article["aria-label"] for article in page.of("article")] == ["run steady", "run third_speed"]
+
+
+def test_a_report_is_one_file_that_asks_for_nothing(view_of):
+    text = document([view_of("lives")], inline=True)
+    page = Page(text)
+    assert (
+        not page.of("script") and not page.of("link") and not re.search(r"""(src|href)=["']?https?:""", text)
+    )
+
+
+def test_a_folder_without_a_run_has_a_page(tmp_path):
+    assert "no step yet" in Page(document([read_view(tmp_path)])).text

@@ -1,0 +1,122 @@
+"""The view of a run against its files, and against itself when it is read in parts."""
+
+import dataclasses
+import json
+import shutil
+
+from ddiloco.page import history as history_module
+from ddiloco.page.history import History
+from ddiloco.page.view import read_view, view_of
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_steps_tokens_and_clocks_are_those_of_the_files(run_of):
+    workdir = run_of("third_speed")
+    for one in read_view(workdir).learners:
+        steps = lines(workdir / "learners" / str(one.learner) / "steps.jsonl")
+        assert one.clock == steps[-1]["step"] and one.tokens == sum(step["tokens"] for step in steps)
+        assert one.step_seconds == (3.0 if one.learner == 3 else 1.0)
+
+
+def test_rounds_and_fragments_are_those_of_the_files(run_of):
+    workdir = run_of("steady")
+    view, rounds = read_view(workdir), lines(run_of("steady") / "rounds.jsonl")
+    newest = {line["fragment"]: line["version"] for line in rounds}
+    assert view.syncer.rounds == len(rounds) and view.syncer.mean_quorum == 4.0
+    assert {one.fragment: one.version for one in view.fragments} == newest
+    assert (view.rounds[0].step, view.rounds[0].version) == (rounds[-1]["step"], rounds[-1]["version"])
+    assert max(one.age_steps for one in view.fragments) < 2 * view.setting("sync.interval")
+
+
+def test_lanes_tell_the_lives_of_learners(view_of):
+    view = view_of("lives")
+    second = [(span.state, round(span.start)) for span in view.learner(2).lane if span.end > span.start]
+    assert second == [("stepping", 0), ("dead", 50), ("recovering", 120), ("stepping", 150)]
+    assert view.learner(1).state == "dead" and view.learner(2).starts == 2
+    last = [[share for share in view.learner(m).merged if share is not None][-1] for m in (0, 1)]
+    assert last == [1.0, 0.0]
+
+
+def test_staleness_is_what_a_learner_did_since_its_offer(view_of):
+    view = view_of("busy_syncer")
+    assert all(one.staleness is None or one.staleness > 2 for one in view.learners)
+    assert all(one.staleness == 0 for one in view_of("steady").learners)
+
+
+def test_losses_come_from_the_events_and_one_that_is_nan_is_seen(view_of):
+    view = view_of("nan")
+    assert [one.not_finite for one in view.learners] == [False, True, False]
+    ends = [next(loss for loss in reversed(one.loss) if loss is not None) for one in view.learners]
+    assert all(loss < 6.0 for loss in ends)
+
+
+def test_bytes_by_learner_add_up_to_those_of_the_run(view_of):
+    view = view_of("thin_link")
+    assert sum(one.sent for one in view.learners) == view.summary["bytes_sent"] > 0
+    assert sum(one.received for one in view.learners) == view.summary["bytes_received"] > 0
+
+
+def test_alarms_have_the_time_at_which_they_were_raised(view_of):
+    [alarm] = [event for event in view_of("thin_link").events if event.alarm]
+    assert (
+        alarm.text == view_of("thin_link").summary["alarms"][0] and 0 < alarm.time <= view_of("thin_link").now
+    )
+
+
+def test_a_history_read_while_the_files_grow_is_that_of_the_whole_files(run_of, tmp_path):
+    source, target = run_of("lives"), tmp_path / "lives"
+    shutil.copytree(source, target)
+    whole = {path: path.read_text().splitlines(keepends=True) for path in target.rglob("*.jsonl")}
+    history = History(target)
+    for moment in (60.0, 130.0, 210.0, 400.0):
+        for path, text in whole.items():  # the same file, of the same inode
+            path.write_text("".join(line for line in text if json.loads(line)["time"] <= moment))
+        history.read()
+    while not history.read():
+        pass
+    parts, at_once = view_of(history), read_view(source)
+    for name in ("fragments", "rounds", "tokens_per_second", "quorum", "events"):
+        assert getattr(parts, name) == getattr(at_once, name), name
+    for one, other in zip(parts.learners, at_once.learners, strict=True):
+        assert dataclasses.replace(one, staleness=None) == dataclasses.replace(other, staleness=None)
+
+
+def test_another_run_in_the_same_folder_is_read_anew(run_of, tmp_path):
+    target = tmp_path / "run"
+    shutil.copytree(run_of("lives"), target)
+    history = History(target)
+    history.read()
+    shutil.rmtree(target)
+    shutil.copytree(run_of("all_links_thin"), target)
+    while not history.read():
+        pass
+    assert view_of(history).learners == read_view(run_of("all_links_thin")).learners
+
+
+def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_path, monkeypatch):
+    target = tmp_path / "run"
+    shutil.copytree(run_of("steady"), target)
+    summary = json.loads((target / "summary.json").read_text())
+    for name in ("driver", "finished", "interrupted"):
+        summary.pop(name)
+    (target / "summary.json").write_text(json.dumps(summary))
+    (target / "states.jsonl").write_text(
+        "".join(
+            f"{json.dumps(line)}\n" for line in lines(target / "states.jsonl") if line["state"] != "finished"
+        )
+    )
+    steps = target / "learners" / "2" / "steps.jsonl"
+    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:200]))
+    monkeypatch.setattr(history_module, "ALIVE", 1e9)
+    view = read_view(target)
+    assert view.status == "running"
+    assert [one.state for one in view.learners] == ["stepping", "stepping", "hung", "stepping"]
+    assert view.learner(2).state_seconds == 100.0 and view.learner(2).lane[-1].state == "hung"
+
+
+def test_a_folder_without_a_run_has_an_empty_view(tmp_path):
+    view = read_view(tmp_path)
+    assert (view.status, view.learners, view.syncer.rounds) == ("stopped", [], 0)

@@ -12,6 +12,9 @@ FASTEST = 16.0
 SHORTEST_STEP = 1e-3
 """Seconds that a step takes at least, as long as none has been measured."""
 
+FURTHER = 4.0
+"""How much further than half of the learners one may have gone on while the syncer was away."""
+
 FURTHEST_LEAP = 100_000
 """Steps that learners may have gone on while the syncer was away; a day is fewer, at one step a second.
 
@@ -59,7 +62,7 @@ class SpeedLimit:
         """How far the furthest may have come by what the lower half of the claims says, or one of two."""
         claims = sorted(self._claims.values(), reverse=True)
         gone = claims[(len(claims) - 1) // 2] - self._left
-        return self._left + min(FURTHEST_LEAP, FASTEST * max(0, gone)) + self._policy.interval
+        return self._left + min(FURTHEST_LEAP, FURTHER * max(0, gone)) + self._policy.interval
 
     def _returning(self, now: float) -> bool:
         """Whether learners still come back that went on while the syncer was away."""

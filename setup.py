@@ -30,6 +30,7 @@ setup(
         "pandas>=2.2",
         "pillow>=11",
         "prometheus_client>=0.21",
+        "pyyaml>=6",
         "protobuf>=7.35.1",  # that wire_pb2.py was generated for
         "safetensors>=0.5",
         "scikit-learn>=1.5",
@@ -45,6 +46,7 @@ setup(
             "grpcio-tools>=1.70",
             "httpx>=0.27",
             "hypothesis>=6.100",
+            "jsonschema>=4",
             "mypy>=1.15",
             "pdoc>=15",
             "pytest>=8",
@@ -54,6 +56,7 @@ setup(
         ],
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
+        "ray": ["ray>=2.50"],
         "huggingface": ["torch>=2.6", "transformers>=4.51"],  # that tests hold exported weights against
         "tpu_compiler": ["libtpu>=0.0.52"],  # which compiles for TPUs on machines without
     },

@@ -6,6 +6,7 @@ PRESET
   default    10 minutes, about 210 kills, and some hangs and partitions
   short      2 minutes
   quick      about 45 s, a few faults; what the tests run
+  hostile    as the default, with two hostile peers all the while, of which one is learner 4
 
 `--config.any.field=value` overrides what the processes are given, `--chaos.field=value` what befalls them.
 Steps are slowed down, so that on 2 cores there is time left for the processes that start anew.
@@ -16,8 +17,13 @@ from ml_collections import ConfigDict
 from configs import dense, sections
 from experiments.studies.chaos.processes import ProcessChaos
 
-SECONDS = {"default": 570.0, "short": 100.0, "quick": 16.0}  # for which faults come
-CALM = {"default": 20.0, "short": 20.0, "quick": 14.0}  # after the last fault, for the dead to come back
+SECONDS = {"default": 570.0, "short": 100.0, "quick": 16.0, "hostile": 570.0}  # for which faults come
+CALM = {
+    "default": 20.0,
+    "short": 20.0,
+    "quick": 14.0,
+    "hostile": 20.0,
+}  # after the last fault, for the dead to come back
 STEP_SECONDS = 0.2
 
 
@@ -28,6 +34,8 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.driver = "remote"
     config.model.num_layers, config.model.model_dim, config.model.mlp_dim = 2, 64, 176
     config.train.batch_size = 4
+    if chaos.hostile:
+        config.sync.num_learners = 5
     seconds = chaos.steady_seconds + chaos.seconds + CALM[preset]
     config.train.steps = round(seconds / STEP_SECONDS)  # T
     config.train.min_step_seconds = (STEP_SECONDS,) * config.sync.num_learners
@@ -45,16 +53,17 @@ def get_chaos(preset: str = "default") -> ConfigDict:
     """What befalls the processes."""
     if preset not in SECONDS:
         raise ValueError(f"no preset {preset!r}; there are {', '.join(SECONDS)}")
-    quick, default = preset == "quick", preset == "default"
+    quick, long = preset == "quick", preset in ("default", "hostile")
     c = sections.section(ProcessChaos)
-    c.seed = {"default": 0, "short": 2, "quick": 40}[preset]  # the short ones have every kind of fault
+    c.seed = {"short": 2, "quick": 40}.get(preset, 0)  # the short ones have every kind of fault
     if quick:
         c.steady_seconds = 5.0
     c.seconds = SECONDS[preset]
-    c.learner_every = {"default": 9.6, "short": 20.0, "quick": 12.0}[preset]
-    c.syncer_every = {"default": 28.0, "short": 40.0, "quick": 14.0}[preset]
-    if not default:
+    c.learner_every = {"short": 20.0, "quick": 12.0}.get(preset, 9.6)
+    c.syncer_every = {"short": 40.0, "quick": 14.0}.get(preset, 28.0)
+    if not long:
         c.hang_share = c.partition_share = 0.2  # few faults, of every kind
     if quick:
         c.hang_seconds = c.partition_seconds = 2.0
+    c.hostile = preset == "hostile"
     return c

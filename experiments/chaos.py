@@ -34,18 +34,23 @@ def main(_) -> int:
         raise cli.UsageError(f"config.driver: is {experiment.driver}, but must be remote")
     chaos = dict(cli.call(cli.chosen_config(), "get_chaos", "config"))
     chaos |= {name: cli.literal(text) for name, text in _GIVEN}
-    plan = draw_plan(build(ProcessChaos, chaos, "chaos"), experiment.sync.num_learners)
+    settings = build(ProcessChaos, chaos, "chaos")
+    honest = experiment.sync.num_learners - settings.hostile
+    if not honest:
+        raise cli.UsageError("chaos.hostile: takes a learner's place, but config.sync.num_learners is 1")
+    plan = draw_plan(settings, honest)
     workdir = cli.made_folder("workdir", _WORKDIR.value or ending.new_workdir())
     with cli.reaching("workdir", workdir):
         set_aside(workdir)
     stop, received = ending.stop_on_signals()
-    figures, trace, code = storm.run(experiment, workdir / "job", workdir / "faults.jsonl", plan, stop)
+    journal = workdir / "faults.jsonl"
+    figures, trace, code = storm.run(experiment, workdir / "job", journal, plan, stop, honest=honest)
     if code == cli.USAGE_ERROR:
         return code
     if not code and _UNDISTURBED.value:
-        steps = f"--config.train.steps={storm.steps_of_tokens(experiment, figures)}"
+        quiet, overrides = storm.undisturbed(experiment, figures, honest)
         journal = workdir / "undisturbed.jsonl"
-        alone = storm.run(experiment, workdir / "undisturbed", journal, (), stop, [steps])
+        alone = storm.run(quiet, workdir / "undisturbed", journal, (), stop, overrides)
         figures, code = aftermath.compared(figures, alone.figures), alone.code
     (workdir / "chaos.json").write_text(json.dumps(figures, indent=2) + "\n")
     (workdir / "chaos.md").write_text(aftermath.table(figures) + "\n")

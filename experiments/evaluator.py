@@ -14,29 +14,23 @@ from absl import flags
 from experiments.front import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/dense.py")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, which its syncer was given.")
+_WORKDIR = roles.define(
+    flags.DEFINE_string, "workdir", None, "Folder of the run, which its syncer was given."
+)
+roles.define_role()
 
 
 def main(_) -> int:
-    from ddiloco.remote.evaluator import EvaluatorProcess
-    from ddiloco.run.recipes import assembly_of
-    from ddiloco.settings.experiment import parse, with_steps_of_tokens
-    from ddiloco.training import platform
+    from ddiloco.remote.wire.security import Security
+    from ddiloco.settings.experiment import parse
+    from experiments.front.role_main import role_main
 
     if not _WORKDIR.value:
         raise cli.UsageError("workdir: is missing; give --workdir=DIR, the syncer's")
     experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
-    platform.prepare()
-    roles.name_process("evaluator")
-    stop, received = ending.stop_on_signals()
-
-    def note(line: str) -> None:
-        cli.tell(f"evaluator: {line}")
-
-    workdir = pathlib.Path(_WORKDIR.value)
-    with cli.reaching("workdir", workdir):
-        EvaluatorProcess(assembly_of(with_steps_of_tokens(experiment)), workdir, note).run(stop)
-    return 128 + received[0] if received else 0
+    assignment = roles.assignment("evaluator", workdir=pathlib.Path(_WORKDIR.value))
+    stop, received = ending.stop_on_signals(assignment.grace)
+    return role_main(assignment, experiment, Security(), stop, received)
 
 
 if __name__ == "__main__":

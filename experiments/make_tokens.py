@@ -1,7 +1,8 @@
 """Makes a token for each learner: `python -m experiments.make_tokens --learners=8 --output=DIR`.
 
 The syncer gets `--token_file=DIR/tokens`, and learner m `--token_file=DIR/learner-m`: its process can then
-speak for no other. A machine that is trusted with all learners may have DIR/tokens for those too.
+speak for no other. DIR/operator is for `experiments.control`, which manages the run. A machine trusted with
+all learners may have DIR/tokens for those too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def main(_) -> int:
     tokens = {m: secrets.token_hex(24) for m in range(_LEARNERS.value)}
     with cli.reaching("output", folder):
         folder.mkdir(mode=0o700, parents=True)
-        _write(folder / "tokens", "".join(f"{m} {token}\n" for m, token in tokens.items()))
+        operator = secrets.token_hex(24)
+        lines = [f"{m} {token}\n" for m, token in tokens.items()]
+        _write(folder / "tokens", "".join([*lines, f"operator {operator}\n"]))
+        _write(folder / "operator", f"{operator}\n")
         for m, token in tokens.items():
             _write(folder / f"learner-{m}", f"{token}\n")
     print(f"{folder}/tokens is the syncer's, {folder}/learner-NUMBER each learner's own")

@@ -6,21 +6,45 @@ Both give the same tokens in the same order, so that a run may go over from one 
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import itertools
 import json
 import pathlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ddiloco.config import build
 from ddiloco.data.errors import DataError
 from ddiloco.data.settings import DataConfig
 from ddiloco.data.sources import open_text
 from ddiloco.data.tokenizers import Tokenizer
 
 _INDEX = "tokens.json"
+_DTYPES = ("<u2", "<u4")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """The files of one split, and how many documents and tokens are in them."""
+
+    files: tuple[str, ...]
+    documents: int
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Index:
+    """What the file of that name says: of which text these are the tokens, by which tokenizer."""
+
+    name: str
+    text_feature: str
+    tokenizer: str
+    full_name: str
+    dtype: str
+    splits: Mapping[str, _Split]
 
 
 class TokenizingSource(Sequence[np.ndarray]):
@@ -52,19 +76,19 @@ class TokenizedSource(Sequence[np.ndarray]):
         index = _index(folder)
         wanted = _identity(config, tokenizer)
         for what, value in wanted.items():
-            if index.get(what) != value:
-                raise DataError(f"{folder}: holds tokens of {what} {index.get(what)}, but wanted is {value}")
-        found = index["splits"].get(split)
-        if found is None:
-            having = ", ".join(sorted(index["splits"]))
+            if (found := getattr(index, what)) != value:
+                raise DataError(f"{folder}: holds tokens of {what} {found}, but wanted is {value}")
+        if split not in index.splits:
+            having = ", ".join(sorted(index.splits))
             raise DataError(f"{folder}: has no tokens of split {split!r}; its splits: {having}")
-        self._name, self._dtype = f"{folder}, split {split}", np.dtype(index["dtype"])
-        self.full_name: str = index["full_name"]
-        self._count: int = found["documents"]
+        self._name, self._dtype = f"{folder}, split {split}", np.dtype(index.dtype)
+        self.full_name = index.full_name
+        self._count = index.splits[split].documents
         try:
-            self._records = grain.sources.ArrayRecordDataSource([folder / name for name in found["files"]])
+            files = [folder / name for name in index.splits[split].files]
+            self._records = grain.sources.ArrayRecordDataSource(files)
             _ = self[0]
-        except (RuntimeError, OSError, ValueError) as error:
+        except (RuntimeError, OSError, ValueError, IndexError) as error:
             raise DataError(f"{self._name}: cannot be read: {error}".splitlines()[0]) from None
         if len(self._records) != self._count:
             raise DataError(f"{self._name}: has {len(self._records)} documents instead of {self._count}")
@@ -106,7 +130,7 @@ def write(
         raise FileExistsError(17, "is there already", str(folder))
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     partial.mkdir(parents=True)
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+    dtype = np.dtype(_DTYPES[0] if tokenizer.vocab_size <= 1 << 16 else _DTYPES[1])
     splits: dict[str, Any] = {}
     full_name = ""
     for number, split in enumerate(dict.fromkeys((config.train_split, config.eval_split))):
@@ -147,10 +171,13 @@ def _identity(config: DataConfig, tokenizer: Tokenizer) -> dict[str, str]:
     }
 
 
-def _index(folder: pathlib.Path) -> dict[str, Any]:
+def _index(folder: pathlib.Path) -> _Index:
     try:
-        return dict(json.loads((folder / _INDEX).read_text()))
-    except (OSError, ValueError, TypeError):
+        index = build(_Index, json.loads((folder / _INDEX).read_text()), "index")
+        if index.dtype not in _DTYPES:
+            raise ValueError(index.dtype)
+        return index
+    except (OSError, ValueError, RecursionError):
         raise DataError(f"{folder}: has no tokens that experiments.tokenize has written") from None
 
 

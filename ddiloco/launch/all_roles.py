@@ -8,7 +8,7 @@ import pathlib
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import FOLDER
@@ -40,6 +40,7 @@ def run_all(
     observe: supervisor.Observe = lambda name, pid, code: None,
     route: Callable[[int, str], str] = lambda learner, address: address,
     profile: str | None = None,
+    played: Mapping[int, str] | None = None,
 ) -> int:
     """Runs them on the loopback, each learner with a token of its own; returns the exit code.
 
@@ -51,9 +52,10 @@ def run_all(
       note: takes a line on what happens to the processes.
       observe: as the supervisor's.
       profile: FIRST:LAST steps of which learner 0 takes a trace.
+      played: by learner, a module that plays it in the place of experiments.learner; no spare replaces it.
       route: from a learner and the syncer's HOST:PORT, the HOST:PORT that the learner connects to.
     """
-    learners = experiment.sync.num_learners
+    learners, played = experiment.sync.num_learners, played or {}
     processes.warm_up()
     with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder, reserved_port() as port:
         address = f"127.0.0.1:{port}"
@@ -76,7 +78,7 @@ def run_all(
         roles = [
             supervisor.Role(
                 f"learner {m}",
-                "experiments.learner",
+                played.get(m, "experiments.learner"),
                 [
                     *shared,
                     f"--syncer={route(m, address)}",
@@ -84,7 +86,7 @@ def run_all(
                     *(profiled if m == 0 else []),
                 ],
                 supervisor.learner_environment(m, learners, os.environ, hosts=experiment.hosts(m)),
-                assignment=f"{m} {route(m, address)}",
+                assignment="" if m in played else f"{m} {route(m, address)}",
                 hosts=experiment.hosts(m),
             )
             for m in range(learners)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from ddiloco.launch import processes
+from ddiloco.launch import chips, processes
 from ddiloco.launch.ports import reserved_ports
 from ddiloco.settings.remote import RemoteConfig, backoff
 
@@ -192,9 +192,9 @@ class Supervisor:
             with reading:
                 role.process = processes.start(role.module, arguments, role.environment, stdin=reading)
         else:
-            shared = _job_arguments(role.hosts)
             role.process, *role.others = [
-                processes.start(role.module, [*arguments, *own], role.environment) for own in shared
+                processes.start(role.module, [*arguments, *own], environment)
+                for own, environment in _of_each_host(role)
             ]
             if role not in self._beside:
                 role.observed = False
@@ -229,13 +229,18 @@ class Supervisor:
             self._note_end(role)
 
 
-def _job_arguments(hosts: int) -> list[list[str]]:
-    """What is added to the arguments of each of a role's processes, so that they find each other."""
-    if hosts == 1:
-        return [[]]
+def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:
+    """What each of a role's processes has beside the role's arguments, and its environment."""
+    if role.hosts == 1:
+        return [([], role.environment)]
     with reserved_ports(2) as port:  # free a moment ago; should one be taken, all are started again
-        job = [f"--num_processes={hosts}", f"--coordinator=127.0.0.1:{port}"]
-    return [[*job, f"--process_id={host}"] for host in range(hosts)]
+        job = [f"--processes={role.hosts}", f"--coordinator=127.0.0.1:{port}"]
+    gpus = role.environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    each, found = len(gpus) // role.hosts, []
+    for host in range(role.hosts):
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[host * each : (host + 1) * each])} if each else {}
+        found.append(([*job, f"--process={host}"], {**role.environment, **own}))
+    return found
 
 
 def learner_environment(
@@ -248,7 +253,8 @@ def learner_environment(
     """The environment of one learner's process, in which it sees its share of the devices.
 
     Simulated CPU devices are divided evenly, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists
-    likewise, with learners in turn where there are fewer GPUs. Otherwise all processes see the same devices.
+    likewise, with learners in turn where there are fewer GPUs; and the chips of TPU_VISIBLE_CHIPS. Otherwise
+    all processes see the same devices.
     On CPU devices a learner computes in as many threads as its share of the `cores`, unless PJRT_NPROC says
     otherwise: with more, a step waits for whichever thread has lost its core to another learner. Their number
     changes no result. `cores` None: those of this process. The learner's `hosts` share its simulated devices.
@@ -267,7 +273,7 @@ def learner_environment(
         each = max(1, len(gpus) // num_learners)
         own = [gpus[(learner * each + i) % len(gpus)] for i in range(each)]
         given["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-    return given
+    return given | chips.share(learner, num_learners, environment)
 
 
 def evaluator_environment(num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:

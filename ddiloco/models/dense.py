@@ -224,24 +224,38 @@ class Decoder(nnx.Module):
         constrain: Constrain = unconstrained,
     ) -> Output:
         """Logits (B, L, V) float32; `constrain` pins activations to the layout of their logical axes."""
+        x_BxLxD, _ = self.through_layers(inputs_BxL, positions_BxL, segments_BxL, constrain)
+        return Output(self.logits(x_BxLxD, constrain))
+
+    def through_layers(
+        self, inputs_BxL: jax.Array, positions_BxL: jax.Array, segments_BxL: jax.Array, constrain: Constrain
+    ) -> tuple[jax.Array, list[Any]]:
+        """The output of the last layer, and what the layers told; tokens of segment 0 are padding."""
         config = self.config
 
         def caller(constrain: Constrain, positions_BxL: jax.Array, segments_BxL: jax.Array) -> stack.Call:
             angles = rotary_angles(positions_BxL, config.head_dim, config.rope_theta)
-            return self.call(angles, causal(config.attention, segments_BxL, constrain), constrain)
+            attend = causal(config.attention, segments_BxL, constrain)
+            return self.call(angles, attend, constrain, segments_BxL > 0)
 
         rows = positions_BxL, segments_BxL
         x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
-        x_BxLxD, _ = stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
-        return Output(self.logits(x_BxLxD, constrain))
+        return stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
 
     def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         """The layers, as `stack.layers` makes them."""
         c = self.config
         return stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c)
 
-    def call(self, angles: tuple[jax.Array, jax.Array], attend: Attend, constrain: Constrain) -> stack.Call:
-        """What calls a layer on some rows."""
+    def call(
+        self,
+        angles: tuple[jax.Array, jax.Array],
+        attend: Attend,
+        constrain: Constrain,
+        counted_BxL: jax.Array | None = None,
+    ) -> stack.Call:
+        """What calls a layer on some rows; `counted_BxL`: False for padding, None: all tokens count."""
+        del counted_BxL
 
         def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, None]:
             return constrain(layer(x_BxLxD, angles, attend), ("batch", None, None)), None
@@ -284,22 +298,10 @@ class Decoder(nnx.Module):
                 kept.extend((keys, values))
                 return jax.nn.dot_product_attention(query, keys, values, mask=mask, implementation="xla")
 
-            x_BxQxD = self.pass_layer(layer, x_BxQxD, angles, attend, constrain)
-            return constrain(x_BxQxD, ("batch", None, None)), tuple(kept)
+            x_BxQxD, _ = self.call(angles, attend, constrain)(layer, x_BxQxD)
+            return x_BxQxD, tuple(kept)
 
         return stack.one_by_one(self.layers, call, x_BxQxD, each=cache)
-
-    def pass_layer(
-        self,
-        layer: Layer,
-        x_BxQxD: jax.Array,
-        angles: tuple[jax.Array, jax.Array],
-        attend: Attend,
-        constrain: Constrain,
-    ) -> jax.Array:
-        """The output of one layer, as `extend` needs it."""
-        del constrain
-        return layer(x_BxQxD, angles, attend)
 
     def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array | LazyLogits:
         """The logits (B, L, V), from the output of the last layer."""

@@ -20,7 +20,7 @@ from flax import nnx
 
 from ddiloco.config import setting
 from ddiloco.models import dense, stack
-from ddiloco.models.attention import Attend, causal
+from ddiloco.models.attention import Attend
 from ddiloco.models.model import Model, Output
 from ddiloco.models.parameter import Constrain, Normal, parameter, unconstrained
 
@@ -317,36 +317,27 @@ class Decoder(dense.Decoder):
         Padding, of segment 0, is routed nowhere: it takes no places and is not counted.
         """
 
-        def caller(constrain: Constrain, positions_BxL: jax.Array, segments_BxL: jax.Array) -> stack.Call:
-            counted_BxL = segments_BxL > 0
-            angles = dense.rotary_angles(positions_BxL, self.config.head_dim, self.config.rope_theta)
-            attend = causal(self.config.attention, segments_BxL, constrain)
-
-            def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
-                x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted_BxL, constrain)
-                return constrain(x_BxLxD, ("batch", None, None)), counts
-
-            return call
-
-        rows = positions_BxL, segments_BxL
-        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
-        x_BxLxD, told = stack.run(self.layers, caller, x_BxLxD, rows, constrain, self.config)
+        x_BxLxD, told = self.through_layers(inputs_BxL, positions_BxL, segments_BxL, constrain)
         sums = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(counts for counts in told if counts))
         penalty = self.config.balance_weight * jnp.sum(sums["balance"])
         penalty = penalty + self.config.router_z_weight * jnp.sum(sums["router_z"])
         return Output(self.logits(x_BxLxD, constrain), penalty, {**sums, "penalty": penalty})
 
-    def pass_layer(  # type: ignore[override]
+    def call(
         self,
-        layer: Layer,
-        x_BxQxD: jax.Array,
         angles: tuple[jax.Array, jax.Array],
         attend: Attend,
         constrain: Constrain,
-    ) -> jax.Array:
-        """The output of one layer, every token of which counts."""
-        counted_BxQ = jnp.ones(x_BxQxD.shape[:2], bool)
-        return layer(x_BxQxD, angles, attend, counted_BxQ, constrain)[0]
+        counted_BxL: jax.Array | None = None,
+    ) -> stack.Call:
+        """What calls a layer on some rows, and tells its router's counts."""
+
+        def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
+            counted = jnp.ones(x_BxLxD.shape[:2], bool) if counted_BxL is None else counted_BxL
+            x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted, constrain)
+            return constrain(x_BxLxD, ("batch", None, None)), counts
+
+        return call
 
 
 def sampling(config: MoEConfig) -> MoEConfig:

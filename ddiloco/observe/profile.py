@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import pathlib
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import jax
 
 from ddiloco.observe.records import StepDone
 
 FOLDER = "profile"  # of a run, in its workdir
+
+
+class Watch(Protocol):
+    """What sees the records of a process as they pass."""
+
+    def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`record`, with what passes through it seen."""
+
+    def close(self) -> None:
+        """Nothing more will pass."""
+
+
+class Watches:
+    """Several watches as one."""
+
+    def __init__(self, watches: Sequence[Watch]) -> None:
+        self._watches = watches
+
+    def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`record`, with what passes through it seen by all."""
+        for watch in self._watches:
+            record = watch.watching(record)
+        return record
+
+    def close(self) -> None:
+        """Nothing more will pass."""
+        for watch in self._watches:
+            watch.close()
 
 
 class StepProfile:

@@ -70,7 +70,8 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
                 new.write_text("".join(kept))
     earlier = read_summary(target / "summary.json")
     scores = [score for score in earlier.get("eval_history", []) if score["step"] <= cut.step]
-    write_summary(workdir / "summary.json", {**earlier, "eval_history": scores} if earlier else {})
+    begun_anew = {**earlier, "eval_history": scores, "finished": False} if earlier else {}
+    write_summary(workdir / "summary.json", begun_anew)
     return target
 
 

@@ -38,7 +38,7 @@ class Cut(NamedTuple):
         """
         for box in self.boxes:
             ends = zip(box, self.shape, strict=True)
-            if not all(0 <= start < stop <= size for (start, stop), size in ends):
+            if not all(0 <= start <= stop <= size for (start, stop), size in ends):
                 raise ValueError(f"the block {box} is not in an array of shape {self.shape}")
 
 
@@ -101,6 +101,12 @@ def owned(array: jax.Array) -> Blocks:
     return Blocks(array.shape, {box_of(s.index, array.shape): np.asarray(s.data) for s in shards})
 
 
+def held(array: jax.Array) -> Blocks:
+    """All blocks that this process's devices have, in host memory; waits for their copy."""
+    shards = {box_of(shard.index, array.shape): shard for shard in array.addressable_shards}
+    return Blocks(array.shape, {box: np.asarray(shard.data) for box, shard in shards.items()})
+
+
 def needed(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Cut:
     """The blocks that this process's devices hold of an array."""
     found = sharding.addressable_devices_indices_map(shape).values()
@@ -138,6 +144,8 @@ def tiled(cuts: Sequence[Cut]) -> bool:
     boxes = [box for cut in cuts for box in cut.boxes]
     if any(cut.shape != shape for cut in cuts) or len(set(boxes)) != len(boxes):
         return False
+    if not boxes:
+        return math.prod(shape) == 0
     grid = [sorted({box[axis] for box in boxes}) for axis in range(len(shape))]
     whole = all(_covers(bounds, size) for bounds, size in zip(grid, shape, strict=True))
     return whole and len(boxes) == math.prod(len(bounds) for bounds in grid)

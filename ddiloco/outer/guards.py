@@ -22,6 +22,7 @@ import numpy as np
 from ddiloco.config import setting
 
 _FACTOR = 5.0  # honest learners of a round were found within 2.4: docs/results/guards.md
+_DISPUTED = 100.0  # the same where half of a round are as long as each other: nobody knows who is right
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
 _PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
 _RECENT = 3  # rounds of a fragment after which an offer is no measure: the learning rate may have changed
@@ -134,8 +135,9 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
 
     Each is compared with the other offers of the round, or, where there are fewer than two and the fragment
     is past its warm-up, with the others' newest offers of the three rounds before too. The bound is five
-    times their upper median, or six median absolute deviations where they differ by more. Short ones pass,
-    and so does what is no longer than what passed before. Those that did not move are no measure.
+    times their upper median, or six median absolute deviations where they differ by more; a hundred times
+    where half of a round are about as long: two of four may have met a token that the others did not. Short
+    ones pass, and so does what is no longer than what passed before. Those that did not move are no measure.
 
     Example:
       >>> offers = [Offered(0, 24, 1.0, 0.1), Offered(1, 24, 1.2, 0.1), Offered(2, 24, 1e6, 0.1)]
@@ -146,13 +148,16 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
     here = {offer.learner: offer for offer in offers if offer.moved}
     for offer in here.values():
         others = [other for m, other in here.items() if m != offer.learner]
-        if len(others) < 2 and past.rounds >= config.warm_up:
+        together = len(others) >= 2
+        if not together and past.rounds >= config.warm_up:
             earlier = {m: other for m, other in past.newest.items() if m != offer.learner and m not in here}
             others += earlier.values()
         if len(others) >= 2:
             of_others = zip(*(other.pace for other in others), strict=True)
             columns = zip(offer.pace, past.passed, of_others, strict=True)
-            too_long = any(own > max(passed, _bound(values)) for own, passed, values in columns)
+            too_long = any(
+                own > max(passed, _bound(own, values, together)) for own, passed, values in columns
+            )
         else:
             too_long = 0 < past.length * _LONGEST < offer.norm
         if too_long:
@@ -378,10 +383,13 @@ def offered(
     return found
 
 
-def _bound(values: Sequence[float]) -> float:
-    middle = statistics.median_high(values)
-    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
-    return middle + max(math.log(_FACTOR), _SPREADS * spread)
+def _bound(own: float, others: Sequence[float], together: bool) -> float:
+    """The longest that passes beside these; `together`: they are of the same round as `own`."""
+    middle = statistics.median_high(others)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in others)
+    alike = 1 + sum(abs(value - own) < math.log(_FACTOR) for value in others)
+    factor = _DISPUTED if together and 2 * alike > len(others) else _FACTOR
+    return middle + max(math.log(factor), _SPREADS * spread)
 
 
 def _log(value: float) -> float:

@@ -42,6 +42,9 @@ class RemoteConfig:
     donor_host: str = setting(
         "127.0.0.1", "address at which learners give each other inner optimizer states; empty: they do not"
     )
+    donor_port: int = setting(
+        0, "at donor_host; 0: any that is free. Learners of one host need one each", at_least=0, at_most=65535
+    )
     donation_timeout: float = setting(
         30.0, "seconds that a joining learner waits for a peer's inner optimizer state", above=0.0
     )

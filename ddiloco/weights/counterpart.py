@@ -91,11 +91,11 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     """The entries of a JSON file, those that go by several names as the first releases had them."""
     try:
         entries = dict(json.loads(path.read_text()))
+        rope = {**(entries.get("rope_scaling") or {}), **(entries.get("rope_parameters") or {})}
     except OSError as error:
         raise ConfigError(f"config.init_from: {path}: {error.strerror}") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise ConfigError(f"config.init_from: {path}: is no JSON object") from None
-    rope = {**(entries.get("rope_scaling") or {}), **(entries.get("rope_parameters") or {})}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     return {**rope, "rope_type": kind, "num_experts": entries.get("num_local_experts"), **entries}
 

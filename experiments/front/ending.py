@@ -8,12 +8,20 @@ import pathlib
 import signal
 import sys
 import threading
+import time
+from collections.abc import Sequence
+
+from experiments.front import cli
 
 MADE = ("summary.json", "loss.png", "checkpoints")
 
 
-def stop_on_signals() -> tuple[threading.Event, list[int]]:
-    """An event that SIGINT and SIGTERM set, and a list that they are put in; a second one ends at once."""
+def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
+    """An event that SIGINT and SIGTERM set, and a list that they are put in; a second one ends at once.
+
+    `grace` seconds after the first the process ends, whatever is not saved by then; 0: never. What an engine
+    kills counts as failed, what ends before counts as preempted.
+    """
     stop, received = threading.Event(), []
 
     def leave(number, _) -> None:
@@ -23,7 +31,17 @@ def stop_on_signals() -> tuple[threading.Event, list[int]]:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
+    if grace:
+        threading.Thread(target=_end_late, args=(grace, stop, received), name="grace", daemon=True).start()
     return stop, received
+
+
+def _end_late(grace: float, stop: threading.Event, received: Sequence[int]) -> None:
+    stop.wait()
+    time.sleep(grace)
+    cli.tell(f"not done {grace:g} s after the word to stop: the process ends as it is")
+    sys.stdout.flush()
+    os._exit(128 + received[0])
 
 
 def is_live() -> bool:
@@ -36,7 +54,7 @@ def new_workdir() -> str:
     return f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
-def tell(result, workdir: pathlib.Path, received: list[int]) -> int:
+def tell(result, workdir: pathlib.Path, received: Sequence[int]) -> int:
     """Prints the result of a run of `run_job`; the exit code."""
     s = result.summary
     if result.sample is not None:

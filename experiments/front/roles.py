@@ -1,22 +1,85 @@
-"""The flags that a run's processes share."""
+"""The flags that a run's processes share; what is not given as a flag is read from the environment."""
 
 from __future__ import annotations
 
+import os
 import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
 
 from absl import command_name, flags
 
+from ddiloco.launch.assignment import LEARNER, PREFIX, SYNCER, Assignment
 from experiments.front import cli
+
+
+def define(define: Callable[..., flags.FlagHolder], name: str, default: Any, meaning: str, **more: Any):
+    """A flag that DDILOCO_<NAME> of the environment gives where the command line does not."""
+    variable = PREFIX + more.pop("variable", name).upper()
+    given = os.environ.get(variable) or default
+    try:
+        return define(name, given, f"{meaning} Else ${variable}.", **more)
+    except flags.IllegalFlagValueError as error:
+        print(f"error: {variable}: {str(error).splitlines()[0]}", file=sys.stderr)
+        sys.exit(cli.USAGE_ERROR)
+
+
+def define_role() -> None:
+    """The flags of every role: --health and --grace."""
+    define(flags.DEFINE_string, "health", None, "HOST:PORT for GET /live and /ready; default: nowhere.")
+    define(
+        flags.DEFINE_float,
+        "grace",
+        0.0,
+        "Seconds from the word to stop to the end of the process; 0: as many as it takes.",
+        lower_bound=0.0,
+    )
+
+
+def define_processes() -> None:
+    """The flags of a learner of several processes: --process, --processes and --coordinator."""
+    number, many = "Which of its processes this is, from 0.", "How many processes the learner has."
+    define(flags.DEFINE_integer, "process", 0, number, lower_bound=0)
+    define(flags.DEFINE_integer, "processes", 1, many, lower_bound=1)
+    define(
+        flags.DEFINE_string,
+        "coordinator",
+        "",
+        "HOST:PORT of its process 0, where it has several; these also use the next port.",
+    )
 
 
 def define_security() -> None:
     """The flags --token_file and --tls."""
-    flags.DEFINE_string(
-        "token_file", None, "File with the join token of all, or with one for each learner (make_tokens)."
+    define(
+        flags.DEFINE_string,
+        "token_file",
+        None,
+        f"File with the join token of all, or with one for each learner (make_tokens); ${PREFIX}TOKEN may "
+        "hold what is in the file.",
     )
-    flags.DEFINE_string(
-        "tls", None, "Folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh), for mutual TLS."
+    define(
+        flags.DEFINE_string,
+        "tls",
+        None,
+        "Folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh), for mutual TLS.",
     )
+
+
+def assignment(role: str, **given: Any) -> Assignment:
+    """What the flags say of this process; `given` is what the program has read itself."""
+    values = flags.FLAGS
+    common = {"health": values.health or "", "grace": values.grace}
+    if role == LEARNER:
+        common |= {name: values[name].value for name in ("process", "processes", "coordinator")}
+        if common["process"] >= common["processes"]:
+            raise cli.UsageError(f"process: is {common['process']}, but must be below --processes")
+        if common["processes"] > 1 and not common["coordinator"]:
+            raise cli.UsageError("coordinator: give --coordinator=HOST:PORT of the learner's process 0")
+    if role == SYNCER:
+        common["resume"] = {"true": True, "false": False, "auto": None}[values.resume]
+    return Assignment(role, **common, **given)
 
 
 def define_resume() -> flags.FlagHolder:
@@ -26,7 +89,11 @@ def define_resume() -> flags.FlagHolder:
         "Go on with the run in the workdir. auto: if one has begun there, else begin one: "
         "for a first start and restarts alike."
     )
-    return flags.DEFINE(parser, "resume", "false", meaning, boolean=True)
+
+    def enum(name: str, default: str, help: str) -> flags.FlagHolder:
+        return flags.DEFINE(parser, name, default, help, boolean=True)
+
+    return define(enum, "resume", "false", meaning)
 
 
 def define_profile() -> flags.FlagHolder:
@@ -55,7 +122,7 @@ def security():
     """The Security that the flags name."""
     from experiments.front.credentials import load_security
 
-    return load_security(flags.FLAGS.token_file, flags.FLAGS.tls)
+    return load_security(flags.FLAGS.token_file, flags.FLAGS.tls, os.environ.get(f"{PREFIX}TOKEN"))
 
 
 def name_process(name: str) -> None:

@@ -19,7 +19,7 @@ from ddiloco.roles.exchange import InnerState
 from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, joined, report, until
 
 SECONDS = 20.0  # within which every call ends by itself
-KINDS = ("control", "greeted", "offers", "peers", "donation")
+KINDS = ("control", "greeted", "offers", "peers", "donation", "updates")
 FRAGMENT = 0
 
 
@@ -83,6 +83,14 @@ class Rpcs:
         self._donor = grpc.insecure_channel(f"127.0.0.1:{donor.start('127.0.0.1')}")
         self._keeps = donor
 
+    def end(self):
+        """Ends servers and calls: the interpreter waits for their threads."""
+        self._channel.close()
+        self._donor.close()
+        self._learner.client.finish(0.0)
+        self._syncer.server.stop(0.0)
+        self._keeps.stop()
+
     def call(self, kind, messages):
         """Makes the call, and looks whether anything raised; says how the call ended."""
         ended = kind
@@ -115,6 +123,16 @@ class Rpcs:
     def _peers(self, messages):
         ask = self._channel.stream_stream(wire.PEERS)
         list(ask(iter(messages), metadata=self._metadata, timeout=SECONDS))
+
+    def _updates(self, messages):
+        """Of the session that the first message names, or of the learner's, which then takes no update."""
+        session, *rest = [*messages, b""]
+        metadata = ((wire.SESSION_KEY, session.hex()),) if session else self._metadata
+        ask = self._channel.stream_stream(wire.UPDATES)
+        stream = ask(iter(rest), metadata=metadata, timeout=SECONDS)
+        if session:
+            list(stream)
+        stream.cancel()
 
     def _donation(self, messages):
         list(self._donor.stream_stream(wire.DONATE)(iter(messages), timeout=SECONDS))

@@ -1,5 +1,6 @@
 """What reads bytes that another wrote: each takes any bytes whatever, and raises nothing but what it says."""
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -10,12 +11,19 @@ import jax
 import numpy as np
 
 from ddiloco.config import ConfigError
+from ddiloco.data.errors import DataError
+from ddiloco.data.settings import DataConfig
+from ddiloco.data.tokenized import TokenizedSource
+from ddiloco.data.tokenizers import ByteTokenizer
 from ddiloco.disk import array_file, checked_json
 from ddiloco.disk.run_mark import RunMarkError, begun
+from ddiloco.disk.scores import Scores
+from ddiloco.disk.snapshots.store import SnapshotError, SnapshotStore
 from ddiloco.disk.tape import file as tape_file
 from ddiloco.disk.tape.file import TapeError, TapeFile
 from ddiloco.disk.tape.header import Header
 from ddiloco.disk.tape.recorder import LearnerTape, learner_tape
+from ddiloco.models.dense import DenseConfig
 from ddiloco.observe import records
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
@@ -38,9 +46,13 @@ from ddiloco.remote.wire.event_messages import (
 )
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.record_messages import learner_record, record_message
+from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
+from ddiloco.weights.architectures import counterpart_of
+from ddiloco.weights.files import INDEX, Files
 from experiments.front.credentials import load_security
 from experiments.studies.replay.reading import read_tape
 from tests.fuzz import rpcs
+from tests.protocol.desk import Desk
 from tests.workbook import MACHINE
 
 FORMATS = (ArrayFormat((3,), np.dtype(np.float32)), ArrayFormat((5,), np.dtype(np.uint8)))
@@ -63,8 +75,27 @@ def from_learner(data):
         intake.joined(3, 1)
         intake.take(3, 1, message.records)
         Positions(None).put(3, message.records.position)
+    elif message.WhichOneof("kind") in ("state_recorded", "part_written"):
+        assert told_of_snapshot(message, 3, 3).number >= 0
     else:
         assert learner_event(message, 3, 3)
+
+
+def core(data):
+    """What three learners say and offer, in turn, to the core of a syncer whose merges end at once."""
+    desk = Desk(num_learners=3, num_fragments=2, interval=4, quorum=1)
+    for i, payload in enumerate(rpcs.split(data)[:64]):
+        learner = i % 3
+        with contextlib.suppress(WireError):
+            if i % 4 == 3:
+                told = offer_of(parse(pb.UpHeader, payload), learner, 2)
+            else:
+                told = learner_event(parse(pb.FromLearner, payload), learner, 2)
+            desk.tell(told, desk.now + 0.1)
+        while desk.merging:
+            made = desk.merging[0]
+            desk.merged(made.step, made.fragment)
+    return desk.core.live
 
 
 def to_learner(data):
@@ -139,6 +170,57 @@ def resumed_from(data):
     ResumedFrom.load(_FOLDER)
 
 
+def manifest(data):
+    """Of a snapshot, with its checksum."""
+    folder = _FOLDER / "snapshots" / "000003"
+    folder.mkdir(parents=True, exist_ok=True)
+    head = b'{"sha256": "' + hashlib.sha256(data).hexdigest().encode() + b'", '
+    (folder / "manifest.json").write_bytes(head + data)
+    SnapshotStore(folder.parent, 3).open(3)
+
+
+def scores(data):
+    """What evaluator and syncer leave each other, as far as the other can read it."""
+    folder = _FOLDER / "evaluator"
+    folder.mkdir(exist_ok=True)
+    for name in ("scores.jsonl", "wanted.json"):
+        (folder / name).write_bytes(data)
+    between = Scores(_FOLDER)
+    between.new()
+    between.wanted()
+
+
+def tokenized(data):
+    """The index of a tokenized data set."""
+    folder = _FOLDER / "tokenized"
+    folder.mkdir(exist_ok=True)
+    (folder / "tokens.json").write_bytes(data)
+    TokenizedSource(DataConfig(tokenized=str(folder)), ByteTokenizer(), "train")
+
+
+def model_config(data):
+    """Another's config.json."""
+    (_FOLDER / "config.json").write_bytes(data)
+    counterpart_of(DenseConfig()).check(_FOLDER)
+
+
+def model_weights(data):
+    """Another's weights: what follows the length of a file's header."""
+    path = _FOLDER / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(data)) + data + bytes(64))
+    opened = Files(path)
+    for name in opened.shapes:
+        opened.read(name)
+
+
+def weights_index(data):
+    (_FOLDER / INDEX).write_bytes(data)
+    try:
+        Files(_FOLDER)
+    finally:
+        (_FOLDER / INDEX).unlink()
+
+
 def tokens(data):
     path = _FOLDER / "tokens"
     path.touch(mode=0o600)
@@ -165,6 +247,7 @@ def torn_tape(data):
 TARGETS = {  # by name: what reads the bytes, and what it may raise
     "from_learner": (from_learner, WireError),
     "to_learner": (to_learner, WireError),
+    "core": (core, ()),
     "record": (record, WireError),
     "offer": (offer, WireError),
     "update": (update, WireError),
@@ -177,6 +260,12 @@ TARGETS = {  # by name: what reads the bytes, and what it may raise
     "durable_values": (durable_values, ValueError),
     "run_mark": (run_mark, RunMarkError),
     "resumed_from": (resumed_from, ()),
+    "manifest": (manifest, SnapshotError),
+    "scores": (scores, ()),
+    "tokenized": (tokenized, DataError),
+    "model_config": (model_config, ConfigError),
+    "model_weights": (model_weights, ConfigError),
+    "weights_index": (weights_index, ConfigError),
     "tokens": (tokens, ConfigError),
     "tape": (tape, TapeError),
     "torn_tape": (torn_tape, TapeError),
@@ -206,6 +295,18 @@ def array_body(header, payload=b""):
     return struct.pack("<Q", len(encoded)) + encoded + payload
 
 
+def conversation():
+    """Learners that join, are welcomed, report and offer."""
+    said = [events.LearnerJoined(0, 5), events.LearnerJoined(1, 5), events.LearnerReady(0, 5, 0, (0, 0))]
+    said += [events.StepReported(Report(0, 5, step, (FragmentCounters(0, step, 9),) * 2)) for step in (1, 4)]
+    said += [events.LearnerJoined(1, 6, 3, (1, 2)), events.OfferFailed(RoundId(2, 0), 0, 5, "x")]
+    offered = up_header(RoundId(2, 0), Contribution(0, 5, 0, 0, 4, 4, 9), 3)
+    payloads = [learner_message(event).SerializeToString() for event in said]
+    for at in range(3, 4 * len(payloads) // 3, 4):
+        payloads.insert(at, offered.SerializeToString())
+    return payloads
+
+
 def recorded_tape():
     """The payloads of a tape's records."""
     made = learner_tape(pathlib.Path(tempfile.mkdtemp(dir=_FOLDER)), 3, 7)
@@ -217,6 +318,15 @@ def recorded_tape():
     return [payload for _, payload in tape_file.read(made).records]
 
 
+TOKENS = {
+    "name": "stdlib_text",
+    "text_feature": "text",
+    "tokenizer": "byte",
+    "full_name": "stdlib_text",
+    "dtype": "<u2",
+    "splits": {"train": {"files": ["0"], "documents": 3, "tokens": 9}},
+}
+PART = json.dumps({"content": "5f" * 32, "files": {"state/metadata": [3, "5f" * 32]}})
 SEEDS = {  # sound bytes, from which others are made
     "from_learner": [
         learner_message(events.StepReported(Report(3, 5, 3, (FragmentCounters(1, 2, 9),) * 3))),
@@ -228,7 +338,12 @@ SEEDS = {  # sound bytes, from which others are made
                 position="{}",
             )
         ),
+        pb.FromLearner(
+            state_recorded={"snapshot": 3, "incarnation": 5, "recorded": True, "versions": [1] * 3}
+        ),
+        pb.FromLearner(part_written={"snapshot": 3, "files": PART}),
     ],
+    "core": [rpcs.joint(*conversation())],
     "to_learner": [
         from_syncer(events.ClockSet(5)),
         from_syncer(events.OfferAsked(RoundId(4, 2), 1, 3)),
@@ -259,6 +374,19 @@ SEEDS = {  # sound bytes, from which others are made
     "durable_values": [b'{"0": 3, "sha256": "x"}', b'{"a": {"b": [1.0, null]}}'],
     "run_mark": [b'{"run": "5f", "start": "00"}'],
     "resumed_from": [b'{"snapshot": {"number": 3, "sha256": "5f"}, "incarnations": {"0": 7}}'],
+    "manifest": [f'"format": 1, "number": 3, "header": {{}}, "parts": {{"syncer": {PART}}}}}'.encode()],
+    "scores": [
+        b'{"run": "5f", "step": 3, "tokens": 9, "time": 1.0}\n',
+        b'{"run": "5f", "ask": "x", "step": 3, "tokens": 9, "versions": [1, 2]}',
+    ],
+    "tokenized": [json.dumps(TOKENS).encode(), json.dumps({**TOKENS, "splits": {}}).encode()],
+    "model_config": [
+        b'{"architectures": ["Qwen3ForCausalLM"], "rope_scaling": {"rope_type": "x"}, "head_dim": 16}',
+        b'{"architectures": "Qwen3ForCausalLM", "rope_parameters": null}',
+        b'{"rope_scaling": [1]}',
+    ],
+    "model_weights": [b'{"a": {"dtype": "F32", "shape": [2, 8], "data_offsets": [0, 64]}}'],
+    "weights_index": [b'{"weight_map": {"a": "model.safetensors"}}'],
     "tokens": [b"a token that all share\n", b"0 a-token-of-its-own\n1 another-of-its-own\n"],
     "tape": [rpcs.joint(*recorded_tape())],
     "torn_tape": [b"ddiloco tape 2\n" + bytes(12)],
@@ -267,6 +395,8 @@ SEEDS = {  # sound bytes, from which others are made
         rpcs.said("greeted", learner_message(events.LearnerJoined(1, 100)).SerializeToString()),
         rpcs.said("offers", *rpcs.sound_offer()),
         rpcs.said("peers", b""),
+        rpcs.said("updates"),
+        rpcs.said("updates", b"a session"),
         rpcs.said("donation", pb.DonationRequest(versions=[1, 2]).SerializeToString()),
     ],
 }

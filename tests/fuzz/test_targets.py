@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.disk import array_file
-from tests.fuzz import blind, targets
+from tests.fuzz import blind, rpcs, targets
 from tests.integration.programs import ROOT
 from tests.remote.ends import PATIENCE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def servers_end():
+    yield
+    if rpcs.rpcs.cache_info().currsize:
+        rpcs.rpcs().end()
+        rpcs.rpcs.cache_clear()
 
 
 @pytest.mark.parametrize("name", targets.TARGETS)

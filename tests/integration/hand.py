@@ -52,7 +52,8 @@ class Job:
         token = workdir.with_name(f"{workdir.name}_token")  # a run that begins empties its workdir
         token.touch(mode=0o600)
         token.write_text(TOKEN)
-        self._shared = [*self.settings, f"--token_file={token}", f"--workdir={workdir}"]
+        self.token = f"--token_file={token}"
+        self._shared = [*self.settings, self.token, f"--workdir={workdir}"]
 
     def syncer(self, *more, affliction=None, before=()):
         """Starts the syncer's process; `before`: the command that runs it."""

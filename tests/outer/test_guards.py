@@ -62,6 +62,15 @@ def test_one_long_piece_is_enough(seed, factor):
     assert norm(offers, Past(), CONFIG).keys() == {2}
 
 
+@pytest.mark.parametrize(("factor", "left_out"), [(32.0, set()), (1e4, {1, 3})])
+def test_where_half_are_longer_nobody_is_right_until_they_are_far_longer(factor, left_out):
+    """Two of four that met a rare token in one of the first rounds were 32 times as long as the others."""
+    rng = np.random.default_rng(0)
+    offers = [honest(rng, m, scale=factor if m in (1, 3) else 1.0) for m in range(4)]
+    assert norm(offers, Past(), CONFIG).keys() == left_out
+    assert norm(offers[:3], Past(), CONFIG).keys() == {1}
+
+
 def test_more_tokens_than_its_steps_can_have_had_are_not_believed():
     rng = np.random.default_rng(0)
     offers = [honest(rng, m, steps=10)._replace(tokens=80) for m in range(4)]

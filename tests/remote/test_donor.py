@@ -17,9 +17,8 @@ from ddiloco.observe import records
 from ddiloco.remote.learner import client, inner_files
 from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
-from ddiloco.remote.syncer.server import donor_address
 from ddiloco.remote.wire.agreement import WireError
-from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.settings.remote import RemoteConfig
 from experiments.front.credentials import load_security
@@ -253,6 +252,32 @@ def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp
             until(lambda: len(notes(syncer)) == 2, "the notes")
             told = [(n["inner_state"], n["trained"]) for n in notes(syncer)]
             assert told == [("checkpoint", 900), ("peer", 900)]
+
+
+@pytest.mark.parametrize("poison", [-1.0, 1e8, 0.0])
+@pytest.mark.parametrize("copies", ["an own copy", "another peer"])
+def test_what_a_lying_peer_gives_is_not_taken_however_much_it_has_trained(tmp_path, poison, copies):
+    """It would make the steps of every learner that returns useless, or not finite."""
+    syncer = SyncerEnd(terms=THREE)
+    lie = dataclasses.replace(state(poison), trained=1 << 50)
+    honest = dataclasses.replace(state(2), trained=900)
+    with Steps(lie) as bad, Steps(honest) as good, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            again := with_client(syncer.address, 2, ports[1] if copies == "another peer" else 0),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, again, number=2)
+            if copies == "an own copy":
+                inner_files.save(tmp_path, FORMAT, honest)
+                assert_same(recovery(late, tmp_path).inner_state((3, 4)), honest)
+            else:  # nobody can tell which of two is true
+                assert recovery(late).inner_state((3, 4)) is None
+                bad.given = dataclasses.replace(state(3), trained=901)
+                assert_same(recovery(late).inner_state((3, 4)), honest)
+            until(lambda: "peer: unlike others" in syncer.drops(), "the drop")
 
 
 def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next():

@@ -100,6 +100,21 @@ def test_a_second_process_takes_the_place_of_one_that_is_silent_and_that_one_may
             until(lambda: old.client.refusal is not None, "the refusal")
             assert old.client.replaced
             assert old.client.refusal == "another process of learner 0 has taken its place"
+            old.client.outbox.record(records.StepDone(0, 1, 1.0, 30, {}))
+            leaving = threading.Thread(target=old.client.finish, args=(1e6,), daemon=True)
+            leaving.start()
+            until(lambda: not leaving.is_alive(), "its end, though nobody confirms its records")
+
+
+def test_a_process_whose_place_was_taken_while_it_was_lost_may_not_come_back_either():
+    syncer = SyncerEnd(security=ALL)
+    with ended(syncer, old := LearnerEnd(syncer.address, security=ALL)):
+        joined(syncer, old)
+        old.client.finish(0.0)
+        syncer.next(events.LearnerLost)
+        with ended(new := LearnerEnd(syncer.address, process=101, security=ALL)):
+            assert new.client.accepted.wait(PATIENCE)
+            assert hello(syncer, process=100).code() is wire.REPLACED
 
 
 def test_the_owner_of_a_number_replaces_its_process_at_once_with_a_newer_one():
@@ -256,10 +271,18 @@ def test_tokens_are_made_for_each_learner_and_read_by_both_ends(tmp_path):
         assert own.token not in repr(own) + repr(everyone)
     with pytest.raises(ConfigError, match="no token of learner 3"):
         everyone.of(3)
+    assert load_security(str(tmp_path / "made/operator"), None).token == everyone.operator
 
 
 @pytest.mark.parametrize(
-    "text", ["0 short\n", f"0 {'x' * 16}\n1 {'x' * 16}\n", f"0 {'x' * 16}\nand more\n", ""]
+    "text",
+    [
+        "0 short\n",
+        f"0 {'x' * 16}\n1 {'x' * 16}\n",
+        f"0 {'x' * 16}\nand more\n",
+        "",
+        f"0 {'x' * 16}\noperator {'x' * 16}\n",
+    ],
 )
 def test_a_file_of_tokens_that_is_none_is_refused(tmp_path, text):
     file = tmp_path / "tokens"

@@ -123,8 +123,11 @@ class SyncerClient:
         return connection.peers(timeout) if connection is not None else []
 
     def finish(self, timeout: float) -> bool:
-        """Sends what is left and a goodbye, if there is a connection; returns whether all records arrived."""
-        heard = self.outbox.finish(timeout)
+        """Sends what is left and a goodbye, if there is a connection; returns whether all records arrived.
+
+        Waits up to `timeout` seconds; not at all after a refusal, since there is nobody to confirm them.
+        """
+        heard = self.outbox.finish(timeout if self.refusal is None else 0.0)
         self.outbox.say(pb.FromLearner(goodbye=pb.Goodbye()))
         self._closing.set()
         self._thread.join(1.0)  # the syncer ends the call once it has heard the goodbye

@@ -60,14 +60,14 @@ class Donor:
         self._server = wire.server(keepalive, AT_ONCE + MOST_WAITING, interceptors=[gate])
         self._giving = threading.BoundedSemaphore(AT_ONCE)
 
-    def start(self, host: str) -> int:
-        """Listens on a free port of this host; returns the port.
+    def start(self, host: str, port: int = 0) -> int:
+        """Listens on a port of this host, 0: on a free one; returns the port.
 
         Raises:
           ConfigError: the host is not available, or is beyond the loopback without token and TLS.
         """
         check_reach(f"{host}:0", self._security)
-        port = self._security.listen(self._server, f"{host}:0")
+        port = self._security.listen(self._server, f"{host}:{port}")
         handlers = {"Donate": grpc.stream_stream_rpc_method_handler(self._donate)}
         wire.serve(self._server, wire.DONATE, handlers)
         return port

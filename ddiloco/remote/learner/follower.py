@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import pathlib
 import queue
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import grpc
+import jax
 
 from ddiloco.data.host_batches import HostBatch, HostBatches
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.remote.learner.donor import InnerFormat
 from ddiloco.remote.learner.followers import Key, key_of
 from ddiloco.remote.learner.host_arrays import HostArrays
+from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
 from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire
@@ -68,9 +73,18 @@ class Follower:
     """Hosts 1 and up. It ends with the process of host 0, and with every other host's."""
 
     def __init__(
-        self, place: HostPlace, assembly: Assembly, security: Security, learner: int, address: str
+        self,
+        place: HostPlace,
+        assembly: Assembly,
+        security: Security,
+        learner: int,
+        address: str,
+        folder: pathlib.Path | None = None,
     ) -> None:
-        """Compiles, together with the other hosts. `address`: HOST:PORT of the syncer."""
+        """Compiles, together with the other hosts.
+
+        `address`: HOST:PORT of the syncer. `folder`: of its copies of the inner state; None: none are kept.
+        """
         e = assembly.experiment
         self._place, self._security, self._config = place, security.of(learner), e.remote
         self._learner, self._address = learner, address
@@ -86,6 +100,10 @@ class Follower:
         self._decode = None if codec_down == "f32" else FragmentDecoder(assembly.layout, codec_down)
         if self._decode is not None:
             self._decode.compile()
+        inner = InnerFormat(equipment.program.inner_leaves)
+        self._copies = HostCopies(folder, place.number, inner)
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="inner-copies")
+        self._writing: concurrent.futures.Future[None] | None = None
         self._streams: Streams | None = None
         self._change = threading.Condition()
         self._here: dict[Key, Told] = {}  # deliveries that are not used yet
@@ -121,6 +139,7 @@ class Follower:
             learner=self._learner,
             fingerprint=self._terms.fingerprint,
             rules=self._terms.rules,
+            copies=self._copies.numbers(),
         )
         yield pb.FromHost(following=following).SerializeToString()
         while (message := self._say.get()) is not None:
@@ -143,12 +162,30 @@ class Follower:
             case "send":
                 self._send(codec.read(order.send.round), codec.read(order.send.contribution))
             case "adopt":
-                self._arrays.adopt(self._delivered((order.adopt.welcome, 0, 0)))
+                copy = order.adopt.copy
+                inner = self._copies.load(copy)[1] if copy else None
+                self._arrays.adopt(self._delivered((order.adopt.welcome, 0, 0)), inner)
+            case "copy":
+                self._keep(order.copy, self._arrays.inner())
             case "apply":
                 a = order.apply
                 [pieces] = self._delivered((0, a.fragment, a.version))
                 merged = a.merged if a.HasField("merged") else None
                 self._arrays.apply(a.fragment, a.mixing, pieces, merged, a.rebase)
+
+    def _keep(self, number: int, arrays: list[jax.Array]) -> None:
+        """Has the copy written, unless the last one still is: then this one is missing here."""
+        if self._writing is None or self._writing.done():
+            self._writing = self._writer.submit(self._write, number, arrays)
+
+    def _write(self, number: int, arrays: list[jax.Array]) -> None:
+        try:
+            self._copies.save(number, arrays, {})
+        except OSError as error:
+            told = (
+                f"host {self._place.number}: the inner optimizer state is not kept: {error.strerror or error}"
+            )
+            self._say.put(pb.FromHost(alarm=told))
 
     def _send(self, round_id: RoundId, contribution: Contribution) -> None:
         if self._streams is not None:

@@ -74,7 +74,7 @@ class Followers:
         self._learner, self._terms, self._lost, self._leaving = learner, terms, lost, leaving
         self._change = threading.Condition()
         self._orders: dict[int, queue.SimpleQueue[pb.Order | None]] = {}  # by host
-        self._copies: dict[int, set[int]] = {}  # by host: inner states on its disk
+        self._copies: dict[int, set[int]] = {}  # by host: numbers of the copies on its disk
         self._here: dict[Key, set[int]] = {}  # hosts that have a delivery
         self._own: dict[Key, Told] = {}  # deliveries that this host has, and not all others
         self._drawn: dict[int, list[Drawn]] = {}  # by number of the batch
@@ -135,7 +135,7 @@ class Followers:
             return self._drawn.pop(number, [])
 
     def copies(self) -> set[int]:
-        """The inner states that all others have on disk, by steps taken in."""
+        """The numbers of the copies of the inner state that all others have on disk."""
         with self._change:
             return set.intersection(*self._copies.values())
 

@@ -11,6 +11,7 @@ import jax
 from ddiloco.data.host_batches import HostBatch, HostBatches, joined
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.followers import Followers
+from ddiloco.remote.learner.host_copies import OfAllHosts, new_number
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
@@ -79,8 +80,8 @@ class LeadingArrays(HostArrays):
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
         """As in TrainingArrays."""
-        trained = inner.trained if isinstance(inner, OnEachHost) else 0
-        self._order(pb.Order(adopt=pb.Order.Adopt(welcome=self._core.incarnation, trained=trained)))
+        copy = inner.number if isinstance(inner, OfAllHosts) else 0
+        self._order(pb.Order(adopt=pb.Order.Adopt(welcome=self._core.incarnation, copy=copy)))
         super().adopt(fragments, inner)
 
     def step(self, clock: int) -> tuple[int, Metrics]:
@@ -104,19 +105,11 @@ class LeadingArrays(HostArrays):
         self._order(pb.Order(apply=order))
         super().apply(fragment, mixing, pieces, merged, rebase)
 
-
-class OnEachHost(tuple[Any, ...]):
-    """This host's blocks of an inner state, of which each other host has its own."""
-
-    trained: int
-    """Steps that it has taken in, by which the hosts' copies are told apart."""
-
-    @classmethod
-    def of(cls, arrays: Sequence[Any], trained: int) -> OnEachHost:
-        """These blocks of the state that has taken in so many steps."""
-        made = cls(arrays)
-        made.trained = trained
-        return made
+    def inner(self) -> OfAllHosts:
+        """As in TrainingArrays; the others keep theirs on disk."""
+        number = new_number()
+        self._order(pb.Order(copy=number))
+        return OfAllHosts(super().inner(), number)
 
 
 class JointBatches(Iterator[HostBatch]):

@@ -15,13 +15,15 @@ from ddiloco.config import ConfigError
 from ddiloco.disk.snapshots.parts import parts_folder
 from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.observe import records
-from ddiloco.observe.profile import StepProfile
+from ddiloco.observe.profile import Watch
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Donor, InnerFormat
 from ddiloco.remote.learner.followers import Followers, failed_offer
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
+from ddiloco.remote.learner.host_copies import HostCopies
+from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace, StepWatch, end_at_once
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.learner.streams import Host
@@ -69,7 +71,7 @@ class LearnerProcess:
         folder: pathlib.Path | None = None,
         workdir: pathlib.Path | None = None,
         stepping: Callable[[], None] = lambda: None,
-        profile: StepProfile | None = None,
+        profile: Watch | None = None,
     ) -> str | None:
         """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
 
@@ -81,7 +83,7 @@ class LearnerProcess:
           folder: where it keeps copies of its inner optimizer state; None: nowhere.
           workdir: where its tape goes; None: it keeps none.
           stepping: called after the first step.
-          profile: takes a trace of some steps.
+          profile: sees the records, such as to take a trace of some steps.
 
         Returns:
           Why the learner failed; None if it did not.
@@ -102,7 +104,8 @@ class LearnerProcess:
         if self._place is not None:
             self._followers = self._led(self._place, learner, terms, security, stop)
         donor = Donor(security, config.keepalive, config.donation_timeout)
-        port = donor.start(config.donor_host) if config.donor_host and self._place is None else 0
+        donates = config.donor_host and self._place is None
+        port = donor.start(config.donor_host, config.donor_port) if donates else 0
 
         def accepted(message: pb.Accepted) -> None:
             donor.admit(security.among_peers(message.peers_token))
@@ -174,6 +177,8 @@ class LearnerProcess:
                     step, devices = json.loads(message.erred)
                     for found in records.corruption(learner, step, devices, time.time()):
                         client.outbox.record(found)
+                case "alarm":
+                    client.outbox.record(records.Alarm(f"learner {learner}, {message.alarm}", time.time()))
 
         followers.told, followers.deliver = told, client.put
 
@@ -195,7 +200,7 @@ class LearnerProcess:
         folder: pathlib.Path | None,
         workdir: pathlib.Path | None,
         stepping: Callable[[], None],
-        profile: StepProfile | None,
+        profile: Watch | None,
     ) -> str | None:
         config, record = self._experiment.remote, client.outbox.record
         inner = InnerFormat(equipment.program.inner_leaves)
@@ -212,7 +217,13 @@ class LearnerProcess:
             make_arrays = functools.partial(LeadingArrays, core=core, followers=followers)
             send_offer = followers.sending(send_offer)
             record = watch.watching(record)
-        recovery = ProcessRecovery(client, inner, self._security, config, folder, steps)
+        make_recovery = ProcessRecovery
+        make_checkpointer = Checkpointer
+        if followers is not None:
+            held = HostCopies(folder, 0, inner)
+            make_recovery = functools.partial(HostRecovery, copies=held, followers=followers)
+            make_checkpointer = functools.partial(HostCheckpointer, copies=held)
+        recovery = make_recovery(client, inner, self._security, config, folder, steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
@@ -243,8 +254,8 @@ class LearnerProcess:
                 stack.callback(profile.close)
             if writer is not None:
                 stack.callback(writer.close, _PART_SECONDS)
-            if folder is not None and config.checkpoint_every and followers is None:
-                copies = Checkpointer(
+            if folder is not None and config.checkpoint_every:
+                copies = make_checkpointer(
                     worker.inbox, inner, folder, config.checkpoint_every, record, client.run
                 )
                 copies.start()

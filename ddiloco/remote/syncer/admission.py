@@ -11,7 +11,7 @@ import grpc
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.security import Caller
+from ddiloco.remote.wire.security import OPERATOR, Caller
 from ddiloco.remote.wire.terms import Terms, difference
 
 FURTHEST = 1 << 52
@@ -41,7 +41,7 @@ class Admission:
     def __init__(self, terms: Terms, run: str) -> None:
         """`run`: the syncer's."""
         self._terms, self._run = terms, run
-        self._replaced: dict[int, list[int]] = {}  # by learner: processes whose place another has taken
+        self._places: dict[int, list[int]] = {}  # by learner: who has had its place, the last has it
 
     def refusal(
         self, hello: pb.Hello, caller: Caller, present: Session | None, newest: int, now: float
@@ -59,7 +59,8 @@ class Admission:
         if misfit is not None:
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, misfit)
         if caller.learner is not None and caller.learner != hello.learner:
-            whose = f"the credentials of learner {caller.learner}"
+            owner = "the operator" if caller.learner == OPERATOR else f"learner {caller.learner}"
+            whose = f"the credentials of {owner}"
             return Refusal(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"these are {whose}, not of learner {hello.learner}",
@@ -71,22 +72,16 @@ class Admission:
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, beyond, beyond, f"{caller.host}: {beyond}")
         return None if present is None else self._of_a_second(hello, caller, present, now)
 
-    def replaced(self, learner: int, process: int) -> None:
-        """Another process has taken this one's place."""
-        known = self._replaced.setdefault(learner, [])
-        known.append(process)
-        del known[:-MOST_REPLACED]
-
     def admitted(self, learner: int, process: int) -> None:
-        """The process has its place, perhaps again."""
-        known = self._replaced.get(learner, [])
-        known[:] = [other for other in known if other != process]
+        """The process has the learner's place, perhaps again; all others that have had it are replaced."""
+        others = [other for other in self._places.get(learner, ()) if other != process]
+        self._places[learner] = [*others[-MOST_REPLACED:], process]
 
     def _of_a_second(self, hello: pb.Hello, caller: Caller, present: Session, now: float) -> Refusal | None:
         """Why the learner's present connection is not given up for this one."""
         if hmac.compare_digest(hello.session.encode(), present.name.encode()):
             return None  # the same process, which has lost its connection
-        if hello.process in self._replaced.get(hello.learner, ()):
+        if hello.process in self._places.get(hello.learner, ())[:-1]:
             return Refusal(wire.REPLACED, f"another process of learner {hello.learner} has taken its place")
         if caller.learner is not None and hello.process > present.process:
             return None  # the owner of the number has started another process

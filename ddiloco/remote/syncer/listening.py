@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import grpc
 
@@ -48,8 +48,16 @@ class Handshakes:
 class Listening:
     """A gRPC server that has its port to itself before it answers."""
 
-    def __init__(self, address: str, security: Security, config: RemoteConfig, num_learners: int) -> None:
-        """`address`: HOST:PORT; 0 is any free port."""
+    def __init__(
+        self,
+        address: str,
+        security: Security,
+        config: RemoteConfig,
+        num_learners: int,
+        answering: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`address`: HOST:PORT; 0 is any free port. `answering` is called once it answers."""
+        self._answering = answering
         self.port = 0
         self._address, self._security = address, security
         self.gate = Gate(security.admits, "the syncer asks for another join token")
@@ -70,6 +78,7 @@ class Listening:
         """Answers from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
         self.claim()
         wire.serve(self._server, wire.CONTROL, handlers)
+        self._answering()
         return self.port
 
     def stop(self, grace: float | None) -> None:

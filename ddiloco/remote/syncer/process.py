@@ -16,6 +16,7 @@ from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.listening import Listening
+from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
 from ddiloco.remote.syncer.scoring import Scoring
@@ -86,6 +87,7 @@ class SyncerRun:
         tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
         # Others read what was committed from the disk.
         self._syncer = SyncerWorker(core, self._model, record, lambda step, pieces: None, durable, tape)
+        taker = None
         if e.snapshot.every:
             header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
             keep_also = snapshot_name if e.tape.enabled else None
@@ -104,6 +106,14 @@ class SyncerRun:
             positions,
             resumed_from,
             durable.run,
+            Management(
+                security,
+                e.sync.num_learners,
+                lambda: self._syncer.core.step,
+                (lambda: False) if taker is None else taker.take_one_soon,
+                stop.set,
+                lambda line: record(records.Alarm(line, time.time())),
+            ),
         )
         self._server.know(core.state().incarnations)
         self._server.start(listening)  # learners compile while this process does

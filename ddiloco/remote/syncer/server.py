@@ -18,6 +18,7 @@ from ddiloco.remote.syncer.allowances import Allowances
 from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
+from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.offers import OfferIntake, drop
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
@@ -28,7 +29,7 @@ from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.blocks import wanted_cuts
 from ddiloco.remote.wire.downlink import NewestFragments
 from ddiloco.remote.wire.event_messages import learner_event
-from ddiloco.remote.wire.security import Security, host_of
+from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import Leave
@@ -58,10 +59,12 @@ class SyncerServer:
         positions: Positions | None = None,
         resumed_from: ResumedFrom | None = None,
         run: str = "",
+        management: Management | None = None,
     ) -> None:
         """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
-        `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id.
+        `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id. `management`: answers
+        an operator.
         """
         self.intake = RecordIntake(record)
         self.positions = positions or Positions(None)
@@ -81,7 +84,10 @@ class SyncerServer:
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
         self._offer_intake = OfferIntake(terms, send, take_offer, record, self._count)
+        self._management = management or Management(security, terms.num_learners)
+        self._management.attach(self._all_sessions)
         self._handlers = {
+            "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             # Their one request says nothing and is not waited for: a call that sends none costs nothing.
             "Updates": grpc.stream_stream_rpc_method_handler(self._updates),
@@ -153,6 +159,10 @@ class SyncerServer:
         self.positions.flush()
         return not late
 
+    def _all_sessions(self) -> list[Session]:
+        with self._lock:
+            return list(self._sessions.values())
+
     # Each call runs in a thread of gRPC's.
 
     def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -188,6 +198,10 @@ class SyncerServer:
     def _offers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         self._offer_intake.take(self._session(context), requests, context)
         return b""
+
+    def _manage(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._listening.handshakes.one(context):
+            yield from self._management.answer(requests, context)
 
     def _peers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Learners that may have an inner state to give, beginning with the one after the asking learner."""
@@ -235,11 +249,8 @@ class SyncerServer:
             if refusal.alarm is not None:
                 self._alarm(refusal.alarm)
             context.abort(refusal.code, refusal.sentence)
-        if present is not None and present.process != hello.process:
-            self._admission.replaced(hello.learner, present.process)
-            self._end(present, "replaced")
-        elif present is not None:
-            self._end(present, "connected anew")
+        if present is not None:
+            self._end(present, "connected anew" if present.process == hello.process else "replaced")
         self._admission.admitted(hello.learner, hello.process)
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
@@ -260,7 +271,7 @@ class SyncerServer:
             peers_token=self._peers_token,
         )
         session.say(pb.ToLearner(accepted=accepted))
-        if self._over:  # it was away when the others were told
+        if self._over or self._management.drained(hello.learner):  # it was away when it was told
             session.deliver(Leave())
         return session
 
@@ -345,9 +356,3 @@ class SyncerServer:
 
     def _alarm(self, sentence: str) -> None:
         self._record(records.Alarm(sentence, time.time()))
-
-
-def donor_address(peer: str, port: int) -> str | None:
-    """HOST:PORT of the donor at `port` of the host that gRPC calls `peer`; None if there is none."""
-    known = peer.startswith(("ipv4:", "ipv6:")) and host_of(peer)
-    return f"{host_of(peer)}:{port}" if known and 0 < port < 65536 else None

@@ -22,6 +22,7 @@ PEER_NAME = "ddiloco-learner"  # in every learner's certificate, whatever its ho
 
 
 NOBODY = -1  # in a learner's place: the token is of one and the certificate of another
+OPERATOR = -2  # likewise: who may manage the run, but is no learner
 
 
 class Caller(NamedTuple):
@@ -41,12 +42,14 @@ class Security:
     Attributes:
       token: sent with every call, in the clear unless there is TLS; None: none is asked for.
       tokens: by learner, the token of its own, which the syncer asks for in place of `token`.
+      operator: the token of who manages the run, where learners have tokens of their own; None: nobody may.
       tls: the authority's certificate, and this end's own certificate and key, in PEM; None: no TLS.
     """
 
     token: str | None = dataclasses.field(default=None, repr=False)
     tls: tuple[bytes, bytes, bytes] | None = dataclasses.field(default=None, repr=False)
     tokens: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
+    operator: str | None = dataclasses.field(default=None, repr=False)
 
     def of(self, learner: int) -> Security:
         """What this learner presents.
@@ -85,6 +88,8 @@ class Security:
     def caller(self, context: grpc.ServicerContext) -> Caller:
         """Who makes an admitted call: the learner that the token is of, or else the certificate."""
         shown = None if self._open else self._shows(context.invocation_metadata())
+        if shown == OPERATOR:
+            return Caller(OPERATOR, host_of(context.peer()))
         named = [OWN_NAME.fullmatch(name.decode(errors="replace")) for name in _names(context)]
         certified = next((int(found[1]) for found in named if found), None)
         own = {learner for learner in (shown, certified) if learner is not None and learner >= 0}
@@ -95,10 +100,14 @@ class Security:
         return self.token is None and not self.tokens
 
     def _shows(self, metadata: tuple | None) -> int | None:
-        """The learner whose token is shown, -1 for the token of all; None: it is none."""
+        """The learner whose token is shown, -1 for the token of all, or OPERATOR; None: it is none."""
         given = metadata_value(metadata, TOKEN_KEY).encode()
-        known = {-1: self.token, **self.tokens} if self.token is not None else self.tokens
-        fit = [m for m, token in known.items() if hmac.compare_digest(given, f"Bearer {token}".encode())]
+        known = {-1: self.token, OPERATOR: self.operator, **self.tokens}
+        fit = [
+            m
+            for m, token in known.items()
+            if token is not None and hmac.compare_digest(given, f"Bearer {token}".encode())
+        ]
         return fit[0] if fit else None
 
     def listen(self, server: grpc.Server, address: str) -> int:
@@ -157,6 +166,12 @@ def host_of(peer: str) -> str:
     """The host of what gRPC calls a peer, such as `ipv4:10.0.0.7:4321`."""
     kind, _, rest = peer.partition(":")
     return urllib.parse.unquote(rest).rpartition(":")[0] if kind in ("ipv4", "ipv6") else kind
+
+
+def donor_address(peer: str, port: int) -> str | None:
+    """HOST:PORT of the donor at `port` of the host that gRPC calls `peer`; None if there is none."""
+    known = peer.startswith(("ipv4:", "ipv6:")) and host_of(peer)
+    return f"{host_of(peer)}:{port}" if known and 0 < port < 65536 else None
 
 
 def _names(context: grpc.ServicerContext) -> Sequence[bytes]:

@@ -100,6 +100,11 @@ class SnapshotTaker:
         self._taking: _Taking | None = None
         self._finisher = concurrent.futures.ThreadPoolExecutor(1, "snapshot-complete")
 
+    def take_one_soon(self) -> bool:
+        """Has a snapshot taken now instead of when it would be due, from any thread; returns True."""
+        self._next_step = 0
+        return True
+
     def wanted(self, step: int) -> bool:
         """Whether a snapshot is due at this step; the syncer then gathers its state and calls `begin`."""
         if not self._every or step < self._next_step or self._gathering or self._taking is not None:

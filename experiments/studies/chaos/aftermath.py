@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from experiments.front.tables import markdown, number
@@ -66,10 +66,35 @@ def compared(chaos: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[s
     return {**chaos, "undisturbed": undisturbed, "loss_ratio": ratio}
 
 
+def hostility(
+    summary: Mapping[str, Any], deeds: Mapping[str, int], learners: Collection[int]
+) -> dict[str, Any]:
+    """What hostile peers did, and what the run's summary says of it.
+
+    Args:
+      summary: of the run.
+      deeds: how often each was done, by what it was and how it ended.
+      learners: whose credentials they had.
+    """
+    left_out = {int(m): count for m, count in summary.get("offers_left_out", {}).items()}
+    return {
+        "learners": sorted(learners),
+        "deeds": dict(deeds),
+        "left_out": sum(left_out.get(m, 0) for m in learners),
+        "honest_left_out": sum(count for m, count in left_out.items() if m not in learners),
+        "quarantined": summary.get("quarantined", []),
+        "drops": summary.get("drops", {}),
+        "alarms": list(summary.get("alarms", ())),
+        "failures": [f for f in summary.get("failures", []) if f["learner"] not in learners],
+    }
+
+
 def problems(figures: Mapping[str, Any]) -> list[str]:
     """What must not have happened, in lines; none where all was well."""
     outer, work = figures["outer_steps"], figures["work"]
     found = [*outer["problems"], *work["problems"], *(f"{crash} by itself" for crash in figures["crashes"])]
+    attacked = figures.get("hostile", {"failures": []})
+    found += [f"learner {failure['learner']} raised an exception" for failure in attacked["failures"]]
     if figures["uptime"] < 1:
         found.append(f"uptime is {figures['uptime']:.2%}: at times no learner stepped")
     return found
@@ -109,8 +134,25 @@ def table(figures: Mapping[str, Any]) -> str:
             markdown(head, map(_lane_cells, figures["lanes"])),
             markdown(gaps_head, gaps),
             markdown(recovery_head, recovery),
+            *_hostile_tables(figures),
         ]
     )
+
+
+def _hostile_tables(figures: Mapping[str, Any]) -> list[str]:
+    if "hostile" not in figures:
+        return []
+    attacked = figures["hostile"]
+    drops = sorted(attacked["drops"].items(), key=lambda drop: -drop[1])
+    rows = [
+        ("deeds of the hostile", sum(attacked["deeds"].values())),
+        ("their offers left out", attacked["left_out"]),
+        ("honest offers left out", attacked["honest_left_out"]),
+        ("in quarantine at the end", attacked["quarantined"]),
+        ("alarms", len(attacked["alarms"])),
+        ("exceptions of honest learners", len(attacked["failures"])),
+    ]
+    return [markdown(("", ""), rows), markdown(("dropped", "times"), drops)]
 
 
 def _summary(figures: Mapping[str, Any]) -> list[tuple[str, str]]:

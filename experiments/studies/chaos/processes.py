@@ -11,6 +11,8 @@ from ddiloco.config import setting
 
 KINDS = ("kill", "hang", "partition")
 SYNCER = "syncer"
+HOSTILE = "experiments.studies.chaos.hostile"  # plays a learner
+DEEDS = "hostile.json"  # what that did, beside the run
 
 
 def learner_name(learner: int) -> str:
@@ -46,6 +48,10 @@ class ProcessChaos:
         5.0, "mean seconds of a hang, drawn between a half and one and a half of it", above=0.0
     )
     partition_seconds: float = setting(5.0, "the same of a partition", above=0.0)
+    hostile: bool = setting(
+        False,
+        "whether the last learner is a peer that lies, beside one without credentials, all the while",
+    )
 
     def __post_init__(self) -> None:
         if self.hang_share + self.partition_share > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import threading
@@ -16,7 +17,7 @@ from ddiloco.settings.experiment import Experiment
 from experiments.front import cli
 from experiments.studies.chaos import aftermath
 from experiments.studies.chaos.killer import Journal, Killer
-from experiments.studies.chaos.processes import SYNCER, PlannedFault, learner_name
+from experiments.studies.chaos.processes import DEEDS, HOSTILE, SYNCER, PlannedFault, learner_name
 from experiments.studies.chaos.proxy import Proxy
 from experiments.studies.chaos.traces import Trace, read_trace
 
@@ -38,6 +39,7 @@ def run(
     plan: Sequence[PlannedFault],
     stop: threading.Event,
     overrides: Sequence[str] = (),
+    honest: int | None = None,
 ) -> Outcome:
     """Runs the experiment's processes, of the command line's config and these overrides, under the plan.
 
@@ -48,9 +50,11 @@ def run(
       plan: the faults, whose time counts from when all learners have stepped.
       stop: once set, the run saves what it has and ends.
       overrides: `--config.any.field=value`.
+      honest: learners whose processes are those of experiments.learner; the others are hostile. None: all.
     """
+    honest = experiment.sync.num_learners if honest is None else honest
     over, struck = threading.Event(), threading.Event()
-    watch = Watch(experiment, workdir, Journal(faults), over)
+    watch = Watch(experiment, workdir, Journal(faults), over, honest)
 
     def strike() -> None:
         try:
@@ -64,34 +68,65 @@ def run(
     threading.Thread(target=strike, name="killer", daemon=True).start()
     arguments = [*cli.config_arguments(), *overrides]
     try:
-        hooks = {"observe": watch.observe, "route": watch.route}
+        played = dict.fromkeys(range(honest, experiment.sync.num_learners), HOSTILE)
+        hooks = {"observe": watch.observe, "route": watch.route, "played": played}
         code = run_all(experiment, arguments, workdir, stop, cli.tell, **hooks)
     finally:
         over.set()
         struck.wait()
         watch.close()
     sync, summary = experiment.sync, workdir / "summary.json"
-    trace = read_trace(workdir, faults, sync.num_learners)
-    loss = json.loads(summary.read_text()).get("eval_loss") if summary.exists() else None
-    return Outcome(aftermath.report(trace, loss, sync.interval, sync.num_fragments), trace, code)
+    trace = read_trace(workdir, faults, honest)
+    told = json.loads(summary.read_text()) if summary.exists() else {}
+    figures = aftermath.report(trace, told.get("eval_loss"), sync.interval, sync.num_fragments)
+    if played:
+        deeds = workdir.parent / DEEDS
+        done = json.loads(deeds.read_text()) if deeds.exists() else {}
+        figures["hostile"] = aftermath.hostility(told, done, played)
+    return Outcome(figures, trace, code)
 
 
-def steps_of_tokens(experiment: Experiment, figures: dict[str, Any]) -> int:
-    """T of a run without faults that trains on as many tokens, by how fast the clock went in this one."""
-    rows = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners))
-    return max(1, round(figures["tokens"] * figures["clock_rate"] / (rows * experiment.data.sequence_length)))
+def undisturbed(experiment: Experiment, figures: dict[str, Any], honest: int) -> tuple[Experiment, list[str]]:
+    """A run of the honest learners without faults, that trains on as many tokens, and its overrides.
+
+    Its steps follow from how fast the clock went in the run of these figures.
+    """
+    rows = sum(experiment.batch_size(m) for m in range(honest))
+    steps = round(figures["tokens"] * figures["clock_rate"] / (rows * experiment.data.sequence_length))
+    train = {"steps": max(1, steps)}
+    sync: dict[str, Any] = {}
+    if honest < experiment.sync.num_learners:
+        train["min_step_seconds"] = experiment.train.min_step_seconds[:honest]
+        sync["num_learners"] = honest
+    overrides = [f"--config.train.{name}={value}" for name, value in train.items()]
+    overrides += [f"--config.sync.{name}={value}" for name, value in sync.items()]
+    alone = dataclasses.replace(
+        experiment,
+        train=dataclasses.replace(experiment.train, **train),
+        sync=dataclasses.replace(experiment.sync, **sync),
+    )
+    return alone, overrides
 
 
 class Watch:
     """The processes of a run as the killer sees them, and their links; writes down their starts and ends."""
 
     def __init__(
-        self, experiment: Experiment, workdir: pathlib.Path, journal: Journal, over: threading.Event
+        self,
+        experiment: Experiment,
+        workdir: pathlib.Path,
+        journal: Journal,
+        over: threading.Event,
+        honest: int,
     ) -> None:
-        """`over` is set once a learner has done its last step: what remains is the end, not a run."""
+        """`over` is set once a learner has done its last step: what remains is the end, not a run.
+
+        Only the first `honest` learners are looked at.
+        """
         self.journal, self._over = journal, over
         self._workdir = workdir
-        self._learners = range(experiment.sync.num_learners)
+        self._learners = range(honest)
+        self._targets = {SYNCER, *map(learner_name, self._learners)}
         self._layout = assembly_of(experiment).layout
         self._pids: dict[str, int] = {}
         self._proxies: dict[str, Proxy] = {}
@@ -99,6 +134,8 @@ class Watch:
     def observe(self, name: str, pid: int, code: int | None) -> None:
         """Notes a start or an end, and what a syncer leaves on disk, before it is restarted."""
         target = SYNCER if name.endswith(SYNCER) else name
+        if target not in self._targets:
+            return
         if code is None:
             self.journal.write("start", target, pid=pid)
             self._pids[target] = pid

@@ -82,11 +82,16 @@ class Trace:
 def read_trace(workdir: pathlib.Path, faults: pathlib.Path, learners: int) -> Trace:
     """Reads a run's steps and rounds from its workdir, and what befell it from the journal `faults`.
 
+    What other learners than the first `learners` have contributed is left out.
+
     Raises:
       OSError: there is no journal.
     """
     journal = lines_of(faults.read_text())
-    rounds = _lines(workdir / "rounds.jsonl")
+    rounds = [
+        {**line, "contributions": [c for c in line["contributions"] if c[0] < learners]}
+        for line in _lines(workdir / "rounds.jsonl")
+    ]
     steps = {
         learner_name(m): _steps(_lines(workdir / "learners" / str(m) / "steps.jsonl"))
         for m in range(learners)

@@ -1,0 +1,86 @@
+"""What one process of a run is told, whoever starts it: which role it has, and where it finds the others.
+
+A process is started in one way, on any engine:
+
+    flags, else DDILOCO_* of the environment  ->  Assignment  ->  role_main  ->  exit code
+
+`role_main` is in `experiments/front/role_main.py`. The programs `experiments.syncer`, `experiments.learner`
+and `experiments.evaluator` call it; engines with Python processes of their own, such as Ray, do it too.
+The exit code says what an engine should do:
+
+    0    the run is over, or the learner was retired: do not restart it
+    2    a setting is wrong, or the syncer refuses it for good: do not restart it
+    130, 143  a signal asked it to end, such as a notice of preemption: restart it where there is room
+    else, or killed by a signal: restart it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+PREFIX = "DDILOCO_"
+SYNCER, LEARNER, EVALUATOR = "syncer", "learner", "evaluator"
+DONE, FAILED, REFUSED, PREEMPTED = 0, 1, 2, 143  # exit codes
+FINAL = (DONE, REFUSED)  # after which a process is not restarted
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """One process of a run, and where it finds the others.
+
+    Attributes:
+      role: SYNCER, LEARNER or EVALUATOR.
+      learner: a learner's number, from 0.
+      process: which of the learner's processes this is, from 0.
+      processes: how many the learner has.
+      coordinator: HOST:PORT of the learner's process 0, where it has several.
+      syncer: HOST:PORT, at which the syncer listens and to which learners connect.
+      workdir: the run's folder for syncer and evaluator, a learner's for what it keeps; None: it keeps none.
+      resume: whether a syncer goes on with the run in the workdir; None: if one has begun there.
+      health: HOST:PORT at which probes are answered; empty: nowhere.
+      grace: seconds from the word to stop to the end of the process; 0: as many as it takes.
+    """
+
+    role: str
+    learner: int = 0
+    process: int = 0
+    processes: int = 1
+    coordinator: str = ""
+    syncer: str = "127.0.0.1:7070"
+    workdir: pathlib.Path | None = None
+    resume: bool | None = False
+    health: str = ""
+    grace: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What lines for people call the process."""
+        if self.role != LEARNER:
+            return self.role
+        return f"learner {self.learner}" + (f".{self.process}" if self.process else "")
+
+    @property
+    def module(self) -> str:
+        """The program of the role."""
+        return f"experiments.{self.role}"
+
+    def environment(self) -> dict[str, str]:
+        """The variables that tell the role's program all of this; what has its default is left out."""
+        given = {
+            "LISTEN" if self.role == SYNCER else "SYNCER": self.syncer if self.role != EVALUATOR else "",
+            "WORKDIR": "" if self.workdir is None else str(self.workdir),
+            "HEALTH": self.health,
+            "GRACE": f"{self.grace:g}" if self.grace else "",
+        }
+        if self.role == SYNCER:
+            given["RESUME"] = {True: "true", False: "", None: "auto"}[self.resume]
+        if self.role == LEARNER:
+            given["LEARNER"] = str(self.learner)
+        if self.role == LEARNER and self.processes > 1:
+            given |= {
+                "PROCESS": str(self.process),
+                "PROCESSES": str(self.processes),
+                "COORDINATOR": self.coordinator,
+            }
+        return {PREFIX + name: value for name, value in given.items() if value}

@@ -1,0 +1,244 @@
+"""A run on a Ray cluster: each role is an actor, placed by its resources and restarted by Ray.
+
+Ray does what supervises: an actor whose process or node dies is started again where there is room, and waits
+where there is none, so that learners come as nodes join. The syncer and the evaluator stay on the node from
+which the run is started, beside the workdir. Fragments travel over our own wire, never through the object
+store; through Ray go settings, credentials and exit codes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from ray._private.state import state as cluster_state  # of nodes that leave, for which Ray has no public name
+from ray.util import placement_group, remove_placement_group, tpu
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from ddiloco.launch.assignment import EVALUATOR, FINAL, LEARNER, PREEMPTED, REFUSED, SYNCER, Assignment
+from ddiloco.launch.ports import reserved_port
+from ddiloco.remote.wire.security import Security
+from ddiloco.settings.experiment import Experiment
+
+# Runs one role to its end; returns the exit code.
+RoleMain = Callable[[Assignment, Experiment, Security, threading.Event], int]
+
+COORDINATOR_PORT = 7100  # of learner 0, which takes the next one too; each learner has two
+LATE_SECONDS = 15.0  # for learners to end after their syncer has
+POLL = 1.0  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """What one process of a learner takes of its node.
+
+    Attributes:
+      cpus, gpus, tpus: cores, GPUs and TPU chips.
+      processes: of a learner, each on a node of its own.
+      topology, version: of the TPU slice that is one learner, such as 2x2x4 and v5p; empty: of none.
+      port: the syncer's; 0: any that is free.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    tpus: float = 0.0
+    processes: int = 1
+    topology: str = ""
+    version: str = ""
+    port: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as an actor's options."""
+        return {
+            "num_cpus": self.cpus,
+            "num_gpus": self.gpus,
+            "resources": {"TPU": self.tpus} if self.tpus else {},
+        }
+
+
+class RoleActor:
+    """One process of a run, in an actor."""
+
+    def __init__(self, main: RoleMain, experiment: Experiment, security: Security) -> None:
+        self._main, self._experiment, self._security = main, experiment, security
+        self._stop, self._leaving = threading.Event(), False
+
+    def run(self, assignment: Assignment, first: Any = None) -> int:
+        """Runs the role; returns an exit code that is final, and ends the process after any other.
+
+        Ray starts another process then, and calls this again. `first`: the actor of the learner's process 0.
+        """
+        host = ray.util.get_node_ip_address()
+        if assignment.processes > 1:
+            leader = host if first is None else ray.get(first.where.remote())[1]
+            port = COORDINATOR_PORT + 2 * assignment.learner
+            assignment = dataclasses.replace(assignment, coordinator=f"{leader}:{port}")
+        remote = dataclasses.replace(self._experiment.remote, donor_host=host)
+        experiment = dataclasses.replace(self._experiment, remote=remote)
+        print(f"{assignment.name} begins on {host}, process {os.getpid()}", flush=True)
+        code = self._main(assignment, experiment, self._security, self._stop)
+        if self._leaving or code not in FINAL:
+            code = PREEMPTED if self._leaving else code
+            print(f"{assignment.name} ends with exit code {code}", flush=True)
+            sys.stderr.flush()
+            os._exit(code)
+        return code
+
+    def where(self) -> tuple[str, str]:
+        """The id of the node, and its address."""
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+    def process(self) -> int:
+        """The id of the process on its node."""
+        return os.getpid()
+
+    def leave(self) -> None:
+        """Saves all and ends this process; Ray starts another, on a node that stays."""
+        self._leaving = True
+        self._stop.set()
+
+    def end(self) -> None:
+        """Saves all and ends the role."""
+        self._stop.set()
+
+
+class RayRun:
+    """The actors of one run; Ray must have been initialised."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        workdir: pathlib.Path,
+        resources: Resources,
+        main: RoleMain,
+        note: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+        kept: pathlib.Path | None = None,
+    ) -> None:
+        """`note` takes a line on each end; `environment`: variables of every process.
+
+        `kept`: a learner's folder for its tape and copies; `workdir` itself, if all nodes share it.
+        """
+        self._experiment, self._workdir, self._resources = experiment, workdir.resolve(), resources
+        self._main, self._note, self._environment = main, note, dict(environment or {})
+        self._kept = None if kept is None else kept.resolve()
+        self._running: dict[Any, str] = {}  # by the exit code to come, whose it is
+        self._groups: list[Any] = []
+        self._left: set[tuple[str, str]] = set()  # learner, and the node that it was told to leave
+        self.actors: dict[str, Any] = {}
+
+    def run(self, stop: threading.Event) -> int:
+        """Runs all roles until the syncer has ended, as `stop` asks it to; returns the run's exit code."""
+        host, port = ray.util.get_node_ip_address(), self._resources.port
+        with contextlib.ExitStack() as stack:
+            port = port or stack.enter_context(reserved_port(host))
+            stack.callback(self._close)
+            self._start_all(f"{host}:{port}")
+            return self._wait(stop)
+
+    def _start_all(self, address: str) -> None:
+        e, learners = self._experiment, range(self._experiment.sync.num_learners)
+        security = Security(tokens={m: secrets.token_hex(24) for m in learners})
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        beside = {"num_cpus": 0, "scheduling_strategy": here}
+        syncer = Assignment(SYNCER, syncer=address, workdir=self._workdir, resume=None)
+        self._start(syncer, security, beside, JAX_PLATFORMS="cpu")
+        if e.eval.every is not None:
+            self._start(Assignment(EVALUATOR, workdir=self._workdir), Security(), beside, JAX_PLATFORMS="cpu")
+        for m in learners:
+            places = self._places(m)
+            one = Assignment(LEARNER, m, processes=len(places), syncer=address, workdir=self._kept)
+            first = None
+            for process, place in enumerate(places):
+                actor = self._start(dataclasses.replace(one, process=process), security.of(m), place, first)
+                first = first or actor
+
+    def _places(self, learner: int) -> list[dict[str, Any]]:
+        """The options of the actors of a learner's processes."""
+        needs, name = self._resources, f"learner {learner}"
+        if needs.topology:
+            group = tpu.slice_placement_group(needs.topology, needs.version, name=name)
+            self._groups.append(group)
+            placed, each = group.placement_group, {"num_cpus": 0, "resources": group.bundle_resources}
+            count = group.num_bundles
+        elif needs.processes > 1:
+            bundle = {"CPU": needs.cpus, "GPU": needs.gpus, "TPU": needs.tpus}
+            bundles = [{kind: count for kind, count in bundle.items() if count}] * needs.processes
+            placed, each, count = placement_group(bundles, "STRICT_SPREAD", name), needs.options, len(bundles)
+            self._groups.append(placed)
+        else:
+            return [needs.options]
+        strategies = (PlacementGroupSchedulingStrategy(placed, index) for index in range(count))
+        return [{**each, "scheduling_strategy": strategy} for strategy in strategies]
+
+    def _start(
+        self,
+        assignment: Assignment,
+        security: Security,
+        options: Mapping[str, Any],
+        first: Any = None,
+        **variables: str,
+    ) -> Any:
+        restarted = {"max_restarts": -1, "max_task_retries": -1}
+        environment = {"env_vars": {**self._environment, **variables}}
+        kind = ray.remote(RoleActor).options(
+            **restarted, **options, max_concurrency=4, name=assignment.name, runtime_env=environment
+        )
+        actor = kind.remote(self._main, self._experiment, security)
+        self.actors[assignment.name] = actor
+        self._running[actor.run.remote(assignment, first)] = assignment.name
+        return actor
+
+    def _wait(self, stop: threading.Event) -> int:
+        told = False
+        while True:
+            if stop.is_set() and not told:
+                told = True
+                self.actors[SYNCER].end.remote()
+            for name, code in self._ended(POLL):
+                if name == SYNCER:
+                    while self._running and self._ended(LATE_SECONDS):
+                        pass
+                    return PREEMPTED if told and not code else code
+                if code == REFUSED:
+                    return code
+            self._leave_draining_nodes()
+
+    def _ended(self, seconds: float) -> list[tuple[str, int]]:
+        """Who has ended, and with which exit code; waits for one so long at most."""
+        done, _ = ray.wait(list(self._running), timeout=seconds)
+        found = [(self._running.pop(code), ray.get(code)) for code in done]
+        for name, code in found:
+            self._note(f"{name} has ended with exit code {code}")
+        return found
+
+    def _leave_draining_nodes(self) -> None:
+        """Has learners leave nodes that are about to go, while their work can still be merged."""
+        draining = cluster_state.get_draining_nodes()
+        if not draining:
+            return
+        asked = {self.actors[name].where.remote(): name for name in self._running.values()}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=POLL)
+        for answer in answered:
+            name = asked[answer]
+            with contextlib.suppress(ray.exceptions.RayError):  # it is being restarted
+                node, _ = ray.get(answer)
+                if name.startswith(LEARNER) and node in draining and (name, node) not in self._left:
+                    self._left.add((name, node))
+                    self._note(f"{name} leaves its node, which drains")
+                    self.actors[name].leave.remote()
+
+    def _close(self) -> None:
+        for actor in self.actors.values():
+            ray.kill(actor)
+        for group in self._groups:
+            group.shutdown() if hasattr(group, "shutdown") else remove_placement_group(group)

@@ -1,0 +1,69 @@
+"""What a launcher would do on another machine: files to write, and commands to run beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """A run on some engine.
+
+    Attributes:
+      name: of the run, in lower case letters, digits and dashes.
+      config: its settings as program arguments, `--config=FILE` first.
+      learners: how many there are.
+      processes: hosts of each learner, with a process each.
+      grace: seconds that a process gets between the word to stop and its end.
+      port: at which the syncer listens; learners answer each other at the next one.
+    """
+
+    name: str
+    config: Sequence[str]
+    learners: int
+    processes: int = 1
+    grace: float = 25.0
+    port: int = 7070
+
+    @property
+    def donor_port(self) -> int:
+        """At which a learner gives others its inner state."""
+        return self.port + 1
+
+    @property
+    def coordinator_port(self) -> int:
+        """Of a learner's process 0; the next one is taken too."""
+        return self.port + 2
+
+    @property
+    def health_port(self) -> int:
+        """At which every process answers probes."""
+        return self.port + 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Files by name, and commands that name them."""
+
+    files: Mapping[str, str]
+    commands: Sequence[Sequence[str]]
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Writes the files; raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.files.items():
+            (folder / name).write_text(text)
+            if name.endswith(".sh"):
+                (folder / name).chmod(0o755)
+
+    def shown(self) -> str:
+        """The commands as a shell takes them, a line each."""
+        return "\n".join(map(shlex.join, self.commands))
+
+    def carry_out(self, folder: pathlib.Path, run: Callable[..., int] = subprocess.call) -> int:
+        """Runs the commands in the folder of the files; the exit code of the first that fails, else 0."""
+        return next((code for command in self.commands if (code := run(command, cwd=folder))), 0)

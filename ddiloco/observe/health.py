@@ -1,0 +1,100 @@
+"""Answers the probes of an engine over HTTP: whether a process lives, and whether it is ready."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddiloco.config import ConfigError
+from ddiloco.observe.records import StepDone
+
+SLOWEST = 10.0  # times the longest step so far, as the protocol bears with
+SHORTEST = 600.0  # seconds without a step that say nothing yet
+
+
+class Health:
+    """What is known of this process's health.
+
+    It is ready once it has been said to be, and lives unless a learner that has stepped takes no further step
+    for ten minutes and for ten times its longest step: then its devices hang, and only a restart helps.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds that never jump."""
+        self.ready = threading.Event()
+        self.waits = False  # a learner that waits for the syncer does not hang
+        self._clock = clock
+        self._stepped_at: float | None = None
+        self._longest = 0.0
+
+    def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`record`, with the steps that pass through it noticed; a learner that steps is ready."""
+
+        def watch(one: Any) -> None:
+            record(one)
+            if isinstance(one, StepDone):
+                now = self._clock()
+                if self._stepped_at is not None:
+                    self._longest = max(self._longest, now - self._stepped_at)
+                self._stepped_at = now
+                self.ready.set()
+
+        return watch
+
+    def close(self) -> None:
+        """No further step is to be expected."""
+        self._stepped_at = None
+
+    def hanging(self) -> float | None:
+        """Seconds since the last step if they are too many; None: all is well."""
+        if self._stepped_at is None or self.waits:
+            return None
+        waited = self._clock() - self._stepped_at
+        return waited if waited > max(SHORTEST, SLOWEST * self._longest) else None
+
+
+def serve(address: str, health: Health) -> http.server.ThreadingHTTPServer:
+    """Answers GET /live and GET /ready at HOST:PORT with 200, or 503 and a line that says why not.
+
+    `shutdown` ends it; it ends with the process anyway.
+
+    Raises:
+      ConfigError: the address is not available.
+    """
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        timeout = 5.0  # seconds for a request to come
+
+        def do_GET(self) -> None:
+            waited = health.hanging()
+            if self.path not in ("/live", "/ready"):
+                self._say(404, "ask for /live or /ready")
+            elif waited is not None:
+                self._say(503, f"no step for {waited:.0f} s")
+            elif self.path == "/ready" and not health.ready.is_set():
+                self._say(503, "not ready yet")
+            else:
+                self._say(200, "ok")
+
+        def _say(self, code: int, line: str) -> None:
+            body = f"{line}\n".encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "text/plain")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # a line a probe helps nobody
+            del format, args
+
+    host, _, port = address.rpartition(":")
+    try:
+        server = http.server.ThreadingHTTPServer((host.strip("[]"), int(port)), Answers)
+    except OSError as error:
+        raise ConfigError(f"health: {address}: cannot be listened on: {error.strerror}") from None
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+    return server

@@ -1,0 +1,82 @@
+"""Each host's copies of its blocks of the inner optimizer state on disk, taken at the same step boundary.
+
+A copy is named by a number that host 0 draws. A host that died may lack the newest, so two are kept; the
+learner goes on from the newest copy that all its hosts have.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from ddiloco.disk import array_file
+from ddiloco.outer.blocks import Blocks, held
+from ddiloco.remote.learner.donor import InnerFormat
+
+KEPT = 2
+_MAGIC = b"ddiloco inner state of a host 1\n"
+
+
+class OfAllHosts(list[Any]):
+    """One host's part of the inner state's arrays, of which each other host has its own under this number."""
+
+    def __init__(self, arrays: Sequence[Any], number: int) -> None:
+        super().__init__(arrays)
+        self.number = number
+
+
+def new_number() -> int:
+    """A number for a copy that no other has."""
+    return 1 + secrets.randbelow(1 << 52)
+
+
+class HostCopies:
+    """The copies of one host in a folder; None: none are kept. For one thread at a time."""
+
+    def __init__(self, folder: pathlib.Path | None, host: int, inner: InnerFormat) -> None:
+        self._folder, self._host, self._inner = folder, host, inner
+
+    def numbers(self) -> list[int]:
+        """The copies that can be read, newest first."""
+        return [number for path in self._paths() if (number := self._number(path))]
+
+    def save(self, number: int, arrays: Sequence[jax.Array], about: dict[str, Any]) -> None:
+        """Keeps this host's blocks of the arrays; raises OSError."""
+        assert self._folder is not None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        blocks = [held(array) for array in arrays]
+        cuts = [[list(one.shape), [list(map(list, box)) for box in one.blocks]] for one in blocks]
+        header = {**about, "format": self._inner.fingerprint, "number": number, "cuts": cuts}
+        parts = [block for one in blocks for block in one.blocks.values()]
+        array_file.save(self._folder / f"inner_state.{self._host}.{number}", _MAGIC, header, parts)
+        for old in self._paths()[KEPT:]:
+            old.unlink(missing_ok=True)
+
+    def load(self, number: int) -> tuple[dict[str, Any], list[Blocks]]:
+        """What was kept with the copy, and this host's blocks; raises OSError or ValueError."""
+        assert self._folder is not None
+        header, parts = array_file.load(self._folder / f"inner_state.{self._host}.{number}", _MAGIC)
+        if header["format"] != self._inner.fingerprint:
+            raise ValueError("it is of another inner optimizer")
+        left: Iterator[Any] = iter(parts)
+        found = []
+        for shape, boxes in header["cuts"]:
+            keys = [tuple((start, stop) for start, stop in box) for box in boxes]
+            found.append(Blocks(shape, {key: next(left) for key in keys}))
+        return header, found
+
+    def _paths(self) -> list[pathlib.Path]:
+        found = [] if self._folder is None else self._folder.glob(f"inner_state.{self._host}.*")
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+    def _number(self, path: pathlib.Path) -> int | None:
+        try:
+            number = int(path.suffix[1:])
+            self.load(number)
+        except (OSError, ValueError, KeyError, TypeError, StopIteration):
+            return None
+        return number

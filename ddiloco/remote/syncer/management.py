@@ -1,0 +1,114 @@
+"""Has the syncer do what an operator asks: retire learners, take them again, take a snapshot, stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from ddiloco.remote.syncer.session import Session
+from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.management import Answer, Command
+from ddiloco.remote.wire.security import OPERATOR, Security
+from ddiloco.roles.exchange import Leave
+
+
+class Management:
+    """Answers commands, each in a thread of gRPC's.
+
+    A learner that is drained is told that the run is over, and told again whenever it comes back: its process
+    ends with exit code 0. A restarted syncer has forgotten whom it drained.
+    """
+
+    def __init__(
+        self,
+        security: Security,
+        num_learners: int,
+        step: Callable[[], int] = lambda: 0,
+        take_snapshot: Callable[[], bool] = lambda: False,
+        stop: Callable[[], None] = lambda: None,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`tell` takes a line on each command.
+
+        `step`: the global one. `take_snapshot`: has one taken soon; False if none are taken at all.
+        """
+        self._security, self._num_learners = security, num_learners
+        self._step, self._take_snapshot, self._stop, self._tell = step, take_snapshot, stop, tell
+        self._lock = threading.Lock()
+        self._drained: set[int] = set()
+        self._sessions: Callable[[], Sequence[Session]] = tuple
+
+    def attach(self, sessions: Callable[[], Sequence[Session]]) -> None:
+        """`sessions`: those of the learners that are connected."""
+        self._sessions = sessions
+
+    def drained(self, learner: int) -> bool:
+        """Whether the learner was retired, and has not been added again."""
+        with self._lock:
+            return learner in self._drained
+
+    def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The handler of the call."""
+        caller = self._security.caller(context)
+        if caller.learner not in (None, OPERATOR):
+            whose = "a learner's credentials are for its own work; take the operator's"
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, whose)
+        try:
+            command = Command.read(next(requests, b""))
+        except WireError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        answer = self.do(command)
+        if command.verb != "status":
+            self._tell(f"{caller.host} asked to {command.verb}: {answer.line}")
+        yield bytes(answer)
+
+    def do(self, command: Command) -> Answer:
+        """Does it, and says what was done."""
+        match command:
+            case Command("status"):
+                return self._status()
+            case Command("stop"):
+                self._stop()
+                return Answer(True, "the run ends, with everything saved")
+            case Command("snapshot"):
+                done = self._take_snapshot()
+                return Answer(
+                    done, "a snapshot is taken" if done else "config.snapshot.every is 0: there are none"
+                )
+            case Command("drain", int(learner)) if learner < self._num_learners:
+                with self._lock:
+                    self._drained.add(learner)
+                for session in self._sessions():
+                    if session.learner == learner:
+                        session.deliver(Leave())
+                return Answer(True, f"learner {learner} ends after its step", {"learner": learner})
+            case Command("add", learner) if learner is None or learner < self._num_learners:
+                return self._add(learner)
+        return Answer(False, f"a learner's number is below config.sync.num_learners, {self._num_learners}")
+
+    def _add(self, learner: int | None) -> Answer:
+        with self._lock:
+            taken = {session.learner for session in self._sessions()}
+            free = (m for m in range(self._num_learners) if m not in taken)
+            number = learner if learner is not None else next(free, None)
+            if number is None:
+                return Answer(
+                    False, f"all {self._num_learners} learners of config.sync.num_learners are there"
+                )
+            self._drained.discard(number)
+        return Answer(True, f"learner {number} may come", {"learner": number})
+
+    def _status(self) -> Answer:
+        present = sorted(session.learner for session in self._sessions())
+        with self._lock:
+            drained = sorted(self._drained)
+        facts: dict[str, Any] = {"step": self._step(), "present": present, "drained": drained}
+        facts["num_learners"] = self._num_learners
+        named = ", ".join(map(str, present)) or "none"
+        retired = f"; drained: {', '.join(map(str, drained))}" if drained else ""
+        return Answer(
+            True, f"step {facts['step']}; learners: {named} of {self._num_learners}{retired}", facts
+        )

@@ -1,0 +1,78 @@
+"""What an operator asks of a running syncer, and its answer: a call of its own, in JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.security import Security
+
+MANAGE = "/ddiloco.wire.Syncer/Manage"
+VERBS = ("status", "drain", "add", "snapshot", "stop")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One of VERBS; `learner`: which one is drained or added, None where the verb is of no one learner."""
+
+    verb: str
+    learner: int | None = None
+
+    def __bytes__(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Command:
+        """The command in the bytes; raises WireError if there is none."""
+        values = _read(data)
+        verb, learner = values.get("verb"), values.get("learner")
+        whole = isinstance(learner, int) and not isinstance(learner, bool) and 0 <= learner <= wire.LARGEST
+        if verb not in VERBS or not (learner is None or whole):
+            raise WireError("malformed message", "no command")
+        return cls(verb, learner)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What was done, or why it was not, in a line; `facts` are for programs."""
+
+    done: bool
+    line: str
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __bytes__(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Answer:
+        """The answer in the bytes; raises WireError if there is none."""
+        values = _read(data)
+        facts = values.get("facts")
+        if not isinstance(facts, dict):
+            raise WireError("malformed message", "no answer")
+        return cls(bool(values.get("done")), str(values.get("line"))[: wire.MAX_TEXT], facts)
+
+
+def ask(address: str, security: Security, command: Command, timeout: float) -> Answer:
+    """Has the syncer at HOST:PORT do it; `timeout` is in seconds.
+
+    Raises:
+      grpc.RpcError: it cannot be reached, or refuses who asks.
+      WireError: its answer cannot be read.
+    """
+    with security.channel(address, wire.options(timeout)) as channel:
+        call = channel.unary_unary(MANAGE)
+        return Answer.read(call(bytes(command), metadata=security.metadata, timeout=timeout))
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise WireError("malformed message", "no JSON object")
+    return values

@@ -1,0 +1,57 @@
+"""Manages a run that goes on: `python -m experiments.control --syncer=HOST:PORT status`.
+
+    status       the global step, and which learners are there
+    drain 3      learner 3 ends after its step, with exit code 0, and is sent away when it comes again
+    add [3]      learner 3, or the first that is not there, may come (again); prints its number
+    snapshot     takes a snapshot now, where config.snapshot.every has them taken at all
+    stop         ends the run for all, with everything saved
+
+It shows the token that all share, or the operator's where learners have tokens of their own
+(experiments.make_tokens); with TLS a certificate that is no learner's, such as the syncer's.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from absl import flags
+
+from experiments.front import cli, roles
+
+_SYNCER = roles.define(flags.DEFINE_string, "syncer", "127.0.0.1:7070", "HOST:PORT of the syncer.")
+_TIMEOUT = flags.DEFINE_float("timeout", 20.0, "Seconds for the syncer to answer.", lower_bound=0.1)
+roles.define_security()
+
+
+def main(argv) -> int:
+    import grpc
+
+    from ddiloco.remote.wire.agreement import WireError
+    from ddiloco.remote.wire.management import VERBS, Command, ask
+    from experiments.front.credentials import check_address
+
+    verb, *rest = argv[1:] or [""]
+    numbered = rest and rest[0].isdecimal() and len(rest) == 1
+    if verb not in VERBS or not (numbered if verb == "drain" else numbered or not rest):
+        raise cli.UsageError("give one of: status, drain NUMBER, add [NUMBER], snapshot, stop")
+    if rest and verb not in ("drain", "add"):
+        raise cli.UsageError(f"{verb}: takes no number")
+    address = check_address(_SYNCER.value, "syncer")
+    command = Command(verb, int(rest[0]) if rest else None)
+    try:
+        answer = ask(address, roles.security(), command, _TIMEOUT.value)
+    except grpc.RpcError as error:
+        print(f"error: syncer: {address}: {error.details() or error.code().name}", file=sys.stderr)
+        return 1
+    except WireError as error:
+        print(f"error: syncer: {address}: {error}", file=sys.stderr)
+        return 1
+    if not answer.done:
+        print(f"error: {answer.line}", file=sys.stderr)
+        return 1
+    print(answer.facts["learner"] if verb == "add" else answer.line)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main, positional=True)

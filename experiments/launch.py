@@ -1,0 +1,200 @@
+"""Starts a run on an engine: `python -m experiments.launch --launcher=gke --config=FILE [--dry_run]`.
+
+`ray` runs here until the run is over. `gke`, `slurm` and `cloud_tpu` write files to --output and give them to
+`kubectl`, `sbatch` or `gcloud`, whose engines go on by themselves; with --dry_run they only write and tell.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+
+from absl import flags
+
+from experiments.front import cli, ending
+
+_CONFIG = cli.define_config("configs/dense.py")
+_LAUNCHER = flags.DEFINE_enum(
+    "launcher", None, ["ray", "gke", "slurm", "cloud_tpu"], "The engine.", required=True
+)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only write the files, and print the commands.")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for what is written. Default: runs/<name>.")
+_NAME = flags.DEFINE_string("name", "ddiloco", "Of the run: lower case letters, digits and dashes.")
+_GRACE = flags.DEFINE_float("grace", 25.0, "Seconds from the word to stop to a process's end.", lower_bound=0)
+_PORT = flags.DEFINE_integer(
+    "port", 7070, "The syncer's; the run takes the eleven after it too.", lower_bound=1, upper_bound=65000
+)
+_SPOT = flags.DEFINE_bool("spot", False, "gke, cloud_tpu: learners on spot capacity.")
+_CHIPS = flags.DEFINE_integer("chips", 4, "gke: TPU chips of a host.", lower_bound=1)
+_IMAGE = flags.DEFINE_string("image", None, "gke: the container, with its registry.")
+_ACCELERATOR = flags.DEFINE_string(
+    "accelerator", "tpu-v5p-slice", "gke: the label of the nodes. cloud_tpu: the type."
+)
+_TOPOLOGY = flags.DEFINE_string("topology", "2x2x1", "gke: the slice of one learner.")
+_ADDRESS = flags.DEFINE_string("address", None, "ray: of the cluster. Default: $RAY_ADDRESS, else one here.")
+_CPUS = flags.DEFINE_float("cpus", 1.0, "ray: cores of a learner's process.", lower_bound=0)
+_GPUS = flags.DEFINE_float("gpus", 0.0, "ray: GPUs of a learner's process.", lower_bound=0)
+_KEPT = flags.DEFINE_string(
+    "kept", None, "ray: a learner's folder for its tape and copies; --output itself if all nodes share it."
+)
+_HOSTS = flags.DEFINE_integer(
+    "hosts", 1, "Hosts of a learner, with a process each; gke knows by itself.", lower_bound=1
+)
+_VERSION = flags.DEFINE_string("version", "", "ray: of TPUs, such as v5p: each learner has a slice of them.")
+_QUEUE = flags.DEFINE_string("queue", "", "gke: Kueue's local queue that learners wait in.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "slurm: the run's folder, on a disk that all nodes share.")
+_LEARNER_OPTIONS = flags.DEFINE_string("learner_options", "", "slurm: of sbatch, for a learner's nodes.")
+_SYNCER_OPTIONS = flags.DEFINE_string("syncer_options", "", "slurm: of sbatch, for the syncer's node.")
+_NOTICE = flags.DEFINE_integer(
+    "notice", 60, "slurm: seconds before its end that a job is told.", lower_bound=2
+)
+_SETUP = flags.DEFINE_string("setup", ":", "slurm, cloud_tpu: shell command that makes the environment.")
+_ZONE = flags.DEFINE_string("zone", None, "cloud_tpu: where the resources are.")
+_RUNTIME = flags.DEFINE_string("runtime", None, "cloud_tpu: version of the machines' software.")
+_PROJECT = flags.DEFINE_string("project", "", "cloud_tpu: whose resources they are. Default: gcloud's.")
+_SYNCER = flags.DEFINE_string("syncer", None, "cloud_tpu: HOST:PORT of the syncer, started elsewhere.")
+
+_PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every process has from this one
+
+
+def main(_) -> int:
+    from ddiloco.config import ConfigError
+    from ddiloco.launch.plan import Fleet
+    from ddiloco.settings.experiment import parse
+
+    config = _CONFIG.value
+    config.driver = "remote"
+    experiment = parse(config)
+    if not _valid(_NAME.value):
+        raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
+    fleet = Fleet(
+        _NAME.value,
+        [argument for argument in cli.config_arguments() if not argument.startswith("--config.driver=")],
+        experiment.sync.num_learners,
+        processes=_HOSTS.value,
+        grace=_GRACE.value,
+        port=_PORT.value,
+    )
+    if _LAUNCHER.value == "ray":
+        return _ray(experiment)
+    plan = {"gke": _gke, "slurm": _slurm, "cloud_tpu": _cloud_tpu}[_LAUNCHER.value](fleet, experiment)
+    folder = pathlib.Path(_OUTPUT.value or f"runs/{fleet.name}")
+    with cli.reaching("output", folder):
+        plan.write(folder)
+    for name in plan.files:
+        cli.tell(f"{folder / name}")
+    if _DRY_RUN.value:
+        print(plan.shown())
+        return 0
+    return plan.carry_out(folder)
+
+
+def _ray(experiment) -> int:
+    try:
+        import ray
+    except ImportError:
+        raise cli.UsageError("launcher: ray is not installed; pip install 'ddiloco[ray]'") from None
+    from ddiloco.launch.on_ray import RayRun, Resources
+    from experiments.front.role_main import exit_code
+
+    stop, received = ending.stop_on_signals()
+    ray.init(address=_ADDRESS.value)
+    workdir = pathlib.Path(_OUTPUT.value or ending.new_workdir())
+    resources = Resources(
+        cpus=_CPUS.value,
+        gpus=_GPUS.value,
+        tpus=_CHIPS.value if _VERSION.value else 0.0,
+        processes=_HOSTS.value,
+        topology=_TOPOLOGY.value if _VERSION.value else "",
+        version=_VERSION.value,
+        port=_PORT.value if flags.FLAGS["port"].present else 0,
+    )
+    kept = pathlib.Path(_KEPT.value) if _KEPT.value else None
+    own = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    code = RayRun(experiment, workdir, resources, exit_code, cli.tell, own, kept).run(stop)
+    ray.shutdown()
+    return 128 + received[0] if received else code
+
+
+def _gke(fleet, experiment):
+    from ddiloco.launch import gke
+
+    if not _IMAGE.value:
+        raise cli.UsageError("image: is missing; give --image=REGISTRY/NAME:TAG, made of the Dockerfile")
+    memory, disk = _syncer_bytes(experiment)
+    return gke.plan(
+        fleet,
+        gke.Gke(
+            image=_IMAGE.value,
+            accelerator=_ACCELERATOR.value,
+            topology=_TOPOLOGY.value,
+            chips=_CHIPS.value,
+            spot=_SPOT.value,
+            syncer_memory=memory,
+            syncer_disk=disk,
+            evaluator=experiment.eval.every is not None,
+            queue=_QUEUE.value,
+        ),
+    )
+
+
+def _slurm(fleet, experiment):
+    from ddiloco.launch import slurm
+
+    if not _WORKDIR.value:
+        raise cli.UsageError("workdir: is missing; give --workdir=DIR on a disk that all nodes share")
+    nodes = slurm.Slurm(
+        workdir=_WORKDIR.value,
+        setup=_SETUP.value,
+        learner=_LEARNER_OPTIONS.value,
+        syncer=_SYNCER_OPTIONS.value,
+        notice=_NOTICE.value,
+        evaluator=experiment.eval.every is not None,
+    )
+    return slurm.plan(fleet, nodes)
+
+
+def _cloud_tpu(fleet, experiment):
+    from ddiloco.launch import cloud_tpu
+    from experiments.front.credentials import check_address
+
+    del experiment
+    for name in ("zone", "runtime", "syncer"):
+        if not flags.FLAGS[name].value:
+            raise cli.UsageError(f"{name}: is missing, but cloud_tpu needs it")
+    tpu = cloud_tpu.CloudTpu(
+        zone=_ZONE.value,
+        accelerator=_ACCELERATOR.value,
+        runtime=_RUNTIME.value,
+        syncer=check_address(_SYNCER.value, "syncer"),
+        setup=_SETUP.value,
+        project=_PROJECT.value,
+        spot=_SPOT.value,
+    )
+    return cloud_tpu.plan(fleet, tpu)
+
+
+def _syncer_bytes(experiment) -> tuple[int, int]:
+    """Memory and disk that the syncer of this model should have.
+
+    Memory: parameters and their previous versions, the outer optimizer's state, a fragment of each learner
+    twice, and 4 GiB of programs. Disk: the versions kept, with the optimizer's state, and as much again for
+    snapshots, tapes and records.
+    """
+    from ddiloco.launch.gke import GIB
+    from ddiloco.run.recipes import assembly_of
+
+    layout = assembly_of(experiment).layout
+    parameters, largest = sum(layout.bytes), max(layout.bytes)
+    memory = 3 * parameters + 2 * experiment.sync.num_learners * largest + 4 * GIB
+    disk = 2 * (experiment.remote.keep_versions + 1) * 2 * parameters + 20 * GIB
+    return math.ceil(memory), math.ceil(disk)
+
+
+def _valid(name: str) -> bool:
+    return name.replace("-", "").isalnum() and name == name.lower() and name.isascii() and name[0].isalpha()
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,111 @@
+"""What engines need of a process: told all by the environment, probed over HTTP, ended by SIGTERM."""
+
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.integration.hand import UNENDING, Job
+from tests.integration.programs import ROOT
+
+STUCK = """
+import sys, threading
+from experiments.front.ending import stop_on_signals
+stop, received = stop_on_signals(float(sys.argv[1]))
+print("begun", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def job(programs, tmp_path):
+    made = Job(programs, tmp_path / "run", (*UNENDING, "--config.train.min_step_seconds=(0.05, 0.05)"))
+    yield made
+    made.kill_all()
+
+
+def free_port():
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return asked.getsockname()[1]
+
+
+def ready(port):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as answer:
+            return answer.status == 200
+    except urllib.error.URLError:
+        return False
+
+
+def test_roles_that_the_environment_tells_all_are_ready_and_preempted(job):
+    ports = [free_port(), free_port()]
+    told = [f"DDILOCO_HEALTH=127.0.0.1:{port}" for port in ports]
+    syncer = job.syncer(before=("env", "DDILOCO_RESUME=auto", told[0]))
+    job.wait_for(lambda: ready(ports[0]), "the syncer to be ready", [syncer])
+    learner = job._start(
+        "experiments.learner",
+        [],
+        None,
+        before=("env", "DDILOCO_LEARNER=1", f"DDILOCO_SYNCER={job.address}", told[1]),
+    )
+    job.wait_for(lambda: ready(ports[1]), "the learner to be ready", [syncer, learner])
+    job.wait_for(lambda: job.merges(1), "a merge of learner 1", [syncer, learner])
+    assert job.end(learner)[0] == 143
+    assert job.end(syncer)[0] == 143
+    assert job.summary()["failures"] == []
+
+
+def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
+    command = [sys.executable, "-c", STUCK, "0.2"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"
+
+
+def test_a_syncer_that_is_started_after_the_end_of_its_run_ends_again(programs, tmp_path):
+    done = programs.train(tmp_path / "run", "--config.driver=remote")
+    assert done.returncode == 0, done.stderr
+    before = (tmp_path / "run" / "rounds.jsonl").read_text()
+    settings = programs.training(tmp_path / "run")
+    again = programs.run("syncer", *settings, "--listen=127.0.0.1:0", "--resume=auto")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "run" / "rounds.jsonl").read_text() == before
+
+
+def test_a_learner_is_drained_and_the_run_stopped_by_command(job, programs):
+    syncer = job.syncer("--config.snapshot.every=1000000")
+    learners = [job.learner(m) for m in range(2)]
+    job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, *learners])
+
+    def control(*words):
+        done = programs.run("control", f"--syncer={job.address}", job.token, *words)
+        return done.returncode, done.stdout.strip(), done.stderr.strip()
+
+    assert control("drain", "1") == (0, "learner 1 ends after its step", "")
+    assert job.left(learners[1])[0] == 0
+    code, told, _ = control("status")
+    assert code == 0 and told.endswith("learners: 0 of 2; drained: 1")
+    assert control("add") == (0, "1", "")
+    began = max(r["time"] for r in job.rounds())
+    again = job.learner(1)
+    job.wait_for(lambda: job.merges(1, began), "a merge of the learner that came back", [syncer, again])
+    assert control("snapshot")[0] == 0
+    complete = lambda: list((job.workdir / "snapshots").glob("*/manifest.json"))  # noqa: E731
+    job.wait_for(complete, "a snapshot", [syncer, again])
+    assert control("stop")[0] == 0
+    assert [job.left(process)[0] for process in (syncer, learners[0], again)] == [0, 0, 0]
+    assert job.summary()["interrupted"]
+
+
+@pytest.mark.parametrize("words", [[], ["drain"], ["drain", "x"], ["stop", "3"], ["status", "1", "2"]])
+def test_what_is_no_command_is_told_in_one_line(programs, words):
+    done = programs.run("control", *words)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -1,0 +1,127 @@
+"""A learner of two processes with one mesh of four devices, beside a learner of a single process."""
+
+import collections
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from experiments.studies.chaos.committed import check_work
+from tests.integration.programs import LIMIT
+from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of
+from tests.remote.ends import until
+
+HOSTS = (
+    "--config.driver=remote",
+    "--config.mesh.fsdp=2",
+    "--config.mesh.data=-1",
+    "--config.train.batch_size=4",
+)
+
+
+def start(programs, workdir, *changes, hosts="(2, 1)"):
+    flags = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    arguments = [*programs.training(workdir), *HOSTS, f"--config.remote.hosts={hosts}", *changes]
+    return programs.start_module("experiments.train", *arguments, XLA_FLAGS=flags)
+
+
+def summary(workdir):
+    return json.loads((workdir / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("more", [(), ("--config.outer.codec=int4", "--config.outer.update_codec=int8")])
+def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path, more):
+    blocking = ("--config.sync.max_run_ahead=0", "--config.sync.quorum=None", "--config.sync.num_fragments=1")
+    alike = (*blocking, "--config.algorithm=diloco", "--config.train.sub_shards=2", *more)
+    for name, hosts in (("two", "(2, 1)"), ("one", "(1, 1)")):
+        done = programs.finish(start(programs, tmp_path / name, *alike, hosts=hosts))
+        assert done.returncode == 0, done.stderr
+    two, one = summary(tmp_path / "two"), summary(tmp_path / "one")
+    assert two["eval_loss"] == pytest.approx(one["eval_loss"], abs=1e-5)
+    assert two["tokens"] == one["tokens"]
+    assert two["bytes_sent"] == one["bytes_sent"]  # each host its own blocks, none twice
+    assert [r["learners"] for r in lines(tmp_path / "two" / "rounds.jsonl")] == [[0, 1]] * 3
+
+
+def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, tmp_path):
+    changes = (*UNENDING, "--config.remote.checkpoint_every=0.5", "--config.remote.host_timeout=3.0")
+    process = start(programs, tmp_path, *changes)
+
+    def wait_for(condition, told):
+        def look():
+            assert process.poll() is None, process.communicate()
+            return condition()
+
+        until(look, told, LIMIT)
+
+    def kept():
+        """Copies of the inner state that both hosts have."""
+        files = list((tmp_path / "learners" / "0").glob("inner_state.*"))
+        own = [{path.suffix for path in files if path.stem.endswith(f".{host}")} for host in (0, 1)]
+        return own[0] & own[1]
+
+    def back_since(moment):
+        wait_for(
+            lambda: any(r["time"] > moment and 0 in r["learners"] for r in lines(tmp_path / "rounds.jsonl")),
+            "a merge of learner 0",
+        )
+
+    wait_for(lambda: len(steps_of(tmp_path, 0)) > 10 and kept(), "steps and copies of learner 0")
+    own, seen = processes_of(process), []
+    for number, name in (
+        (signal.SIGKILL, "0.1"),
+        (signal.SIGSTOP, "0.1"),
+        (signal.SIGKILL, "0"),
+        (signal.SIGTERM, "0.1"),  # a notice of preemption
+    ):
+        before = processes_of(process)
+        os.kill(before[name], number)
+        wait_for(lambda b=before: not {b["0"], b["0.1"]} & set(processes_of(process).values()), "both to end")
+        wait_for(lambda: "0" in processes_of(process), "another")
+        back_since(time.time())
+        seen.append(processes_of(process))
+    assert {run["1"] for run in seen} == {own["1"]}
+    assert {run["syncer"] for run in seen} == {own["syncer"]}
+    process.send_signal(signal.SIGTERM)
+    done = programs.finish(process)
+    assert done.returncode == 143
+    recovered = [r["inner_state"] for r in lines(tmp_path / "recoveries.jsonl") if r["learner"] == 0]
+    assert recovered == ["fresh", *["checkpoint"] * 4]
+    assert (summary(tmp_path)["uptime"], summary(tmp_path)["failures"]) == (1.0, [])
+
+
+KILLS = 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_and_replay(programs, tmp_path):
+    rng, killed = random.Random(0), collections.Counter()
+    restarts = f"--config.remote.restarts={KILLS}"
+    process = start(programs, tmp_path, *UNENDING, "--config.remote.checkpoint_every=0.5", restarts)
+    rounds = tmp_path / "rounds.jsonl"
+    while killed.total() < KILLS:
+        until(lambda: len(processes_of(process)) >= 4, "all processes", LIMIT)
+        here, begun = processes_of(process), len(lines(rounds))
+        name = rng.choice(["syncer", "0", "0", "0.1", "0.1", "1"])
+        time.sleep(rng.uniform(0, 4))  # at any time: while they start, join, train or save
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(here[name], signal.SIGKILL)
+            killed[name] += 1
+        until(lambda begun=begun: len(lines(rounds)) > begun + rng.randrange(6), "more merges", LIMIT)
+    process.send_signal(signal.SIGTERM)
+    assert programs.finish(process).returncode == 143
+    assert min(killed.values()) > 0
+    work = check_work(lines(rounds))
+    assert (work.twice_tokens, work.problems) == (0, [])
+    for fragment in range(3):
+        made = [r["version"] for r in lines(rounds) if r["fragment"] == fragment]
+        assert made == sorted(set(made))  # none twice; a line may die with the syncer, its version does not
+    last = {p: max(r["version"] for r in lines(rounds) if r["fragment"] == p) for p in range(3)}
+    assert all(n >= last[p] for p, n in enumerate(summary(tmp_path)["outer_steps"]))
+    replayed = programs.finish(programs.start("replay", f"--workdir={tmp_path}"), 1800.0)
+    assert (replayed.returncode, "the same as the run's" in replayed.stdout) == (0, True), replayed.stderr

@@ -1,0 +1,30 @@
+"""How the TPU chips of a host are divided among its learners."""
+
+import pytest
+
+from ddiloco.config import ConfigError
+from ddiloco.launch import chips
+from ddiloco.launch.supervisor import learner_environment
+
+
+def test_learners_have_chips_of_their_own():
+    given = {"TPU_VISIBLE_CHIPS": "0,1,2,3"}
+    shares = [learner_environment(m, 2, given) for m in range(2)]
+    assert [share["TPU_VISIBLE_CHIPS"] for share in shares] == ["0,1", "2,3"]
+    assert all(share["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "1,2,1" for share in shares)
+    assert all(share["TPU_PROCESS_BOUNDS"] == "1,1,1" for share in shares)
+
+
+def test_a_share_is_of_a_shape_that_the_runtime_knows():
+    shares = [chips.share(m, 2, {"TPU_VISIBLE_CHIPS": "0,1,2,3,4,5,6"}) for m in range(2)]
+    assert [share["TPU_VISIBLE_CHIPS"] for share in shares] == ["0,1", "2,3"]  # three would be no rectangle
+
+
+def test_one_learner_has_what_there_is():
+    assert chips.share(0, 1, {"TPU_VISIBLE_CHIPS": "0,1,2,3"}) == {}
+    assert chips.share(0, 4, {}) == {}
+
+
+def test_a_chip_is_not_shared():
+    with pytest.raises(ConfigError, match="lists 2 chips for 4 learners"):
+        chips.share(0, 4, {"TPU_VISIBLE_CHIPS": "0,1"})

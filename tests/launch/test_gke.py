@@ -1,0 +1,170 @@
+"""The manifests of a run on Kubernetes: as the published schemas have them, telling roles all they need."""
+
+import json
+import pathlib
+import re
+
+import jsonschema
+import pytest
+import yaml
+
+from ddiloco.config import ConfigError
+from ddiloco.launch import gke
+from ddiloco.launch.assignment import PREFIX
+from ddiloco.launch.plan import Fleet
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SCHEMAS = json.loads((pathlib.Path(__file__).parent / "schemas" / "kubernetes.json").read_text())
+FLEET = Fleet("reading", ["--config=configs/dense.py:2b", "--config.sync.num_learners=3"], 3)
+NODES = gke.Gke("registry/ddiloco:1", "tpu-v5p-slice", "2x2x4", spot=True, queue="research")
+
+
+def objects(fleet=FLEET, nodes=NODES):
+    files = gke.plan(fleet, nodes).files
+    return [one for text in files.values() for one in yaml.safe_load_all(text)]
+
+
+def of_kind(kind, *args):
+    return [one for one in objects(*args) if one["kind"] == kind]
+
+
+def check(one):
+    jsonschema.validate(one, {"$ref": f"#/$defs/{one['kind']}", "$defs": SCHEMAS["$defs"]})
+
+
+def pods(found):
+    for one in found:
+        if one["kind"] == "StatefulSet":
+            yield one["spec"]["template"]["spec"]
+        if one["kind"] == "JobSet":
+            for part in one["spec"]["replicatedJobs"]:
+                yield part["template"]["spec"]["template"]["spec"]
+
+
+def environment(container):
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def learner_container(number, *args):
+    pod = next(pods([of_kind("JobSet", *args)[number]]))
+    return pod["containers"][0]
+
+
+@pytest.mark.parametrize("evaluator", [True, False])
+@pytest.mark.parametrize("topology", ["2x2x1", "2x2x4"])
+def test_every_object_is_as_the_schemas_have_it(topology, evaluator):
+    nodes = gke.Gke("image", "tpu-v5p-slice", topology, evaluator=evaluator)
+    found = objects(FLEET, nodes)
+    assert [one["kind"] for one in found].count("JobSet") == 3
+    for one in found:
+        check(one)
+
+
+def test_the_schemas_refuse_what_is_spelled_wrong():
+    for kind, spoil in (
+        ("JobSet", lambda one: one["spec"]["failurePolicy"].update(maxRestart=1)),
+        ("JobSet", lambda one: one["spec"].update(replicatedjobs=[])),
+        ("StatefulSet", lambda one: one["spec"].update(replicas="1")),
+        ("StatefulSet", lambda one: one["spec"]["template"]["spec"]["containers"][0].pop("name")),
+        ("Service", lambda one: one["spec"]["ports"][0].update(containerPort=1)),
+    ):
+        one = of_kind(kind)[0]
+        spoil(one)
+        with pytest.raises(jsonschema.ValidationError):
+            check(one)
+
+
+def test_a_learner_of_several_hosts_is_told_which_process_it_is():
+    given = environment(learner_container(2))
+    assert given[f"{PREFIX}LEARNER"] == "2"
+    assert given[f"{PREFIX}PROCESSES"] == "4"  # sixteen chips, four a host
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert given[f"{PREFIX}PROCESS"] == {"fieldRef": {"fieldPath": index}}
+    assert given[f"{PREFIX}COORDINATOR"] == "reading-learner-2-slice-0-0.reading-learner-2:7072"
+    job = of_kind("JobSet")[2]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert (job["parallelism"], job["completions"], job["completionMode"]) == (4, 4, "Indexed")
+
+
+def test_a_learner_of_one_host_is_told_nothing_of_processes():
+    given = environment(learner_container(0, FLEET, gke.Gke("image", "tpu-v5p-slice", "2x2x1")))
+    assert not {f"{PREFIX}PROCESS", f"{PREFIX}PROCESSES", f"{PREFIX}COORDINATOR"} & set(given)
+
+
+def test_tokens_are_references_and_each_learner_has_its_own():
+    secrets = [environment(learner_container(m))[f"{PREFIX}TOKEN"]["secretKeyRef"] for m in range(3)]
+    assert secrets == [{"name": "reading-tokens", "key": f"learner-{m}"} for m in range(3)]
+    syncer = next(pods(of_kind("StatefulSet")))["containers"][0]
+    assert environment(syncer)[f"{PREFIX}TOKEN"] == {
+        "secretKeyRef": {"name": "reading-tokens", "key": "tokens"}
+    }
+
+
+def test_the_syncer_keeps_its_disk_and_goes_on_with_its_run():
+    (syncer,) = of_kind("StatefulSet")
+    container = syncer["spec"]["template"]["spec"]["containers"][0]
+    given = environment(container)
+    assert given[f"{PREFIX}RESUME"] == "auto"
+    disk = syncer["spec"]["volumeClaimTemplates"][0]["metadata"]["name"]
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert given[f"{PREFIX}WORKDIR"] == mounted[disk]
+
+
+def test_learners_find_the_syncer_at_its_service():
+    (found,) = of_kind("Service")
+    (syncer,) = of_kind("StatefulSet")
+    port = found["spec"]["ports"][0]
+    assert (
+        environment(learner_container(0))[f"{PREFIX}SYNCER"] == f"{found['metadata']['name']}:{port['port']}"
+    )
+    pod = syncer["spec"]["template"]
+    assert found["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    named = {p["name"]: p["containerPort"] for p in pod["spec"]["containers"][0]["ports"]}
+    assert (
+        environment(pod["spec"]["containers"][0])[f"{PREFIX}LISTEN"] == f"0.0.0.0:{named[port['targetPort']]}"
+    )
+
+
+def test_who_is_refused_is_not_started_again_and_others_are_together():
+    spec = of_kind("JobSet")[0]["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2])
+    assert job["backoffLimit"] == 0  # so that what else fails is a matter of the JobSet
+    (policy,) = spec["failurePolicy"]["rules"]
+    assert (policy["action"], policy["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    assert rule["onExitCodes"]["containerName"] == learner_container(0)["name"]
+
+
+def test_probes_ask_where_roles_answer_and_processes_end_before_they_are_killed():
+    for pod in pods(objects()):
+        for container in pod["containers"]:
+            given = environment(container)
+            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+            for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+                asked = container[probe]["httpGet"]
+                assert given[f"{PREFIX}HEALTH"] == f"0.0.0.0:{ports[asked['port']]}"
+            assert float(given[f"{PREFIX}GRACE"]) < pod["terminationGracePeriodSeconds"]
+
+
+def test_containers_of_one_pod_have_ports_of_their_own():
+    for pod in pods(objects()):
+        taken = [port["containerPort"] for container in pod["containers"] for port in container["ports"]]
+        assert len(taken) == len(set(taken))
+
+
+def test_a_slice_of_no_whole_number_of_hosts_is_refused():
+    with pytest.raises(ConfigError, match="topology: 2x2x4 has 16 chips, no multiple of 3 a host"):
+        gke.plan(FLEET, gke.Gke("image", "tpu-v5p-slice", "2x2x4", chips=3))
+    with pytest.raises(ConfigError, match="topology: is 'big'"):
+        gke.plan(FLEET, gke.Gke("image", "tpu-v5p-slice", "big"))
+
+
+def test_the_image_has_what_its_file_names():
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = [source for line in lines if line.startswith("COPY") for source in line.split()[1:-1]]
+    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    assert copied and all((ROOT / source).exists() and source in kept for source in copied)
+    module = learner_container(0)["command"][2]
+    assert (ROOT / f"{module.replace('.', '/')}.py").exists()
+    extra = re.search(r"ARG EXTRA=(\w+)", (ROOT / "Dockerfile").read_text())[1]
+    assert f'"{extra}": [' in (ROOT / "setup.py").read_text()

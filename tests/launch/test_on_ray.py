@@ -1,0 +1,240 @@
+"""A run on a real Ray cluster of several nodes, whose actors, processes and nodes die, join and leave."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+
+ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from ddiloco.launch.on_ray import RayRun, Resources  # noqa: E402
+from ddiloco.settings.experiment import parse  # noqa: E402
+from experiments.front import cli  # noqa: E402
+from experiments.front.role_main import exit_code  # noqa: E402
+from tests import workbench  # noqa: E402
+from tests.integration.hand import UNENDING  # noqa: E402
+from tests.integration.programs import ROOT, SMALLEST  # noqa: E402
+from tests.remote.ends import until  # noqa: E402
+
+LIMIT = 300.0
+
+
+def settings(*more):
+    given = [
+        *SMALLEST,
+        *UNENDING,
+        "--config.eval.every=None",
+        f"--config.data.data_dir={workbench.data_folder()}",
+        *more,
+    ]
+    values = dict(setting.removeprefix("--config.").split("=", 1) for setting in given)
+    return parse(cli.resolve(str(ROOT / "configs" / "dense.py"), [*values.items(), ("driver", "remote")]))
+
+
+class Nodes:
+    """A cluster whose head has the workdir and no room for learners; each other node has room for one."""
+
+    def __init__(self):
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        ray.init(address=self.cluster.address, logging_level="warning", log_to_driver=False)
+        self.nodes = []
+
+    def have(self, count):
+        """Adds nodes until there are so many."""
+        while len(self.nodes) < count:
+            self.nodes.append(self.cluster.add_node(num_cpus=1))
+
+    def remove(self, node):
+        self.nodes.remove(node)
+        self.cluster.remove_node(node)
+
+    def drain(self, node):
+        """As a notice of preemption does."""
+        why = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a notice"]
+        command = ["ray", "drain-node", f"--address={self.cluster.address}", f"--node-id={node.node_id}"]
+        done = subprocess.run(
+            [*command, *why, "--deadline-remaining-seconds=600"], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+
+    def of(self, actor):
+        node, _ = ray.get(actor.where.remote())
+        return next(one for one in self.nodes if one.node_id == node)
+
+    def close(self):
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        made = Nodes()
+        yield made
+        made.close()
+
+
+class Run:
+    """A run in a thread, with what it has written so far."""
+
+    def __init__(self, experiment, workdir, kept=None):
+        self.workdir, self.told, self.codes, self.stop = workdir, [], [], threading.Event()
+        environment = {"XLA_FLAGS": ""}  # in the tests it simulates devices, and each learner has one here
+        self.ray_run = RayRun(
+            experiment, workdir, Resources(), exit_code, self.told.append, environment, kept
+        )
+        self._thread = threading.Thread(target=lambda: self.codes.append(self.ray_run.run(self.stop)))
+        self._thread.start()
+
+    def learner(self, m):
+        return self.ray_run.actors[f"learner {m}"]
+
+    def rounds(self):
+        path = self.workdir / "rounds.jsonl"
+        lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def incarnations(self, m):
+        """Of the learner, whose work was merged."""
+        return sorted({c[1] for r in self.rounds() for c in r["contributions"] if c[0] == m})
+
+    def wait(self, condition, told):
+        def look():
+            assert not self.codes, (self.codes, self.told)
+            return condition()
+
+        until(look, told, LIMIT)
+
+    def another(self, m, since):
+        """Waits until the work of a later process of the learner is merged."""
+        newest = max(since, default=0)
+        self.wait(lambda: max(self.incarnations(m), default=0) > newest, f"a merge of learner {m} anew")
+
+    def end(self):
+        self.stop.set()
+        self._thread.join(LIMIT)
+        return self.codes
+
+    def summary(self):
+        return json.loads((self.workdir / "summary.json").read_text())
+
+
+def assert_nothing_lost(run, learners):
+    """Every version is made once and nobody's work is in it twice; every step that was taken is counted."""
+    merged = [(r["fragment"], c[0], c[2]) for r in run.rounds() for c in r["contributions"]]
+    made = [(r["fragment"], r["version"]) for r in run.rounds()]
+    assert len(made) == len(set(made)) and len(merged) == len(set(merged))
+    summary = run.summary()
+    assert summary["failures"] == []
+    for m in map(str, range(learners)):
+        taken = (run.workdir / "learners" / m / "steps.jsonl").read_text().splitlines()
+        assert summary["inner_steps"][m] == len(taken)
+
+
+@contextlib.contextmanager
+def running(*args):
+    run = Run(*args)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+def test_actors_processes_and_nodes_die_and_join_and_nothing_is_lost(nodes, tmp_path):
+    nodes.have(2)
+    with running(settings("--config.train.min_step_seconds=(0.1, 0.1)"), tmp_path / "run") as run:
+        run.wait(lambda: run.incarnations(0) and run.incarnations(1), "merges of both learners")
+        before = run.incarnations(1)
+        ray.kill(run.learner(1), no_restart=False)
+        run.another(1, before)
+        before = run.incarnations(0)
+        os.kill(ray.get(run.learner(0).process.remote()), signal.SIGKILL)
+        run.another(0, before)
+        gone, before = nodes.of(run.learner(1)), run.incarnations(1)
+        nodes.remove(gone)
+        made = len(run.rounds())
+        run.wait(lambda: len(run.rounds()) > made + 3, "merges while one learner has no node")
+        assert run.incarnations(1) == before
+        nodes.have(2)
+        run.another(1, before)
+        assert run.end() == [143]
+    assert_nothing_lost(run, 2)
+
+
+def test_a_run_comes_to_its_end_and_a_refusal_ends_it(nodes, tmp_path):
+    nodes.have(2)
+    with running(settings("--config.train.steps=8"), tmp_path / "run") as run:
+        run._thread.join(LIMIT)
+        assert run.codes == [0]
+        assert run.told[-1].endswith("exit code 0")
+    assert run.summary()["finished"]
+    wrong = settings("--config.data.name=no_such_text")
+    with running(wrong, tmp_path / "wrong") as run:
+        run._thread.join(LIMIT)
+        assert run.codes == [2]
+
+
+@pytest.mark.slow
+def test_four_learners_reach_the_loss_of_an_undisturbed_run_though_nodes_die_drain_and_join(
+    nodes, programs, tmp_path
+):
+    nodes.have(4)
+    steps = 1500
+    more = [
+        "--config.sync.num_learners=4",
+        f"--config.train.steps={steps}",
+        "--config.train.min_step_seconds=(0.04, 0.04, 0.04, 0.04)",
+        "--config.tape.enabled=true",
+        "--config.eval.num_batches=8",
+    ]
+    workdir = tmp_path / "run"
+    with running(settings(*more), workdir, workdir) as run:
+
+        def at(step):
+            return lambda: any(r["step"] >= step for r in run.rounds())
+
+        run.wait(at(steps // 5), "a fifth of the run")
+        before = run.incarnations(3)
+        nodes.remove(nodes.of(run.learner(3)))
+        run.wait(at(2 * steps // 5), "merges without the node")
+        nodes.have(4)
+        run.another(3, before)
+        before, node = run.incarnations(2), nodes.of(run.learner(2))
+        nodes.drain(node)
+        nodes.have(5)
+        run.another(2, before)
+        assert nodes.of(run.learner(2)) is not node
+        nodes.remove(node)
+        run._thread.join(LIMIT)
+        assert run.codes == [0], run.told
+    assert_nothing_lost(run, 4)
+    summary = run.summary()
+    tokens = sum(summary["tokens"].values())
+    undisturbed = [
+        *SMALLEST,
+        *more[:1],
+        *more[-1:],
+        "--config.sync.quorum=1",
+        f"--config.train.tokens={tokens}",
+    ]
+    done = programs.run(
+        "train",
+        *undisturbed,
+        "--config.train.min_step_seconds=()",
+        "--config.eval.every=None",
+        f"--config.data.data_dir={programs.data_dir}",
+        f"--workdir={tmp_path / 'undisturbed'}",
+    )
+    assert done.returncode == 0, done.stderr
+    loss = json.loads((tmp_path / "undisturbed" / "summary.json").read_text())["eval_loss"]
+    print(f"loss {summary['eval_loss']} with nodes lost, {loss} without, {tokens} tokens")
+    assert summary["eval_loss"] == pytest.approx(loss, rel=0.02)
+    replayed = programs.run("replay", f"--workdir={workdir}")
+    assert replayed.returncode == 0, replayed.stderr

@@ -1,0 +1,143 @@
+"""What an operator may ask of a running syncer, and who may."""
+
+import threading
+
+import grpc
+import pytest
+
+from ddiloco.protocol import events
+from ddiloco.remote.syncer.management import Management
+from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.management import MANAGE, Answer, Command, ask
+from ddiloco.remote.wire.security import Security
+from ddiloco.roles.exchange import Leave
+from tests.remote.ends import PATIENCE, TERMS, LearnerEnd, SyncerEnd, joined
+
+
+def there(syncer, number, **more):
+    """A learner that has joined."""
+    learner = LearnerEnd(syncer.address, number, **more)
+    joined(syncer, learner, more.get("process", 100), number)
+    return learner
+
+
+OWN = Security(
+    tokens={0: "the token of learner 0", 1: "the token of learner 1"}, operator="the operator's token"
+)
+
+
+@pytest.fixture
+def managed():
+    """A syncer whose management is wired to what the tests see."""
+    made = []
+
+    def make(security=None, snapshots=False):
+        stopped, told = threading.Event(), []
+        management = Management(
+            security or Security(),
+            TERMS.num_learners,
+            lambda: 7,
+            lambda: snapshots,
+            stopped.set,
+            told.append,
+        )
+        syncer = SyncerEnd(security=security, management=management)
+        syncer.stopped, syncer.told = stopped, told
+        made.append(syncer)
+        return syncer
+
+    yield make
+    for syncer in made:
+        syncer.server.stop(1.0)
+
+
+def asked(syncer, verb, learner=None, security=None):
+    return ask(syncer.address, security or Security(), Command(verb, learner), PATIENCE)
+
+
+def refusal(syncer, security, verb="stop"):
+    with pytest.raises(grpc.RpcError) as error:
+        asked(syncer, verb, security=security)
+    return error.value.code(), error.value.details()
+
+
+def test_a_learner_that_is_drained_leaves_and_is_sent_away_until_it_is_added(managed):
+    syncer = managed()
+    learner = there(syncer, 1)
+    assert asked(syncer, "drain", 1).done
+    learner.next(Leave)
+    learner.client.finish(PATIENCE)
+    syncer.next(events.LearnerLost)
+    status = asked(syncer, "status")
+    assert status.facts == {"step": 7, "present": [], "drained": [1], "num_learners": 2}
+    assert status.line == "step 7; learners: none of 2; drained: 1"
+    back = LearnerEnd(syncer.address, 1, process=200)  # its engine has started it again
+    back.next(Leave)
+    back.client.finish(PATIENCE)
+    assert asked(syncer, "add", 1) == Answer(True, "learner 1 may come", {"learner": 1})
+    again = there(syncer, 1, process=300)
+    assert asked(syncer, "status").facts["present"] == [1]
+    again.client.finish(PATIENCE)
+
+
+def test_the_first_number_that_is_free_is_given(managed):
+    syncer = managed()
+    first = there(syncer, 0)
+    assert asked(syncer, "add").facts == {"learner": 1}
+    second = there(syncer, 1)
+    answer = asked(syncer, "add")
+    assert (answer.done, answer.line) == (False, "all 2 learners of config.sync.num_learners are there")
+    for learner in (first, second):
+        learner.client.finish(PATIENCE)
+
+
+def test_numbers_of_no_learner_are_refused(managed):
+    syncer = managed()
+    told = "a learner's number is below config.sync.num_learners, 2"
+    assert asked(syncer, "drain", 2) == Answer(False, told)
+    assert asked(syncer, "add", 2) == Answer(False, told)
+    assert asked(syncer, "drain") == Answer(False, told)
+
+
+def test_a_snapshot_is_taken_where_any_are(managed):
+    assert not asked(managed(), "snapshot").done
+    assert asked(managed(snapshots=True), "snapshot").done
+
+
+def test_the_run_ends_at_the_word_and_says_who_asked(managed):
+    syncer = managed()
+    assert asked(syncer, "stop").done and syncer.stopped.is_set()
+    (line,) = syncer.told
+    assert line.endswith("asked to stop: the run ends, with everything saved")
+
+
+def test_only_the_operator_manages_learners_with_tokens_of_their_own(managed):
+    syncer = managed(OWN)
+    assert refusal(syncer, OWN.of(0))[0] is grpc.StatusCode.PERMISSION_DENIED
+    assert refusal(syncer, Security())[0] is grpc.StatusCode.UNAUTHENTICATED
+    assert not syncer.stopped.is_set()
+    assert asked(syncer, "stop", security=Security(OWN.operator)).done
+
+
+def test_the_operator_is_no_learner(managed):
+    syncer = managed(OWN)
+    impostor = LearnerEnd(syncer.address, 0, security=Security(OWN.operator))
+    assert impostor.client.accepted.wait(PATIENCE)
+    assert impostor.client.refusal == "these are the credentials of the operator, not of learner 0"
+
+
+def test_a_token_that_all_share_manages_too(managed):
+    shared = Security("a token that all share")
+    assert asked(managed(shared), "status", security=shared).done
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"verb": "eval"}', b'{"verb": "drain", "learner": -1}', b"[" * 100_000]
+)
+def test_what_is_no_command_is_refused(managed, data):
+    with pytest.raises(WireError):
+        Command.read(data)
+    syncer = managed()
+    with grpc.insecure_channel(syncer.address) as channel, pytest.raises(grpc.RpcError) as error:
+        channel.unary_unary(MANAGE)(data, timeout=PATIENCE)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -206,7 +206,7 @@ def _follower(
     from ddiloco.remote.learner.follower import Follower
 
     learner, address = assignment.learner, check_address(assignment.syncer, "syncer")
-    roles.name_process(f"learner {learner}.{place.number}")
+    roles.name_process(assignment.name)
     follower = Follower(place, assembly, security, learner, address, _folder(assignment))
     health.ready.set()
     return _ended(received, follower.run(stop))

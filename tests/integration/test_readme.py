@@ -14,9 +14,9 @@ from tests.integration.programs import ROOT
 
 PAGES = ("README.md", "docs/commands.md", "docs/weights.md")
 SHORT = {"train.steps": 24, "eval.every": 0, "eval.num_batches": 1}
-SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "sync.num_fragments": 6}
+SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "sync.num_fragments": 2}
 OF_TEXT = {"sample.tokens": 4, "data.sequence_length": 64}
-BUDGET = {"virtual.seconds": None, "train.tokens": 100_000}
+BUDGET = {"virtual.seconds": None, "train.tokens": 20_000}
 LIMIT = 300.0
 
 

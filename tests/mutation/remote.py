@@ -2,7 +2,9 @@
 
 from tests.mutation.mutant import Mutant
 
-WIRE = tuple(f"remote/test_{name}.py" for name in ("payload", "messages", "buffers", "wire", "offers", "refusals"))
+WIRE = tuple(
+    f"remote/test_{name}.py" for name in ("payload", "messages", "buffers", "wire", "offers", "refusals")
+)
 
 MUTANTS = (
     Mutant(

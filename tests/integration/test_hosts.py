@@ -122,6 +122,6 @@ def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_a
         made = [r["version"] for r in lines(rounds) if r["fragment"] == fragment]
         assert made == sorted(set(made))  # none twice; a line may die with the syncer, its version does not
     last = {p: max(r["version"] for r in lines(rounds) if r["fragment"] == p) for p in range(3)}
-    assert all(n >= last[p] for p, n in enumerate(summary(tmp_path)["outer_steps"]))
+    assert all(n >= last[int(p)] for p, n in summary(tmp_path)["outer_steps"].items())
     replayed = programs.finish(programs.start("replay", f"--workdir={tmp_path}"), 1800.0)
     assert (replayed.returncode, "the same as the run's" in replayed.stdout) == (0, True), replayed.stderr

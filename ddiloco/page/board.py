@@ -32,13 +32,18 @@ class Board:
         whole = [history.read(READ) for history in self._histories]
         return all(whole)
 
-    def read_unseen(self) -> None:
-        """Reads if it is time to, so that whoever comes need not wait for days of a run to be read."""
-        if time.monotonic() < self._read_at:
-            return
-        begun = time.thread_time()
-        whole = self.read()
-        self._read_at = time.monotonic() + self._pause(time.thread_time() - begun, UNSEEN if whole else 0.0)
+    def read_unseen(self) -> float:
+        """Reads if it is time to, so that whoever comes need not wait for days of a run to be read.
+
+        Returns:
+          Seconds until it is time again.
+        """
+        if time.monotonic() >= self._read_at:
+            begun = time.thread_time()
+            whole = self.read()
+            pause = self._pause(time.thread_time() - begun, UNSEEN if whole else 0.0)
+            self._read_at = time.monotonic() + pause
+        return max(0.0, self._read_at - time.monotonic())
 
     def views(self) -> list[RunView]:
         """The runs as they are now."""

@@ -99,7 +99,7 @@ class History:
         self.round_count = 0
         self.contributed = 0  # to all rounds, of `live` who were there
         self.live = 0
-        self.sums: collections.Counter[str] = collections.Counter()  # over rounds, of what took seconds
+        self.sums: dict[str, float] = collections.defaultdict(float)  # over rounds, of what took seconds
         self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=SHOWN_EVENTS)
         self.slots: Slots | None = None
         self.last = -math.inf  # the latest time in any line

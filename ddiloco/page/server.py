@@ -11,6 +11,7 @@ import dataclasses
 import json
 import pathlib
 import select
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,7 @@ class PageServer:
         self._changed = asyncio.Event()
         self._watching = 0
         self._over = threading.Event()
+        self._wake, self._waked = socket.socketpair()  # so that the end need not be waited for
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
 
     def start(self) -> None:
@@ -71,18 +73,24 @@ class PageServer:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends the thread, and the connections of all who watch."""
+        """Ends the thread, and the connections of all who watch; a second call changes nothing."""
+        if self._over.is_set():
+            return
         self._over.set()
+        self._wake.send(b"!")
         if self._thread.ident is not None:
             self._thread.join(timeout)
-        self._socket.close()
+        for one in (self._socket, self._wake, self._waked):
+            one.close()
 
     def _run(self) -> None:
+        pause = 0.0
         while not self._over.is_set():
-            if select.select([self._socket], [], [], 0.2)[0]:
+            ready, _, _ = select.select([self._socket, self._waked], [], [], pause)
+            if self._socket in ready:
                 asyncio.run(self._serve())
                 return
-            self._board.read_unseen()
+            pause = self._board.read_unseen()
 
     async def _serve(self) -> None:
         import uvicorn

@@ -120,7 +120,7 @@ def _page(experiment: Experiment, workdir: pathlib.Path, visitors: Visitors) -> 
     server = PageServer(experiment.log.page, [workdir], visitors)
     server.start()
     if os.environ.get("CI", "").lower() != "true":
-        print(f"the run's page: {server.url}", file=sys.stderr)
+        print(f"the run's page: {server.url}", flush=True)
     try:
         yield
     finally:

@@ -404,7 +404,7 @@ def test_an_update_that_was_on_its_way_is_applied_before_the_learner_resumes(
     assembly = assembly_of(e)
     origin = resuming.Origin(store.open(1), e, assembly.layout)
     equipment = assembly.equipment()[0]
-    back = origin.learner(0, origin.positions(2)[0], equipment.transfer)
+    back = origin.learner(0, origin.positions(e)[0], equipment.transfer)
     merged = origin.start.state.merged_steps[1]
     newer = max(version, origin.start.state.versions[1])
     assert back.begins_with.fragments[1] == FragmentWork(newer, merged)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.observe.scalars import as_json
-from ddiloco.page.board import Board
+from ddiloco.page.board import SHARE, Board
 from ddiloco.page.elements import el
 from ddiloco.page.exposition import exposition
 from ddiloco.page.sheet import asset, document
@@ -40,8 +40,16 @@ _POLICY_OF_ONE_FILE = _POLICY.replace("style-src 'self'", "style-src 'unsafe-inl
 class PageServer:
     """Serves the page of some runs from a thread of its own."""
 
-    def __init__(self, address: str, workdirs: Sequence[pathlib.Path], visitors: Visitors = NOBODY) -> None:
+    def __init__(
+        self,
+        address: str,
+        workdirs: Sequence[pathlib.Path],
+        visitors: Visitors = NOBODY,
+        share: float = SHARE,
+    ) -> None:
         """Takes HOST:PORT; on the loopback, which needs no credentials, another port where it is taken.
+
+        `share`: of a core that it may take.
 
         Raises:
           ConfigError: it is not available, or needs credentials that are not there.
@@ -52,7 +60,7 @@ class PageServer:
         self._socket = listen(address)
         scheme = "http" if self._visitors.tls is None else "https"
         self.url = f"{scheme}://{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}/"
-        self._board = Board(workdirs)
+        self._board = Board(workdirs, share)
         self._changed = asyncio.Event()
         self._watching = 0
         self._over = threading.Event()

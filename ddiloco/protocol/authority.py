@@ -138,6 +138,9 @@ class Authority:
             return [self._dismiss(learner, incarnation)]
         elif old is not None and old.state is not State.GONE:
             out += self._lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
+        if event.step is not None and self._is_early(learner, event.step, now):
+            self.members.admit(Member(learner, incarnation, heard_at=now, state=State.GONE))
+            return [*out, actions.Drop(learner, "a leap that too few others have made")]
         possible = self._rejoins(event, now)
         m = self.members.admit(Member(learner, incarnation, heard_at=now, welcomed_at=now))
         if possible:
@@ -170,7 +173,7 @@ class Authority:
         m = self.members.current(event.learner, event.incarnation)
         if m is None or m.state is not State.JOINING or len(event.versions) != self.policy.num_fragments:
             return [actions.Drop(event.learner, "ready without a welcome")]
-        if not self._can_be(event.step, event.versions, now):
+        if not self._can_be(event.learner, event.step, event.versions, now):
             return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
         return self._begin(m, event.step, event.versions, now)
 
@@ -238,6 +241,10 @@ class Authority:
         holds; if that is impossible too, it is welcomed as if it held nothing.
         """
         m = self.members.newest(report.learner)
+        if self._is_early(report.learner, report.step, now):
+            if m is not None and m.incarnation == report.incarnation:
+                m.heard_at = now
+            return [actions.Drop(report.learner, "a leap that too few others have made")]
         if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
             return self._stranger(report, m)
         if m.state is State.JOINING and m.goes_on and not report.adopted:
@@ -289,20 +296,34 @@ class Authority:
 
     def _impossible(self, report: Report, now: float) -> bool:
         counters = report.counters
-        if not self._can_be(report.step, [c.version for c in counters], now):
+        if not self._can_be(report.learner, report.step, [c.version for c in counters], now):
             return True
-        return any(c.steps < 0 or c.tokens < 0 for c in counters)
+        if any(c.steps < 0 or c.tokens < 0 for c in counters):
+            return True
+        # A clock is no more than a band behind the update with which the work on it begins.
+        known = zip(counters, self.merged.versions, self.merged.merged_steps, strict=True)
+        since = (step if c.version == version else 0 for c, version, step in known)
+        most = report.step + self.policy.interval
+        return any(c.steps > most - begun for c, begun in zip(counters, since, strict=True))
 
     def _rejoins(self, event: events.LearnerJoined, now: float) -> bool:
         """Whether a learner joins with a step and versions that are possible, of this run's history."""
         step, versions = event.step, event.versions
-        if step is None or versions is None or not self._can_be(step, versions, now):
+        if step is None or versions is None or not self._can_be(event.learner, step, versions, now):
             return False
         ours = zip(self.merged.versions, self.merged.lineages, strict=True)
         theirs = zip(versions, event.lineages or self.merged.lineages, strict=True)
         return all(a == b for a, b in zip(ours, theirs, strict=True) if a[0] == b[0])
 
-    def _can_be(self, step: int, versions: Sequence[int], now: float) -> bool:
+    def _is_early(self, learner: int, step: int, now: float) -> bool:
+        """Whether a learner has gone on further, while the syncer was away, than can be believed as yet."""
+        limit = self._speed_limit
+        if self.total_steps is not None and step > self.total_steps:
+            return False
+        allowed = limit.allows(learner, step, self.members, self.merged.step, now)
+        return not allowed and limit.may_be_vouched(step, now)
+
+    def _can_be(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
         """Whether a learner can have reached this step with these versions."""
         if len(versions) != self.policy.num_fragments:
             return False
@@ -310,7 +331,7 @@ class Authority:
         if (
             step < 0
             or past_the_end
-            or not self._speed_limit.allows(step, self.members, self.merged.step, now)
+            or not self._speed_limit.allows(learner, step, self.members, self.merged.step, now)
         ):
             return False
         return all(0 <= theirs <= ours for theirs, ours in zip(versions, self.merged.versions, strict=True))

@@ -90,13 +90,18 @@ class Member:
         """The fragment version that the learner last said it holds."""
         return self.counters[fragment].version
 
-    def can_have(self, c: Contribution) -> bool:
-        """Whether the learner's reports allow for the work that a contribution claims."""
+    def can_have(self, c: Contribution, ahead: int) -> bool:
+        """Whether the learner's reports allow for the work that a contribution claims.
+
+        The offer may be here before the reports of at most `ahead` steps.
+        """
         if not self.counters:
             return False
         known = self.counters[c.fragment]
         steps, tokens = (known.steps, known.tokens) if known.version == c.version else (0, 0)
         unreported = max(0, c.step - self.step)
+        if unreported > ahead:
+            return False
         return c.steps <= steps + unreported and c.tokens <= tokens + unreported * self.most_tokens
 
     def knows_better(self, report: Report) -> bool:

@@ -319,7 +319,7 @@ class Rounds:
         if c.lineage != r.lineage:
             doubted = news.Doubted(c.learner, c.incarnation)
             return [*self._failed(r, m, "work on a version of a history that was lost"), doubted]
-        if not m.can_have(c):
+        if not m.can_have(c, self.policy.interval):
             return self._failed(r, m, "more work than it reported")
         r.owed.pop(c.learner, None)
         r.unasked.discard(c.learner)

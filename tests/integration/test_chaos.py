@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.integration.programs import LIMIT, SMALLEST
 
 LEARNERS = 3
@@ -49,12 +51,44 @@ def test_a_run_of_processes_survives_its_killer_and_tells_of_it(programs, tmp_pa
     assert (tmp_path / "chaos.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
+def test_hostile_peers_beside_the_killer_end_nothing_and_are_named(programs, tmp_path):
+    """The last of four learners lies with credentials of its own, and a stranger has none."""
+    data = f"--config.data.data_dir={programs.data_dir}"
+    more = (
+        f"--config.sync.num_learners={LEARNERS + 1}",
+        f"--config.train.min_step_seconds={(0.1,) * (LEARNERS + 1)}",
+        "--chaos.hostile=True",
+    )
+    where = f"--workdir={tmp_path}"
+    config = "--config=configs/chaos_processes.py:quick"
+    process = programs.start("chaos", config, *smallest(), data, *SHORT[2:], *more, where)
+    out, err = process.communicate(timeout=3 * LIMIT)
+    report = json.loads((tmp_path / "chaos.json").read_text())
+    assert report["outer_steps"]["problems"] == report["work"]["problems"] == report["crashes"] == [], err
+    assert report["outer_steps"]["lost"] == 0 < report["outer_steps"]["committed"]
+    attacked = report["hostile"]
+    assert attacked["failures"] == []
+    assert not [deed for deed in attacked["deeds"] if "ANSWERED" in deed]
+    assert sum(attacked["deeds"].values()) > 100
+    assert attacked["drops"]["wire: wrong token"] > 0
+    assert sum(attacked["drops"].values()) > 100
+    alarms = "\n".join(attacked["alarms"])
+    assert f"learner {LEARNERS}" in alarms and "without the join token was refused" in alarms
+    assert all(m not in attacked["quarantined"] for m in range(LEARNERS))
+    assert 0 < report["loss"] < 4, "untrained it is 6.2"
+    assert "| deeds of the hostile |" in out
+
+
 def test_what_it_cannot_do_is_told_in_one_line(programs):
     wrong = {
         "--config=configs/dense.py --config.driver=remote": "config: configs/dense.py: has no get_chaos()",
         "--config.driver=local": "config.driver: is local, but must be remote",
         "--chaos.hang_share=2": "chaos.hang_share: is 2.0, but must be at least 0.0 and at most 1.0",
         "--chaos.sead=1": "chaos.sead: no such setting; did you mean seed?",
+        "--chaos.hostile=True --config.sync.num_learners=1 --config.train.min_step_seconds=(0.1,)": (
+            "chaos.hostile: takes a learner's place, but config.sync.num_learners is 1"
+        ),
         "--chaos.seed=x": "chaos.seed: is 'x', but must be of type int",
     }
     running = {told: programs.start("chaos", *arguments.split()) for arguments, told in wrong.items()}

@@ -137,7 +137,7 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: claims are not checked against reports",
-        "if not m.can_have(c):",
+        "if not m.can_have(c, self.policy.interval):",
         "if False:",
         PROTOCOL,
     ),

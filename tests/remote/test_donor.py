@@ -254,6 +254,32 @@ def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp
             assert told == [("checkpoint", 900), ("peer", 900)]
 
 
+@pytest.mark.parametrize("poison", [-1.0, 1e8, 0.0])
+@pytest.mark.parametrize("copies", ["an own copy", "another peer"])
+def test_what_a_lying_peer_gives_is_not_taken_however_much_it_has_trained(tmp_path, poison, copies):
+    """It would make the steps of every learner that returns useless, or not finite."""
+    syncer = SyncerEnd(terms=THREE)
+    lie = dataclasses.replace(state(poison), trained=1 << 50)
+    honest = dataclasses.replace(state(2), trained=900)
+    with Steps(lie) as bad, Steps(honest) as good, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            again := with_client(syncer.address, 2, ports[1] if copies == "another peer" else 0),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, again, number=2)
+            if copies == "an own copy":
+                inner_files.save(tmp_path, FORMAT, honest)
+                assert_same(recovery(late, tmp_path).inner_state((3, 4)), honest)
+            else:  # nobody can tell which of two is true
+                assert recovery(late).inner_state((3, 4)) is None
+                bad.given = dataclasses.replace(state(3), trained=901)
+                assert_same(recovery(late).inner_state((3, 4)), honest)
+            until(lambda: "peer: unlike others" in syncer.drops(), "the drop")
+
+
 def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next():
     syncer = SyncerEnd(terms=THREE)
     with Steps(None) as hangs, Steps(given := state(2)) as good, ended(syncer) as _:

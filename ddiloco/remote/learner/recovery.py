@@ -22,6 +22,7 @@ from ddiloco.observe import records
 from ddiloco.remote.learner import inner_files
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Gift, InnerFormat
+from ddiloco.remote.learner.likeness import TELLING, Comparison
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
@@ -57,9 +58,8 @@ class ProcessRecovery:
         """The inner state for a learner welcomed with these versions; None: a fresh one."""
         begun = time.monotonic()
         own = self._from_disk()
-        least = 0 if own is None else own.trained
         patience = self._config.donation_timeout
-        peers = self._from_peers(versions, least, begun + patience)
+        peers = self._from_peers(versions, own, begun + patience)
         if peers is None and time.monotonic() >= begun + patience:
             waited = f"within the {patience:g} s of remote.donation_timeout"
             problem = f"no peer's inner state, of {self._inner.bytes >> 20} MiB, came {waited}"
@@ -94,8 +94,14 @@ class ProcessRecovery:
             problem = f"its data begins anew: {type(error).__name__}: {f'{error} '.splitlines()[0][:300]}"
             self._client.outbox.record(records.Alarm(problem, time.time()))
 
-    def _from_peers(self, versions: tuple[int, ...], least: int, deadline: float) -> InnerState | None:
-        """A peer's state that has taken in at least so many steps: of those at hand the one with most."""
+    def _from_peers(
+        self, versions: tuple[int, ...], own: InnerState | None, deadline: float
+    ) -> InnerState | None:
+        """A peer's state that has taken in no fewer steps than the own copy, of those at hand one with many.
+
+        It must be like the own copy, or another peer's; a peer's alone is taken where there is neither.
+        """
+        least, comparison = 0 if own is None else own.trained, Comparison(own)
         waiting = self._client.peers(_ASK_SECONDS)
         security = self._security.among_peers(self._client.peers_token)
         while waiting and (left := deadline - time.monotonic()) > 0:
@@ -104,13 +110,19 @@ class ProcessRecovery:
             gifts = [Gift(a, versions, self._inner, security, keepalive, left) for a in asked]
             try:
                 for gift in sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True):
-                    state = self._tried(gift.take) if gift.trained >= least else None
-                    if state is not None:
+                    if gift.trained < least or (comparison.begun and gift.trained < TELLING):
+                        continue
+                    state = self._tried(gift.take)
+                    if state is not None and comparison.agrees(state):
                         return state
             finally:
                 for gift in gifts:
                     gift.close()
-        return None
+        if comparison.unlike:
+            self._client.outbox.record(records.Noted("drop", {"reason": "peer: unlike others"}, time.time()))
+            problem = "a peer's inner optimizer state is unlike the own copy or others': it is not taken"
+            self._client.outbox.record(records.Alarm(problem, time.time()))
+        return comparison.alone
 
     def _opened(self, gifts: Sequence[Gift], deadline: float) -> list[Gift]:
         """Those of which it is known what they are, once that is so of all or the others are late."""

@@ -85,7 +85,7 @@ def hostility(
         "quarantined": summary.get("quarantined", []),
         "drops": summary.get("drops", {}),
         "alarms": list(summary.get("alarms", ())),
-        "failures": summary.get("failures", []),
+        "failures": [f for f in summary.get("failures", []) if f["learner"] not in learners],
     }
 
 
@@ -94,7 +94,7 @@ def problems(figures: Mapping[str, Any]) -> list[str]:
     outer, work = figures["outer_steps"], figures["work"]
     found = [*outer["problems"], *work["problems"], *(f"{crash} by itself" for crash in figures["crashes"])]
     attacked = figures.get("hostile", {"failures": []})
-    found += [f"a failure: {failure}" for failure in attacked["failures"]]
+    found += [f"learner {failure['learner']} raised an exception" for failure in attacked["failures"]]
     if figures["uptime"] < 1:
         found.append(f"uptime is {figures['uptime']:.2%}: at times no learner stepped")
     return found
@@ -150,7 +150,7 @@ def _hostile_tables(figures: Mapping[str, Any]) -> list[str]:
         ("honest offers left out", attacked["honest_left_out"]),
         ("in quarantine at the end", attacked["quarantined"]),
         ("alarms", len(attacked["alarms"])),
-        ("failures", len(attacked["failures"])),
+        ("exceptions of honest learners", len(attacked["failures"])),
     ]
     return [markdown(("", ""), rows), markdown(("dropped", "times"), drops)]
 

@@ -23,6 +23,7 @@ from ddiloco.remote.wire.event_messages import from_learner, syncer_event, up_he
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
+from experiments.studies.chaos.lying_donor import LyingDonor
 
 Arrays = tuple[np.ndarray, ...]
 Count = Callable[[str], None]
@@ -87,6 +88,7 @@ class Liar:
         self._known: dict[int, tuple[int, int, int]] = {}  # by fragment: version, step, lineage
         self._deeds = [self._rejoin, self._claim, self._snapshots, self._records, self._events]
         self._deeds += [self._idle, self._others, self._donors, self._unasked, self._garbage]
+        self._donor = LyingDonor(count)
         self.over = False  # the syncer has said so
 
     def live(self, stop: threading.Event) -> None:
@@ -109,7 +111,7 @@ class Liar:
 
     def _hello(self, **fields: Any) -> bytes:
         said = {"version": wire.VERSION, "fingerprint": self._terms.fingerprint, "rules": self._terms.rules}
-        said |= {"learner": self._learner, "process": self._incarnation}
+        said |= {"learner": self._learner, "process": self._incarnation, "donor_port": self._donor.port}
         return pb.FromLearner(hello=pb.Hello(**{**said, **fields})).SerializeToString()
 
     def _tell(self, event: Any) -> None:
@@ -262,13 +264,20 @@ class Liar:
                 never.set()
 
     def _donors(self) -> None:
-        """Has other learners' donors wait for it."""
+        """Has other learners' donors wait for it, and takes what one gives, to give it on spoilt."""
         stream = self._channel.stream_stream(wire.PEERS)(iter(()), metadata=self._metadata, timeout=3.0)
         addresses = pb.Peers.FromString(next(stream)).addresses
         never = threading.Event()
         absurd = pb.DonationRequest(versions=[1 << 52] * self._terms.num_fragments).SerializeToString()
         for address in addresses:
-            shown = self._rng.choice((Security(self._peers_token), Security(), self._security))
+            if address.endswith(f":{self._donor.port}"):
+                continue
+            own = Security(self._peers_token)
+            with own.channel(address, wire.options(5.0)) as channel, contextlib.suppress(grpc.RpcError):
+                sound = pb.DonationRequest(versions=[0] * self._terms.num_fragments).SerializeToString()
+                ask = channel.unary_stream(wire.DONATE)
+                self._donor.learn(ask(sound, metadata=own.metadata, timeout=3.0))
+            shown = self._rng.choice((own, Security(), self._security))
             with shown.channel(address, wire.options(5.0)) as channel:
                 ask = channel.stream_stream(wire.DONATE)
                 first = self._rng.choice(([], [b"\xff\xff"], [absurd], [b""]))

@@ -1,0 +1,86 @@
+"""Whether a peer's inner state can be true, by what it is like: a peer may lie about what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ddiloco.roles.exchange import InnerState
+
+TELLING = 100  # steps that a state has taken in before it says what others must be like
+_FACTOR = 30.0  # between the root mean squares of one leaf in two honest states
+_COUNT_FACTOR = 1000.0  # the same of whole numbers, which count steps
+_FEW = 8  # elements of a mean that may well all be above 0 in one state and not in another
+
+
+class Profile(NamedTuple):
+    """What is compared of one leaf: its root mean square, whether it may be below 0, and its factor."""
+
+    size: float
+    negative: bool
+    factor: float
+
+
+def profile(state: InnerState) -> list[Profile]:
+    """The profiles of a state's leaves."""
+    found = []
+    for leaf in state.arrays:
+        array = np.asarray(leaf)
+        whole = np.issubdtype(array.dtype, np.integer)
+        flat = array.astype(np.float32, copy=False).reshape(-1)
+        size = float(np.sqrt(np.square(flat).mean(dtype=np.float64))) if flat.size else 0.0
+        negative = bool((flat < 0).any()) or (flat.size < _FEW and not whole)
+        found.append(Profile(size, negative, _COUNT_FACTOR if whole else _FACTOR))
+    return found
+
+
+def alike(ours: Sequence[Profile], theirs: Sequence[Profile]) -> bool:
+    """Whether no leaf of theirs is far longer or shorter than ours, or below 0 where ours is not."""
+    for own, other in zip(ours, theirs, strict=True):
+        if other.negative and not own.negative:
+            return False
+        if max(own.size, other.size) > own.factor * min(own.size, other.size):
+            return False
+    return True
+
+
+class Comparison:
+    """Holds what peers give against the learner's own last copy, or, without one, against each other.
+
+    Example:
+      >>> states = [InnerState(9, (), [np.full(9, x)], trained=500) for x in (1.0, 1e6, -1.0, 2.0)]
+      >>> comparison = Comparison(states[0])
+      >>> [comparison.agrees(state) for state in states[1:]]
+      [False, False, True]
+    """
+
+    def __init__(self, own: InnerState | None) -> None:
+        """`own`: the last copy; it is no measure before it has taken in `TELLING` steps."""
+        telling = own is not None and own.trained >= TELLING
+        self._own = telling
+        self._known = [profile(own)] if telling else []
+        self._alone: InnerState | None = None
+        self.unlike = False  # whether something that came was like nothing else
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to hold a state against."""
+        return bool(self._known)
+
+    def agrees(self, state: InnerState) -> bool:
+        """Whether the state is like the own copy, or like one that came before."""
+        found = profile(state)
+        if any(alike(known, found) and (self._own or alike(found, known)) for known in self._known):
+            return True
+        self.unlike |= self.begun
+        if not self._own:
+            self._alone = None if self._known else state
+            self._known.append(found)
+        return False
+
+    @property
+    def alone(self) -> InnerState | None:
+        """The only one that came, where there is nothing to hold it against."""
+        return self._alone

@@ -1,0 +1,86 @@
+"""How far a learner is believed to have come, and what it can have done on the way."""
+
+import pytest
+
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
+from tests.protocol.desk import Desk, merges
+
+T, LEFT = 48_000, 1000
+POLICY = SyncPolicy(num_learners=4, num_fragments=1, interval=24, quorum=1, silence_timeout=60.0)
+
+
+def restarted(learners=4):
+    """A syncer that goes on at step LEFT, with learners that were there before."""
+    state = SyncerState((LEFT // 24,), (LEFT,), tuple((m, 1) for m in range(learners)))
+    return SyncerCore(POLICY, T, state)
+
+
+def back(core, learner, step, now, incarnation=2):
+    """Whether a learner that comes back with this step is let in with it."""
+    core.handle(events.LearnerJoined(learner, incarnation, step, core.versions), now)
+    return learner in core.live
+
+
+def test_after_a_restart_one_learner_that_says_it_has_done_all_steps_is_not_believed():
+    core = restarted()
+    for n in range(20):
+        assert not back(core, 3, T, now=n / 10, incarnation=2 + n)
+    assert all(back(core, m, LEFT + 50 + m, now=3.0) for m in (0, 1, 2)), "they went on while it was away"
+    assert not core.finished
+    assert not back(core, 3, T, now=3.2, incarnation=90)
+    assert back(core, 3, LEFT + 60, now=3.3, incarnation=91)
+
+
+def test_those_who_went_on_for_a_day_are_believed_once_half_of_them_are_back():
+    core = restarted()
+    assert not back(core, 0, LEFT + 30_000, now=0.0)
+    assert back(core, 1, LEFT + 31_000, now=1.0)
+    assert back(core, 0, LEFT + 30_001, now=1.1, incarnation=3)
+
+
+def test_while_a_leap_is_not_believed_its_reports_are_dropped_without_a_word():
+    core = restarted()
+    assert not back(core, 0, LEFT + 3000, now=0.0)
+    told = core.handle(events.StepReported(Report(0, 2, LEFT + 3001, (FragmentCounters(41, 9, 90),))), 0.2)
+    assert [type(action).__name__ for action in told] == ["Drop"]
+    back(core, 1, LEFT + 3000, now=1.0)
+    told = core.handle(events.StepReported(Report(0, 2, LEFT + 3002, (FragmentCounters(41, 9, 90),))), 1.2)
+    assert events.NotMember(2) in [getattr(action, "event", None) for action in told], "it joins again"
+    assert back(core, 0, LEFT + 3002, now=1.3, incarnation=3)
+
+
+def test_one_of_two_is_believed_since_nobody_knows_who_is_right():
+    assert back(restarted(learners=2), 0, LEFT + 30_000, now=0.0)
+
+
+def test_where_the_others_do_not_come_back_the_one_that_does_is_believed_in_the_end():
+    core = restarted()
+    assert back(core, 0, LEFT + 24, now=0.0)
+    assert not back(core, 1, LEFT + 500, now=1.0)
+    assert back(core, 1, LEFT + 600, now=61.0, incarnation=3)
+
+
+@pytest.mark.parametrize(("step", "steps"), [(1 << 51, 1 << 50), (100, 98), (2, 3)])
+def test_an_offer_of_more_steps_than_there_were_is_not_merged(step, steps):
+    """The norm that passes the guard grows with them, and so does the weight."""
+    desk = Desk(num_learners=1, learners=1, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    desk.report(0, 2, steps=2)
+    which = RoundId(2, 0)
+    claimed = Contribution(0, 1, 0, 0, step, steps, 10 * steps)
+    assert not merges(desk.tell(events.FragmentArrived(which, claimed)))
+    assert merges(desk.settle()) == [(2, 0, [0])]
+
+
+def test_a_report_of_more_work_on_a_version_than_its_clock_allows_is_dropped():
+    desk = Desk(num_learners=2, learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    desk.report(0, 2, steps=2)
+    desk.settle()
+    assert (desk.core.versions, desk.core.merged_steps) == ((1,), (2,))
+    for steps, dropped in ((5, True), (4, False)):
+        report = Report(1, 1, 4, (FragmentCounters(1, steps, 10 * steps),))
+        told = desk.tell(events.StepReported(report), at=2.0)
+        assert ("impossible report" in [getattr(action, "reason", "") for action in told]) is dropped

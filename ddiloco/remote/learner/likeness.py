@@ -56,8 +56,9 @@ class Comparison:
       [False, False, True]
     """
 
-    def __init__(self, own: InnerState | None) -> None:
-        """`own`: the last copy; it is no measure before it has taken in `TELLING` steps."""
+    def __init__(self, own: InnerState | None, peers: int = 1) -> None:
+        """`own`: the last copy, which is no measure before `TELLING` steps. `peers`: that can be asked."""
+        self._peers = peers
         telling = own is not None and own.trained >= TELLING
         self._own = telling
         self._known = [profile(own)] if telling else []
@@ -82,5 +83,8 @@ class Comparison:
 
     @property
     def alone(self) -> InnerState | None:
-        """The only one that came, where there is nothing to hold it against."""
-        return self._alone
+        """What came from the only peer that there is, where there is nothing to hold it against.
+
+        Of several, the one that answers may be the one that keeps the others from it.
+        """
+        return self._alone if self._peers == 1 else None

@@ -99,10 +99,10 @@ class ProcessRecovery:
     ) -> InnerState | None:
         """A peer's state that has taken in no fewer steps than the own copy, of those at hand one with many.
 
-        It must be like the own copy, or another peer's; a peer's alone is taken where there is neither.
+        It must be like the own copy, or another peer's; without a copy that of the only peer is taken.
         """
-        least, comparison = 0 if own is None else own.trained, Comparison(own)
         waiting = self._client.peers(_ASK_SECONDS)
+        least, comparison = 0 if own is None else own.trained, Comparison(own, len(waiting))
         security = self._security.among_peers(self._client.peers_token)
         while waiting and (left := deadline - time.monotonic()) > 0:
             asked, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]

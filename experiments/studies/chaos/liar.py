@@ -81,7 +81,7 @@ class Liar:
         tokens: int,
         count: Count,
     ) -> None:
-        """`tokens`: of a step. `count` hears of each deed, and of how the call ended that it was made with."""
+        """`tokens`: of a step. `count` hears of each deed, and of how its call ended."""
         self._address, self._terms, self._learner, self._security = address, terms, learner, security
         self._last_step, self._tokens, self._count = last_step, tokens, count
         self._rng = random.Random(learner)

@@ -107,11 +107,11 @@ class Supervisor:
             refused = [r for r in self._learners if r.over and r.process.exitcode == USAGE_ERROR]
             if refused:
                 return USAGE_ERROR
-            if all(r.over and r.process.exitcode for r in self._learners):
+            if all(self._given_up(r) for r in self._learners):
                 self._note("every learner has died, and none is restarted any more")
                 self._stop_syncer()
                 return 1
-            if self._syncer.over:
+            if self._given_up(self._syncer):
                 return max(1, self._syncer.process.exitcode)
         else:
             self._stop_syncer()
@@ -125,6 +125,10 @@ class Supervisor:
             return False
         nobody_left = all(r.over and r.process.exitcode == 0 for r in self._learners)
         return code in (0, USAGE_ERROR) or code > SIGNALLED or (code > 0 and nobody_left)
+
+    def _given_up(self, role: Role) -> bool:
+        """Whether it has failed too often; one that has died since it was looked after has not yet."""
+        return role.over and role.failures > self._config.restarts
 
     def _look_after(self, role: Role) -> None:
         now = time.monotonic()

@@ -219,10 +219,12 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
         until(lambda: any(isinstance(r, records.Alarm) for r in syncer.records), "the alarm")
 
 
-def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked():
+def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked(tmp_path):
     syncer = SyncerEnd(terms=THREE)
+    inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
     garbage = dataclasses.replace(state(np.nan), trained=900)  # more than the other: it is taken first
-    with Steps(garbage) as bad, Steps(given := state(2)) as good, ended(syncer) as _:
+    given = dataclasses.replace(state(2), trained=800)
+    with Steps(garbage) as bad, Steps(given) as good, ended(syncer) as _:
         ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
         with ended(
             late := with_client(syncer.address, 0),
@@ -232,7 +234,7 @@ def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked():
             joined(syncer, first, number=1)
             joined(syncer, again, number=2)
             with np.errstate(invalid="ignore"):
-                assert_same(recovery(late).inner_state((3, 4)), given)
+                assert_same(recovery(late, tmp_path).inner_state((3, 4)), given)
             until(lambda: "peer: donation not finite" in syncer.drops(), "the drop")
 
 
@@ -280,9 +282,11 @@ def test_what_a_lying_peer_gives_is_not_taken_however_much_it_has_trained(tmp_pa
             until(lambda: "peer: unlike others" in syncer.drops(), "the drop")
 
 
-def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next():
+def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next(tmp_path):
     syncer = SyncerEnd(terms=THREE)
-    with Steps(None) as hangs, Steps(given := state(2)) as good, ended(syncer) as _:
+    given = dataclasses.replace(state(2), trained=800)
+    inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
+    with Steps(None) as hangs, Steps(given) as good, ended(syncer) as _:
         ports = [int(donor.address.rpartition(":")[2]) for donor in (hangs, good)]
         with ended(
             late := with_client(syncer.address, 0),
@@ -291,10 +295,26 @@ def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next():
         ):
             joined(syncer, first, number=1)
             joined(syncer, other, number=2)
-            assert_same(recovery(late, donation_timeout=PATIENCE).inner_state((3, 4)), given)
+            found = recovery(late, tmp_path, donation_timeout=PATIENCE).inner_state((3, 4))
+            assert_same(found, given)
             until(lambda: hangs.wishes[0].answer.cancelled(), "the hanging donor to be let go of")
             [note] = notes(syncer) or [None]
             assert note is None or note["seconds"] < PATIENCE / 2
+
+
+def test_one_of_two_peers_that_keeps_the_other_from_giving_is_not_believed():
+    syncer = SyncerEnd(terms=THREE)
+    lie = dataclasses.replace(state(-1.0), trained=1 << 50)
+    with Steps(None) as busy, Steps(lie) as bad, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (busy, bad)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            other := with_client(syncer.address, 2, ports[1]),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, other, number=2)
+            assert recovery(late).inner_state((3, 4)) is None
 
 
 def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_setting():

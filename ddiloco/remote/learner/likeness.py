@@ -57,30 +57,27 @@ class Comparison:
     """
 
     def __init__(self, own: InnerState | None) -> None:
-        """`own`: the last copy; it is no measure before it has taken in `TELLING` steps."""
+        """`own`: the last copy, which is no measure before it has taken in `TELLING` steps."""
         telling = own is not None and own.trained >= TELLING
         self._own = telling
         self._known = [profile(own)] if telling else []
         self._alone: InnerState | None = None
         self.unlike = False  # whether something that came was like nothing else
 
-    @property
-    def begun(self) -> bool:
-        """Whether there is something to hold a state against."""
-        return bool(self._known)
-
     def agrees(self, state: InnerState) -> bool:
         """Whether the state is like the own copy, or like one that came before."""
         found = profile(state)
         if any(alike(known, found) and (self._own or alike(found, known)) for known in self._known):
             return True
-        self.unlike |= self.begun
+        self.unlike |= bool(self._known)
         if not self._own:
             self._alone = None if self._known else state
             self._known.append(found)
         return False
 
-    @property
-    def alone(self) -> InnerState | None:
-        """The only one that came, where there is nothing to hold it against."""
-        return self._alone
+    def alone(self, peers: int) -> InnerState | None:
+        """What came from the only one of so many peers, where there is nothing to hold it against.
+
+        Of several, the one that answers may be the one that keeps the others from it.
+        """
+        return self._alone if peers == 1 else None

@@ -22,7 +22,7 @@ from ddiloco.observe import records
 from ddiloco.remote.learner import inner_files
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Gift, InnerFormat
-from ddiloco.remote.learner.likeness import TELLING, Comparison
+from ddiloco.remote.learner.likeness import Comparison
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
@@ -52,6 +52,7 @@ class ProcessRecovery:
         self.donated: InnerState | None = None  # by a learner of the snapshot that the run resumes from
         self._client, self._inner = client, inner
         self._stepping: Callable[[], None] | None = stepping
+        self._without: list[Exception] = []  # why peers had nothing to give
         self._security, self._config, self._folder = security, config, folder
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
@@ -99,10 +100,11 @@ class ProcessRecovery:
     ) -> InnerState | None:
         """A peer's state that has taken in no fewer steps than the own copy, of those at hand one with many.
 
-        It must be like the own copy, or another peer's; a peer's alone is taken where there is neither.
+        It must be like the own copy, or another peer's; without a copy that of the only peer is taken.
         """
-        least, comparison = 0 if own is None else own.trained, Comparison(own)
         waiting = self._client.peers(_ASK_SECONDS)
+        least, comparison = 0 if own is None else own.trained, Comparison(own)
+        self._without, peers = [], len(waiting)
         security = self._security.among_peers(self._client.peers_token)
         while waiting and (left := deadline - time.monotonic()) > 0:
             asked, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
@@ -110,9 +112,7 @@ class ProcessRecovery:
             gifts = [Gift(a, versions, self._inner, security, keepalive, left) for a in asked]
             try:
                 for gift in sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True):
-                    if gift.trained < least or (comparison.begun and gift.trained < TELLING):
-                        continue
-                    state = self._tried(gift.take)
+                    state = self._tried(gift.take) if gift.trained >= least else None
                     if state is not None and comparison.agrees(state):
                         return state
             finally:
@@ -122,7 +122,7 @@ class ProcessRecovery:
             self._client.outbox.record(records.Noted("drop", {"reason": "peer: unlike others"}, time.time()))
             problem = "a peer's inner optimizer state is unlike the own copy or others': it is not taken"
             self._client.outbox.record(records.Alarm(problem, time.time()))
-        return comparison.alone
+        return comparison.alone(peers - len(self._without))
 
     def _opened(self, gifts: Sequence[Gift], deadline: float) -> list[Gift]:
         """Those of which it is known what they are, once that is so of all or the others are late."""
@@ -146,13 +146,20 @@ class ProcessRecovery:
         return opened
 
     def _tried(self, call: Callable[[], Result]) -> Result | None:
-        """What the call to a peer gives; None if it fails, counted if what came was wrong."""
+        """What the call to a peer gives; None if it fails, counted if what came was wrong.
+
+        One that is there and keeps others waiting is not without a gift.
+        """
         try:
             return call()
         except WireError as error:
             values = {"reason": f"peer: {error.reason}"}
             self._client.outbox.record(records.Noted("drop", values, time.time()))
-        except (grpc.RpcError, ValueError):  # the latter: the gift was closed
+            self._without.append(error)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._without.append(error)
+        except ValueError:  # the gift was closed
             pass
         return None
 

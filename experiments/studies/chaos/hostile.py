@@ -42,7 +42,8 @@ def main(_) -> int:
     terms = terms_of(experiment, assembly_of(experiment).layout)
     security = roles.security().of(learner)
     count = lambda deed: counts.update([deed])  # noqa: E731
-    liar = Liar(_SYNCER.value, terms, learner, security, experiment.train.steps, count)
+    tokens = experiment.batch_size(learner) * experiment.data.sequence_length
+    liar = Liar(_SYNCER.value, terms, learner, security, experiment.train.steps, tokens, count)
     peers = [liar.live, Stranger(_SYNCER.value, count).live]
     for peer in peers:
         threading.Thread(target=peer, args=(stop,), daemon=True).start()

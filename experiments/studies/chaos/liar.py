@@ -72,11 +72,18 @@ class Liar:
     """Connects under its number for as long as it lives; each connection lies until it is ended."""
 
     def __init__(
-        self, address: str, terms: Terms, learner: int, security: Security, last_step: int, count: Count
+        self,
+        address: str,
+        terms: Terms,
+        learner: int,
+        security: Security,
+        last_step: int,
+        tokens: int,
+        count: Count,
     ) -> None:
-        """`count` hears of each deed, and of how the call ended that it was made with."""
+        """`tokens`: of a step. `count` hears of each deed, and of how its call ended."""
         self._address, self._terms, self._learner, self._security = address, terms, learner, security
-        self._last_step, self._count = last_step, count
+        self._last_step, self._tokens, self._count = last_step, tokens, count
         self._rng = random.Random(learner)
         self._incarnation = time.time_ns() // 1000
         self._said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -167,7 +174,7 @@ class Liar:
             return
         steps = claims.get("steps", _AHEAD)
         rows = [self._known[p] for p in range(self._terms.num_fragments)]
-        counters = tuple(FragmentCounters(version, steps, steps) for version, *_ in rows)
+        counters = tuple(FragmentCounters(version, steps, steps * self._tokens) for version, *_ in rows)
         step = claims.get("step", max(step for _, step, _ in rows) + _AHEAD)
         self._tell(events.StepReported(Report(self._learner, self._incarnation, step, counters, True)))
 
@@ -176,7 +183,8 @@ class Liar:
         poison, claim = self._rng.choice(list(POISONS)), self._rng.choice([*["honest counts"] * 9, *CLAIMS])
         p = which.fragment
         version, step, lineage = self._known[p]
-        sound = Contribution(self._learner, self._incarnation, p, version, step + _AHEAD, _AHEAD, 9, lineage)
+        work = (step + _AHEAD, _AHEAD, _AHEAD * self._tokens, lineage)
+        sound = Contribution(self._learner, self._incarnation, p, version, *work)
         arrays = POISONS[poison](self._rng, self._before[p], self._pieces[p])
         header = up_header(which, sound, payload_bytes(arrays))
         for name, value in CLAIMS[claim].items():

@@ -110,7 +110,12 @@ def test_the_notice_reaches_the_learner_as_sigterm(commands, written, tmp_path):
 
 
 def test_the_syncer_says_where_it_is_and_goes_on_with_its_run(commands, written, tmp_path):
-    commands.add("srun", "sleep 0.1")
+    both = shlex.quote(
+        str(tmp_path / "both")
+    )  # the syncer outlives its evaluator, as it waits for its scores
+    commands.add(
+        "srun", f'case "$*" in *evaluator*) touch {both};; *) until [ -e {both} ]; do sleep 0.02; done;; esac'
+    )
     commands.add("hostname", "echo node5.cluster")
     code, _, err = commands.run("syncer.sbatch", written(), SLURM_JOB_ID="16")
     assert (code, err) == (0, "")

@@ -22,7 +22,7 @@ def main(_) -> int:
 
     security = roles.security()
     visitors = Visitors(security.admits_token if security.asks else None, security.tls)
-    server = PageServer(_LISTEN.value, runs_in(map(pathlib.Path, _WORKDIRS.value)), visitors)
+    server = PageServer(_LISTEN.value, runs_in(map(pathlib.Path, _WORKDIRS.value)), visitors, share=0.1)
     stop, _ = ending.stop_on_signals()
     server.start()
     cli.tell(f"{server.url} (Ctrl-C ends it)")

@@ -15,7 +15,9 @@ from absl import flags
 from experiments.front import cli, ending
 
 _CONFIG = cli.define_config("configs/dense.py")
-_LAUNCHER = flags.DEFINE_enum("launcher", None, ["ray", "gke"], "The engine.", required=True)
+_LAUNCHER = flags.DEFINE_enum(
+    "launcher", None, ["ray", "gke", "slurm", "cloud_tpu"], "The engine.", required=True
+)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only write the files, and print the commands.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for what is written. Default: runs/<name>.")
 _NAME = flags.DEFINE_string("name", "ddiloco", "Of the run: lower case letters, digits and dashes.")
@@ -26,7 +28,9 @@ _PORT = flags.DEFINE_integer(
 _SPOT = flags.DEFINE_bool("spot", False, "gke, cloud_tpu: learners on spot capacity.")
 _CHIPS = flags.DEFINE_integer("chips", 4, "gke: TPU chips of a host.", lower_bound=1)
 _IMAGE = flags.DEFINE_string("image", None, "gke: the container, with its registry.")
-_ACCELERATOR = flags.DEFINE_string("accelerator", "tpu-v5p-slice", "gke: the label of the nodes.")
+_ACCELERATOR = flags.DEFINE_string(
+    "accelerator", "tpu-v5p-slice", "gke: the label of the nodes. cloud_tpu: the type."
+)
 _TOPOLOGY = flags.DEFINE_string("topology", "2x2x1", "gke: the slice of one learner.")
 _ADDRESS = flags.DEFINE_string("address", None, "ray: of the cluster. Default: $RAY_ADDRESS, else one here.")
 _CPUS = flags.DEFINE_float("cpus", 1.0, "ray: cores of a learner's process.", lower_bound=0)
@@ -34,9 +38,22 @@ _GPUS = flags.DEFINE_float("gpus", 0.0, "ray: GPUs of a learner's process.", low
 _KEPT = flags.DEFINE_string(
     "kept", None, "ray: a learner's folder for its tape and copies; --output itself if all nodes share it."
 )
-_HOSTS = flags.DEFINE_integer("hosts", 1, "ray: hosts of a learner, with a process each.", lower_bound=1)
+_HOSTS = flags.DEFINE_integer(
+    "hosts", 1, "Hosts of a learner, with a process each; gke knows by itself.", lower_bound=1
+)
 _VERSION = flags.DEFINE_string("version", "", "ray: of TPUs, such as v5p: each learner has a slice of them.")
-_QUEUE = flags.DEFINE_string("queue", "", "gke: Kueue's local queue for learners. slurm: the partition.")
+_QUEUE = flags.DEFINE_string("queue", "", "gke: Kueue's local queue that learners wait in.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "slurm: the run's folder, on a disk that all nodes share.")
+_LEARNER_OPTIONS = flags.DEFINE_string("learner_options", "", "slurm: of sbatch, for a learner's nodes.")
+_SYNCER_OPTIONS = flags.DEFINE_string("syncer_options", "", "slurm: of sbatch, for the syncer's node.")
+_NOTICE = flags.DEFINE_integer(
+    "notice", 60, "slurm: seconds before its end that a job is told.", lower_bound=2
+)
+_SETUP = flags.DEFINE_string("setup", ":", "slurm, cloud_tpu: shell command that makes the environment.")
+_ZONE = flags.DEFINE_string("zone", None, "cloud_tpu: where the resources are.")
+_RUNTIME = flags.DEFINE_string("runtime", None, "cloud_tpu: version of the machines' software.")
+_PROJECT = flags.DEFINE_string("project", "", "cloud_tpu: whose resources they are. Default: gcloud's.")
+_SYNCER = flags.DEFINE_string("syncer", None, "cloud_tpu: HOST:PORT of the syncer, started elsewhere.")
 
 _PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every process has from this one
 
@@ -55,12 +72,13 @@ def main(_) -> int:
         _NAME.value,
         [argument for argument in cli.config_arguments() if not argument.startswith("--config.driver=")],
         experiment.sync.num_learners,
+        processes=_HOSTS.value,
         grace=_GRACE.value,
         port=_PORT.value,
     )
     if _LAUNCHER.value == "ray":
         return _ray(experiment)
-    plan = _gke(fleet, experiment)
+    plan = {"gke": _gke, "slurm": _slurm, "cloud_tpu": _cloud_tpu}[_LAUNCHER.value](fleet, experiment)
     folder = pathlib.Path(_OUTPUT.value or f"runs/{fleet.name}")
     with cli.reaching("output", folder):
         plan.write(folder)
@@ -119,6 +137,42 @@ def _gke(fleet, experiment):
             queue=_QUEUE.value,
         ),
     )
+
+
+def _slurm(fleet, experiment):
+    from ddiloco.launch import slurm
+
+    if not _WORKDIR.value:
+        raise cli.UsageError("workdir: is missing; give --workdir=DIR on a disk that all nodes share")
+    nodes = slurm.Slurm(
+        workdir=_WORKDIR.value,
+        setup=_SETUP.value,
+        learner=_LEARNER_OPTIONS.value,
+        syncer=_SYNCER_OPTIONS.value,
+        notice=_NOTICE.value,
+        evaluator=experiment.eval.every is not None,
+    )
+    return slurm.plan(fleet, nodes)
+
+
+def _cloud_tpu(fleet, experiment):
+    from ddiloco.launch import cloud_tpu
+    from experiments.front.credentials import check_address
+
+    del experiment
+    for name in ("zone", "runtime", "syncer"):
+        if not flags.FLAGS[name].value:
+            raise cli.UsageError(f"{name}: is missing, but cloud_tpu needs it")
+    tpu = cloud_tpu.CloudTpu(
+        zone=_ZONE.value,
+        accelerator=_ACCELERATOR.value,
+        runtime=_RUNTIME.value,
+        syncer=check_address(_SYNCER.value, "syncer"),
+        setup=_SETUP.value,
+        project=_PROJECT.value,
+        spot=_SPOT.value,
+    )
+    return cloud_tpu.plan(fleet, tpu)
 
 
 def _syncer_bytes(experiment) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Programs that start without their imports: forked from a process that has made them all.
 
 Imports are most of the processor time of a short program. The process begins with the first program, and ends
-with the one that tests.
+with the one that tests. A program that starts others, as the launcher does, has a fork server that was
+forked too.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import ctypes
 import multiprocessing
 import os
 import pathlib
+import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing import util
 
 from ddiloco.launch import processes
 
@@ -82,6 +86,7 @@ def _be(module: str, arguments: list[str], environment: dict[str, str], cwd: str
         with open(path, "w") as file:
             os.dup2(file.fileno(), fd)
     sys.argv[1:] = arguments
+    _keep_a_fork_server()
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
@@ -91,6 +96,32 @@ def _be(module: str, arguments: list[str], environment: dict[str, str], cwd: str
         sys.excepthook(*sys.exc_info())
         code = 1
     ctypes.pythonapi.Py_Exit(code)  # as Python itself ends, so that what hangs there is seen
+
+
+def _keep_a_fork_server() -> None:
+    """Leaves a copy of this process as it is now, for the program's own fork server to begin in.
+
+    `multiprocessing` begins one as `python -c "... main(listener, alive, ...)"`, with two descriptors.
+    """
+    ours, theirs = socket.socketpair()
+    copy = os.fork()
+    if not copy:
+        ours.close()
+        command, descriptors, _, _ = socket.recv_fds(theirs, 1 << 16, 2)
+        if command:
+            exec(re.sub(r"main\(\d+, \d+", "main({}, {}".format(*descriptors), command.decode()))
+        os._exit(0)
+    theirs.close()
+    begin = util.spawnv_passfds
+
+    def spawn(path: bytes, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+        if "multiprocessing.forkserver" not in arguments[-1] or ours.fileno() < 0:
+            return begin(path, arguments, descriptors)
+        with ours:
+            socket.send_fds(ours, [arguments[-1].encode()], descriptors)
+        return copy
+
+    util.spawnv_passfds = spawn
 
 
 def _code(given: object) -> int:

@@ -58,7 +58,7 @@ class Assignment:
         """What lines for people call the process."""
         if self.role != LEARNER:
             return self.role
-        return f"learner {self.learner}" + (f", process {self.process}" if self.processes > 1 else "")
+        return f"learner {self.learner}" + (f".{self.process}" if self.process else "")
 
     @property
     def module(self) -> str:

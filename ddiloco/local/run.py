@@ -140,7 +140,7 @@ class LocalRun:
     def _make_learners(self, equipment: Sequence[Equipment]) -> list[LearnerWorker]:
         if self._origin is None:
             return [self._add_learner(m, 1, parts) for m, parts in enumerate(equipment)]
-        positions = self._origin.positions(self._experiment)
+        positions = self._origin.positions(self._assembly.experiment)
         return [
             self._add_learner(m, self._origin.incarnation(m), parts, position)
             for m, (parts, position) in enumerate(zip(equipment, positions, strict=True))

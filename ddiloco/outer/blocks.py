@@ -38,7 +38,7 @@ class Cut(NamedTuple):
         """
         for box in self.boxes:
             ends = zip(box, self.shape, strict=True)
-            if not all(0 <= start < stop <= size for (start, stop), size in ends):
+            if not all(0 <= start <= stop <= size for (start, stop), size in ends):
                 raise ValueError(f"the block {box} is not in an array of shape {self.shape}")
 
 
@@ -144,6 +144,8 @@ def tiled(cuts: Sequence[Cut]) -> bool:
     boxes = [box for cut in cuts for box in cut.boxes]
     if any(cut.shape != shape for cut in cuts) or len(set(boxes)) != len(boxes):
         return False
+    if not boxes:
+        return math.prod(shape) == 0
     grid = [sorted({box[axis] for box in boxes}) for axis in range(len(shape))]
     whole = all(_covers(bounds, size) for bounds, size in zip(grid, shape, strict=True))
     return whole and len(boxes) == math.prod(len(bounds) for bounds in grid)

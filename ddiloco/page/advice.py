@@ -322,7 +322,13 @@ def _usual_share(view: RunView) -> float | None:
 
 
 def _unmerged(view: RunView, one: LearnerView) -> bool:
-    """Whether less than half as much of its work is merged as of the others', though it is there."""
+    """Whether less than half as much of its work is merged as of the others', though it is there.
+
+    One that took its last steps alone, after all merges, has been in as many of these as the others.
+    """
     usual, longest = _usual_share(view), max(other.clock for other in view.learners)
+    rounds = _median(other.in_recent for other in view.learners)
+    if rounds is None or (one.in_recent or 0.0) >= rounds / 2:
+        return False
     there = one.state in _HERE and 4 * one.clock >= longest and one.clock > 0
     return bool(there and usual and _settled(view) and (one.merged_share or 0.0) < usual / 2)

@@ -11,16 +11,18 @@ from ddiloco.page.sheet import content
 from ddiloco.page.view import RunView, view_of
 
 EVERY = 2.0  # seconds between two looks, at least
-SHARE = 0.01  # of a core that looking may take
-READ = 0.05  # seconds at a time for what is new in the files
+SHARE = 0.01  # of a core that a run gives to looking; ten times that while much is still to be read
+READ = 0.1  # seconds at a time for what is new in the files
 UNSEEN = 10.0  # seconds between two readings while nobody watches
 
 
 class Board:
     """Owned by one thread."""
 
-    def __init__(self, workdirs: Sequence[pathlib.Path]) -> None:
+    def __init__(self, workdirs: Sequence[pathlib.Path], share: float = SHARE) -> None:
+        """`share`: of a core that looking may take."""
         self._histories = [History(workdir) for workdir in workdirs]
+        self._share = share
         self._read_at = 0.0
         self.content = ""
         self.cost = 0.0  # seconds that the last look took
@@ -30,14 +32,18 @@ class Board:
         whole = [history.read(READ) for history in self._histories]
         return all(whole)
 
-    def read_unseen(self) -> None:
-        """Reads if it is time to, so that whoever comes need not wait for days of a run to be read."""
-        if time.monotonic() < self._read_at:
-            return
-        begun = time.thread_time()
-        whole = self.read()
-        spent = time.thread_time() - begun
-        self._read_at = time.monotonic() + (max(UNSEEN, spent / SHARE) if whole else 9 * spent)
+    def read_unseen(self) -> float:
+        """Reads if it is time to, so that whoever comes need not wait for days of a run to be read.
+
+        Returns:
+          Seconds until it is time again.
+        """
+        if time.monotonic() >= self._read_at:
+            begun = time.thread_time()
+            whole = self.read()
+            pause = self._pause(time.thread_time() - begun, UNSEEN if whole else 0.0)
+            self._read_at = time.monotonic() + pause
+        return max(0.0, self._read_at - time.monotonic())
 
     def views(self) -> list[RunView]:
         """The runs as they are now."""
@@ -54,4 +60,10 @@ class Board:
     @property
     def pause(self) -> float:
         """Seconds until the next look, so that looking takes no more than its share of a core."""
-        return max(EVERY, self.cost / SHARE)
+        whole = all(history.whole for history in self._histories)
+        return self._pause(self.cost, EVERY if whole else 0.0)
+
+    def _pause(self, spent: float, least: float) -> float:
+        """Seconds until as much may be spent again; at least so many, or none while much is to be read."""
+        share = self._share if least else min(0.9, 10 * self._share)
+        return max(least, spent / share - spent)

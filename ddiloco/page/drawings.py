@@ -123,11 +123,12 @@ def chart(
     values = [y for line in lines for y in line.ys if y is not None]
     if not values:
         return None
-    low, high = _range(values, zero)
-    paths = [_path(line, end, low, high) for line in lines]
-    grid = [el("line", x1=0, x2=WIDTH, y1=y, y2=y, class_="grid") for y in (0, 50, 100, 150, 200)]
-    ticks = [el("span", amount(high - (high - low) * part / 4)) for part in range(5)]
-    named = [line for line in lines if line.place is not None]
+    at = _ticks(values, zero)
+    paths = [_path(line, end, at[0], at[-1]) for line in lines]
+    heights = [round(200 * place / (len(at) - 1), 1) for place in range(len(at))]
+    grid = [el("line", x1=0, x2=WIDTH, y1=y, y2=y, class_="grid") for y in heights]
+    ticks = [el("span", amount(tick)) for tick in reversed(at)]
+    named = [line for line in lines if line.place is not None and _last(line.ys) is not None]
     last = "; ".join(f"{line.label} {amount(_last(line.ys))}" for line in named)
     drawing = el(
         "svg",
@@ -177,20 +178,18 @@ def _path(line: Line, end: float, low: float, high: float) -> Html:
     )
 
 
-def _range(values: Sequence[float], zero: bool) -> tuple[float, float]:
-    """A round range in which all values lie; what sticks out far above is cut off."""
+def _ticks(values: Sequence[float], zero: bool) -> list[float]:
+    """Four to seven round numbers that enclose all values; what sticks out far above is cut off."""
     ordered = sorted(values)
     low, high = (0.0 if zero else ordered[0]), ordered[-1]
     if not zero and len(ordered) > 20:
         high = min(high, ordered[len(ordered) * 98 // 100] + (ordered[-1] - low) / 8)
     if high - low < 1e-9:
         high = low + (abs(low) or 1.0)
-    step = 10 ** math.floor(math.log10((high - low) / 4))
-    step = next(step * times for times in (1, 2, 2.5, 5, 10) if 4 * step * times >= (high - low) * 0.999)
-    low = math.floor(low / step) * step
-    while low + 4 * step < high - 1e-9:
-        step *= 1.25
-    return low, low + 4 * step
+    power = 10 ** math.floor(math.log10((high - low) / 5))
+    step = next(power * times for times in (1, 2, 2.5, 5, 10) if 5 * power * times >= (high - low) * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * place for place in range(first, last + 1)]
 
 
 def _last(values: Values) -> float | None:

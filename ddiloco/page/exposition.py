@@ -89,7 +89,7 @@ def exposition(views: Sequence[RunView]) -> tuple[bytes, str]:
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(_Collector(views))
+    registry.register(_Collector(views))  # type: ignore[arg-type]  # it only has to have `collect`
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -120,8 +120,13 @@ class _Collector:
             ((v.name, cause), part) for v in views for cause, part in (v.summary.get("lost") or {}).items()
         ]
         drops = [((v.name, reason), count) for v in views for reason, count in v.syncer.drops.items()]
-        labels = {"state": ("run", "learner", "state"), "advice": ("run", "rule", "learner")}
-        labels |= {"lost": ("run", "cause"), "drops": ("run", "reason")}
+        labels: dict[str, tuple[str, ...]] = {
+            "state": ("run", "learner", "state"),
+            "advice": ("run", "rule", "learner"),
+            "lost": ("run", "cause"),
+            "drops": ("run", "reason"),
+        }
+        values: dict[str, Sequence[tuple[tuple[str, ...], Any]]]
         values = {"state": states, "advice": [(at, 1.0) for at in sorted(said)], "lost": lost, "drops": drops}
         for kind, (name, meaning) in OTHERS.items():
             yield _family(Metric(name, meaning, lambda value: value), labels[kind], values[kind])

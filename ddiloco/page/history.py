@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import math
 import pathlib
 import statistics
@@ -93,17 +92,19 @@ class History:
         root = self.workdir
         self.summary: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
+        self.environment: dict[str, Any] = {}
         self.learners: dict[int, LearnerHistory] = {}
         self.fragments: dict[int, FragmentHistory] = {}
         self.rounds: collections.deque[dict[str, Any]] = collections.deque(maxlen=RECENT)
         self.round_count = 0
         self.contributed = 0  # to all rounds, of `live` who were there
         self.live = 0
-        self.sums: collections.Counter[str] = collections.Counter()  # over rounds, of what took seconds
+        self.sums: dict[str, float] = collections.defaultdict(float)  # over rounds, of what took seconds
         self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=SHOWN_EVENTS)
         self.slots: Slots | None = None
         self.last = -math.inf  # the latest time in any line
         self.going_on = False
+        self.whole = False  # whether all that there was has been read
         self._lines = {name: LineTail(root / f"{name}.jsonl") for name in ("states", "rounds", "events")}
         self._steps: dict[int, LineTail] = {}
         self._scalars: dict[pathlib.Path, tuple[int, EventTail]] = {}
@@ -125,10 +126,10 @@ class History:
         """Takes in what is new, for about `budget` seconds; returns whether that was all."""
         ends = time.monotonic() + budget
         try:
-            return self._read(ends)
+            self.whole = self._read(ends)
         except Replaced:  # another run has begun in the folder
             self._begin()
-            return False
+        return self.whole
 
     def _read(self, ends: float) -> bool:
         self._read_summary()
@@ -149,7 +150,7 @@ class History:
             if self.round_count % 16 == 0 and time.monotonic() > ends:
                 return False
         self._until(math.inf, ends)
-        return self._read_scalars(ends)
+        return self._read_scalars(ends) and time.monotonic() <= ends
 
     def _until(self, moment: float, ends: float = math.inf) -> None:
         """Takes in states and steps up to this moment."""
@@ -182,10 +183,8 @@ class History:
         over = self.summary.get("finished") or self.summary.get("interrupted") or "driver" in self.summary
         self.going_on = not over and time.time() - status.st_mtime < ALIVE
         if not self.config:
-            try:
-                self.config = dict(json.loads((self.workdir / "config.json").read_text()))
-            except (OSError, ValueError, TypeError):
-                self.config = {}
+            self.config = read_summary(self.workdir / "config.json")
+            self.environment = read_summary(self.workdir / "environment.json")
 
     def _find_learners(self) -> None:
         folders = [path for path in self.workdir.glob("learners/*") if path.name.isdigit()]

@@ -278,8 +278,10 @@ def settings(view: RunView, key: str) -> Html:
     """The resolved settings and the summary, as they are."""
     config = el("pre", json.dumps(view.config, indent=2), tabindex="0")
     summary = el("pre", json.dumps(view.summary, indent=2), tabindex="0")
+    around = el("pre", json.dumps(view.environment, indent=2), tabindex="0")
     return el(
         "section",
         el("details", el("summary", "Settings"), config, id=f"{key}-config"),
+        el("details", el("summary", "Versions and hardware"), around, id=f"{key}-environment"),
         el("details", el("summary", "Summary"), summary, id=f"{key}-summary"),
     )

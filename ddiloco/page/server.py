@@ -11,12 +11,13 @@ import dataclasses
 import json
 import pathlib
 import select
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.observe.scalars import as_json
-from ddiloco.page.board import Board
+from ddiloco.page.board import SHARE, Board
 from ddiloco.page.elements import el
 from ddiloco.page.exposition import exposition
 from ddiloco.page.sheet import asset, document
@@ -40,8 +41,16 @@ _POLICY_OF_ONE_FILE = _POLICY.replace("style-src 'self'", "style-src 'unsafe-inl
 class PageServer:
     """Serves the page of some runs from a thread of its own."""
 
-    def __init__(self, address: str, workdirs: Sequence[pathlib.Path], visitors: Visitors = NOBODY) -> None:
+    def __init__(
+        self,
+        address: str,
+        workdirs: Sequence[pathlib.Path],
+        visitors: Visitors = NOBODY,
+        share: float = SHARE,
+    ) -> None:
         """Takes HOST:PORT; on the loopback, which needs no credentials, another port where it is taken.
+
+        `share`: of a core that it may take.
 
         Raises:
           ConfigError: it is not available, or needs credentials that are not there.
@@ -52,10 +61,11 @@ class PageServer:
         self._socket = listen(address)
         scheme = "http" if self._visitors.tls is None else "https"
         self.url = f"{scheme}://{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}/"
-        self._board = Board(workdirs)
+        self._board = Board(workdirs, share)
         self._changed = asyncio.Event()
         self._watching = 0
         self._over = threading.Event()
+        self._wake, self._waked = socket.socketpair()  # so that the end need not be waited for
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
 
     def start(self) -> None:
@@ -63,18 +73,24 @@ class PageServer:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends the thread, and the connections of all who watch."""
+        """Ends the thread, and the connections of all who watch; a second call changes nothing."""
+        if self._over.is_set():
+            return
         self._over.set()
+        self._wake.send(b"!")
         if self._thread.ident is not None:
             self._thread.join(timeout)
-        self._socket.close()
+        for one in (self._socket, self._wake, self._waked):
+            one.close()
 
     def _run(self) -> None:
+        pause = 0.0
         while not self._over.is_set():
-            if select.select([self._socket], [], [], 0.2)[0]:
+            ready, _, _ = select.select([self._socket, self._waked], [], [], pause)
+            if self._socket in ready:
                 asyncio.run(self._serve())
                 return
-            self._board.read_unseen()
+            pause = self._board.read_unseen()
 
     async def _serve(self) -> None:
         import uvicorn

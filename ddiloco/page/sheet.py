@@ -85,6 +85,7 @@ def _head(view: RunView, live: bool) -> Html:
         el("h1", view.name, el("span", view.status, class_=f"badge {view.status}")),
         el("p", " · ".join(said[1:]), class_="lead"),
         el("p", " · ".join(str(word) for word in about if word), class_="quiet"),
+        None if view.whole else el("p", "Still reading what the run has left: there is more.", class_="lead"),
         links if live else None,
     )
 

@@ -99,12 +99,12 @@ def coarse(spans: list[Span], most: int) -> list[Span]:
     """At most so many spans in the place of these: each the state that weighs most in its time."""
     start, end = spans[0].start, spans[-1].end
     width = (end - start) / most
-    weights: list[collections.Counter[str]] = [collections.Counter() for _ in range(most)]
+    weights: list[dict[str, float]] = [collections.defaultdict(float) for _ in range(most)]
     for state, begin, finish in spans:
         for place, seconds in _parts(begin - start, finish - start, width, most):
             weights[place][state] += seconds * (_WEIGHT if state in TROUBLED else 1.0)
     cells = [
-        Span(seconds.most_common(1)[0][0], start + place * width, start + (place + 1) * width)
+        Span(max(seconds, key=seconds.__getitem__), start + place * width, start + (place + 1) * width)
         for place, seconds in enumerate(weights)
         if seconds
     ]
@@ -117,7 +117,8 @@ def _parts(begin: float, end: float, width: float, most: int) -> Iterator[tuple[
     while begin < end and place < most:
         until = end if place == most - 1 else min(end, (place + 1) * width)
         yield place, until - begin
-        begin, place = until, place + 1
+        begin = until
+        place += 1
 
 
 def _joined(spans: Iterable[Span]) -> Iterator[Span]:

@@ -106,9 +106,11 @@ class RunView:
     name: str
     status: str  # running, finished, interrupted, or stopped: without a word
     virtual: bool
+    whole: bool  # all that the run has left was read; else what is here ends before `now`
     now: float
     summary: Mapping[str, Any]
     config: Mapping[str, Any]
+    environment: Mapping[str, Any]  # versions and hardware
     learners: Sequence[LearnerView]
     fragments: Sequence[FragmentView]
     rounds: Sequence[RoundView]  # the newest first
@@ -143,9 +145,11 @@ def view_of(history: History) -> RunView:
         name=str(history.workdir.resolve().name),
         status=_status(history),
         virtual=history.config.get("driver") == "virtual",
+        whole=history.whole,
         now=now - history.started,
         summary=summary,
         config=history.config,
+        environment=history.environment,
         learners=[_learner(history, slots, number, rounds) for number in sorted(history.learners)],
         fragments=_fragments(history),
         rounds=[_round(line, history.started) for line in reversed(history.rounds)][:SHOWN_ROUNDS],

@@ -223,27 +223,22 @@ class Assembly:
     def equipment(self) -> list[Equipment]:
         """What each learner works with, compiled; meshes that differ are compiled in parallel."""
         keys = [(mesh, self.recipe.kind((m,))) for m, mesh in enumerate(self.learner_meshes())]
-        placements = [_placement(self.recipe.shardings(*key)) for key in keys]
+        placements = [self._placement(key) for key in keys]
         with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
-            programs = dict(
-                zip(dict.fromkeys(keys), pool.map(self._program, dict.fromkeys(keys)), strict=True)
-            )
-            transfers = dict(
-                zip(
-                    dict.fromkeys(placements),
-                    pool.map(self._transfer, dict.fromkeys(placements)),
-                    strict=True,
-                )
-            )
+            programs = {key: pool.submit(self._program, key) for key in dict.fromkeys(keys)}
+            transfers = {at: pool.submit(self._transfer, at) for at in dict.fromkeys(placements)}
         parts = zip(keys, placements, strict=True)
-        return [self._equipment(m, programs[key], transfers[at]) for m, (key, at) in enumerate(parts)]
+        return [
+            self._equipment(m, programs[key].result(), transfers[at].result())
+            for m, (key, at) in enumerate(parts)
+        ]
 
     def own_equipment(self, learner: int, hosts: int = 1) -> Equipment:
         """What this process's only learner works with, compiled; it may be one of the learner's `hosts`."""
         key = self.own_mesh(), self.recipe.kind((learner,))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading from the cache holds no lock
             program = pool.submit(self._program, key)
-            transfer = self._transfer(_placement(self.recipe.shardings(*key)))
+            transfer = self._transfer(self._placement(key))
         if hosts == 1:
             return self._equipment(learner, program.result(), transfer)
         return self._equipment(learner, program.result(), transfer, self.recipe.host_batches(learner, key[0]))
@@ -280,6 +275,9 @@ class Assembly:
     def _program(self, key: tuple[Mesh, Hashable]) -> Program:
         return self.recipe.program(*key)
 
+    def _placement(self, key: tuple[Mesh, Hashable]) -> tuple[tuple[str, Sharding], ...]:
+        return tuple(self.recipe.shardings(*key).items())
+
     def _transfer(self, placement: tuple[tuple[str, Sharding], ...]) -> FragmentTransfer:
         outer, shardings = self.experiment.outer, dict(placement)
         rebase, shapes = self.experiment.sync.rebase, dict(self.layout.shapes)
@@ -288,7 +286,3 @@ class Assembly:
         zeros = [np.zeros(array_shape(name, shapes), np.float32) for name in shardings]
         transfer.compile(dict(zip(shardings, placed(zeros, tuple(shardings.values())), strict=True)))
         return transfer
-
-
-def _placement(shardings: Mapping[str, Sharding]) -> tuple[tuple[str, Sharding], ...]:
-    return tuple(shardings.items())

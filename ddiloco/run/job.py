@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
+
 from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.baselines.virtual import run_without_arrays as run_job_without_arrays
 from ddiloco.baselines.wall import BaselineRun
@@ -34,6 +36,7 @@ from ddiloco.page.visitors import NOBODY, Visitors, check_page
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run.budget import with_steps
+from ddiloco.run.environment import write_environment
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, to_json
 from ddiloco.training.loop import MakeLoop
@@ -117,7 +120,7 @@ def _page(experiment: Experiment, workdir: pathlib.Path, visitors: Visitors) -> 
     server = PageServer(experiment.log.page, [workdir], visitors)
     server.start()
     if os.environ.get("CI", "").lower() != "true":
-        print(f"the run's page: {server.url}", file=sys.stderr)
+        print(f"the run's page: {server.url}", flush=True)
     try:
         yield
     finally:
@@ -222,10 +225,17 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
         if not resume:
             set_aside(workdir)
         (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
+        write_environment(workdir, _devices(experiment))
         if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
             write_trace(workdir / "lives.csv", lives(experiment))
     except OSError as error:
         raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
+
+
+def _devices(experiment: Experiment) -> set[str]:
+    """The kinds of devices on which learners of this process train."""
+    trains = experiment.driver == "local" or (experiment.driver == "virtual" and experiment.virtual.arrays)
+    return {device.device_kind for device in jax.devices()} if trains else set()
 
 
 def set_aside(workdir: pathlib.Path) -> None:

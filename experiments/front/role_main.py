@@ -106,8 +106,9 @@ def _syncer(
     take_descriptors()
     platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
     roles.name_process(assignment.name)
+    learners = range(experiment.sync.num_learners)
     listening = Listening(
-        address, security, experiment.remote, experiment.sync.num_learners, health.ready.set
+        address, security, experiment.remote, sum(map(experiment.hosts, learners)), health.ready.set
     )
     runner = functools.partial(
         run_syncer, listening=listening, security=security, folder=workdir / FOLDER, alone=finish
@@ -206,7 +207,7 @@ def _follower(
     from ddiloco.remote.learner.follower import Follower
 
     learner, address = assignment.learner, check_address(assignment.syncer, "syncer")
-    roles.name_process(f"learner {learner}.{place.number}")
+    roles.name_process(assignment.name)
     follower = Follower(place, assembly, security, learner, address, _folder(assignment))
     health.ready.set()
     return _ended(received, follower.run(stop))

@@ -4,16 +4,9 @@ import signal
 
 import pytest
 
-from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
+from tests.integration.hand import assert_counted_once, assert_nothing_twice
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
-
-
-@pytest.fixture
-def job(programs, tmp_path):
-    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
-    yield made
-    made.kill_all()
 
 
 def test_clocks_that_jump_by_an_hour_change_no_decision_and_no_count(job):

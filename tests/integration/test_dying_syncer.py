@@ -2,19 +2,10 @@
 
 import signal
 
-import pytest
-
 from ddiloco.disk import array_file
-from tests.integration.hand import LIMIT, UNENDING, Job, assert_counted_once, assert_nothing_twice
+from tests.integration.hand import LIMIT, assert_counted_once, assert_nothing_twice
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
-
-
-@pytest.fixture
-def job(programs, tmp_path):
-    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
-    yield made
-    made.kill_all()
 
 
 def durable(job):

@@ -3,20 +3,11 @@
 import signal
 import socket
 
-import pytest
-
 from ddiloco.disk import array_file
 from ddiloco.disk.run_mark import begun
-from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
+from tests.integration.hand import assert_counted_once, assert_nothing_twice
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
-
-
-@pytest.fixture
-def job(programs, tmp_path):
-    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
-    yield made
-    made.kill_all()
 
 
 def free_address():

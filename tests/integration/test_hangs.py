@@ -3,20 +3,12 @@
 import time
 
 import grpc
-import pytest
 
 from ddiloco.disk import array_file
-from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice, go_on, stop
+from tests.integration.hand import assert_counted_once, assert_nothing_twice, go_on, stop
 from tests.integration.impostor import EVIL, Impostor, misspoken, noise, terms
 
 CHANGES = ("--config.sync.num_learners=3", "--config.train.min_step_seconds=(0.05, 0.05, 0.05)")
-
-
-@pytest.fixture
-def job(programs, tmp_path):
-    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
-    yield made
-    made.kill_all()
 
 
 def hang_of_a_learner(job, learner, alive):

@@ -5,7 +5,6 @@ import threading
 import time
 
 import grpc
-import pytest
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
@@ -13,7 +12,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.security import Security
-from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
+from tests.integration.hand import assert_counted_once, assert_nothing_twice
 from tests.integration.impostor import METADATA, terms
 from tests.remote.ends import PATIENCE
 from tests.remote.test_identity import silent_calls
@@ -24,13 +23,6 @@ CHANGES = (
     "--config.sync.silence_timeout=20",
 )
 FEW = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")  # descriptors
-
-
-@pytest.fixture
-def job(programs, tmp_path):
-    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
-    yield made
-    made.kill_all()
 
 
 def greeting(agreed, learner, process):

@@ -5,10 +5,8 @@ import math
 import time
 
 import numpy as np
-import pytest
 
 from ddiloco.disk import array_file
-from tests.integration.hand import UNENDING, Job
 from tests.integration.impostor import Impostor, sound, terms
 
 CHANGES = ("--config.sync.num_learners=3", "--config.train.min_step_seconds=(0.05, 0.05, 0.05)")
@@ -26,13 +24,6 @@ class Hostile(Impostor):
         header, arrays = self._offer(round_id)
         moved = tuple(x + a for x, a in zip(arrays, away, strict=True))
         self._push("too long", sound(header, moved))
-
-
-@pytest.fixture
-def job(programs, tmp_path):
-    made = Job(programs, tmp_path / "run", (*UNENDING, *CHANGES))
-    yield made
-    made.kill_all()
 
 
 def lines(job):

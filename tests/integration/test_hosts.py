@@ -1,12 +1,16 @@
 """A learner of two processes with one mesh of four devices, beside a learner of a single process."""
 
+import collections
+import contextlib
 import json
 import os
+import random
 import signal
 import time
 
 import pytest
 
+from experiments.studies.chaos.committed import check_work
 from tests.integration.programs import LIMIT
 from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of
 from tests.remote.ends import until
@@ -68,7 +72,12 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
 
     wait_for(lambda: len(steps_of(tmp_path, 0)) > 10 and kept(), "steps and copies of learner 0")
     own, seen = processes_of(process), []
-    for number, name in ((signal.SIGKILL, "0.1"), (signal.SIGSTOP, "0.1"), (signal.SIGKILL, "0")):
+    for number, name in (
+        (signal.SIGKILL, "0.1"),
+        (signal.SIGSTOP, "0.1"),
+        (signal.SIGKILL, "0"),
+        (signal.SIGTERM, "0.1"),  # a notice of preemption
+    ):
         before = processes_of(process)
         os.kill(before[name], number)
         wait_for(lambda b=before: not {b["0"], b["0.1"]} & set(processes_of(process).values()), "both to end")
@@ -81,5 +90,38 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
     done = programs.finish(process)
     assert done.returncode == 143
     recovered = [r["inner_state"] for r in lines(tmp_path / "recoveries.jsonl") if r["learner"] == 0]
-    assert recovered == ["fresh", "checkpoint", "checkpoint", "checkpoint"]
+    assert recovered == ["fresh", *["checkpoint"] * 4]
     assert (summary(tmp_path)["uptime"], summary(tmp_path)["failures"]) == (1.0, [])
+
+
+KILLS = 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_and_replay(programs, tmp_path):
+    rng, killed = random.Random(0), collections.Counter()
+    restarts = f"--config.remote.restarts={KILLS}"
+    process = start(programs, tmp_path, *UNENDING, "--config.remote.checkpoint_every=0.5", restarts)
+    rounds = tmp_path / "rounds.jsonl"
+    while killed.total() < KILLS:
+        until(lambda: len(processes_of(process)) >= 4, "all processes", LIMIT)
+        here, begun = processes_of(process), len(lines(rounds))
+        name = rng.choice(["syncer", "0", "0", "0.1", "0.1", "1"])
+        time.sleep(rng.uniform(0, 4))  # at any time: while they start, join, train or save
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(here[name], signal.SIGKILL)
+            killed[name] += 1
+        until(lambda begun=begun: len(lines(rounds)) > begun + rng.randrange(6), "more merges", LIMIT)
+    process.send_signal(signal.SIGTERM)
+    assert programs.finish(process).returncode == 143
+    assert min(killed.values()) > 0
+    work = check_work(lines(rounds))
+    assert (work.twice_tokens, work.problems) == (0, [])
+    for fragment in range(3):
+        made = [r["version"] for r in lines(rounds) if r["fragment"] == fragment]
+        assert made == sorted(set(made))  # none twice; a line may die with the syncer, its version does not
+    last = {p: max(r["version"] for r in lines(rounds) if r["fragment"] == p) for p in range(3)}
+    assert all(n >= last[int(p)] for p, n in summary(tmp_path)["outer_steps"].items())
+    replayed = programs.finish(programs.start("replay", f"--workdir={tmp_path}"), 1800.0)
+    assert (replayed.returncode, "the same as the run's" in replayed.stdout) == (0, True), replayed.stderr

@@ -12,11 +12,11 @@ import pytest
 from tests.bench import test_bench
 from tests.integration.programs import ROOT
 
-PAGES = ("README.md", "docs/commands.md", "docs/weights.md")
+PAGES = ("README.md", "docs/commands.md", "docs/dashboard.md", "docs/weights.md")
 SHORT = {"train.steps": 24, "eval.every": 0, "eval.num_batches": 1}
-SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "sync.num_fragments": 6}
+SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "sync.num_fragments": 2}
 OF_TEXT = {"sample.tokens": 4, "data.sequence_length": 64}
-BUDGET = {"virtual.seconds": None, "train.tokens": 100_000}
+BUDGET = {"virtual.seconds": None, "train.tokens": 20_000}
 LIMIT = 300.0
 
 
@@ -28,9 +28,9 @@ def blocks() -> list[list[str]]:
 
 
 def commands() -> list[str]:
-    """Those that no other test runs: not the benchmarks, the killer nor the compiler."""
+    """Those that no other test runs: not the benchmarks, the killer, the compiler nor the page."""
     elsewhere = [f"experiments.bench {name}" for name in test_bench.NAMES]
-    elsewhere += ["experiments.chaos ", "experiments.compile "]
+    elsewhere += ["experiments.chaos ", "experiments.compile ", "experiments.dashboard "]
     return [c for block in blocks() for c in block if not any(other in c for other in elsewhere)]
 
 
@@ -57,7 +57,7 @@ def smaller(command: str, runs: pathlib.Path) -> str:
         return f"{command} {_settings({'virtual.arrays': False, **BUDGET})}"
     if command.startswith("scripts/test.sh"):
         return f"{command} tests/protocol/test_estimates.py"
-    if re.search(r"--dry_run|--settings|experiments\.(evaluate|export|replay|tape)", command):
+    if re.search(r"--dry_run|--settings|experiments\.(evaluate|export|replay|report|tape)", command):
         return command
     if command == "scripts/train.sh":
         return f"{command} {_settings(SHORT)} --workdir={runs}/run"

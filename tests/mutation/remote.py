@@ -2,7 +2,9 @@
 
 from tests.mutation.mutant import Mutant
 
-WIRE = ("remote/test_payload.py", "remote/test_messages.py", "remote/test_buffers.py", "remote/test_wire.py")
+WIRE = tuple(
+    f"remote/test_{name}.py" for name in ("payload", "messages", "buffers", "wire", "offers", "refusals")
+)
 
 MUTANTS = (
     Mutant(

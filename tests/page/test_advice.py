@@ -45,7 +45,7 @@ def changed(view, **changes):
         "waits_for_data": {"data_wait_share": [0.01, 0.02, 0.6, 0.01]},
         "hung": {"state": ["stepping", "stepping", "hung", "stepping"]},
         "quarantined": {"quarantined": [False, False, True, False]},
-        "hardly_merged": {"merged_share": [0.9, 0.9, 0.1, 0.9]},
+        "hardly_merged": {"merged_share": [0.9, 0.9, 0.1, 0.9], "in_recent": [1.0, 1.0, 0.2, 1.0]},
         "restarts": {"starts": [1, 1, 7, 1]},
     }.items(),
 )

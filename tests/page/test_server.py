@@ -161,7 +161,7 @@ def test_a_run_has_a_page_as_long_as_it_goes_on(data_dir, tmp_path, monkeypatch,
     seen = []
 
     def runner(assembly, record, stop, snapshot):
-        seen.append(re.search(r"the run's page: (\S+)", capsys.readouterr().err)[1])
+        seen.append(re.search(r"the run's page: (\S+)", capsys.readouterr().out)[1])
         assert "ddiloco" in httpx.get(seen[0], trust_env=False).text
         return job._run(experiment, assembly, record, stop)
 

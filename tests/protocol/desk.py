@@ -112,3 +112,8 @@ def only(kind: type, out: list) -> object:
     """The one action of that kind, or the one event of that kind that is told."""
     (found,) = (x for action in out for x in (action, getattr(action, "event", None)) if isinstance(x, kind))
     return found
+
+
+def records(out, name):
+    """The values of the records of this name among these actions."""
+    return [action.values for action in out if isinstance(action, actions.Record) and action.name == name]

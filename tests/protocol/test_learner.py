@@ -1,43 +1,13 @@
 """The learner's core: its driver's mistakes raise, the syncer's are dropped; offers, bounds, ends."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.learner import BEYOND_REJOINING, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.policy import SyncPolicy
-
-
-def welcomed(total_steps=None, *, at_step=0, **policy):
-    core = LearnerCore(0, 1, SyncPolicy(**policy), total_steps)
-    fragments = core.policy.num_fragments
-    core.handle(events.Welcomed(1, at_step, (0,) * fragments, (0,) * fragments), 0.0)
-    return core
-
-
-def start(core, tokens=10):
-    return core.handle(events.StepStarted(tokens), 0.0)
-
-
-def finish(core):
-    return core.handle(events.StepFinished(), 0.0)
-
-
-def ask(core, clock, *, fragment=0, version=0, due=None):
-    """The question for a fragment, in the round that is due at `due`, or at `clock`."""
-    which = RoundId(clock if due is None else due, fragment)
-    return core.handle(events.OfferAsked(which, version, clock), 0.0)
-
-
-def made(out):
-    return [action.contribution for action in out if isinstance(action, actions.MakeOffer)]
-
-
-def sent(out):
-    return [action.contribution for action in out if isinstance(action, actions.SendOffer)]
+from tests.protocol.learner_desk import ask, finish, made, sent, start, welcomed
 
 
 def test_a_step_before_the_welcome_is_the_drivers_mistake():
@@ -317,108 +287,3 @@ def test_a_clock_that_is_set_back_is_ignored():
     start(core)
     assert core.handle(events.ClockSet(1), 0.0) == []
     assert core.clock == 1
-
-
-def test_a_learner_that_was_not_welcomed_asks_again_at_each_heartbeat():
-    core = LearnerCore(3, 1, SyncPolicy())
-    for _ in range(2):
-        assert core.handle(events.Heartbeat(), 0.0) == [actions.TellSyncer(events.LearnerJoined(3, 1))]
-
-
-def test_a_learner_that_is_no_member_comes_back_with_what_it_holds_and_loses_no_step():
-    core = welcomed(num_fragments=2, interval=2)
-    start(core)
-    back = actions.TellSyncer(events.LearnerJoined(0, 2, 0, (0, 0), (0, 0)))
-    assert core.handle(events.NotMember(1), 0.0) == [back]
-    (report,) = finish(core)
-    assert report.event.report.incarnation == 2
-    assert (report.event.report.step, report.event.report.counters[0].steps) == (1, 1)
-
-
-@pytest.mark.parametrize("incarnation", [0, 2])
-def test_word_of_another_incarnation_changes_nothing(incarnation):
-    core = welcomed()
-    assert core.handle(events.NotMember(incarnation), 0.0) == []
-    assert core.handle(events.Rejected(incarnation, "a newer one is known"), 0.0) == []
-    assert core.incarnation == 1
-
-
-def test_a_learner_whose_place_was_taken_leaves():
-    core = welcomed()
-    out = core.handle(events.Rejected(1, "a newer one is known"), 0.0)
-    assert out == [actions.Leave("a newer one is known")]
-
-
-def test_one_that_only_begins_takes_a_number_above_the_newest():
-    """A process that has nothing to lose need not leave because its number was guessed too low."""
-    core = LearnerCore(0, 1, SyncPolicy())
-    out = core.handle(events.Rejected(1, "a newer one is known", 1000), 0.0)
-    assert out == [actions.TellSyncer(events.LearnerJoined(0, 1 + BEYOND_REJOINING))]
-
-
-@given(st.sets(st.integers(1, 1000), min_size=2, max_size=5), st.integers(0, 2**60))
-def test_processes_that_begin_with_different_numbers_never_take_the_same(begun_with, newest):
-    taken = set()
-    for incarnation in begun_with:
-        core = LearnerCore(0, incarnation, SyncPolicy())
-        core.handle(events.Rejected(incarnation, "a newer one is known", max(newest, incarnation + 1)), 0.0)
-        assert core.incarnation > newest
-        taken.add(core.incarnation)
-    assert len(taken) == len(begun_with)
-
-
-def test_parts_of_a_welcome_are_adopted_together():
-    """Each part of a syncer sends its own fragments; the clock is that of the newest round."""
-    core = LearnerCore(0, 1, SyncPolicy(num_fragments=3, interval=3))
-    assert core.handle(events.Welcomed(1, 5, (2, 1), (5, 3), (0, 2), (7, 0)), 0.0) == []
-    assert not core.recovered
-    out = core.handle(events.Welcomed(1, 4, (1,), (4,), (1,)), 0.0)
-    assert out == [actions.AdoptAll(5, (2, 1, 1))]
-    assert [f.merged_step for f in core.fragments] == [5, 4, 3]
-    assert [f.lineage for f in core.fragments] == [7, 0, 0]
-
-
-@pytest.mark.parametrize(
-    "part", [((1, 1), (1, 1), (0, 3)), ((1,), (1, 1), (0,)), ((1, 1), (1, 1), (0, 1), (5,))]
-)
-def test_a_welcome_with_fragments_that_there_are_not_is_dropped(part):
-    core = LearnerCore(0, 1, SyncPolicy(num_fragments=3, interval=3))
-    (dropped,) = core.handle(events.Welcomed(1, 1, *part), 0.0)
-    assert dropped.reason == "welcome with another number of fragments"
-
-
-def test_what_was_asked_of_an_earlier_incarnation_is_not_offered():
-    core = welcomed(num_fragments=2, interval=2)
-    ask(core, 1)
-    ask(core, 2, fragment=1)
-    start(core)
-    core.handle(events.NotMember(1), 0.0)
-    assert sent(finish(core)) == []
-    assert made(start(core)) == []
-
-
-def test_a_blocked_learner_keeps_reporting_so_that_it_hears_that_it_is_no_member():
-    core = welcomed(num_fragments=1, interval=1, quorum=None, max_run_ahead=0)
-    start(core)
-    finish(core)
-    assert core.blocked
-    (beat,) = core.handle(events.Heartbeat(), 0.0)
-    assert beat.event.report.incarnation == 1
-    core.handle(events.NotMember(1), 0.0)
-    assert core.blocked
-    (beat,) = core.handle(events.Heartbeat(), 0.0)
-    assert beat.event.report.incarnation == 2
-
-
-def test_a_welcome_to_one_that_returned_replaces_all_it_held():
-    core = welcomed(num_fragments=2, interval=2, total_steps=6, at_step=4)
-    start(core)
-    start(core)
-    assert core.done
-    core.handle(events.NotMember(1), 0.0)
-    out = core.handle(events.Welcomed(2, 1, (0, 1), (0, 1)), 0.0)
-    assert out == [actions.AdoptAll(1, (0, 1))]
-    assert (core.clock, core.versions, core.done) == (1, (0, 1), False)
-    assert finish(core) == finish(core) == []
-    start(core)
-    assert [c.steps for c in finish(core)[-1].event.report.counters] == [1, 1]

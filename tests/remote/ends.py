@@ -12,6 +12,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import Told
@@ -168,3 +169,20 @@ def joined(syncer, learner, incarnation=100, number=0):
     learner.send(events.LearnerJoined(number, incarnation))
     assert syncer.next(events.LearnerJoined).incarnation == incarnation
     return syncer.links[number, incarnation]
+
+
+def ask(learner, link, fragment, step=4):
+    """Has the learner asked for a fragment; gives the learner, which knows it now."""
+    link.deliver(asked(fragment, step))
+    learner.next(events.OfferAsked)
+    return learner
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def said(**kind):
+    return pb.FromLearner(**kind).SerializeToString()

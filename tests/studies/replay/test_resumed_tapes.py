@@ -16,7 +16,7 @@ from experiments.studies.replay import plan as plans
 from experiments.studies.replay import run as replay
 from experiments.studies.replay import timeline, what_if
 from experiments.studies.replay.reading import read_run
-from tests.local.test_snapshots import completed, settings
+from tests.local.stopped_runs import completed, settings
 from tests.virtual_runs import shared_workshop
 
 FEEDBACK = {"codec": "int4", "error_feedback": True}

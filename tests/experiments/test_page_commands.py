@@ -1,0 +1,58 @@
+"""The page and the report as commands, from a run that is over."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.integration.programs import ROOT
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """A folder of two runs that left next to nothing."""
+    for seed in (0, 1):
+        folder = tmp_path / "sweep" / f"seed={seed}"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"seed": seed, "driver": "local"}))
+        (folder / "summary.json").write_text(
+            json.dumps({"num_learners": 2, "finished": True, "goodput": 1.0})
+        )
+    return tmp_path / "sweep"
+
+
+def start(*arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, **pipes)
+
+
+def test_the_dashboard_shows_all_runs_of_a_sweep_until_it_is_ended(sweep):
+    program = start("experiments.dashboard", f"--workdir={sweep}", "--listen=127.0.0.1:0")
+    try:
+        url = re.search(r"http://\S+", program.stdout.readline())[0]
+        page = httpx.get(url, trust_env=False, timeout=30.0).text
+    finally:
+        program.send_signal(signal.SIGINT)
+    assert program.wait(30) == 0
+    assert "run seed=0" in page and "run seed=1" in page and "Settings that differ" in page
+
+
+def test_the_report_is_written_beside_the_run(sweep):
+    program = start("experiments.report", f"--workdir={sweep / 'seed=0'}", f"--compare={sweep / 'seed=1'}")
+    told, _ = program.communicate(timeout=60)
+    report = sweep / "seed=0" / "report.html"
+    assert (program.returncode, told) == (0, f"{report}\n")
+    assert "Runs side by side" in report.read_text()
+
+
+@pytest.mark.parametrize("arguments", [["--workdir={}/nothing"], []])
+def test_a_folder_without_runs_is_a_usage_error_of_one_line(sweep, arguments):
+    program = start("experiments.report", *(argument.format(sweep) for argument in arguments))
+    told, _ = program.communicate(timeout=60)
+    assert program.returncode == 2 and told.startswith("error: workdir: ") and told.count("\n") == 1

@@ -1,0 +1,127 @@
+"""The batch scripts of a run under Slurm, run for real beside recorded sbatch, srun and scontrol."""
+
+import shlex
+import signal
+
+import pytest
+
+from ddiloco.launch import slurm
+from ddiloco.launch.plan import Fleet
+from tests.launch.recorded import Commands
+from tests.remote.ends import until
+
+CONFIG = ["--config=configs/dense.py:2b", "--config.sync.num_learners=3", "--config.inner.betas=(0.9, 0.95)"]
+
+
+@pytest.fixture
+def commands(tmp_path):
+    made = Commands(tmp_path / "commands")
+    made.add("sbatch", "echo 17")
+    made.add("scontrol", '[ "$1" = show ] && printf "node1\\nnode2\\n" || true')
+    return made
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(processes=1, **more):
+        nodes = slurm.Slurm(str(tmp_path / "shared run"), **more)
+        folder = tmp_path / "scripts"
+        slurm.plan(Fleet("reading", CONFIG, 3, processes), nodes).write(folder)
+        return folder
+
+    return write
+
+
+def options(script):
+    return [line.removeprefix("#SBATCH ") for line in script.read_text().splitlines() if "#SBATCH" in line]
+
+
+def learner(commands, folder, tmp_path, **variables):
+    address = tmp_path / "shared run.launch"
+    address.mkdir(exist_ok=True)
+    (address / "address").write_text("node9:7070\n")
+    told = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "17", "SLURM_JOB_NODELIST": "node[1-2]"}
+    return commands.run("learners.sbatch", folder, **told, **variables)
+
+
+def test_one_command_submits_the_syncer_and_an_array_of_learners(commands, written):
+    folder = written()
+    code, out, _ = commands.run("submit.sh", folder)
+    assert (code, out) == (0, "syncer 17, learners 17; to end the run: scancel 17 17\n")
+    assert commands.calls("sbatch") == [["--parsable", "syncer.sbatch"], ["--parsable", "learners.sbatch"]]
+
+
+def test_jobs_are_put_back_and_told_before_they_end(written):
+    folder = written(processes=2, notice=90, learner="--gpus-per-node=8 --partition=big")
+    for script in ("syncer.sbatch", "learners.sbatch"):
+        assert {"--requeue", "--signal=B:TERM@90"} <= set(options(folder / script))
+    asked = options(folder / "learners.sbatch")
+    assert {"--array=0-2", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(asked)
+    assert {"--gpus-per-node=8", "--partition=big"} <= set(asked)
+
+
+def test_a_learner_is_told_all_in_its_environment(commands, written, tmp_path):
+    commands.add("srun")
+    code, _, err = learner(commands, written(), tmp_path)
+    assert (code, err) == (0, "")
+    run = str(tmp_path / "shared run")
+    assert commands.environment("srun") == {
+        "DDILOCO_LEARNER": "2",
+        "DDILOCO_SYNCER": "node9:7070",
+        "DDILOCO_TOKEN_FILE": f"{run}.tokens/learner-2",
+        "DDILOCO_WORKDIR": run,
+        "DDILOCO_GRACE": "48",
+    }
+    (call,) = commands.calls("srun")
+    assert call[:3] == ["--kill-on-bad-exit=1", "bash", "-c"]
+    words = shlex.split(call[3])
+    assert words[:4] == ["exec", "python", "-m", "experiments.learner"]
+    assert words[4:7] == CONFIG  # as they were given, spaces and all
+
+
+def test_hosts_of_a_learner_are_told_who_they_are(commands, written, tmp_path):
+    commands.add("python")
+    commands.add("srun", 'shift; SLURM_PROCID=1 "$@"')
+    assert learner(commands, written(processes=2), tmp_path)[0] == 0
+    given = commands.environment("python")
+    assert (given["DDILOCO_PROCESS"], given["DDILOCO_PROCESSES"]) == ("1", "2")
+    assert given["DDILOCO_COORDINATOR"] == "node1:7076"  # each learner has two ports
+
+
+@pytest.mark.parametrize(("code", "again"), [(0, False), (2, False), (1, True), (143, True), (137, True)])
+def test_what_may_be_started_again_is_put_back_into_the_queue(commands, written, tmp_path, code, again):
+    commands.add("srun", f"exit {code}")
+    learner(commands, written(), tmp_path)
+    assert commands.calls("scontrol") == ([["requeue", "17_2"]] if again else [])
+
+
+def test_the_notice_reaches_the_learner_as_sigterm(commands, written, tmp_path):
+    begun = shlex.quote(str(tmp_path / "begun"))
+    commands.add("srun", f"trap 'kill $!; exit 143' TERM; sleep 60 & touch {begun}; wait")
+    address = tmp_path / "shared run.launch"
+    address.mkdir()
+    (address / "address").write_text("node9:7070\n")
+    told = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "17"}
+    process = commands.start("learners.sbatch", written(), **told)
+    until((tmp_path / "begun").exists, "the learner to begin")
+    process.send_signal(signal.SIGTERM)  # as --signal=B:TERM does
+    process.communicate(timeout=60)
+    assert commands.calls("scontrol") == [["requeue", "17_2"]]
+
+
+def test_the_syncer_says_where_it_is_and_goes_on_with_its_run(commands, written, tmp_path):
+    commands.add("srun", "sleep 0.1")
+    commands.add("hostname", "echo node5.cluster")
+    code, _, err = commands.run("syncer.sbatch", written(), SLURM_JOB_ID="16")
+    assert (code, err) == (0, "")
+    run = str(tmp_path / "shared run")
+    assert (tmp_path / "shared run.launch" / "address").read_text() == "node5.cluster:7070\n"
+    started = {call[4]: call[5:] for call in commands.calls("srun")}
+    assert set(started) == {"experiments.evaluator", "experiments.syncer"}
+    assert started["experiments.syncer"] == [
+        *CONFIG,
+        f"--workdir={run}",
+        "--listen=node5.cluster:7070",
+        "--resume=auto",
+    ]
+    assert commands.environment("srun")["DDILOCO_TOKEN_FILE"] == f"{run}.tokens/tokens"

@@ -1,0 +1,102 @@
+"""Runs of threads that take snapshots, are stopped, and go on."""
+
+import dataclasses
+import itertools
+import threading
+from typing import Any
+from unittest import mock
+
+from ddiloco.disk.snapshots.parts import learner_part
+from ddiloco.disk.snapshots.store import Snapshot, SnapshotStore
+from ddiloco.local.run import LocalRun
+from ddiloco.observe import records
+from ddiloco.roles.outcome import Outcome
+from ddiloco.run.recipes import assembly_of
+from tests.workbench import devices, experiment
+
+LIMIT = 120.0
+
+
+EVERY = 8
+
+
+PACE = 0.03
+
+
+@dataclasses.dataclass
+class Ran:
+    """A run that is over."""
+
+    outcome: Outcome
+    records: list[Any]
+
+    def noted(self, name):
+        return [r.values for r in self.records if isinstance(r, records.Noted) and r.name == name]
+
+    def steps(self, learner):
+        return [r for r in self.records if isinstance(r, records.StepDone) and r.learner == learner]
+
+    @property
+    def contributions(self):
+        """(learner, incarnation, version, step, steps, tokens) with the fragment, of all merges in order."""
+        return [
+            (values["fragment"], *contribution)
+            for values in self.noted("round")
+            for contribution in values["contributions"]
+        ]
+
+
+def settings(data_dir, learners=2, **groups):
+    groups.setdefault("sync", {})
+    groups["sync"] = {"quorum": None, "max_run_ahead": 2, **groups["sync"], "num_learners": learners}
+    train = {"steps": 1000, "min_step_seconds": (PACE,) * learners, **groups.pop("train", {})}
+    return experiment(
+        data_dir,
+        "streaming",
+        train=train,
+        snapshot={"every": EVERY, **groups.pop("snapshot", {})},
+        tape={"enabled": False},
+        **groups,
+    )
+
+
+def run(e, workdir, snapshot=None, until=None, around=lambda learner, batches: batches, count=1):
+    """A LocalRun to its end; `until(record)` stops it."""
+    taken, stop = [], threading.Event()
+
+    def record(told):
+        taken.append(told)
+        if until is not None and until(told):
+            stop.set()
+
+    with devices(count):
+        assembly = assembly_of(e)
+        equip = assembly.equipment
+
+        def equipment():
+            made = equip()
+            return [dataclasses.replace(p, batches=around(m, p.batches)) for m, p in enumerate(made)]
+
+        with mock.patch.object(assembly, "equipment", equipment):
+            made = LocalRun(assembly, record, stop, workdir, snapshot)
+        outcomes = []
+        thread = threading.Thread(target=lambda: outcomes.append(made.run()), daemon=True)
+        thread.start()
+        thread.join(LIMIT)
+        assert not thread.is_alive(), "the run did not end"
+    assert outcomes[0].failure is None
+    return Ran(outcomes[0], taken)
+
+
+def completed(count):
+    """Holds once so many snapshots are complete, or given up."""
+    seen = itertools.count(1)
+    return lambda r: isinstance(r, records.Noted) and r.name.startswith("snapshot") and next(seen) >= count
+
+
+def newest(workdir) -> Snapshot:
+    return SnapshotStore(workdir / "snapshots", 2).newest(lambda line: None)
+
+
+def part_of(snapshot, learner):
+    return snapshot.part(learner_part(learner))

@@ -1,0 +1,85 @@
+"""Arrays of which each process has some blocks."""
+
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ddiloco.outer.blocks import Blocks, Cut, box_of, box_shape, held, needed, owned, placed, slices, tiled
+
+
+@st.composite
+def grids(draw):
+    """A shape, and the boxes of a grid over it."""
+    shape = draw(st.lists(st.integers(1, 6), min_size=0, max_size=3))
+    axes = []
+    for size in shape:
+        inner = draw(st.sets(st.integers(1, size - 1), max_size=3)) if size > 1 else ()
+        ends = [0, *sorted(inner), size]
+        axes.append(list(itertools.pairwise(ends)))
+    return tuple(shape), [tuple(box) for box in itertools.product(*axes)]
+
+
+@given(grids(), st.data())
+def test_boxes_of_a_grid_are_a_tiling_however_they_are_shared_and_fewer_or_more_are_none(grid, data):
+    shape, boxes = grid
+    hosts = data.draw(st.integers(1, 4))
+    owner = [data.draw(st.integers(0, hosts - 1)) for _ in boxes]
+    cuts = [Cut(shape, tuple(b for b, o in zip(boxes, owner, strict=True) if o == h)) for h in range(hosts)]
+    assert tiled(cuts)
+    assert sum(cut.size for cut in cuts) == math.prod(shape)
+    some = data.draw(st.integers(0, len(boxes) - 1))
+    assert not tiled([*cuts, Cut(shape, (boxes[some],))])
+    assert not tiled([Cut(shape, tuple(b for b in cut.boxes if b != boxes[some])) for cut in cuts])
+
+
+@given(grids(), st.data())
+def test_the_blocks_of_an_array_give_any_part_of_one_of_them(grid, data):
+    shape, boxes = grid
+    array = np.arange(math.prod(shape)).reshape(shape)
+    cut = Cut(shape, tuple(boxes))
+    blocks = Blocks(shape, dict(zip(boxes, cut.of(array.reshape(-1)), strict=True)))
+    box = data.draw(st.sampled_from(boxes))
+    inside = []
+    for start, stop in box:
+        first = data.draw(st.integers(start, stop - 1))
+        inside.append(slice(first, data.draw(st.integers(first + 1, stop))))
+    np.testing.assert_array_equal(blocks[tuple(inside)], array[tuple(inside)])
+    assert blocks.cut == cut
+
+
+def test_a_part_that_no_block_has_whole_is_none():
+    blocks = Blocks((4,), {((0, 2),): np.zeros(2), ((2, 4),): np.ones(2)})
+    with pytest.raises(KeyError, match="no block"):
+        blocks[slice(1, 3),]
+
+
+def test_blocks_beyond_the_array_are_refused():
+    for box in (((0, 5),), ((-1, 2),), ((3, 1),)):
+        with pytest.raises(ValueError, match="not in an array"):
+            Cut((4,), (box,)).check()
+
+
+def test_an_array_without_elements_needs_no_blocks():
+    assert tiled([Cut((0, 4), ())])
+    assert tiled([Cut((0, 4), (((0, 0), (0, 4)),))])
+    assert not tiled([Cut((), ())])
+
+
+@pytest.mark.parametrize("spec", [(), ("data",), (None, "fsdp"), ("fsdp", "data"), (("data", "fsdp"),)])
+def test_what_a_process_owns_holds_and_needs_follows_from_the_sharding(spec):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "fsdp"))
+    sharding, whole = NamedSharding(mesh, PartitionSpec(*spec)), np.arange(64.0).reshape(8, 8)
+    array = jax.device_put(whole, sharding)
+    assert tiled([owned(array).cut])  # of one process; replicas are no second time in it
+    assert set(held(array).blocks) == set(needed(sharding, (8, 8)).boxes)
+    for box, block in held(array).blocks.items():
+        np.testing.assert_array_equal(block, whole[slices(box)])
+        assert block.shape == box_shape(box) and box_of(slices(box), (8, 8)) == box
+    [again] = placed([whole], [sharding])
+    assert again.sharding == sharding

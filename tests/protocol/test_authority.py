@@ -1,0 +1,201 @@
+"""Who takes part: joining, recovering, silent, returning, and of a history that was lost."""
+
+import pytest
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
+from tests.protocol.desk import Desk, asked, merges, only, records
+
+
+def test_a_learner_that_asks_on_is_welcomed_anew_once_its_welcome_may_be_lost_until_it_is_ready():
+    """A large welcome takes long; to send it with every question would make it take longer."""
+    desk = Desk(num_fragments=1, resend_timeout=5.0)
+    for at, answered in ((0.0, True), (1.0, False), (4.9, False), (5.0, True), (6.0, False)):
+        out = desk.tell(events.LearnerJoined(0, 1), at=at)
+        assert bool(out) == answered
+    assert records(desk.tell(events.LearnerReady(0, 1, 0, (0,))), "learner_ready")
+    assert (
+        only(actions.Drop, desk.tell(events.LearnerReady(0, 1, 0, (0,)))).reason == "ready without a welcome"
+    )
+    assert desk.core.live == (0,)
+
+
+def test_a_recovering_learner_neither_seeds_nor_forms_a_quorum():
+    desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    assert not asked(desk.tell(events.LearnerJoined(1, 1)))
+    desk.report(0, 2)
+    assert not merges(desk.settle())
+    assert desk.core.live == (0,)
+    assert desk.tell(events.Timeout()) == []
+
+
+def test_what_an_incarnation_that_has_not_reported_offers_is_not_taken():
+    """Nothing says that it has done the work."""
+    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    desk.report(1, 1)
+    desk.tell(events.LearnerLost(1, 1, "its host died"))
+    desk.tell(events.LearnerJoined(1, 2))
+    desk.tell(events.LearnerReady(1, 2, 1, (0,)))
+    assert only(actions.Drop, desk.offer(1, (2, 0), incarnation=2)).reason == "more work than it reported"
+
+
+def test_the_quorum_of_all_is_of_those_that_are_live():
+    desk = Desk(learners=3, num_learners=3, num_fragments=1, interval=2, quorum=None)
+    desk.report(0, 2)
+    desk.report(1, 2)
+    assert not merges(desk.settle())
+    assert merges(desk.tell(events.LearnerLost(2, 1, "its host died"))) == [(2, 0, [0, 1])]
+
+
+def test_a_welcome_names_the_versions_and_their_steps():
+    desk = Desk(learners=1, num_fragments=2, interval=2, gamma=0.0)
+    desk.report(0, 1)
+    desk.settle()
+    welcome = events.Welcomed(1, 1, (0, 1), (0, 1))
+    assert desk.tell(events.LearnerJoined(5, 1)) == [actions.Tell(((5, 1),), welcome)]
+
+
+def test_a_silent_learner_is_not_taken_for_slow():
+    """The pause of a learner that was silent is no step time: the grace window does not grow by it."""
+    desk = Desk(learners=2, num_fragments=1, interval=8, overlap=1, gamma=0.5, silence_timeout=5.0)
+    for step in range(1, 5):
+        desk.report(0, step, at=float(step))
+    desk.report(1, 1, at=4.0)
+    desk.tell(events.Timeout(), at=9.0)
+    assert desk.core.live == ()
+    for step in range(5, 9):
+        desk.report(1, step - 3, at=96.0 + step)
+        desk.report(0, step, at=96.0 + step)
+    desk.offer(0, (8, 0))
+    assert desk.core.next_deadline() - desk.now == pytest.approx(0.5)
+
+
+def test_a_done_learner_is_not_silent():
+    desk = Desk(total_steps=4, learners=2, num_fragments=1, interval=4, silence_timeout=5.0)
+    desk.report(0, 4, at=1.0)
+    assert records(desk.tell(events.Timeout(), at=100.0), "learner_silent") == [{"learner": 1}]
+    assert desk.core.live == (0,)
+
+
+def test_a_repeated_report_is_no_step():
+    """Heartbeats of one step do not make steps look short, and the grace window with them."""
+    desk = Desk(learners=2, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.5)
+    desk.report(0, 1, at=1.0)
+    for beat in range(1, 10):
+        desk.report(0, 1, at=1.0 + beat / 10)
+    desk.report(0, 2, at=3.0)
+    desk.offer(0, (2, 0))
+    assert desk.core.next_deadline() - desk.now == pytest.approx(0.5 * 2.0)
+
+
+@pytest.mark.parametrize("learner", [0, 3])
+def test_nobody_of_before_a_crash_is_a_member_after_it_and_none_that_departed_comes_back(learner):
+    desk = Desk(learners=4, num_fragments=1)
+    desk.tell(events.LearnerLost(3, 1, "its host died"))
+    desk.core = SyncerCore(desk.policy, None, desk.core.state())
+    assert desk.core.live == ()
+    no_member = actions.Tell(((learner, 1),), events.NotMember(1))
+    assert no_member in desk.report(learner, 1)
+    assert desk.tell(events.LearnerJoined(learner, 1)) == [no_member]
+    desk.tell(events.LearnerJoined(learner, 2, 1, (0,)))
+    assert desk.core.live == (learner,)
+
+
+def test_a_return_is_asked_at_once_but_its_offer_is_taken_only_once_it_has_reported():
+    """What it has to give is known from its counters, which a return does not carry."""
+    desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    desk.report(0, 2)
+    desk.settle()
+    assert asked(desk.tell(events.LearnerJoined(1, 7, 2, (0,)))) == [(1, 2, 0)]
+    desk.report(1, 2, incarnation=7)
+    assert merges(desk.offer(1, (2, 0), incarnation=7)) == [(2, 0, [0, 1])]
+
+
+def test_an_update_that_a_return_needs_is_sent_again_until_it_is_applied():
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0, resend_timeout=5.0)
+    desk.report(0, 2)
+    desk.settle()
+    update = events.UpdateArrived(0, 1, 2)
+    assert only(events.UpdateArrived, desk.tell(events.LearnerJoined(1, 3, 2, (0,)))) == update
+    behind = events.StepReported(Report(1, 3, 3, (FragmentCounters(0, 3, 30),)))
+    assert actions.Tell(((1, 3),), update) in desk.tell(behind, at=5.0)
+
+
+def test_nobody_takes_the_place_of_a_learner_that_speaks_whatever_number_it_bears():
+    desk = Desk(learners=1, num_fragments=1, interval=2)
+    desk.report(0, 1, at=1.0)
+    for incarnation in (1, 2, 2**61):
+        out = desk.tell(events.LearnerJoined(0, incarnation), at=2.0)
+        assert out == [actions.Drop(0, "the number of a learner that still speaks")]
+    assert desk.core.live == (0,)
+    too_large = desk.tell(events.LearnerJoined(0, 2**62), at=60.0)
+    assert too_large == [actions.Drop(0, "an incarnation beyond belief")]
+    assert only(events.Welcomed, desk.tell(events.LearnerJoined(0, 2), at=60.0))
+
+
+def test_a_departed_incarnation_that_comes_back_with_what_it_holds_hears_that_it_is_no_member():
+    desk = Desk(num_fragments=1)
+    desk.enter(0)
+    desk.tell(events.LearnerLost(0, 1, "connection broken"))
+    no_member = actions.Tell(((0, 1),), events.NotMember(1))
+    assert desk.tell(events.LearnerJoined(0, 1, 0, (0,))) == [no_member]
+
+
+def test_whoever_comes_too_late_for_its_number_hears_the_newest():
+    desk = Desk(num_fragments=1)
+    desk.enter(0, incarnation=2**61)
+    rejected = events.Rejected(2, "a newer incarnation is known", 2**61)
+    assert desk.tell(events.LearnerJoined(0, 2)) == [actions.Tell(((0, 2),), rejected)]
+
+
+@pytest.mark.parametrize(
+    ("versions", "lineages", "welcomed"),
+    [
+        ((5, 3), (7, 0), False),
+        ((5, 3), (8, 0), True),  # made by a syncer whose disk was lost: the number alone is the same
+        ((4, 3), (8, 0), False),  # what it lacks is sent anyway
+        ((6, 3), (8, 0), True),  # newer than anything that is known
+    ],
+)
+def test_a_learner_of_a_lost_history_gets_all_fragments_anew(versions, lineages, welcomed):
+    """A syncer that starts from an older disk makes versions whose numbers others bore before."""
+    state = SyncerState((5, 3), (10, 6), lineages=(7, 0))
+    core = SyncerCore(SyncPolicy(num_learners=1, num_fragments=2, interval=2), None, state, lineage=9)
+    out = core.handle(events.LearnerJoined(0, 2, 11, versions, lineages), 0.0)
+    assert any(isinstance(getattr(a, "event", None), events.Welcomed) for a in out) == welcomed
+    assert core.live == (() if welcomed else (0,))
+
+
+def test_a_version_bears_the_lineage_of_the_start_that_made_it():
+    state = SyncerState((5, 3), (10, 6), lineages=(7, 0))
+    core = SyncerCore(SyncPolicy(num_learners=1, num_fragments=2, interval=2, gamma=0.0), None, state, 9)
+    core.handle(events.LearnerJoined(0, 2, 11, (5, 3), (7, 0)), 0.0)
+    report = Report(0, 2, 11, (FragmentCounters(5, 1, 10), FragmentCounters(3, 1, 10)))
+    core.handle(events.StepReported(report), 0.0)
+    offer = Contribution(0, 2, fragment=1, version=3, step=11, steps=1, tokens=10)
+    core.handle(events.FragmentArrived(RoundId(11, 1), offer), 0.0)
+    update = only(events.UpdateArrived, core.handle(events.MergeFinished(RoundId(11, 1)), 0.0))
+    assert update.lineage == 9
+    assert core.state().lineages == (7, 9)
+
+
+@pytest.mark.parametrize("total_steps", [None, 10**9])
+def test_a_step_beyond_belief_does_not_move_the_schedule(total_steps):
+    desk = Desk(total_steps=total_steps, learners=2, num_fragments=2, interval=2, gamma=0.0)
+    out = desk.report(0, 10**9)
+    no_member = actions.Tell(((0, 1),), events.NotMember(1))
+    assert out == [actions.Drop(0, "impossible report"), no_member]
+    desk.report(1, 1)
+    assert merges(desk.settle()) == [(1, 1, [1])]
+
+
+def test_the_offer_of_a_silent_learner_is_not_taken_before_it_speaks():
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0, silence_timeout=5.0)
+    desk.report(0, 2, at=1.0)
+    desk.tell(events.Timeout(), at=6.0)
+    assert only(actions.Drop, desk.offer(0, (2, 0))).reason == "unexpected fragment"
+    desk.report(0, 2, at=7.0)
+    assert merges(desk.offer(0, (2, 0))) == [(2, 0, [0])]

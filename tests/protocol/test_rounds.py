@@ -1,0 +1,312 @@
+"""Rounds: how many at once, what is taken into a merge, and how the last ones end."""
+
+import pytest
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.errors import LocalProtocolError
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.state import SyncerState
+from tests.protocol.desk import Desk, asked, merges, only, records
+
+
+@pytest.mark.parametrize("early", ["never opened", "gathering", "grace"])
+def test_the_end_of_a_merge_that_was_not_asked_for_is_the_drivers_mistake(early):
+    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.9)
+    if early != "never opened":
+        desk.report(0, 1, at=1.0)
+        desk.report(0, 2, at=2.0)
+    if early == "grace":
+        assert not merges(desk.offer(0, (2, 0)))
+    with pytest.raises(LocalProtocolError, match="was not being merged"):
+        desk.merged(2, 0)
+
+
+def test_a_merge_that_ends_twice_is_the_drivers_mistake():
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.report(0, 2)
+    desk.settle()
+    with pytest.raises(LocalProtocolError):
+        desk.merged(2, 0)
+    assert desk.core.versions == (1,)
+
+
+def test_without_an_overlap_one_merge_at_a_time_is_made():
+    desk = Desk(learners=1, num_fragments=4, interval=4, overlap=0, gamma=0.0)
+    desk.report(0, 1)
+    assert merges(desk.offer(0, (1, 1))) == [(1, 1, [0])]
+    desk.report(0, 2, steps=2)
+    assert not merges(desk.offer(0, (2, 2)))
+    assert merges(desk.merged(1, 1)) == [(2, 2, [0])]
+
+
+@pytest.mark.parametrize("overlap", [1, 2, 3])
+def test_at_most_as_many_rounds_merge_at_once_as_may_overlap(overlap):
+    desk = Desk(learners=1, num_fragments=6, interval=6, overlap=overlap, gamma=0.0)
+    begun = []
+    for step in range(1, 6):
+        desk.report(0, step, steps=step)
+        if (0, RoundId(step, step)) in desk.owed:
+            begun += merges(desk.offer(0, (step, step)))
+    assert len(begun) == overlap
+
+
+def test_rounds_in_flight_are_of_different_fragments_however_large_the_overlap():
+    desk = Desk(learners=1, num_fragments=2, interval=1, overlap=5, gamma=0.0)
+    desk.report(0, 1)
+    desk.report(0, 2, steps=2)
+    assert {which for _, which in desk.owed} == {RoundId(1, 0), RoundId(1, 1)}
+
+
+def test_fragments_due_at_one_step_all_get_their_round():
+    desk = Desk(learners=1, num_fragments=5, interval=2, overlap=1, gamma=0.0)
+    rounds = []
+    for step in (1, 2):
+        desk.report(0, step, steps=step)
+        rounds += merges(desk.settle())
+    assert rounds == [(1, 3, [0]), (1, 4, [0]), (2, 0, [0]), (2, 1, [0]), (2, 2, [0])]
+
+
+def test_the_clock_is_the_newest_merged_step_even_if_rounds_end_out_of_order():
+    desk = Desk(learners=1, num_fragments=4, interval=4, overlap=2, gamma=0.0)
+    for step in (1, 2):
+        desk.report(0, step, steps=step)
+        desk.offer(0, (step, step))
+    desk.merged(2, 2)
+    assert desk.core.step == 2
+    desk.merged(1, 1)
+    assert desk.core.step == 2
+    assert desk.core.merged_steps == (0, 1, 2, 0)
+
+
+def test_a_learner_whose_offer_was_no_use_is_not_asked_again_before_it_reports():
+    """Otherwise a learner that answers at once with the same fragment would keep the syncer busy for ever."""
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.report(0, 2)
+    assert not asked(desk.fail(0, (2, 0)))
+    assert not asked(desk.tell(events.Timeout(), at=1.0))
+    assert not asked(desk.report(0, 1))  # an old report that comes late
+    assert asked(desk.report(0, 3)) == [(0, 2, 0)]
+
+
+def test_what_a_learner_offered_before_it_died_is_merged():
+    """Its work is whole and checked; only of what is still to come is a dead learner not waited for."""
+    desk = Desk(learners=3, num_fragments=1, interval=2, overlap=2, quorum=2, gamma=0.5)
+    for step in (1, 2):
+        for learner in (0, 1):
+            desk.report(learner, step, at=float(step))
+    desk.offer(0, (2, 0))
+    desk.offer(1, (2, 0))
+    desk.tell(events.LearnerLost(1, 1, "its host died"))
+    assert merges(desk.tell(events.LearnerLost(2, 1, "its host died"))) == [(2, 0, [0, 1])]
+
+
+@pytest.mark.parametrize("quorum", [1, None])
+def test_a_last_round_whose_only_offer_fails_is_abandoned(quorum):
+    one = {"learners": 1, "num_learners": 1, "num_fragments": 1, "interval": 2}
+    desk = Desk(total_steps=2, quorum=quorum, gamma=0.0, **one)
+    desk.report(0, 2)
+    out = desk.fail(0, (2, 0))
+    assert records(out, "round_abandoned") == [{"step": 2, "fragment": 0}]
+    assert out[-1] == actions.Finish()
+
+
+def test_a_learner_that_has_not_stepped_since_its_update_is_not_waited_for():
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None)
+    desk.report(0, 2, steps=0)
+    desk.report(1, 2, steps=1)
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
+
+
+def test_a_last_round_waits_for_those_that_came_late_before_it_is_abandoned():
+    desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
+    desk.report(0, 2)
+    desk.report(1, 2)
+    assert not records(desk.fail(0, (2, 0)), "round_abandoned")
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
+
+
+def test_a_last_round_is_not_abandoned_while_a_fragment_is_on_its_way():
+    desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    desk.report(0, 2)
+    desk.report(1, 2)
+    desk.offer(0, (2, 0))
+    out = desk.fail(1, (2, 0))
+    assert records(out, "round_abandoned") and out[-1] == actions.Finish()
+    desk = Desk(total_steps=2, learners=3, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    for learner in range(3):
+        desk.report(learner, 2)
+    desk.offer(0, (2, 0))
+    assert not records(desk.fail(1, (2, 0)), "round_abandoned")
+    assert merges(desk.offer(2, (2, 0))) == [(2, 0, [0, 2])]
+
+
+@pytest.mark.parametrize(("quorum", "skipped"), [(1, True), (2, False)])
+def test_a_round_is_too_late_once_its_whole_quorum_has_come_to_the_next_turn(quorum, skipped):
+    """What a lone fast learner has passed may still be in time for the others, where they are needed."""
+    desk = Desk(learners=2, num_fragments=2, interval=2, overlap=1, quorum=quorum, gamma=0.0)
+    desk.report(0, 1, at=1.0)
+    desk.report(0, 5, at=5.0, steps=5)
+    out = desk.settle()
+    assert bool(records(out, "round_skipped")) == skipped
+
+
+def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits():
+    """Otherwise a round over links slower than the timeout would never be complete."""
+    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0, offer_timeout=3.0)
+    desk.report(0, 2)
+    desk.report(1, 2)
+    desk.offer(0, (2, 0))
+    assert only(actions.Drop, desk.tell(events.Timeout(), at=3.0)).reason == "offer timed out"
+    assert merges(desk.offer(1, (2, 0), at=3.5)) == [(2, 0, [0, 1])]
+
+
+def test_work_on_the_version_before_is_not_merged():
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.report(0, 2)
+    desk.settle()
+    desk.report(0, 4)
+    old = Contribution(0, 1, 0, version=0, step=4, steps=2, tokens=20)
+    dropped = only(actions.Drop, desk.tell(events.FragmentArrived(RoundId(4, 0), old)))
+    assert dropped.reason == "stale fragment"
+    assert desk.core.versions == (1,)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "taken"),
+    [
+        ({"steps": 3, "tokens": 20}, False),
+        ({"steps": 2, "tokens": 21}, False),
+        ({"steps": 2, "tokens": 20}, True),
+    ],
+)
+def test_an_offer_that_claims_more_than_was_reported_is_dropped(claimed, taken):
+    """One step and 10^15 tokens would take the whole weight of a merge."""
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.report(0, 2, steps=2)
+    contribution = Contribution(0, 1, 0, version=0, step=2, **claimed)
+    out = desk.tell(events.FragmentArrived(RoundId(2, 0), contribution))
+    assert bool(merges(out)) == taken
+    assert [a.reason for a in out if isinstance(a, actions.Drop)] == (
+        [] if taken else ["more work than it reported"]
+    )
+
+
+def test_an_offer_of_a_step_whose_report_is_behind_it_may_hold_that_step():
+    """Messages are not ordered: the report of the last step may come after the offer that it made."""
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.report(0, 1, steps=1)
+    early = Contribution(0, 1, 0, version=0, step=2, steps=2, tokens=25)  # a longer batch
+    assert not merges(desk.tell(events.FragmentArrived(RoundId(2, 0), early)))
+    assert merges(desk.report(0, 2, steps=2)) == [(2, 0, [0])]
+
+
+@pytest.mark.parametrize("end", ["lost", "replaced", "merging"])
+def test_a_late_fragment_is_not_taken_of_one_that_has_gone_or_once_the_merge_began(end):
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None, offer_timeout=3.0)
+    desk.report(0, 2)
+    desk.report(1, 2)
+    if end == "lost":
+        desk.tell(events.LearnerLost(1, 1, "its host died"))
+    elif end == "replaced":
+        desk.report(0, 2, at=30.0)
+        desk.tell(events.LearnerJoined(1, 2), at=30.0)
+    else:
+        desk.offer(0, (2, 0))
+        desk.tell(events.Timeout(), at=3.0)
+    dropped = only(actions.Drop, desk.offer(1, (2, 0)))
+    assert dropped.reason == "unexpected fragment"
+
+
+def test_an_offer_that_was_left_out_of_its_merge_is_told_to_nobody_as_merged():
+    desk = Desk(num_learners=3, num_fragments=1, interval=2, quorum=3, learners=3)
+    for learner in range(3):
+        desk.report(learner, 2, steps=2)
+    for learner in range(3):
+        desk.offer(learner, (2, 0))
+    out = desk.tell(events.MergeFinished(RoundId(2, 0), left_out=(1,)))
+    update = only(events.UpdateArrived, out)
+    assert [given.learner for given in update.merged] == [0, 2]
+    (record,) = [a.values for a in out if isinstance(a, actions.Record) and a.name == "round"]
+    assert (record["learners"], record["left_out"], record["quorum"]) == ([0, 2], [1], 2)
+    assert record["tokens"] == sum(c[-1] for c in record["contributions"]) == 40
+
+
+def refuse(desk, due, *learners):
+    """The merge of a round ends, without the offers of these learners."""
+    desk.merging.remove(RoundId(*due))
+    return desk.tell(events.MergeFinished(RoundId(*due), left_out=learners))
+
+
+def offered_by(givers, **policy):
+    """A desk whose first round is being merged, of the offers of these learners."""
+    desk = Desk(num_fragments=1, interval=2, gamma=0.0, **policy)
+    for learner in range(desk.policy.num_learners):
+        desk.report(learner, 2, steps=2)
+    for learner in givers:
+        desk.offer(learner, (2, 0))
+    return desk
+
+
+ALONE = {"num_learners": 2, "learners": 2, "quorum": 1}
+
+
+def test_a_merge_of_which_nothing_came_makes_no_version():
+    desk = offered_by([0], **ALONE)
+    out = refuse(desk, (2, 0), 0)
+    assert out == [actions.Record("round_refused", {"step": 2, "fragment": 0, "left_out": [0]})]
+    assert (desk.core.versions, desk.core.merged_steps) == ((0,), (0,))
+    assert desk.core.state() == SyncerState((0,), (0,), ((0, 1), (1, 1)))
+
+
+def test_whose_offer_was_refused_gives_again_but_no_longer_alone():
+    desk = offered_by([0], **ALONE)
+    refuse(desk, (2, 0), 0)
+    assert asked(desk.report(0, 2, steps=2)) == [(0, 2, 0)]
+    assert not merges(desk.offer(0, (2, 0)))
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [0, 1])]
+    update = only(events.UpdateArrived, refuse(desk, (2, 0), 0))
+    assert [given.learner for given in update.merged] == [1]
+
+
+@pytest.mark.parametrize("end", ["lost", "refused too", "not sound"])
+def test_whose_offer_was_refused_gives_alone_again_where_nobody_else_can(end):
+    desk = offered_by([0], **ALONE)
+    refuse(desk, (2, 0), 0)
+    desk.report(0, 2, steps=2)
+    match end:
+        case "lost":
+            assert not merges(desk.offer(0, (2, 0)))
+            out = desk.tell(events.LearnerLost(1, 1, "its host died"))
+        case "refused too":
+            desk.offer(1, (2, 0))
+            refuse(desk, (2, 0), 1)
+            out = desk.offer(0, (2, 0))
+        case "not sound":
+            desk.fail(1, (2, 0))
+            out = desk.offer(0, (2, 0))
+    assert merges(out) == [(2, 0, [0])]
+
+
+def test_an_offer_that_came_too_late_for_a_merge_of_nothing_is_asked_for_at_once():
+    desk = offered_by([0], **ALONE)
+    assert only(actions.Drop, desk.offer(1, (2, 0))).reason == "unexpected fragment"
+    assert asked(refuse(desk, (2, 0), 0)) == [(1, 2, 0)]
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
+
+
+def test_where_learners_wait_nobody_is_waited_for_after_a_merge_of_nothing():
+    desk = offered_by([0, 1], **{**ALONE, "quorum": None}, max_run_ahead=0)
+    refuse(desk, (2, 0), 0, 1)
+    assert sorted(asked(desk.report(0, 2, steps=2)) + asked(desk.report(1, 2, steps=2))) == [
+        (0, 2, 0),
+        (1, 2, 0),
+    ]
+    assert not merges(desk.offer(0, (2, 0)))
+    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [0, 1])]
+
+
+def test_a_last_round_of_which_nothing_came_is_abandoned():
+    desk = offered_by([0], **ALONE, total_steps=2)
+    desk.report(1, 2, steps=0)
+    out = refuse(desk, (2, 0), 0)
+    assert records(out, "round_abandoned") and out[-1] == actions.Finish()

@@ -1,0 +1,174 @@
+"""Host 0 and those that follow it, over real connections; and steps that hang."""
+
+import contextlib
+import queue
+import threading
+
+import grpc
+import pytest
+
+from ddiloco.goodput.accounting import State
+from ddiloco.launch.ports import reserved_port
+from ddiloco.observe import records
+from ddiloco.remote.learner.followers import Followers
+from ddiloco.remote.learner.hosts import HostPlace, StepWatch
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.security import Security
+from tests.remote.ends import PATIENCE, TERMS, until, update, welcome
+
+SECURITY = Security("the learner's token")
+
+
+class Host:
+    """A follower that says and hears what a test has it."""
+
+    def __init__(self, address, security=SECURITY, **following):
+        self.heard = queue.SimpleQueue()
+        self.error = None
+        self._say = queue.SimpleQueue()
+        first = {"host": 1, "learner": 0, "fingerprint": TERMS.fingerprint, "rules": TERMS.rules, **following}
+        self.say(following=pb.FromHost.Following(**first))
+        self._channel = security.channel(address, wire.options(20.0))
+        self._orders = self._channel.stream_stream(wire.FOLLOW)(
+            iter(self._say.get, None), metadata=security.metadata, wait_for_ready=True, timeout=PATIENCE
+        )
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def say(self, **message):
+        self._say.put(pb.FromHost(**message).SerializeToString())
+
+    def here(self, told_of):
+        self.say(here=pb.Here(**told_of))
+
+    def next(self):
+        return self.heard.get(timeout=PATIENCE)
+
+    def leave(self):
+        self._orders.cancel()
+        self._channel.close()
+
+    def _hear(self):
+        try:
+            for data in self._orders:
+                self.heard.put(pb.Order.FromString(data))
+        except grpc.RpcError as error:
+            self.error = error.code()
+
+
+class Leading:
+    def __init__(self, count):
+        self.lost, self.left, self.delivered = [], threading.Event(), []
+        self.followers = Followers(count, 0, TERMS, SECURITY, PATIENCE, self.lost.append, self.left.set)
+        self.followers.deliver = self.delivered.append
+
+
+@pytest.fixture
+def leading():
+    """What leads two followers, and its address."""
+    made = Leading(2)
+    with reserved_port() as port, contextlib.ExitStack() as stack:
+        made.address = f"127.0.0.1:{port}"
+        made.followers.start(made.address)
+        stack.callback(made.followers.stop)
+        yield made
+
+
+def test_orders_reach_all_hosts_in_order(leading):
+    hosts = [Host(leading.address, host=number) for number in (1, 2)]
+    assert leading.followers.gather(threading.Event())
+    for clock in range(5):
+        leading.followers.order(pb.Order(step=clock))
+    assert [[host.next().step for _ in range(5)] for host in hosts] == [list(range(5))] * 2
+
+
+@pytest.mark.parametrize(
+    ("security", "following", "code"),
+    [
+        (Security("another"), {}, grpc.StatusCode.UNAUTHENTICATED),
+        (SECURITY, {"host": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+        (SECURITY, {"host": 3}, grpc.StatusCode.INVALID_ARGUMENT),
+        (SECURITY, {"learner": 1}, grpc.StatusCode.INVALID_ARGUMENT),
+        (SECURITY, {"fingerprint": "another"}, grpc.StatusCode.INVALID_ARGUMENT),
+        (SECURITY, {"rules": '{"seed": 1}'}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_who_is_no_host_of_the_learner_gets_no_orders_and_ends_nothing(leading, security, following, code):
+    stranger = Host(leading.address, security, **following)
+    until(lambda: stranger.error is code, "a refusal")
+    assert leading.lost == []
+
+
+def test_a_second_process_under_a_host_s_number_is_refused(leading):
+    first = Host(leading.address)
+    leading.followers.order(pb.Order(step=1))
+    hosts = [Host(leading.address, host=2)]
+    assert leading.followers.gather(threading.Event())
+    second = Host(leading.address)
+    until(lambda: second.error is grpc.StatusCode.ALREADY_EXISTS, "a refusal")
+    leading.followers.order(pb.Order(step=2))
+    assert [first.next().step, hosts[0].next().step] == [2, 2]
+    assert leading.lost == []
+
+
+def test_what_the_syncer_sends_is_delivered_once_all_hosts_have_it(leading):
+    one, two = (Host(leading.address, host=number) for number in (1, 2))
+    assert leading.followers.gather(threading.Event())
+    first, second, third = welcome(7), update(0, 3), update(0, 4)
+    leading.followers.own(first)
+    one.here({"welcome": 7})
+    two.here({"welcome": 7})
+    until(lambda: leading.delivered == [first], "the welcome")
+    leading.followers.own(second)
+    one.here({"fragment": 0, "version": 3})
+    leading.followers.own(third)
+    for host in (one, two):
+        host.here({"fragment": 0, "version": 4})
+    until(lambda: leading.delivered == [first, third], "the newer update")
+    two.here({"fragment": 0, "version": 3})  # it came late, and is not delivered after a newer one
+    two.say(leaving=True)
+    assert leading.left.wait(PATIENCE)
+    assert leading.delivered == [first, third]
+
+
+def test_tokens_and_positions_of_a_batch_are_waited_for(leading):
+    hosts = [Host(leading.address, host=number) for number in (1, 2)]
+    for number, host in enumerate(hosts, start=1):
+        host.say(drawn=pb.Drawn(number=1, shards=[number], tokens=[10 * number], position=str(number)))
+    drawn = leading.followers.drawn(1)
+    assert sorted((d.position, dict(d.tokens)) for d in drawn) == [("1", {1: 10}), ("2", {2: 20})]
+
+
+def test_the_loss_of_a_host_is_told(leading):
+    hosts = [Host(leading.address, host=number) for number in (1, 2)]
+    assert leading.followers.gather(threading.Event())
+    hosts[1].leave()
+    until(lambda: leading.lost, "the loss")
+    assert leading.lost[0].startswith("host 2 of the learner is gone")
+
+
+def test_copies_count_that_all_hosts_have(leading):
+    for number, copies in ((1, [5, 6]), (2, [6, 7])):
+        Host(leading.address, host=number, copies=copies)
+    assert leading.followers.gather(threading.Event())
+    assert leading.followers.copies() == {6}
+
+
+def test_host_0_leads_at_the_port_after_the_coordinator_s():
+    assert HostPlace(1, 2, "10.0.0.7:8476").leader == "10.0.0.7:8477"
+
+
+def test_a_step_hangs_that_takes_ten_medians_and_longer_than_the_least(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("ddiloco.remote.learner.hosts.time.monotonic", lambda: now)
+    passed, watch = [], StepWatch(3.0, lambda why: None)
+    record = watch.watching(passed.append)
+    assert watch.overdue(1e9) is None  # it has not begun to step
+    record(records.StateChanged(0, State.STEPPING, 0.0))
+    for now in (20.0, 21.0, 22.0, 23.0):  # the first also compiled
+        record(records.StepDone(0, 1, now, 1, {}))
+    assert watch.overdue(33.0) is None
+    assert "a step hangs: 10.1 s" in watch.overdue(33.1)
+    record(records.StateChanged(0, State.WAITING_FOR_PEERS, now))
+    assert watch.overdue(1e9) is None
+    assert len(passed) == 6

@@ -45,6 +45,8 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
     assert two["tokens"] == one["tokens"]
     assert two["bytes_sent"] == one["bytes_sent"]  # each host its own blocks, none twice
     assert [r["learners"] for r in lines(tmp_path / "two" / "rounds.jsonl")] == [[0, 1]] * 3
+    replayed = programs.finish(programs.start("replay", f"--workdir={tmp_path / 'two'}"))
+    assert (replayed.returncode, "the same as the run's" in replayed.stdout) == (0, True), replayed.stderr
 
 
 def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, tmp_path):

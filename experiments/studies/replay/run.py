@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
@@ -217,12 +218,15 @@ class _Replay:
                         f"{work.tokens} in the run: the data are not the same"
                     )
             case plans.Offer(id=key):
-                self._things[key] = arrays.offer(key.fragment, key.step)
+                self._things[key] = offer = arrays.offer(key.fragment, key.step)
+                jax.block_until_ready((offer.arrays, offer.residual, offer.own))
             case plans.Apply(merged=merged):
                 step = None if merged is None else merged.step
                 arrays.apply(work.fragment, work.mixing, self._things[work.needs[0]], step, work.rebase)
             case plans.Give(origin=origin):
                 self._things[origin] = host_arrays(arrays.inner())
+        # Here learners share devices, which take up programs in any order: two could wait for each other.
+        jax.block_until_ready(arrays.params)
 
     def _begin(self, actor: Actor) -> TrainingArrays:
         header = actor.tapes[0].header

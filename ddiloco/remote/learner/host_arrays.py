@@ -133,9 +133,9 @@ class JointBatches(Iterator[HostBatch]):
         self._state = joined(states, self._tokens)
         return HostBatch(rows, together)
 
-    def get_state(self) -> dict[str, Any]:
-        """The whole learner's position after the last batch."""
-        return self._own.get_state() if self._state is None else self._state
+    def get_state(self) -> dict[str, Any] | None:
+        """The whole learner's position after the last batch; None: at the start."""
+        return self._state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves this host; raises DataError if the position is of other data."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import json
 import pathlib
 import threading
 import time
@@ -20,16 +18,12 @@ from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Donor, InnerFormat
-from ddiloco.remote.learner.followers import Followers, failed_offer
-from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
-from ddiloco.remote.learner.host_copies import HostCopies
-from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
-from ddiloco.remote.learner.hosts import HostPlace, StepWatch, end_at_once
+from ddiloco.remote.learner.hosts import HostPlace
+from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
-from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import Terms, terms_of
+from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.exchange import Leave
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
@@ -51,11 +45,15 @@ class LearnerProcess:
 
         `place`: which of the learner's hosts this process is, number 0; None: the only one.
         """
-        self.preempted = False  # whether it ended because another host was asked to end
         self._assembly, self._security, self._place = assembly, security, place
-        self._followers: Followers | None = None
+        self._lead: Lead | None = None  # of the learner's other hosts
         self._experiment = assembly.experiment
         self._equipment: Equipment | None = None
+
+    @property
+    def preempted(self) -> bool:
+        """Whether it ended because another of the learner's hosts was asked to end."""
+        return self._lead is not None and self._lead.preempted
 
     def compile(self) -> None:
         """Gets ready without the learner's number; only if all learners draw the same number of rows."""
@@ -102,33 +100,31 @@ class LearnerProcess:
         terms = terms_of(e, self._assembly.layout)
         security = self._security.of(learner)
         if self._place is not None:
-            self._followers = self._led(self._place, learner, terms, security, stop)
+            self._lead = Lead(self._place, learner, terms, security, config, stop)
         donor = Donor(security, config.keepalive, config.donation_timeout)
         donates = config.donor_host and self._place is None
         port = donor.start(config.donor_host, config.donor_port) if donates else 0
 
         def accepted(message: pb.Accepted) -> None:
             donor.admit(security.among_peers(message.peers_token))
-            if self._followers is not None:
-                self._followers.order(pb.Order(session=pb.Order.Session(name=message.session)))
+            if self._lead is not None:
+                self._lead.connected(message.session)
 
         codec = e.outer.update_codec
         decode = None if codec == "f32" else FragmentDecoder(self._assembly.layout, codec)
         make_client = functools.partial(
             SyncerClient, address, learner, process, terms, security, config, note, port, accepted, decode
         )
-        if self._followers is None:
+        client: SyncerClient | None
+        if self._lead is None:
             client = make_client()
             client.start()  # it connects while this thread compiles
             equipment = self._equipped(learner)
         else:
             equipment = self._equipped(learner)
-            if not self._followers.gather(stop):
+            client = self._lead.connect(make_client, equipment)
+            if client is None:
                 return None
-            fragments = range(terms.num_fragments)
-            host = Host(0, [equipment.transfer.needs(p) for p in fragments])
-            client = make_client(self._followers, host)
-            self._follow(self._followers, client, learner)
             client.start()
         if decode is not None:
             decode.compile()
@@ -141,46 +137,13 @@ class LearnerProcess:
             core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
             failure = self._train(core, equipment, client, donor, stop, folder, workdir, stepping, profile)
             client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
-        if self._followers is not None and failure is None and not client.replaced:
-            self._followers.order(pb.Order(leave=pb.Order.Leave(preempted=stop.is_set())))
-            self._followers.stop()
+        if self._lead is not None and failure is None and not client.replaced:
+            self._lead.leave()
         if client.replaced:
             return f"the syncer refused learner {learner}: {client.refusal}"
         if client.refusal is not None:
             raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
         return failure
-
-    def _led(
-        self, place: HostPlace, learner: int, terms: Terms, security: Security, stop: threading.Event
-    ) -> Followers:
-        """The other hosts, at a port at which they find this one."""
-
-        def leaving() -> None:
-            self.preempted = True
-            stop.set()
-
-        patience = self._experiment.remote.host_timeout
-        followers = Followers(place.count - 1, learner, terms, security, patience, end_at_once, leaving)
-        followers.start(place.leader)
-        return followers
-
-    def _follow(self, followers: Followers, client: SyncerClient, learner: int) -> None:
-        """Has what the other hosts tell reach the client."""
-
-        def told(message: pb.FromHost) -> None:
-            match message.WhichOneof("kind"):
-                case "failed":
-                    client.outbox.send(failed_offer(message, learner))
-                case "broken":
-                    client.host_broke(message.broken)
-                case "erred":
-                    step, devices = json.loads(message.erred)
-                    for found in records.corruption(learner, step, devices, time.time()):
-                        client.outbox.record(found)
-                case "alarm":
-                    client.outbox.record(records.Alarm(f"learner {learner}, {message.alarm}", time.time()))
-
-        followers.told, followers.deliver = told, client.put
 
     def _equipped(self, learner: int) -> Equipment:
         kind = self._assembly.recipe.kind
@@ -210,27 +173,19 @@ class LearnerProcess:
             donor.attach(worker.inbox, inner)
             stepping()
 
-        followers, send_offer, make_arrays = self._followers, client.send_offer, TrainingArrays
-        watch = StepWatch(config.host_timeout, end_at_once)
-        if followers is not None:
-            equipment = dataclasses.replace(equipment, batches=JointBatches(equipment.batches, followers))
-            make_arrays = functools.partial(LeadingArrays, core=core, followers=followers)
-            send_offer = followers.sending(send_offer)
-            record = watch.watching(record)
-        make_recovery = ProcessRecovery
-        make_checkpointer = Checkpointer
-        if followers is not None:
-            held = HostCopies(folder, 0, inner)
-            make_recovery = functools.partial(HostRecovery, copies=held, followers=followers)
-            make_checkpointer = functools.partial(HostCheckpointer, copies=held)
+        lead, send_offer, make_arrays = self._lead, client.send_offer, TrainingArrays
+        make_recovery, make_checkpointer = ProcessRecovery, Checkpointer
+        if lead is not None:
+            equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core)
+            send_offer, record = lead.sending(send_offer), lead.watching(record)
+            make_recovery, make_checkpointer = lead.keeping(folder, inner)
         recovery = make_recovery(client, inner, self._security, config, folder, steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
-        writer = (
-            None if workdir is None or followers is not None else PartWriter(parts_folder(workdir / FOLDER))
-        )
+        recorded = workdir is not None and lead is None  # no host has the learner's whole state
+        writer = PartWriter(parts_folder(workdir / FOLDER)) if recorded else None
         worker = LearnerWorker(
             core,
             equipment,
@@ -243,13 +198,11 @@ class LearnerProcess:
             resumed,
             make_arrays,
         )
-        if followers is not None:
-            followers.order(pb.Order(begin=pb.Order.Begin(position=client.position)))
-            watch.start()
+        if lead is not None:
+            lead.begin(client.position)
         client.attach(worker)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)
-            stack.callback(watch.stop)
             if profile is not None:
                 stack.callback(profile.close)
             if writer is not None:
@@ -275,9 +228,9 @@ class LearnerProcess:
         """The learner's part of the snapshot that the run resumes from, if this process is to resume it.
 
         Without a part, or with a damaged one (and an alarm), it joins as a new learner, with the inner state
-        of another one.
+        of another one. A learner of several hosts always joins so, with its own copies.
         """
-        if not client.resume_from or workdir is None:
+        if not client.resume_from or workdir is None or self._lead is not None:
             return None
         try:
             snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from, own=())

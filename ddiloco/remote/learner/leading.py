@@ -1,0 +1,118 @@
+"""Host 0 of a learner of several: what it has beside what a learner's only process has."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddiloco.observe import records
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.learner.donor import InnerFormat
+from ddiloco.remote.learner.followers import Followers, SendOffer, failed_offer
+from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
+from ddiloco.remote.learner.host_copies import HostCopies
+from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
+from ddiloco.remote.learner.hosts import HostPlace, StepWatch, end_at_once
+from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
+from ddiloco.remote.learner.streams import Host
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import Terms
+from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
+from ddiloco.settings.remote import RemoteConfig
+
+
+class Lead:
+    """Leads the other hosts, from before this one compiles until it has them leave."""
+
+    def __init__(
+        self,
+        place: HostPlace,
+        learner: int,
+        terms: Terms,
+        security: Security,
+        config: RemoteConfig,
+        stop: threading.Event,
+    ) -> None:
+        """`stop` is set where another host was asked to end; raises ConfigError if its port is taken."""
+        self.preempted = False  # whether that was so
+        self._learner, self._terms, self._stop = learner, terms, stop
+        self.followers = Followers(
+            place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
+        )
+        self.followers.start(place.leader)
+        self._watch = StepWatch(config.host_timeout, end_at_once)
+
+    def connect(self, make_client: Callable[..., SyncerClient], equipment: Equipment) -> SyncerClient | None:
+        """The client of all hosts, once these have compiled, too; None: `stop` was set first."""
+        if not self.followers.gather(self._stop):
+            return None
+        host = Host(0, [equipment.transfer.needs(p) for p in range(self._terms.num_fragments)])
+        client = make_client(self.followers, host)
+        self.followers.deliver = client.put
+        self.followers.told = functools.partial(self._told, client)
+        return client
+
+    def connected(self, session: str) -> None:
+        """Has all hosts exchange their blocks over the learner's new connection."""
+        self.followers.order(pb.Order(session=pb.Order.Session(name=session)))
+
+    def equipped(self, equipment: Equipment) -> Equipment:
+        """The equipment with the tokens and the position of all hosts."""
+        return dataclasses.replace(equipment, batches=JointBatches(equipment.batches, self.followers))
+
+    def sending(self, send: SendOffer) -> SendOffer:
+        """`send` for all hosts."""
+        return self.followers.sending(send)
+
+    def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`record`, with a look on steps that hang."""
+        return self._watch.watching(record)
+
+    def make_arrays(self, core: LearnerCore) -> Callable[[Equipment, Erred], TrainingArrays]:
+        """What makes this host's arrays, whose calls the others follow."""
+        return functools.partial(LeadingArrays, core=core, followers=self.followers)
+
+    def keeping(
+        self, folder: pathlib.Path | None, inner: InnerFormat
+    ) -> tuple[Callable[..., ProcessRecovery], Callable[..., Checkpointer]]:
+        """What makes the learner's recovery and its copies on disk, of which each host has its part."""
+        copies = HostCopies(folder, 0, inner)
+        recovery = functools.partial(HostRecovery, copies=copies, followers=self.followers)
+        return recovery, functools.partial(HostCheckpointer, copies=copies)
+
+    def begin(self, position: str) -> None:
+        """All hosts draw their batches from here; steps that hang end them from now on."""
+        self.followers.order(pb.Order(begin=pb.Order.Begin(position=position)))
+        self._watch.start()
+
+    def leave(self) -> None:
+        """Has the other hosts end; to be started again if this one was asked to end."""
+        self._watch.stop()
+        self.followers.order(pb.Order(leave=pb.Order.Leave(preempted=self._stop.is_set())))
+        self.followers.stop()
+
+    def _leaving(self) -> None:
+        self.preempted = True
+        self._stop.set()
+
+    def _told(self, client: SyncerClient, message: pb.FromHost) -> None:
+        match message.WhichOneof("kind"):
+            case "failed":
+                client.outbox.send(failed_offer(message, self._learner))
+            case "broken":
+                client.host_broke(message.broken)
+            case "erred":
+                step, devices = json.loads(message.erred)
+                for found in records.corruption(self._learner, step, devices, time.time()):
+                    client.outbox.record(found)
+            case "alarm":
+                sentence = f"learner {self._learner}, {message.alarm}"
+                client.outbox.record(records.Alarm(sentence, time.time()))

@@ -100,14 +100,12 @@ def test_who_is_no_host_of_the_learner_gets_no_orders_and_ends_nothing(leading, 
 
 
 def test_a_second_process_under_a_host_s_number_is_refused(leading):
-    first = Host(leading.address)
-    leading.followers.order(pb.Order(step=1))
-    hosts = [Host(leading.address, host=2)]
+    first, other = Host(leading.address), Host(leading.address, host=2)
     assert leading.followers.gather(threading.Event())
     second = Host(leading.address)
     until(lambda: second.error is grpc.StatusCode.ALREADY_EXISTS, "a refusal")
     leading.followers.order(pb.Order(step=2))
-    assert [first.next().step, hosts[0].next().step] == [2, 2]
+    assert [first.next().step, other.next().step] == [2, 2]
     assert leading.lost == []
 
 

@@ -121,7 +121,7 @@ def _gke(fleet, experiment):
     from ddiloco.launch import gke
 
     if not _IMAGE.value:
-        raise cli.UsageError("image: is missing; give --image=REGISTRY/NAME:TAG, made of the Dockerfile")
+        raise cli.UsageError("image: is missing; give --image=REGISTRY/NAME:TAG, made of scripts/Dockerfile")
     memory, disk = _syncer_bytes(experiment)
     return gke.plan(
         fleet,

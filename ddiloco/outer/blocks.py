@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -74,7 +74,7 @@ class Blocks:
                 return block[tuple(inside)]
         raise KeyError(f"no block has {wanted}")
 
-    def map(self, change: Any) -> Blocks:
+    def map(self, change: Callable[[Box, np.ndarray], np.ndarray]) -> Blocks:
         """The same blocks after `change` of (box, block)."""
         return Blocks(self.shape, {box: change(box, block) for box, block in self.blocks.items()})
 

@@ -13,7 +13,7 @@ import tempfile
 try:
     import atheris
 except ImportError:
-    from tests.fuzz import blind, targets
+    from tests.fuzz import blind, seeds, targets
 
     atheris = None
 else:
@@ -37,7 +37,7 @@ def main():
 
     with tempfile.TemporaryDirectory(prefix="fuzz-") as corpus:
         for n, name in enumerate(chosen):
-            for m, seed in enumerate(targets.seeds(name)):
+            for m, seed in enumerate(seeds.of(name)):
                 (pathlib.Path(corpus) / f"{name}-{m}").write_bytes(bytes([n]) + seed)
         # libFuzzer leaves by os._exit, so what is in the folder is for the system to clean up.
         atheris.Setup([sys.argv[0], "-rss_limit_mb=2048", "-malloc_limit_mb=256", *options, corpus], read)

@@ -7,7 +7,7 @@ import random
 import re
 import time
 
-from tests.fuzz import targets
+from tests.fuzz import seeds, targets
 
 HANGS = 120.0  # seconds after which an input is taken for one that never ends
 MOST = 2000  # inputs of a target that are mutated further
@@ -40,7 +40,7 @@ def explore(names, seconds, seed=0):
       AssertionError: a target raised what it must not raise; the message has the input.
     """
     rng = random.Random(seed)
-    corpus = {name: list(targets.seeds(name)) for name in names}
+    corpus = {name: list(seeds.of(name)) for name in names}
     seen = {name: set() for name in names}
     counts = collections.Counter()
     until = time.monotonic() + seconds

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import pathlib
 import struct
 import tempfile
@@ -19,29 +18,22 @@ from ddiloco.disk import array_file, checked_json
 from ddiloco.disk.run_mark import RunMarkError, begun
 from ddiloco.disk.scores import Scores
 from ddiloco.disk.snapshots.store import SnapshotError, SnapshotStore
-from ddiloco.disk.tape import file as tape_file
 from ddiloco.disk.tape.file import TapeError, TapeFile
-from ddiloco.disk.tape.header import Header
-from ddiloco.disk.tape.recorder import LearnerTape, learner_tape
+from ddiloco.disk.tape.recorder import learner_tape
 from ddiloco.models.dense import DenseConfig
-from ddiloco.observe import records
 from ddiloco.outer.codecs import ArrayFormat
-from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.donor import InnerFormat, read_donation
 from ddiloco.remote.syncer.intake import RecordIntake
-from ddiloco.remote.syncer.positions import LONGEST, Positions
+from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.blocks import cuts_of
 from ddiloco.remote.wire.downlink import Collector
-from ddiloco.remote.wire.event_messages import from_learner as learner_message
 from ddiloco.remote.wire.event_messages import (
-    from_syncer,
     learner_event,
     offer_of,
     syncer_event,
-    up_header,
     update_of,
 )
 from ddiloco.remote.wire.payload import receive
@@ -53,13 +45,12 @@ from experiments.front.credentials import load_security
 from experiments.studies.replay.reading import read_tape
 from tests.fuzz import rpcs
 from tests.protocol.desk import Desk
-from tests.workbook import MACHINE
 
 FORMATS = (ArrayFormat((3,), np.dtype(np.float32)), ArrayFormat((5,), np.dtype(np.uint8)))
 BYTES = 17
 INNER = InnerFormat([jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.int32)])
 MAGIC = b"a file of arrays\n"
-_FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="fuzzed-"))
+FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="fuzzed-"))
 
 
 def cut(data):
@@ -121,6 +112,10 @@ def update(data):
     assert delivery is None or delivery.event == announced
 
 
+def blocks(data):
+    cuts_of([parse(pb.Cut, data)], FORMATS[:1])
+
+
 def donation(data):
     state = read_donation(cut(data), (1, 2), INNER)
     assert len(state.versions) == 2 and np.isfinite(state.arrays[0]).all()
@@ -146,7 +141,7 @@ def torn_files(data):
 
 
 def positions(data):
-    folder = _FOLDER
+    folder = FOLDER
     (folder / "positions.json").write_bytes(data)
     known = Positions(folder)
     known.load()
@@ -155,24 +150,24 @@ def positions(data):
 
 def durable_values(data):
     """Incarnations, and whatever else is kept with a checksum."""
-    path = _FOLDER / "values.json"
+    path = FOLDER / "values.json"
     path.write_bytes(data)
     assert all(isinstance(name, str) for name in checked_json.load(path))
 
 
 def run_mark(data):
-    (_FOLDER / "run.json").write_bytes(data)
-    begun(_FOLDER)
+    (FOLDER / "run.json").write_bytes(data)
+    begun(FOLDER)
 
 
 def resumed_from(data):
-    (_FOLDER / "resumed_from.json").write_bytes(data)
-    ResumedFrom.load(_FOLDER)
+    (FOLDER / "resumed_from.json").write_bytes(data)
+    ResumedFrom.load(FOLDER)
 
 
 def manifest(data):
     """Of a snapshot, with its checksum."""
-    folder = _FOLDER / "snapshots" / "000003"
+    folder = FOLDER / "snapshots" / "000003"
     folder.mkdir(parents=True, exist_ok=True)
     head = b'{"sha256": "' + hashlib.sha256(data).hexdigest().encode() + b'", '
     (folder / "manifest.json").write_bytes(head + data)
@@ -181,18 +176,18 @@ def manifest(data):
 
 def scores(data):
     """What evaluator and syncer leave each other, as far as the other can read it."""
-    folder = _FOLDER / "evaluator"
+    folder = FOLDER / "evaluator"
     folder.mkdir(exist_ok=True)
     for name in ("scores.jsonl", "wanted.json"):
         (folder / name).write_bytes(data)
-    between = Scores(_FOLDER)
+    between = Scores(FOLDER)
     between.new()
     between.wanted()
 
 
 def tokenized(data):
     """The index of a tokenized data set."""
-    folder = _FOLDER / "tokenized"
+    folder = FOLDER / "tokenized"
     folder.mkdir(exist_ok=True)
     (folder / "tokens.json").write_bytes(data)
     TokenizedSource(DataConfig(tokenized=str(folder)), ByteTokenizer(), "train")
@@ -200,13 +195,13 @@ def tokenized(data):
 
 def model_config(data):
     """Another's config.json."""
-    (_FOLDER / "config.json").write_bytes(data)
-    counterpart_of(DenseConfig()).check(_FOLDER)
+    (FOLDER / "config.json").write_bytes(data)
+    counterpart_of(DenseConfig()).check(FOLDER)
 
 
 def model_weights(data):
     """Another's weights: what follows the length of a file's header."""
-    path = _FOLDER / "model.safetensors"
+    path = FOLDER / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(data)) + data + bytes(64))
     opened = Files(path)
     for name in opened.shapes:
@@ -214,22 +209,22 @@ def model_weights(data):
 
 
 def weights_index(data):
-    (_FOLDER / INDEX).write_bytes(data)
+    (FOLDER / INDEX).write_bytes(data)
     try:
-        Files(_FOLDER)
+        Files(FOLDER)
     finally:
-        (_FOLDER / INDEX).unlink()
+        (FOLDER / INDEX).unlink()
 
 
 def tokens(data):
-    path = _FOLDER / "tokens"
+    path = FOLDER / "tokens"
     path.touch(mode=0o600)
     path.write_bytes(data)
     load_security(str(path), None)
 
 
 def tape(data):
-    path = learner_tape(_FOLDER, 3, 7)
+    path = learner_tape(FOLDER, 3, 7)
     path.unlink(missing_ok=True)
     written = TapeFile(path)
     for payload in rpcs.split(data):
@@ -239,7 +234,7 @@ def tape(data):
 
 
 def torn_tape(data):
-    path = learner_tape(_FOLDER, 3, 8)
+    path = learner_tape(FOLDER, 3, 8)
     path.write_bytes(data)
     read_tape(path)
 
@@ -251,6 +246,7 @@ TARGETS = {  # by name: what reads the bytes, and what it may raise
     "record": (record, WireError),
     "offer": (offer, WireError),
     "update": (update, WireError),
+    "blocks": (blocks, WireError),
     "donation": (donation, WireError),
     "donation_request": (donation_request, WireError),
     "peers": (peers, WireError),
@@ -281,127 +277,3 @@ def feed(name, data):
     except expected as error:
         assert "\n" not in str(error) and len(str(error)) < 400
         return str(error)
-
-
-def headed(message, payload=b""):
-    """What `cut` takes apart again."""
-    encoded = message.SerializeToString()
-    return bytes([len(encoded)]) + encoded + payload
-
-
-def array_body(header, payload=b""):
-    """What follows the magic of a file of arrays."""
-    encoded = json.dumps(header).encode()
-    return struct.pack("<Q", len(encoded)) + encoded + payload
-
-
-def conversation():
-    """Learners that join, are welcomed, report and offer."""
-    said = [events.LearnerJoined(0, 5), events.LearnerJoined(1, 5), events.LearnerReady(0, 5, 0, (0, 0))]
-    said += [events.StepReported(Report(0, 5, step, (FragmentCounters(0, step, 9),) * 2)) for step in (1, 4)]
-    said += [events.LearnerJoined(1, 6, 3, (1, 2)), events.OfferFailed(RoundId(2, 0), 0, 5, "x")]
-    offered = up_header(RoundId(2, 0), Contribution(0, 5, 0, 0, 4, 4, 9), 3)
-    payloads = [learner_message(event).SerializeToString() for event in said]
-    for at in range(3, 4 * len(payloads) // 3, 4):
-        payloads.insert(at, offered.SerializeToString())
-    return payloads
-
-
-def recorded_tape():
-    """The payloads of a tape's records."""
-    made = learner_tape(pathlib.Path(tempfile.mkdtemp(dir=_FOLDER)), 3, 7)
-    tape = LearnerTape(3, 7, made, Header("learner", 3, 7, "local", "c0", "1a", MACHINE, 1.0, 2.0))
-    report = Report(3, 7, 3, (FragmentCounters(1, 2, 9),) * 2)
-    for event in (events.StepStarted(10), events.StepFinished(), events.StepReported(report)):
-        tape.heard(event, 1.5)
-    tape.end()
-    return [payload for _, payload in tape_file.read(made).records]
-
-
-TOKENS = {
-    "name": "stdlib_text",
-    "text_feature": "text",
-    "tokenizer": "byte",
-    "full_name": "stdlib_text",
-    "dtype": "<u2",
-    "splits": {"train": {"files": ["0"], "documents": 3, "tokens": 9}},
-}
-PART = json.dumps({"content": "5f" * 32, "files": {"state/metadata": [3, "5f" * 32]}})
-SEEDS = {  # sound bytes, from which others are made
-    "from_learner": [
-        learner_message(events.StepReported(Report(3, 5, 3, (FragmentCounters(1, 2, 9),) * 3))),
-        learner_message(events.LearnerJoined(3, 5, 3, (1, 2, 3))),
-        pb.FromLearner(
-            records=pb.Records(
-                first=0,
-                records=[record_message(records.StepDone(3, 1, 2.0, 3, {"loss": 1.0}))],
-                position="{}",
-            )
-        ),
-        pb.FromLearner(
-            state_recorded={"snapshot": 3, "incarnation": 5, "recorded": True, "versions": [1] * 3}
-        ),
-        pb.FromLearner(part_written={"snapshot": 3, "files": PART}),
-    ],
-    "core": [rpcs.joint(*conversation())],
-    "to_learner": [
-        from_syncer(events.ClockSet(5)),
-        from_syncer(events.OfferAsked(RoundId(4, 2), 1, 3)),
-    ],
-    "record": [
-        pb.Record(noted=pb.Noted(name="recovered", json='{"bytes": 1}', time=1.0)),
-        pb.Record(alarm=pb.Alarm(sentence="x", time=1.0)),
-    ],
-    "offer": [headed(up_header(RoundId(4, 1), Contribution(3, 5, 1, 0, 4, 4, 9), BYTES), bytes(BYTES))],
-    "update": [
-        headed(
-            pb.DownHeader(
-                update={"fragment": 1, "version": 3, "merged": [{"step": 4}]}, size=BYTES, welcome=2
-            ),
-            bytes(BYTES),
-        )
-    ],
-    "donation": [headed(pb.DonationHeader(format=INNER.fingerprint, versions=[1, 2], size=16), bytes(16))],
-    "donation_request": [pb.DonationRequest(versions=[1, 2, 3])],
-    "peers": [pb.Peers(addresses=["127.0.0.1:7070"])],
-    "array_files": [
-        array_body({"version": 1, "arrays": [["<f4", [2]]]}, bytes(8)),
-        array_body({"arrays": [["<f4", [1 << 40, 1 << 20]]]}),
-        array_body({"arrays": [["<f4", [-1, -2]], ["O", [1]], [["a"], 3]]}),
-    ],
-    "torn_files": [MAGIC + bytes(40)],
-    "positions": [b'{"1": "{}"}', b"[" * 3000, json.dumps({"0": "x" * LONGEST}).encode()],
-    "durable_values": [b'{"0": 3, "sha256": "x"}', b'{"a": {"b": [1.0, null]}}'],
-    "run_mark": [b'{"run": "5f", "start": "00"}'],
-    "resumed_from": [b'{"snapshot": {"number": 3, "sha256": "5f"}, "incarnations": {"0": 7}}'],
-    "manifest": [f'"format": 1, "number": 3, "header": {{}}, "parts": {{"syncer": {PART}}}}}'.encode()],
-    "scores": [
-        b'{"run": "5f", "step": 3, "tokens": 9, "time": 1.0}\n',
-        b'{"run": "5f", "ask": "x", "step": 3, "tokens": 9, "versions": [1, 2]}',
-    ],
-    "tokenized": [json.dumps(TOKENS).encode(), json.dumps({**TOKENS, "splits": {}}).encode()],
-    "model_config": [
-        b'{"architectures": ["Qwen3ForCausalLM"], "rope_scaling": {"rope_type": "x"}, "head_dim": 16}',
-        b'{"architectures": "Qwen3ForCausalLM", "rope_parameters": null}',
-        b'{"rope_scaling": [1]}',
-    ],
-    "model_weights": [b'{"a": {"dtype": "F32", "shape": [2, 8], "data_offsets": [0, 64]}}'],
-    "weights_index": [b'{"weight_map": {"a": "model.safetensors"}}'],
-    "tokens": [b"a token that all share\n", b"0 a-token-of-its-own\n1 another-of-its-own\n"],
-    "tape": [rpcs.joint(*recorded_tape())],
-    "torn_tape": [b"ddiloco tape 2\n" + bytes(12)],
-    "rpc": [
-        rpcs.said("control", rpcs.greeting()),
-        rpcs.said("greeted", learner_message(events.LearnerJoined(1, 100)).SerializeToString()),
-        rpcs.said("offers", *rpcs.sound_offer()),
-        rpcs.said("peers", b""),
-        rpcs.said("updates"),
-        rpcs.said("updates", b"a session"),
-        rpcs.said("donation", pb.DonationRequest(versions=[1, 2]).SerializeToString()),
-    ],
-}
-
-
-def seeds(name):
-    """The sound bytes of a target."""
-    return [s if isinstance(s, bytes) else s.SerializeToString() for s in SEEDS[name]]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.disk import array_file
-from tests.fuzz import blind, rpcs, targets
+from tests.fuzz import blind, rpcs, seeds, targets
 from tests.integration.programs import ROOT
 from tests.remote.ends import PATIENCE
 
@@ -25,14 +25,14 @@ def servers_end():
 
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_sound_bytes_and_no_bytes_do_no_harm(name):
-    for data in (b"", *targets.seeds(name)):
+    for data in (b"", *seeds.of(name)):
         targets.feed(name, data)
 
 
 @st.composite
 def mangled(draw, name):
     """Sound bytes with some of them cut out, doubled or replaced."""
-    data = bytearray(draw(st.sampled_from(targets.seeds(name))))
+    data = bytearray(draw(st.sampled_from(seeds.of(name))))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
         data[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))
@@ -55,7 +55,7 @@ def test_no_bytes_whatever_raise_what_is_not_expected(name):
 )
 def test_a_file_whose_header_asks_for_what_is_not_there_is_damaged(arrays):
     with pytest.raises(ValueError, match="is damaged: its header cannot be read"):
-        body = targets.MAGIC + targets.array_body({"arrays": arrays}, bytes(64))
+        body = targets.MAGIC + seeds.array_body({"arrays": arrays}, bytes(64))
         array_file.parse(body + targets.hashlib.sha256(body).digest(), targets.MAGIC)
 
 
@@ -74,6 +74,6 @@ def test_blind_mutation_finds_what_raises(monkeypatch):
         assert b"\xff" not in data
 
     monkeypatch.setitem(targets.TARGETS, "fragile", (fragile, ValueError))
-    monkeypatch.setitem(targets.SEEDS, "fragile", [b"sound"])
+    monkeypatch.setitem(seeds.SEEDS, "fragile", [b"sound"])
     with pytest.raises(AssertionError, match=r"fragile: b.*xff"):
         blind.explore(["fragile", "peers"], PATIENCE)

@@ -160,11 +160,14 @@ def test_a_slice_of_no_whole_number_of_hosts_is_refused():
 
 
 def test_the_image_has_what_its_file_names():
-    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    lines = (ROOT / "scripts" / "Dockerfile").read_text().splitlines()
     copied = [source for line in lines if line.startswith("COPY") for source in line.split()[1:-1]]
-    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    kept = {
+        line.removeprefix("!")
+        for line in (ROOT / "scripts" / "Dockerfile.dockerignore").read_text().splitlines()
+    }
     assert copied and all((ROOT / source).exists() and source in kept for source in copied)
     module = learner_container(0)["command"][2]
     assert (ROOT / f"{module.replace('.', '/')}.py").exists()
-    extra = re.search(r"ARG EXTRA=(\w+)", (ROOT / "Dockerfile").read_text())[1]
+    extra = re.search(r"ARG EXTRA=(\w+)", (ROOT / "scripts" / "Dockerfile").read_text())[1]
     assert f'"{extra}": [' in (ROOT / "setup.py").read_text()

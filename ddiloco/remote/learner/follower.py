@@ -9,8 +9,7 @@ import json
 import pathlib
 import queue
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import grpc
 import jax
@@ -20,7 +19,7 @@ from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.donor import InnerFormat
-from ddiloco.remote.learner.followers import Key, key_of
+from ddiloco.remote.learner.followers import Key, forget_older, key_of
 from ddiloco.remote.learner.host_arrays import HostArrays
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
@@ -50,14 +49,6 @@ class TellingBatches(Iterator[HostBatch]):
 
     def __next__(self) -> HostBatch:
         return self._ready.get()
-
-    def get_state(self) -> dict[str, Any]:
-        """Where the drawing is."""
-        return self._own.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Only host 0 says where batches go on."""
-        raise NotImplementedError
 
     def _draw(self) -> None:
         for number, batch in enumerate(self._own, start=1):
@@ -196,10 +187,7 @@ class Follower:
         """The fragments of a delivery, which this host has: host 0 knows. What is older is forgotten."""
         with self._change:
             told = self._here.pop(key)
-            welcome, fragment, version = key
-            for w, p, v in list(self._here):
-                if (w and w <= welcome) or (not w and not welcome and p == fragment and v <= version):
-                    del self._here[w, p, v]
+            forget_older(self._here, key)
         return list(told.fragments)
 
     def _connect(self, session: str) -> None:

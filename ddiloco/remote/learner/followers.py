@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import grpc
@@ -42,6 +42,14 @@ def key_of(told: Told) -> Key:
         case events.UpdateArrived(fragment=fragment, version=version):
             return 0, fragment, version
     raise ValueError(f"{type(told.event).__name__} brings no fragments")
+
+
+def forget_older(known: MutableMapping[Key, Any], key: Key) -> None:
+    """Drops welcomes up to this one, or updates of its fragment up to its version."""
+    welcome, fragment, version = key
+    for w, p, v in list(known):
+        if (w and w <= welcome) or (not w and not welcome and p == fragment and v <= version):
+            del known[w, p, v]
 
 
 class Followers:
@@ -211,11 +219,8 @@ class Followers:
             if key not in self._own or len(self._here.get(key, ())) < self.count:
                 return
             told = self._own.pop(key)
-            welcome, fragment, version = key
-            for known in (self._here, self._own):
-                for w, p, v in list(known):
-                    if (w and w <= welcome) or (not w and not welcome and p == fragment and v <= version):
-                        known.pop((w, p, v), None)
+            forget_older(self._here, key)
+            forget_older(self._own, key)
         self.deliver(told)
 
 

@@ -48,7 +48,7 @@ def abstract_state(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainSt
     optimizer = make_inner_optimizer(inner, 1, logical_axes(model_config))
 
     def laid(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
-        name = getattr(path[-1], "key", None)
+        name = str(getattr(path[-1], "key", ""))
         return _laid(leaf, shardings.get(name, replicated(mesh)))
 
     opt_state = jax.tree_util.tree_map_with_path(laid, jax.eval_shape(optimizer.init, shapes))

@@ -146,7 +146,7 @@ class RayRun:
             return self._wait(stop)
 
     def _start_all(self, address: str) -> None:
-        e, learners = self._experiment, range(self._experiment.sync.num_learners)
+        e, learners = self._experiment, range(self._experiment.most_learners)
         security = Security(tokens={m: secrets.token_hex(24) for m in learners})
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         beside = {"num_cpus": 0, "scheduling_strategy": here}

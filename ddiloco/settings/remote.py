@@ -16,6 +16,11 @@ class RemoteConfig:
         "by learner, processes that driver=remote starts for it, which share its mesh; (): one each",
         at_least=1,
     )
+    max_learners: int | None = setting(
+        None,
+        "learners that a run may have at most, up to twice sync.num_learners; None: no more than those",
+        at_least=1,
+    )
     host_timeout: float = setting(
         30.0,
         "seconds without a sign of one of a learner's hosts, or of a step of more than ten times the median, "

@@ -106,7 +106,7 @@ def _syncer(
     take_descriptors()
     platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
     roles.name_process(assignment.name)
-    learners = range(experiment.sync.num_learners)
+    learners = range(experiment.most_learners)
     listening = Listening(
         address, security, experiment.remote, sum(map(experiment.hosts, learners)), health.ready.set
     )

@@ -33,7 +33,7 @@ LEAVES = (
     jax.ShapeDtypeStruct((0, 3), np.float32),
 )
 FORMAT = InnerFormat(LEAVES)
-THREE = dataclasses.replace(TERMS, num_learners=3)
+THREE = dataclasses.replace(TERMS, num_learners=3, most_learners=3)
 
 
 def state(value, step=7, versions=(3, 4)):

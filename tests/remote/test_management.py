@@ -86,14 +86,14 @@ def test_the_first_number_that_is_free_is_given(managed):
     assert asked(syncer, "add").facts == {"learner": 1}
     second = there(syncer, 1)
     answer = asked(syncer, "add")
-    assert (answer.done, answer.line) == (False, "all 2 learners of config.sync.num_learners are there")
+    assert (answer.done, answer.line) == (False, "all 2 learners of config.remote.max_learners are there")
     for learner in (first, second):
         learner.client.finish(PATIENCE)
 
 
 def test_numbers_of_no_learner_are_refused(managed):
     syncer = managed()
-    told = "a learner's number is below config.sync.num_learners, 2"
+    told = "a learner's number is below 2, by config.remote.max_learners"
     assert asked(syncer, "drain", 2) == Answer(False, told)
     assert asked(syncer, "add", 2) == Answer(False, told)
     assert asked(syncer, "drain") == Answer(False, told)

@@ -74,7 +74,7 @@ class LearnerProcess:
         """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
 
         Args:
-          learner: its number, from 0; the number of its data shard too.
+          learner: its number, from 0; its data shards follow from it.
           address: the syncer's, HOST:PORT.
           stop: ends it early.
           note: takes a line on what happens to the connection.
@@ -90,8 +90,8 @@ class LearnerProcess:
           ConfigError, DataError: a setting is impossible, or the syncer refuses the learner.
         """
         e, config = self._experiment, self._experiment.remote
-        if learner >= e.sync.num_learners:
-            problem = f"is {learner}, but must be below config.sync.num_learners, {e.sync.num_learners}"
+        if learner >= e.most_learners:
+            problem = f"is {learner}, but must be below {e.most_learners}, by config.remote.max_learners"
             raise ConfigError(f"learner_id: {problem}")
         # Above the incarnations of all earlier processes of the learner: each took one more at a rejoin,
         # at most once a microsecond.

@@ -71,7 +71,7 @@ class SyncerRun:
             initial = assembly.initial_parameters()
         else:
             initial = assemble(assembly.layout, [fragment.pieces for fragment in start.fragments])
-        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
+        self._model = GlobalModel(assembly.layout, initial, e.outer, e.most_learners, step_tokens(e))
         if start is None:
             durable.begin(self._model)
             durable.complete()
@@ -108,7 +108,7 @@ class SyncerRun:
             durable.run,
             Management(
                 security,
-                e.sync.num_learners,
+                e.most_learners,
                 lambda: self._syncer.core.step,
                 (lambda: False) if taker is None else taker.take_one_soon,
                 stop.set,

@@ -224,6 +224,10 @@ class Monitor:
                 self._lines.recovered(record)
             case "snapshot_given_up":
                 self._say(f"snapshot {record.values.get('number')} given up: {record.values.get('reason')}")
+            case "clock_ahead":
+                pace = f"its clock goes {record.values['pace']:.0f} times as fast as others step"
+                hint = "with a sync.quorum of 2 or more it would not hurry them"
+                self._alarms.raise_once(f"pace of {learner}", f"learner {learner}: {pace}; {hint}")
             case "learner_lost" if not finished:
                 self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:

@@ -42,6 +42,7 @@ POLL = 0.1  # seconds; draining in batches wakes the interpreter less often than
 FLUSH_EVERY = 0.5
 SUMMARY_EVERY = 2.0
 BATCH = 256
+CLOCKS_APART = 60.0  # seconds that another machine's clock may be off without an alarm
 
 TOLD = frozenset(
     {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
@@ -148,7 +149,8 @@ class Monitor:
         self._end()
 
     def _take(self, record: Record) -> None:
-        if not isinstance(record, Transferred | Flush):
+        record = self._in_time(record)
+        if not isinstance(record, Transferred | Flush | Stop):
             self._tally.seen(record.time)
         match record:
             case StepDone():
@@ -171,6 +173,18 @@ class Monitor:
                 record.done.set()
             case Alarm():
                 self._alarms.raise_once(record.sentence, record.sentence)
+
+    def _in_time(self, record: Record) -> Record:
+        """The record, not before the run and not in the future: another machine's clock may be wrong."""
+        if isinstance(record, Transferred | Flush | Stop):
+            return record
+        if self._clock is None or self._tally.started is None:
+            return record
+        time = min(max(record.time, self._tally.started), self._now())
+        if abs(time - record.time) > CLOCKS_APART:
+            whose = f"learner {record.learner}" if hasattr(record, "learner") else "a learner"
+            self._alarms.raise_once(f"clock of {whose}", f"the clock of {whose} is wrong: {record.time:.0f}")
+        return dataclasses.replace(record, time=time)
 
     def _step_done(self, record: StepDone) -> None:
         self._lines.step(record)

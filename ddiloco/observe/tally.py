@@ -171,7 +171,7 @@ class Tally:
     def step_done(self, record: StepDone) -> float | None:
         """Counts a step and keeps its loss, which it returns; a step that was skipped has none."""
         learner = record.learner
-        self.step = max(self.step, record.step)
+        self.step = max(self.step, min(record.step, self.info.total_steps))
         self._clocks[learner] = record.step
         long = record.time - self._stepped_at.get(learner, record.time) > self.info.resend_timeout
         self._long_steps[learner] = self._long_steps[learner] + 1 if long else 0

@@ -59,6 +59,20 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     assert sorted(path.name for path in workdir.iterdir()) == left
 
 
+def test_a_learner_whose_clock_is_wrong_or_that_lies_spoils_no_figure(make, tmp_path):
+    now = [1000.0]
+    monitor = make(clock=lambda: now[0])
+    now[0] = 1010.0
+    put(monitor, StateChanged(0, State.STEPPING, 1002.0), StateChanged(0, State.FINISHED, 1010.0))
+    put(monitor, StateChanged(1, State.STEPPING, 9e10), step(1, 1 << 52, 0.0), step(1, 2, 1e9))
+    monitor.start()
+    summary = monitor.stop()
+    assert (summary["step"], summary["goodput"]) == (4, 1.0)
+    assert summary["wall_seconds"] == 10.0
+    assert [line["time"] for line in lines(tmp_path / "run", 1)] == [1000.0, 1010.0]
+    assert summary["alarms"] == ["the clock of learner 1 is wrong: 90000000000"]
+
+
 def test_a_run_without_any_record_still_has_a_summary(make, tmp_path):
     summary = make().stop()
     assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())

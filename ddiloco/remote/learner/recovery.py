@@ -23,7 +23,7 @@ from ddiloco.remote.learner import inner_files
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Gift, InnerFormat
 from ddiloco.remote.learner.likeness import Comparison
-from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.agreement import WireError, ended_after
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.roles.inbox import Inbox
@@ -111,8 +111,11 @@ class ProcessRecovery:
             keepalive = self._config.keepalive
             gifts = [Gift(a, versions, self._inner, security, keepalive, left) for a in asked]
             try:
-                for gift in sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True):
-                    state = self._tried(gift.take) if gift.trained >= least else None
+                opened = sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True)
+                for gift in opened:
+                    left = deadline - time.monotonic()  # of which one that is slow leaves half to the others
+                    with ended_after(left / 2 if waiting or gift is not opened[-1] else left, gift.close):
+                        state = self._tried(gift.take) if gift.trained >= least else None
                     if state is not None and comparison.agrees(state):
                         return state
             finally:

@@ -85,7 +85,7 @@ class SyncerServer:
         self._changed = threading.Condition(self._lock)  # of the two above
         self._offer_intake = OfferIntake(terms, send, take_offer, record, self._count)
         self._management = management or Management(security, terms.most_learners)
-        self._management.attach(self._all_sessions)
+        self._management.attach(self._all_sessions, self._end)
         self._handlers = {
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),

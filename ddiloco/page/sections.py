@@ -177,8 +177,8 @@ def syncer(view: RunView) -> Html:
         if s.inbox is not None
         else None,
         ("merges that wait", s.merging, "one is made at a time") if s.merging is not None else None,
-        ("bytes in", f"{size(s.in_per_second)}/s", "of its network"),
-        ("bytes out", f"{size(s.out_per_second)}/s", "of its network"),
+        ("bytes in", f"{size(s.in_per_second)}/s", "its network; not measured"),
+        ("bytes out", f"{size(s.out_per_second)}/s", "its network; not measured"),
         ("learners in a merge", _figure(s.mean_quorum), f"{here}; {share(s.mean_share)} of those there"),
         ("rounds left out", s.skipped, f"0, of {s.rounds}; {s.abandoned} more had no quorum"),
     ]

@@ -368,8 +368,9 @@ class SyncerWorker:
             return
         if committed:  # else the run is over, without this merge
             finished = events.MergeFinished(action.round, made.left_out)
-            spent = {"merge_seconds": merged_at - begun, "disk_seconds": time.monotonic() - merged_at}
-            metrics = {**made.metrics, **spent}
+            metrics = {**made.metrics, "merge_seconds": merged_at - begun}
+            if not needless:
+                metrics["disk_seconds"] = time.monotonic() - merged_at
             self._inbox.put(Merged(finished, made.pieces, made.difference, metrics, sha256, made.empty))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:

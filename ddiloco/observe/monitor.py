@@ -46,7 +46,7 @@ CLOCKS_APART = 60.0  # seconds that another machine's clock may be off without a
 
 TOLD = frozenset(
     {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
-    | {"snapshot_given_up", "guard_quarantined", "guard_released", "sdc"}
+    | {"snapshot_given_up", "guard_quarantined", "guard_released", "sdc", "host_here", "host_gone"}
 )
 """The protocol's records that `events.jsonl` has a line for: rare ones."""
 
@@ -218,7 +218,7 @@ class Monitor:
         match record.name:
             case "round":
                 self._metrics.round(record)
-                self._lines.round(record)
+                self._lines.round(record, self._tally.counts)
                 self._look_for_left_out()
             case "recovered":
                 self._lines.recovered(record)

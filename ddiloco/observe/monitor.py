@@ -46,7 +46,7 @@ CLOCKS_APART = 60.0  # seconds that another machine's clock may be off without a
 
 TOLD = frozenset(
     {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
-    | {"snapshot_given_up", "guard_quarantined", "guard_released", "sdc"}
+    | {"snapshot_given_up", "guard_quarantined", "guard_released", "sdc", "host_here", "host_gone"}
 )
 """The protocol's records that `events.jsonl` has a line for: rare ones."""
 
@@ -218,12 +218,16 @@ class Monitor:
         match record.name:
             case "round":
                 self._metrics.round(record)
-                self._lines.round(record)
+                self._lines.round(record, self._tally.counts)
                 self._look_for_left_out()
             case "recovered":
                 self._lines.recovered(record)
             case "snapshot_given_up":
                 self._say(f"snapshot {record.values.get('number')} given up: {record.values.get('reason')}")
+            case "clock_ahead":
+                pace = f"its clock goes {record.values['pace']:.0f} times as fast as others step"
+                hint = "with a sync.quorum of 2 or more it would not hurry them"
+                self._alarms.raise_once(f"pace of {learner}", f"learner {learner}: {pace}; {hint}")
             case "learner_lost" if not finished:
                 self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:

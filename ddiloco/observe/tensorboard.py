@@ -21,8 +21,8 @@ from ddiloco.observe.scalars import as_float, numbers
 
 _GLOBAL = "global"  # the run whose scalars are not a learner's
 _COUNTED = ("tokens", "skipped")  # metrics of a step that the summary adds up
-_ROUND = ("quorum", "quorum_seconds", "grace_seconds", "sync_seconds")
-_NOT_PLOTTED = ("step", "fragment", "version", "live", "tokens")
+_ROUND = ("quorum", "quorum_seconds", "grace_seconds", "sync_seconds", "merge_seconds", "disk_seconds")
+_NOT_PLOTTED = ("step", "fragment", "version", "live", "tokens", "inbox", "merging")
 
 
 class EventFiles:

@@ -7,12 +7,13 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ddiloco.page.view import LearnerView, RunView
+from ddiloco.page.view import LearnerView, RunView, SyncerView
 from ddiloco.page.words import seconds, share, size
 
 SETTLED = 4  # rounds of each fragment before anything is said of merging
 SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others
+LONG_ABSENCE = 10.0  # seconds that a host may take to connect
 WAITS = 0.2  # of its steps' time for data
 LEAST_SHARE = 0.7  # of the work that should be merged
 _HERE = ("stepping", "waiting", "hung", "finished")
@@ -75,6 +76,23 @@ def hung(view: RunView) -> Iterator[Advice]:
                 f"Learner {one.learner} has not taken a step for {seconds(one.state_seconds)}.",
                 f"A step usually takes it {seconds(one.step_seconds)}: it hangs, or its connection is lost.",
                 "Look at its host and its network. If its process hangs, kill it: it will rejoin.",
+                one.learner,
+            )
+
+
+def host_missing(view: RunView) -> Iterator[Advice]:
+    """A learner of several hosts waits for one of them."""
+    for one in view.learners:
+        missing = [at for at in one.hosts if not at.here and at.seconds > LONG_ABSENCE]
+        if missing and len(missing) < len(one.hosts) and one.state not in ("dead", "finished"):
+            named = ", ".join(str(at.host) for at in missing)
+            longest = seconds(max(at.seconds for at in missing))
+            yield Advice(
+                f"Learner {one.learner} waits for its host {named}.",
+                f"{len(one.hosts) - len(missing)} of its {len(one.hosts)} hosts are connected to the syncer; "
+                f"that one has not been for {longest}, and an update counts once all have it.",
+                "Look at that host and its way to the syncer. If its process hangs, kill it: all of the "
+                "learner's processes start again together.",
                 one.learner,
             )
 
@@ -161,10 +179,21 @@ def syncer_at_its_limit(view: RunView) -> Iterator[Advice]:
         yield Advice(
             f"The syncer is at its limit: it merges {s.rounds_per_second or 0:.2g} rounds a second of "
             f"{s.due_per_second or 0:.2g} that are due.",
-            f"A merge takes {seconds(s.sync_seconds)}, and merges take {share(s.busy)} of its time; "
-            f"{s.skipped} rounds were left out.",
-            "Give it more cores or a faster disk, or have it merge less often (config.sync.interval).",
+            f"A merge takes {seconds(s.sync_seconds)}{_of_which(s)}, and merges take {share(s.busy)} of its "
+            f"time; {s.skipped} rounds were left out.",
+            f"Give it {_scarce(s)}, or have it merge less often (config.sync.interval).",
         )
+
+
+def _of_which(s: SyncerView) -> str:
+    return "" if s.disk_seconds is None else f", {seconds(s.disk_seconds)} of it for the disk"
+
+
+def _scarce(s: SyncerView) -> str:
+    """What more merges a second need, by what a merge spends its time on."""
+    if s.disk_seconds is None or s.merge_seconds is None:
+        return "more cores or a faster disk"
+    return "a faster disk" if s.disk_seconds > s.merge_seconds else "more cores"
 
 
 def interval_too_small(view: RunView) -> Iterator[Advice]:
@@ -260,6 +289,7 @@ RULES: Sequence[Rule] = (
     not_finite,
     dead,
     hung,
+    host_missing,
     thin_link,
     waits_for_data,
     quarantined,

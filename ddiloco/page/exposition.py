@@ -49,6 +49,16 @@ OF_RUN = (
     Metric(
         "ddiloco_syncer_busy_ratio", "time spent merging and writing, lately", lambda view: view.syncer.busy
     ),
+    Metric("ddiloco_syncer_merge_seconds", "of a round, the merge alone", lambda v: v.syncer.merge_seconds),
+    Metric("ddiloco_syncer_disk_seconds", "of a round, its write", lambda view: view.syncer.disk_seconds),
+    Metric("ddiloco_syncer_inbox_messages", "the most that waited, lately", lambda view: view.syncer.inbox),
+    Metric("ddiloco_syncer_merges_waiting", "the most at a time, lately", lambda view: view.syncer.merging),
+    Metric(
+        "ddiloco_syncer_in_bytes_per_second", "from all learners, lately", lambda v: v.syncer.in_per_second
+    ),
+    Metric(
+        "ddiloco_syncer_out_bytes_per_second", "to all learners, lately", lambda v: v.syncer.out_per_second
+    ),
     Metric("ddiloco_quorum_learners", "mean of learners in a merge", lambda view: view.syncer.mean_quorum),
     Metric("ddiloco_quorum_seconds", "mean time until a quorum", lambda view: view.syncer.quorum_seconds),
     Metric("ddiloco_grace_seconds", "mean grace used", lambda view: view.syncer.grace_seconds),
@@ -69,6 +79,11 @@ OF_LEARNER = (
     Metric("ddiloco_learner_staleness_steps", "from offer to merge, lately", lambda one: one.staleness),
     Metric("ddiloco_learner_sent_bytes_total", "to the syncer", lambda one: one.sent),
     Metric("ddiloco_learner_received_bytes_total", "from the syncer", lambda one: one.received),
+    Metric(
+        "ddiloco_learner_hosts",
+        "connected, of a learner that has several",
+        lambda one: sum(at.here for at in one.hosts) if one.hosts else None,
+    ),
     Metric("ddiloco_learner_starts_total", "starts of its processes", lambda one: one.starts),
 )
 OF_FRAGMENT = (

@@ -21,7 +21,7 @@ from ddiloco.page.board import SHARE, Board
 from ddiloco.page.elements import el
 from ddiloco.page.exposition import exposition
 from ddiloco.page.sheet import asset, document
-from ddiloco.page.visitors import NOBODY, Visitors, check_page, context_of, is_loopback, listen
+from ddiloco.page.visitors import NOBODY, SETTING, Visitors, check_page, context_of, is_loopback, listen
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -47,19 +47,20 @@ class PageServer:
         workdirs: Sequence[pathlib.Path],
         visitors: Visitors = NOBODY,
         share: float = SHARE,
+        setting: str = SETTING,
     ) -> None:
         """Takes HOST:PORT; on the loopback, which needs no credentials, another port where it is taken.
 
-        `share`: of a core that it may take.
+        `share`: of a core that it may take. `setting`: where the address was given.
 
         Raises:
           ConfigError: it is not available, or needs credentials that are not there.
         """
-        check_page(address, visitors)
+        check_page(address, visitors, setting)
         self._loopback = is_loopback(address)
         self._visitors = NOBODY if self._loopback else visitors
         self._actions = visitors.actions
-        self._socket = listen(address)
+        self._socket = listen(address, setting)
         scheme = "http" if self._visitors.tls is None else "https"
         self.url = f"{scheme}://{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}/"
         self._board = Board(workdirs, share)

@@ -117,6 +117,7 @@ class SyncerWorker:
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
         self._differences: dict[int, Pieces] = {}  # by fragment, the newest
         self._arrivals: Arrivals[Pieces] = Arrivals()
+        self._merging = 0  # merges under way, of which one is made and the others wait
         self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
@@ -196,6 +197,7 @@ class SyncerWorker:
                 self._arrivals.keep(event, decided, pieces)
                 self._carry_out(decided)
             case Merged():
+                self._merging -= 1
                 self._carry_out(self._note_merge(message), message.metrics)
                 if not message.empty:
                     self._on_commit(self.core.step, list(self._committed))
@@ -326,6 +328,7 @@ class SyncerWorker:
                 for receiver in receivers:
                     self._links.deliver(receiver, delivery)
             case actions.Merge():
+                self._merging += 1
                 self._merger.submit(self._merge, action, self._arrivals.take(action))
             case actions.Drop():
                 values = {"learner": action.learner, "reason": action.reason}
@@ -336,7 +339,9 @@ class SyncerWorker:
                 self.ended.set()
 
     def _note(self, action: actions.Record, metrics: Mapping[str, Any]) -> None:
-        values = {**action.values, **metrics} if action.name == "round" else action.values
+        values = action.values
+        if action.name == "round":
+            values = {**values, **metrics, "inbox": self._inbox.qsize(), "merging": self._merging}
         if action.name == "learner_silent" and self._snapshots is not None:
             self._snapshots.silent(values["learner"])
         self._arrivals.forget(action)
@@ -345,6 +350,7 @@ class SyncerWorker:
     # The methods below run on other threads, and change nothing of this object but the inbox.
 
     def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
+        begun = time.monotonic()
         try:
             made = self._model.merge(
                 action.round.fragment,
@@ -354,6 +360,7 @@ class SyncerWorker:
             )
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
             self._note_guarded(made.notices, action.round)
+            merged_at = time.monotonic()
             needless = made.empty or self._durable is None
             committed = needless or self._durable.commit(action.round, self._model)
         except Exception as error:
@@ -361,7 +368,10 @@ class SyncerWorker:
             return
         if committed:  # else the run is over, without this merge
             finished = events.MergeFinished(action.round, made.left_out)
-            self._inbox.put(Merged(finished, made.pieces, made.difference, made.metrics, sha256, made.empty))
+            metrics = {**made.metrics, "merge_seconds": merged_at - begun}
+            if not needless:
+                metrics["disk_seconds"] = time.monotonic() - merged_at
+            self._inbox.put(Merged(finished, made.pieces, made.difference, metrics, sha256, made.empty))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):

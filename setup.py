@@ -56,6 +56,8 @@ setup(
         ],
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
+        "wandb": ["wandb>=0.20"],
+        "mlflow": ["mlflow-skinny>=3"],
         "ray": ["ray>=2.50"],
         "huggingface": ["torch>=2.6", "transformers>=4.51"],  # that tests hold exported weights against
         "tpu_compiler": ["libtpu>=0.0.52"],  # which compiles for TPUs on machines without

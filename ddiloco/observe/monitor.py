@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.observe import performance
@@ -17,6 +18,7 @@ from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
 from ddiloco.observe.files import GrowingFiles
 from ddiloco.observe.lines import LineFiles
+from ddiloco.observe.metrics import Metrics
 from ddiloco.observe.plots import plot_loss
 from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, Status
 from ddiloco.observe.records import (
@@ -34,9 +36,10 @@ from ddiloco.observe.records import (
     Transferred,
 )
 from ddiloco.observe.scalars import as_float, as_json
-from ddiloco.observe.summary import summarize, write_summary
+from ddiloco.observe.summary import read_summary, summarize, write_summary
 from ddiloco.observe.tally import Tally
 from ddiloco.observe.tensorboard import EventFiles
+from ddiloco.observe.writers import SERVICES, Aside, Writer
 
 POLL = 0.1  # seconds; draining in batches wakes the interpreter less often than a wake-up for each record
 FLUSH_EVERY = 0.5
@@ -66,10 +69,12 @@ class Monitor:
         *,
         clock: Callable[[], float] | None = time.time,
         resume: bool = False,
+        writers: Sequence[str] = ("tensorboard",),
     ) -> None:
         """`live`: draw a progress line if stdout is a terminal. `log_every`: steps between metrics.
 
-        `resume`: the counts continue those that earlier processes of the run left in the workdir.
+        `resume`: the counts continue those that earlier processes of the run left in the workdir. `writers`:
+        where curves go.
 
         `clock` must give the records' kind of time (unix seconds). None if that is virtual: then the latest
         record's time is now.
@@ -90,7 +95,7 @@ class Monitor:
         if resume:
             with self._alarms.guard("what earlier processes have left", Exception):
                 recall(self._workdir, self._tally)
-        self._metrics = EventFiles(self._files, log_every)
+        self._metrics = Metrics([self._writer(name) for name in writers], log_every)
         self._pace = Pace()
         self._extra: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
@@ -102,6 +107,12 @@ class Monitor:
             self._show: self._progress.every,
             self._write_run_metrics: PLAIN_EVERY,
         }
+
+    def _writer(self, name: str) -> Writer:
+        if name == "tensorboard":
+            return EventFiles(self._files)
+        make = functools.partial(SERVICES[name], self._workdir, read_summary(self._workdir / "config.json"))
+        return Aside(make, lambda sentence: self.queue.put(Alarm(sentence, self._now())), name)
 
     def start(self) -> None:
         """Starts the monitor's thread."""
@@ -311,6 +322,7 @@ class Monitor:
         for action in (
             self._show,
             self._write_run_metrics,
+            self._end_writers,
             self._files.close,
             self._write_summary,
             self._plot,
@@ -319,6 +331,13 @@ class Monitor:
             self._do(action)
         with self._terminal():
             self._progress.end()
+
+    def _end_writers(self) -> None:
+        """Waits for the services; what they could not do is an alarm like any other."""
+        self._metrics.close()
+        while not self.queue.empty():
+            if isinstance(late := self.queue.get(), Alarm):
+                self._take(late)
 
     def _plot(self) -> None:
         plot_loss(self._workdir / "loss.png", self._tally)

@@ -17,6 +17,7 @@ from ddiloco.observe import performance
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
 from ddiloco.observe.files import GrowingFiles
+from ddiloco.observe.json_lines import about
 from ddiloco.observe.lines import LineFiles
 from ddiloco.observe.metrics import Metrics
 from ddiloco.observe.plots import plot_loss
@@ -150,7 +151,8 @@ class Monitor:
                 if isinstance(record, Stop):
                     running = False
                     break
-                with self._alarms.guard(f"a {type(record).__name__} record was not used", Exception):
+                guard = self._alarms.guard(f"a {type(record).__name__} record was not used", Exception)
+                with guard, about(learner=_learner(record), round=self._tally.rounds.count):
                     self._take(record)
             for action, moment in due.items():
                 if time.monotonic() >= moment:
@@ -345,3 +347,10 @@ class Monitor:
     def _do(self, action: Callable[[], None]) -> None:
         with self._alarms.guard(f"the monitor's {action.__name__.strip('_')}", Exception):
             action()
+
+
+def _learner(record: Record) -> int | None:
+    """Whom a record is about."""
+    if isinstance(record, Noted):
+        return record.values.get("learner")
+    return getattr(record, "learner", None)

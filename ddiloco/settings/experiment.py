@@ -87,6 +87,7 @@ class LogConfig:
     writers: tuple[str, ...] = setting(
         ("tensorboard",), "where curves go; the page draws losses from TensorBoard's", choices=tuple(NEEDS)
     )
+    json: bool = setting(False, "whether processes print JSON, a line an object, with what it is about")
     peak_flops: float | None = setting(
         None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
     )

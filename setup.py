@@ -43,6 +43,7 @@ setup(
     ],
     extras_require={
         "test": [
+            "axe-core-python>=0.1",  # of which only the script is used, in whatever Chromium there is
             "grpcio-tools>=1.70",
             "httpx>=0.27",
             "hypothesis>=6.100",

@@ -62,3 +62,46 @@ def budget(config: ConfigDict) -> int:
     experiment = parse(config)
     rows = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners))
     return experiment.train.steps * rows * task_of(experiment).row_tokens
+
+
+INNER = {"AdamW": "adamw", "Muon": "muon"}
+
+
+def tuning(get_config: Callable[[str], ConfigDict], size: str, sizes: tuple[str, ...]) -> dict[str, Any]:
+    """Data-parallel and Decoupled DiLoCo with either inner optimizer, for `experiments.tune`.
+
+    What chooses sees the first nine tenths of the training split, and is scored on the last. Arguments as for
+    `comparison`.
+    """
+    entries = {entry["label"]: entry for entry in comparison(get_config, size, sizes)}
+    batch = get_config(size).train.batch_size
+    rows = []
+    for name, optimizer in INNER.items():
+        for label in ("data-parallel", "Decoupled DiLoCo"):
+            row = {
+                **entries[label],
+                "label": f"{label}, {name}",
+                "inner.optimizer": optimizer,
+                "inner.learning_rate": 0.006,
+                "train.batch_size": batch,
+                "axes": ["inner.learning_rate", "train.batch_size"],
+            }
+            if label != "data-parallel":
+                row |= {
+                    "outer.learning_rate": 0.7,
+                    "outer.momentum": 0.3,
+                    "against": f"data-parallel, {name}",
+                }
+                row["axes"] += ["outer.learning_rate", "outer.momentum"]
+            rows.append(row)
+    return {
+        "rows": rows,
+        "grid": {
+            "inner.learning_rate": (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048),
+            "train.batch_size": tuple(n for n in (batch // 4, batch // 2, batch, 2 * batch) if n),
+            "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
+            "outer.momentum": (0.0, 0.3, 0.6, 0.8, 0.9),
+        },
+        "budget": 12,
+        "choosing": {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]", "eval.every": 0},
+    }

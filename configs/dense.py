@@ -105,3 +105,8 @@ def model(size: str, name: str = "dense") -> ConfigDict:
 def get_comparison(size: str = "tiny") -> list[dict]:
     """Five algorithms side by side, in virtual time."""
     return baselines.comparison(get_config, size, SIZES)
+
+
+def get_tuning(size: str = "tiny") -> dict:
+    """Algorithms tuned alike, each with either inner optimizer: `python -m experiments.tune`."""
+    return baselines.tuning(get_config, size, SIZES)

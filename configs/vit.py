@@ -86,3 +86,8 @@ def data(size: str) -> ConfigDict:
 def get_comparison(size: str = "tiny") -> list[dict]:
     """Five algorithms side by side, in virtual time."""
     return baselines.comparison(get_config, size, SIZES)
+
+
+def get_tuning(size: str = "tiny") -> dict:
+    """Algorithms tuned alike, each with either inner optimizer: `python -m experiments.tune`."""
+    return baselines.tuning(get_config, size, SIZES)

@@ -18,9 +18,7 @@ compare.md and compare.png.
 from __future__ import annotations
 
 import pathlib
-import signal
 import sys
-from collections.abc import Callable, Sequence
 
 from absl import flags
 
@@ -37,9 +35,9 @@ _GIVEN = cli.take_overrides()
 def main(_) -> int:
     if not _CONFIG.value:
         raise cli.UsageError("compare: give --config=FILE.py")
-    output = pathlib.Path(_OUTPUT.value or comparison.default_output(_CONFIG.value))
+    output = pathlib.Path(_OUTPUT.value or runs.default_output("compare", _CONFIG.value))
     entries = cli.call(_CONFIG.value, "get_comparison", "config")
-    rows = comparison.make_rows(_CONFIG.value, entries, parse_seeds(_SEEDS.value), _GIVEN, output)
+    rows = comparison.make_rows(_CONFIG.value, entries, runs.parse_seeds(_SEEDS.value), _GIVEN, output)
     planned = {
         run.workdir: runs.Planned(f"{row.label}, seed {seed}", run, runs.settings_of(run, row.label))
         for row in rows
@@ -52,8 +50,8 @@ def main(_) -> int:
         comparison.write(output, results)
         return results
 
-    signal.signal(signal.SIGTERM, _leave)
-    failed = train([*planned.values()], _JOBS.value, write)
+    runs.leave_at_sigterm()
+    failed = runs.train([*planned.values()], _JOBS.value, write)
     results = write()
     comparison_figure.draw(output / "compare.png", results, comparison.clock_of(results))
     print(comparison.table(results))
@@ -61,45 +59,6 @@ def main(_) -> int:
     if failed:
         print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
-
-
-def parse_seeds(texts: Sequence[str]) -> list[int]:
-    """The seeds of the flag.
-
-    Raises:
-      UsageError: none, one twice, or one that is no whole number from 0 on.
-    """
-    for text in texts:
-        if not (text.isascii() and text.isdigit()):
-            raise cli.UsageError(f"seeds: {text!r} is not a whole number from 0 on")
-    seeds = [int(text) for text in texts]
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise cli.UsageError(f"seeds: is {','.join(texts)!r}, but must name at least one seed, none twice")
-    return seeds
-
-
-def train(planned: Sequence[runs.Planned], jobs: int, ended: Callable[[], object]) -> list[str]:
-    """Runs what lacks something, and calls `ended` after each; returns the names of the runs that failed.
-
-    Raises:
-      UsageError: a run had one; the others are ended too.
-    """
-    failed = []
-
-    def note(plan: runs.Planned, status: int) -> None:
-        if status == cli.USAGE_ERROR:
-            raise cli.UsageError(f"{plan.name}: cannot run; the reason stands above")
-        why = plan.lacks()
-        if status or why:
-            failed.append(f"{plan.name} ({why or f'exit status {status}'})")
-        ended()
-
-    runs.run_lacking(planned, jobs, note)
-    return failed
-
-
-def _leave(number: int, _) -> None:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ POLL = 0.1  # seconds; draining in batches wakes the interpreter less often than
 FLUSH_EVERY = 0.5
 SUMMARY_EVERY = 2.0
 BATCH = 256
+CLOCKS_APART = 60.0  # seconds that another machine's clock may be off without an alarm
 
 TOLD = frozenset(
     {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
@@ -161,7 +162,8 @@ class Monitor:
         self._end()
 
     def _take(self, record: Record) -> None:
-        if not isinstance(record, Transferred | Flush):
+        record = self._in_time(record)
+        if not isinstance(record, Transferred | Flush | Stop):
             self._tally.seen(record.time)
         match record:
             case StepDone():
@@ -184,6 +186,18 @@ class Monitor:
                 record.done.set()
             case Alarm():
                 self._alarms.raise_once(record.sentence, record.sentence)
+
+    def _in_time(self, record: Record) -> Record:
+        """The record, not before the run and not in the future: another machine's clock may be wrong."""
+        if isinstance(record, Transferred | Flush | Stop):
+            return record
+        if self._clock is None or self._tally.started is None:
+            return record
+        time = min(max(record.time, self._tally.started), self._now())
+        if abs(time - record.time) > CLOCKS_APART:
+            whose = f"learner {record.learner}" if hasattr(record, "learner") else "a learner"
+            self._alarms.raise_once(f"clock of {whose}", f"the clock of {whose} is wrong: {record.time:.0f}")
+        return dataclasses.replace(record, time=time)
 
     def _step_done(self, record: StepDone) -> None:
         self._lines.step(record)
@@ -223,6 +237,10 @@ class Monitor:
                 self._lines.recovered(record)
             case "snapshot_given_up":
                 self._say(f"snapshot {record.values.get('number')} given up: {record.values.get('reason')}")
+            case "clock_ahead":
+                pace = f"its clock goes {record.values['pace']:.0f} times as fast as others step"
+                hint = "with a sync.quorum of 2 or more it would not hurry them"
+                self._alarms.raise_once(f"pace of {learner}", f"learner {learner}: {pace}; {hint}")
             case "learner_lost" if not finished:
                 self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:

@@ -59,6 +59,7 @@ class PageServer:
         check_page(address, visitors, setting)
         self._loopback = is_loopback(address)
         self._visitors = NOBODY if self._loopback else visitors
+        self._actions = visitors.actions
         self._socket = listen(address, setting)
         scheme = "http" if self._visitors.tls is None else "https"
         self.url = f"{scheme}://{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}/"
@@ -128,7 +129,8 @@ class PageServer:
         from starlette.routing import Route
 
         def page() -> Response:
-            return HTMLResponse(document(self._board.views(), live=True))
+            dialog = None if self._actions is None else self._actions.dialog()
+            return HTMLResponse(document(self._board.views(), live=True, dialog=dialog))
 
         def report() -> Response:
             whole = document(self._board.views(), inline=True)
@@ -149,6 +151,8 @@ class PageServer:
         routes = [Route(path, self._guarded(make)) for path, make in made.items()]
         routes += [Route(f"/{name}", _file(name, kind)) for name, kind in _FILES.items()]
         routes.append(Route("/enter", self._enter, methods=["POST"]))
+        if self._actions is not None:
+            routes.append(Route("/act", self._actions.answer, methods=["POST"]))
         # On the loopback a page of another site could ask by a name of its own that leads here.
         hosts = ["localhost", "127.0.0.1", "["] if self._loopback else ["*"]
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
@@ -203,7 +207,7 @@ class PageServer:
             self._watching -= 1
 
 
-_FILES = {"page.css": "text/css", "page.js": "text/javascript"}
+_FILES = {"page.css": "text/css", "page.js": "text/javascript", "actions.js": "text/javascript"}
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Any]:

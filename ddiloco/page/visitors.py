@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 
 from ddiloco.config import ConfigError
+from ddiloco.page.actions import Actions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +22,12 @@ class Visitors:
       admits: judges the token that a visitor shows; None: there is none.
       tls: the authority's certificate, and this end's own certificate and key, in PEM; None: no TLS. Without
         `admits` visitors show a certificate of that authority.
+      actions: what they may have the run do, with credentials of their own; None: nothing.
     """
 
     admits: Callable[[str], bool] | None = None
     tls: tuple[bytes, bytes, bytes] | None = None
+    actions: Actions | None = None
 
 
 SETTING = "config.log.page"
@@ -45,7 +48,7 @@ def check_page(address: str, visitors: Visitors = NOBODY, setting: str = SETTING
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{setting}: is {address!r}, but must be HOST:PORT, or empty")
-    if not is_loopback(address) and visitors == NOBODY:
+    if not is_loopback(address) and visitors.admits is None and visitors.tls is None:
         reach = f"{address} can be reached from other machines"
         whose = "a syncer with " if setting == SETTING else ""
         raise ConfigError(f"{setting}: {reach}, which needs {whose}--token_file or --tls")

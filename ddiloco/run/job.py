@@ -257,12 +257,13 @@ def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
     if assembly is None or experiment.driver == "virtual":
         chips = chips_by_learner(experiment)
     elif experiment.driver == "remote":  # this process does not see their devices: all count the same
-        chips = dict.fromkeys(range(experiment.sync.num_learners), 1)
+        chips = dict.fromkeys(range(experiment.most_learners), 1)
     else:
         chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}
+    first = experiment.sync.num_learners if experiment.driver == "remote" else len(chips)
     return RunInfo(
         algorithm=experiment.algorithm,
-        num_learners=len(chips),
+        num_learners=first,
         num_params=sum(map(math.prod, (assembly or assembly_of(experiment)).recipe.shapes.values())),
         num_fragments=0 if experiment.algorithm in BASELINES else experiment.sync.num_fragments,
         total_steps=experiment.train.steps,

@@ -1,4 +1,4 @@
-"""The inner optimizer: AdamW whose learning rate follows the learner's clock, not Adam's own count."""
+"""The inner optimizer: AdamW or Muon, with a learning rate that follows the learner's clock, not a count."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ddiloco.config import setting
+from ddiloco.config import Marks, setting
+from ddiloco.models.parameter import Axes
 from ddiloco.outer.stacks import is_stack
+from ddiloco.training.muon import matrices_of, muon
+
+_OF_STATES = Marks(may_change="never", because="the learners' inner states have its arrays")
 
 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig:
     """Settings of the inner optimizer and of the loss that it minimises."""
 
+    optimizer: str = setting(
+        "adamw",
+        "what moves the matrices of layers; all else goes by AdamW",
+        choices=("adamw", "muon"),
+        **_OF_STATES,
+    )
     learning_rate: float = setting(3e-3, "peak learning rate", at_least=0.0)
     warmup_steps: int = setting(40, "steps of linear warm-up", at_least=0)
     final_fraction: float = setting(0.1, "share of the peak left at the end", at_least=0.0, at_most=1.0)
@@ -27,7 +37,11 @@ class InnerConfig:
     b1: float = setting(0.9, "decay of Adam's first moment", at_least=0.0, below=1.0)
     b2: float = setting(0.95, "decay of Adam's second moment", at_least=0.0, below=1.0)
     mu_dtype: str = setting(
-        "float32", "type in which Adam's first moment is kept", choices=("bfloat16", "float32")
+        "float32", "type in which first moments are kept", choices=("bfloat16", "float32"), **_OF_STATES
+    )
+    momentum: float = setting(0.95, "decay of Muon's mean of gradients", at_least=0.0, below=1.0)
+    update_rms: float = setting(
+        0.2, "root mean square of Muon's update before the learning rate; 0.2 is like Adam's", above=0.0
     )
     eps: float = setting(1e-8, "added to the root of Adam's second moment", above=0.0)
     clip_norm: float | None = setting(1.0, "largest global norm of a gradient; None is off", above=0.0)
@@ -81,8 +95,13 @@ def scale_by_clock(config: InnerConfig, total_steps: int) -> optax.GradientTrans
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def make_inner_optimizer(config: InnerConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
+def make_inner_optimizer(
+    config: InnerConfig, total_steps: int, axes: Mapping[str, Axes]
+) -> optax.GradientTransformationExtraArgs:
     """AdamW (arXiv 1711.05101) after clipping by the global norm; `update` takes the extra argument `clock`.
+
+    Where `config.optimizer` is `muon`, that takes Adam's place for the matrices of layers; `axes` has the
+    logical axes of every parameter, by which they are known.
 
     The clock may jump forward, as when an update from the syncer carries a later global step. The learning
     rate jumps with it; the bias correction of the moments counts the steps really taken.
@@ -90,7 +109,10 @@ def make_inner_optimizer(config: InnerConfig, total_steps: int) -> optax.Gradien
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(config.clip_norm))
-    parts.append(optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.mu_dtype))
+    scaled = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.mu_dtype)
+    if config.optimizer == "muon":
+        scaled = muon(matrices_of(axes), config.momentum, config.mu_dtype, config.update_rms, scaled)
+    parts.append(scaled)
     if config.weight_decay:
         mask = functools.partial(decay_mask, config)
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=mask))

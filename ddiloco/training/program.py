@@ -17,7 +17,7 @@ from ddiloco.outer.stacks import array_of
 from ddiloco.training import executable
 from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
 from ddiloco.training.loss import Loss
-from ddiloco.training.parameters import Parameters
+from ddiloco.training.parameters import Parameters, logical_axes
 from ddiloco.training.platform import compiler_options
 from ddiloco.training.step import (
     Metrics,
@@ -85,7 +85,7 @@ class TrainProgram:
         state = abstract_state(model_config, inner, mesh)
         traced = traced_step(model_config, inner, total_steps, mesh, rows, row, loss)
         self._step = _compiled(traced.lower(), mesh, saved_step)
-        optimizer = make_inner_optimizer(inner, total_steps)
+        optimizer = make_inner_optimizer(inner, total_steps, logical_axes(model_config))
         init = jax.jit(optimizer.init, out_shardings=self._laid.opt_state)
         self._init_optimizer = init.lower(state.params).compile()
         zeros = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.params)

@@ -1,4 +1,4 @@
-"""The inner step of one learner: loss, gradient and AdamW on its mesh."""
+"""The inner step of one learner: loss, gradient and inner optimizer on its mesh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddiloco.models.parameter import Constrain
 from ddiloco.outer.blocks import Blocks, placed
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
-from ddiloco.training.parameters import Parameters, abstract_parameters
+from ddiloco.training.parameters import Parameters, abstract_parameters, logical_axes
 from ddiloco.training.sharding import (
     batch_sharding,
     constrainer,
@@ -41,18 +41,17 @@ class TrainState:
 def abstract_state(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainState:
     """Shape, dtype and sharding of every array of the state; allocates nothing.
 
-    Adam's moments are sharded like their parameters; counters are on every device.
+    Moments are sharded like their parameters, by whose names they are known; counters are on every device.
     """
     shapes, shardings = abstract_parameters(model_config), parameter_shardings(model_config, mesh)
     params = {name: _laid(leaf, shardings[name]) for name, leaf in shapes.items()}
-    optimizer = make_inner_optimizer(inner, total_steps=1)
-    opt_state = optax.tree.map_params(
-        optimizer,
-        lambda moment, param: _laid(moment, param.sharding),
-        jax.eval_shape(optimizer.init, shapes),
-        params,
-        transform_non_params=lambda leaf: _laid(leaf, replicated(mesh)),
-    )
+    optimizer = make_inner_optimizer(inner, 1, logical_axes(model_config))
+
+    def laid(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+        name = str(getattr(path[-1], "key", ""))
+        return _laid(leaf, shardings.get(name, replicated(mesh)))
+
+    opt_state = jax.tree_util.tree_map_with_path(laid, jax.eval_shape(optimizer.init, shapes))
     return TrainState(params, opt_state)
 
 
@@ -79,7 +78,7 @@ def make_train_step(
     Raises:
       ValueError: on tracing, where the rows of the batch are not a multiple of `accumulation`.
     """
-    optimizer = make_inner_optimizer(inner, total_steps)
+    optimizer = make_inner_optimizer(inner, total_steps, logical_axes(model_config))
     constrain = constrainer(mesh)
 
     def sums_of(params: Parameters, batch: Batch) -> LossSums:

@@ -21,6 +21,7 @@ from experiments.front import cli, ending, roles
 from experiments.front.credentials import check_address
 
 if TYPE_CHECKING:
+    from ddiloco.page.actions import Actions
     from ddiloco.remote.learner.hosts import HostPlace
     from ddiloco.roles.assembly import Assembly
 
@@ -100,7 +101,8 @@ def _syncer(
 
     address = check_address(assignment.syncer, "listen")
     check_reach(address, security)
-    visitors = Visitors(security.admits_token if security.asks else None, security.tls)
+    actions = _actions(security)
+    visitors = Visitors(security.admits_token if security.asks else None, security.tls, actions)
     check_page(experiment.log.page, visitors)
     workdir = assignment.workdir
     if assignment.resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
@@ -111,12 +113,17 @@ def _syncer(
     take_descriptors()
     platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
     roles.name_process(assignment.name)
-    learners = range(experiment.sync.num_learners)
+    learners = range(experiment.most_learners)
     listening = Listening(
         address, security, experiment.remote, sum(map(experiment.hosts, learners)), health.ready.set
     )
     runner = functools.partial(
-        run_syncer, listening=listening, security=security, folder=workdir / FOLDER, alone=finish
+        run_syncer,
+        listening=listening,
+        security=security,
+        folder=workdir / FOLDER,
+        alone=finish,
+        actions=actions,
     )
     live, resume = ending.is_live(), assignment.resume
     try:
@@ -127,6 +134,16 @@ def _syncer(
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     return ending.tell(result, workdir, received)
+
+
+def _actions(security: Security) -> Actions | None:
+    """What the run's page may have it do: by the token that manages the run, where there are no credentials
+    by a secret of the page, and where certificates alone say who somebody is nothing."""
+    from ddiloco.page.actions import Actions
+
+    if security.managed:
+        return Actions(security.admits_manager)
+    return None if security.asks or security.tls is not None else Actions()
 
 
 def _is_over(workdir: pathlib.Path, experiment: Experiment) -> bool:

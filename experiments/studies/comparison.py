@@ -56,12 +56,6 @@ class Row:
     runs: Mapping[int, runs.Run]
 
 
-def default_output(config: str) -> str:
-    """The folder of a comparison for which none is given: a second call goes on with the first."""
-    path, _, argument = config.partition(":")
-    return f"runs/{runs.folder_name('-'.join(filter(None, ('compare', pathlib.Path(path).stem, argument))))}"
-
-
 def make_rows(
     argument: str,
     comparison: Sequence[Mapping[str, Any]],

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -33,6 +34,12 @@ class Run:
 def folder_name(text: str) -> str:
     """A name for a run's folder that a person can still read."""
     return "".join(c if c.isalnum() or c in "=,._-" else "-" for c in text)
+
+
+def default_output(program: str, config: str) -> str:
+    """The folder of a program for which none is given: a second call goes on with the first."""
+    path, _, argument = config.partition(":")
+    return f"runs/{folder_name('-'.join(filter(None, (program, pathlib.Path(path).stem, argument))))}"
 
 
 def finished(workdir: pathlib.Path) -> bool:
@@ -115,6 +122,50 @@ def run_lacking(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned,
     run_all(
         "experiments.train", arguments, jobs, announce, lambda place, status: ended(left[place][1], status)
     )
+
+
+def parse_seeds(texts: Sequence[str]) -> list[int]:
+    """The seeds of the flag.
+
+    Raises:
+      UsageError: none, one twice, or one that is no whole number from 0 on.
+    """
+    for text in texts:
+        if not (text.isascii() and text.isdigit()):
+            raise cli.UsageError(f"seeds: {text!r} is not a whole number from 0 on")
+    seeds = [int(text) for text in texts]
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise cli.UsageError(f"seeds: is {','.join(texts)!r}, but must name at least one seed, none twice")
+    return seeds
+
+
+def train(planned: Sequence[Planned], jobs: int, ended: Callable[[], object]) -> list[str]:
+    """Runs what lacks something, and calls `ended` after each; returns the names of the runs that failed.
+
+    Raises:
+      UsageError: a run had one; the others are ended too.
+    """
+    failed = []
+
+    def note(plan: Planned, status: int) -> None:
+        if status == cli.USAGE_ERROR:
+            raise cli.UsageError(f"{plan.name}: cannot run; the reason stands above")
+        why = plan.lacks()
+        if status or why:
+            failed.append(f"{plan.name} ({why or f'exit status {status}'})")
+        ended()
+
+    run_lacking(planned, jobs, note)
+    return failed
+
+
+def leave_at_sigterm() -> None:
+    """From now on SIGTERM ends the program, and with it the runs under way."""
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def run_all(

@@ -244,8 +244,8 @@ def test_a_figure_of_accuracies_and_bytes_is_drawn(results, tmp_path):
 
 
 def test_a_folder_follows_from_the_comparison_where_none_is_given():
-    assert comparison.default_output("configs/dense.py:small") == "runs/compare-dense-small"
-    assert comparison.default_output("configs/chaos.py") == "runs/compare-chaos"
+    assert runs.default_output("compare", "configs/dense.py:small") == "runs/compare-dense-small"
+    assert runs.default_output("compare", "configs/chaos.py") == "runs/compare-chaos"
 
 
 def test_the_mean_of_curves_is_where_all_of_them_are():

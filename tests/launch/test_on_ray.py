@@ -13,6 +13,7 @@ ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from ddiloco.launch.on_ray import RayRun, Resources  # noqa: E402
+from ddiloco.launch.ports import reserved_ports  # noqa: E402
 from ddiloco.settings.experiment import parse  # noqa: E402
 from experiments.front import cli  # noqa: E402
 from experiments.front.role_main import exit_code  # noqa: E402
@@ -21,7 +22,7 @@ from tests.integration.hand import UNENDING  # noqa: E402
 from tests.integration.programs import ROOT, SMALLEST  # noqa: E402
 from tests.remote.ends import until  # noqa: E402
 
-LIMIT = 300.0
+LIMIT = 900.0
 
 
 def settings(*more):
@@ -76,7 +77,7 @@ class Nodes:
         assert done.returncode == 0, done.stderr
 
     def of(self, actor):
-        node, _ = ray.get(actor.where.remote())
+        node, *_ = ray.get(actor.where.remote())
         return next(one for one in self.nodes if one.node_id == node)
 
     def close(self):
@@ -89,6 +90,7 @@ def nodes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("XLA_FLAGS", "")  # in the tests it simulates devices, and each learner has one here
         made = Nodes()
         yield made
         made.close()
@@ -97,12 +99,11 @@ def nodes():
 class Run:
     """A run in a thread, with what it has written so far."""
 
-    def __init__(self, experiment, workdir, kept=None):
+    def __init__(self, experiment, workdir, kept=None, processes=1):
         self.workdir, self.told, self.codes, self.stop = workdir, [], [], threading.Event()
-        environment = {"XLA_FLAGS": ""}  # in the tests it simulates devices, and each learner has one here
-        self.ray_run = RayRun(
-            experiment, workdir, Resources(), exit_code, self.told.append, environment, kept
-        )
+        with reserved_ports(2) as port:
+            resources = Resources(processes=processes, coordinators=port)
+        self.ray_run = RayRun(experiment, workdir, resources, exit_code, self.told.append, kept=kept)
         self._thread = threading.Thread(target=lambda: self.codes.append(self.ray_run.run(self.stop)))
         self._thread.start()
 
@@ -130,10 +131,13 @@ class Run:
         newest = max(since, default=0)
         self.wait(lambda: max(self.incarnations(m), default=0) > newest, f"a merge of learner {m} anew")
 
-    def end(self):
-        self.stop.set()
+    def ended(self):
         self._thread.join(LIMIT)
         return self.codes
+
+    def end(self):
+        self.stop.set()
+        return self.ended()
 
     def summary(self):
         return json.loads((self.workdir / "summary.json").read_text())
@@ -152,8 +156,8 @@ def assert_nothing_lost(run, learners):
 
 
 @contextlib.contextmanager
-def running(*args):
-    run = Run(*args)
+def running(*args, **more):
+    run = Run(*args, **more)
     try:
         yield run
     finally:
@@ -164,12 +168,11 @@ def test_actors_processes_and_nodes_die_and_join_and_nothing_is_lost(nodes, tmp_
     nodes.have(2)
     with running(settings("--config.train.min_step_seconds=(0.1, 0.1)"), tmp_path / "run") as run:
         run.wait(lambda: run.incarnations(0) and run.incarnations(1), "merges of both learners")
-        before = run.incarnations(1)
+        before = run.incarnations(0), run.incarnations(1)
+        os.kill(ray.get(run.learner(0).where.remote())[2], signal.SIGKILL)
         ray.kill(run.learner(1), no_restart=False)
-        run.another(1, before)
-        before = run.incarnations(0)
-        os.kill(ray.get(run.learner(0).process.remote()), signal.SIGKILL)
-        run.another(0, before)
+        for m in (0, 1):
+            run.another(m, before[m])
         gone, before = nodes.of(run.learner(1)), run.incarnations(1)
         nodes.remove(gone)
         made = len(run.rounds())
@@ -181,17 +184,36 @@ def test_actors_processes_and_nodes_die_and_join_and_nothing_is_lost(nodes, tmp_
     assert_nothing_lost(run, 2)
 
 
-def test_a_run_comes_to_its_end_and_a_refusal_ends_it(nodes, tmp_path):
+ONE = ("--config.sync.num_learners=1", "--config.train.min_step_seconds=(0.05,)")
+
+
+def test_a_learner_of_several_processes_comes_to_the_end_and_a_refusal_ends_a_run(nodes, tmp_path):
     nodes.have(2)
-    with running(settings("--config.train.steps=8"), tmp_path / "run") as run:
-        run._thread.join(LIMIT)
-        assert run.codes == [0]
+    meshes = ("--config.mesh.fsdp=2", "--config.mesh.data=-1")
+    with running(settings(*ONE, *meshes, "--config.train.steps=8"), tmp_path / "run", processes=2) as run:
+        assert run.ended() == [0]
         assert run.told[-1].endswith("exit code 0")
-    assert run.summary()["finished"]
-    wrong = settings("--config.data.name=no_such_text")
-    with running(wrong, tmp_path / "wrong") as run:
-        run._thread.join(LIMIT)
-        assert run.codes == [2]
+    assert run.summary()["finished"] and run.summary()["inner_steps"] == {"0": 8}
+    with running(settings(*ONE, "--config.data.name=no_such_text"), tmp_path / "wrong") as run:
+        assert run.ended() == [2]
+
+
+@pytest.mark.slow
+def test_processes_of_a_learner_die_and_come_back_together(nodes, tmp_path):
+    nodes.have(2)
+    more = ("--config.mesh.fsdp=2", "--config.mesh.data=-1", "--config.tape.enabled=true")
+    with running(settings(*ONE, *more), tmp_path / "run", tmp_path / "run", processes=2) as run:
+        for lost in ("learner 0.1", "learner 0"):
+            run.wait(lambda: run.incarnations(0), "a merge")
+            before = run.incarnations(0)
+            os.kill(ray.get(run.ray_run.actors[lost].where.remote())[2], signal.SIGKILL)
+            run.another(0, before)
+        gone, before = nodes.of(run.ray_run.actors["learner 0.1"]), run.incarnations(0)
+        nodes.remove(gone)
+        nodes.have(2)
+        run.another(0, before)
+        assert run.end() == [143]
+    assert_nothing_lost(run, 1)
 
 
 @pytest.mark.slow
@@ -225,8 +247,7 @@ def test_four_learners_reach_the_loss_of_an_undisturbed_run_though_nodes_die_dra
         run.another(2, before)
         assert nodes.of(run.learner(2)) is not node
         nodes.remove(node)
-        run._thread.join(LIMIT)
-        assert run.codes == [0], run.told
+        assert run.ended() == [0], run.told
     assert_nothing_lost(run, 4)
     summary = run.summary()
     tokens = sum(summary["tokens"].values())

@@ -51,7 +51,7 @@ def test_learning_rate_is_never_negative_nor_above_its_peak(warmup, total, fract
 
 def test_a_clock_jump_moves_the_rate_but_not_the_bias_correction():
     config = InnerConfig(learning_rate=0.5, warmup_steps=10, weight_decay=0.0, clip_norm=None)
-    optimizer = make_inner_optimizer(config, 100)
+    optimizer = make_inner_optimizer(config, 100, {})
     params = {"w": jnp.zeros((2, 2))}
     state = optimizer.init(params)
     gradients = {"w": jnp.full((2, 2), 3.0)}
@@ -73,7 +73,7 @@ def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked(scan):
 
 def test_decay_alone_shrinks_matrices_by_rate_times_decay():
     config = InnerConfig(learning_rate=0.5, warmup_steps=0, weight_decay=0.1, final_fraction=1.0)
-    optimizer = make_inner_optimizer(config, 10)
+    optimizer = make_inner_optimizer(config, 10, {})
     params = {"head/kernel": jnp.ones((2, 2)), "final_norm/scale": jnp.ones(2)}
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = optimizer.update(zeros, optimizer.init(params), params, clock=jnp.int32(3))
@@ -86,7 +86,7 @@ def test_ten_steps_are_the_float64_adamw():
         learning_rate=0.1, warmup_steps=3, final_fraction=0.0, weight_decay=0.3, b1=0.8, b2=0.9, clip_norm=2.0
     )
     rng = np.random.default_rng(0)
-    optimizer = make_inner_optimizer(config, 12)
+    optimizer = make_inner_optimizer(config, 12, {})
     params = {"head/kernel": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)}
     state = optimizer.init(params)
     expected = np.asarray(params["head/kernel"], np.float64)
@@ -113,7 +113,7 @@ def test_the_first_moment_may_be_kept_in_half_the_bits():
     ways = {}
     for dtype in ("float32", "bfloat16"):
         config = InnerConfig(mu_dtype=dtype, warmup_steps=0, weight_decay=0.0)
-        optimizer = make_inner_optimizer(config, 10)
+        optimizer = make_inner_optimizer(config, 10, {})
         state, way = optimizer.init(params), []
         for clock in range(5):
             gradients = {"w": jnp.sin(params["w"] * (clock + 1))}

@@ -129,7 +129,8 @@ def test_the_inner_state_is_of_the_same_arrays_whatever_the_inner_settings():
     }
 
     def state(**changes):
-        return jax.tree.leaves(jax.eval_shape(make_inner_optimizer(InnerConfig(**changes), 10).init, params))
+        optimizer = make_inner_optimizer(InnerConfig(**changes), 10, {})
+        return jax.tree.leaves(jax.eval_shape(optimizer.init, params))
 
     for clip_norm, weight_decay, decay_embeddings, accumulation, b1 in itertools.product(
         (None, 1.0), (0.0, 0.1), (False, True), (1, 2), (0.0, 0.9)

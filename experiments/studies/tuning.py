@@ -1,0 +1,201 @@
+"""A tuning protocol: one climb on one grid with one budget for every algorithm, told with what it cost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from experiments.front import cli
+from experiments.front.tables import markdown
+
+Point = tuple[Any, ...]  # a value for each axis
+Climb = Generator[Point, float, Point]
+
+
+def climb(axes: Sequence[Sequence[Any]], start: Point, budget: int) -> Climb:
+    """Looks for the lowest loss on a grid from `start`; yields points, wants their losses, returns the best.
+
+    It tries the neighbours on one axis after another, goes on in a direction for as long as the loss falls,
+    and ends where no neighbour is lower, or after `budget` points. No point is asked for twice.
+    """
+    losses = {start: (yield start)}
+    best, moved = start, True
+    while moved:
+        moved = False
+        for place, values in enumerate(axes):
+            for step in (1, -1):
+                while True:
+                    i = values.index(best[place]) + step
+                    if not 0 <= i < len(values):
+                        break
+                    neighbour = (*best[:place], values[i], *best[place + 1 :])
+                    if neighbour not in losses:
+                        if len(losses) == budget:
+                            break
+                        losses[neighbour] = yield neighbour
+                    if losses[neighbour] >= losses[best]:
+                        break
+                    best, moved = neighbour, True
+    return best
+
+
+class Row(NamedTuple):
+    """An algorithm to be tuned.
+
+    Attributes:
+      preset: what stands after the colon of `--config`.
+      settings: those that are not tuned.
+      axes: the values of each setting that is.
+      start: where the climb begins.
+      against: the label of the row whose losses its own are held against, or None.
+    """
+
+    label: str
+    preset: str
+    settings: Mapping[str, Any]
+    axes: Mapping[str, Sequence[Any]]
+    start: Point
+    against: str | None
+
+
+class Plan(NamedTuple):
+    """What `get_tuning()` of a config file says: rows, points a row at most, and settings for choosing."""
+
+    rows: list[Row]
+    budget: int
+    choosing: Mapping[str, Any]
+
+
+def plan_of(argument: str) -> Plan:
+    """The plan of `FILE.py[:ARGUMENT]`.
+
+    Raises:
+      UsageError: no such file or argument, or a row that begins outside its grid.
+    """
+    given = cli.call(argument, "get_tuning", "config")
+    rows = []
+    for entry in given["rows"]:
+        axes = {name: tuple(given["grid"][name]) for name in entry["axes"]}
+        for name, values in axes.items():
+            if entry[name] not in values:
+                raise cli.UsageError(f"config: {entry['label']!r}: {name} is {entry[name]}, not of {values}")
+        keys = ("label", "preset", "axes", "against", *axes)
+        own = {name: value for name, value in entry.items() if name not in keys}
+        start = tuple(entry[name] for name in axes)
+        rows.append(Row(entry["label"], entry["preset"], own, axes, start, entry.get("against")))
+    labels = [row.label for row in rows]
+    if len(set(labels)) < len(labels):
+        raise cli.UsageError(f"config: {argument}: two rows have one label")
+    for row in rows:
+        if row.against not in (None, *labels):
+            raise cli.UsageError(f"config: {row.label!r}: is held against {row.against!r}, which is no row")
+    return Plan(rows, given["budget"], given["choosing"])
+
+
+class Tried(NamedTuple):
+    """A point of a row's climb: its mean loss, infinite if a run had none, and the tokens of its runs."""
+
+    point: Point
+    loss: float
+    tokens: int
+
+
+class Tuned(NamedTuple):
+    """The end of a row's climb."""
+
+    row: Row
+    tried: list[Tried]
+    best: Point
+    budget: int
+
+    def settings(self) -> dict[str, Any]:
+        """The best value of each setting that was tuned."""
+        return dict(zip(self.row.axes, self.best, strict=True))
+
+    def cut_short(self) -> bool:
+        """Whether the budget ended before all neighbours of the best point had been tried."""
+        known = {tried.point for tried in self.tried}
+        return len(self.tried) == self.budget and any(n not in known for n in neighbours(self.row, self.best))
+
+    def at_edge(self) -> list[str]:
+        """The settings whose best value is an end of their grid, so that a better one may lie beyond."""
+        ends = zip(self.row.axes.items(), self.best, strict=True)
+        return [name for (name, values), value in ends if value in (values[0], values[-1])]
+
+
+def neighbours(row: Row, point: Point) -> list[Point]:
+    """The points beside this one on each axis."""
+    found = []
+    for place, values in enumerate(row.axes.values()):
+        i = values.index(point[place])
+        beside = [values[j] for j in (i - 1, i + 1) if 0 <= j < len(values)]
+        found += [(*point[:place], value, *point[place + 1 :]) for value in beside]
+    return found
+
+
+def gap(losses: Mapping[int, float], others: Mapping[int, float]) -> tuple[float, float | None]:
+    """How much higher the losses are, as a share, seed by seed: mean, and deviation if of several."""
+    gaps = [losses[seed] / others[seed] - 1 for seed in losses]
+    return statistics.mean(gaps), statistics.stdev(gaps) if len(gaps) > 1 else None
+
+
+def choices(tuned: Sequence[Tuned]) -> str:
+    """The table of what was chosen: best values, the loss there, and what the search cost."""
+    names = list(dict.fromkeys(name for one in tuned for name in one.row.axes))
+    lines = []
+    for one in tuned:
+        best, edges = one.settings(), one.at_edge()
+        cells = [f"{best[n]}{' (edge)' if n in edges else ''}" if n in best else "-" for n in names]
+        loss = min(tried.loss for tried in one.tried)
+        points = f"{len(one.tried)}{', cut short' if one.cut_short() else ''}"
+        tokens = sum(tried.tokens for tried in one.tried)
+        lines.append([one.row.label, *cells, f"{loss:.4f}", points, f"{tokens / 1e6:.1f}M"])
+    return markdown(["", *names, "loss when chosen", "points", "tokens"], lines, align=True)
+
+
+def outcome(tuned: Sequence[Tuned], losses: Mapping[str, Mapping[int, float]]) -> str:
+    """The table of what is reported: the loss by seed of each row at its best, and its gap.
+
+    `losses`: by label and seed, of those runs that have finished.
+    """
+    lines = []
+    for row in (one.row for one in tuned):
+        own = losses[row.label]
+        if not own:
+            continue
+        spread = f" ± {statistics.stdev(own.values()):.4f}" if len(own) > 1 else ""
+        told = "-"
+        if row.against is not None and own.keys() <= losses[row.against].keys():
+            mean, deviation = gap(own, losses[row.against])
+            told = f"{mean:+.2%}" + (f" ± {deviation:.2%}" if deviation is not None else "")
+        mine = statistics.mean(own.values())
+        by_seed = " / ".join(f"{loss:.4f}" for loss in own.values())
+        lines.append([row.label, f"{mine:.4f}{spread}", by_seed, told, row.against or "-"])
+    return markdown(["", "held-out loss", "by seed", "gap", "against"], lines, align=True)
+
+
+def to_json(tuned: Sequence[Tuned], losses: Mapping[str, Mapping[int, float]]) -> list[dict[str, Any]]:
+    """Everything that is known of each row; a loss that there is none of is None."""
+    return [
+        {
+            "label": one.row.label,
+            "preset": one.row.preset,
+            "settings": dict(one.row.settings),
+            "axes": {name: list(values) for name, values in one.row.axes.items()},
+            "tried": [
+                {
+                    **dict(zip(one.row.axes, tried.point, strict=True)),
+                    "loss": tried.loss if math.isfinite(tried.loss) else None,
+                    "tokens": tried.tokens,
+                }
+                for tried in one.tried
+            ],
+            "best": one.settings(),
+            "at_edge": one.at_edge(),
+            "cut_short": one.cut_short(),
+            "reported": {str(seed): loss for seed, loss in losses[one.row.label].items()},
+        }
+        for one in tuned
+    ]

@@ -1,0 +1,129 @@
+"""Tunes algorithms alike, then compares them at their best: `python -m experiments.tune --config=FILE.py`.
+
+The file has `get_tuning()`, which returns
+
+  {"grid": {setting: values}, "budget": points a row at most, "choosing": {setting: value},
+   "rows": [{"label": ..., "preset": ..., "axes": (setting, ...), setting: value, "against": label}, ...]}
+
+Each row climbs on the grid of its axes from the values that it has itself: the neighbours on one axis after
+another, to where no neighbour has a lower held-out loss, or the budget is spent. `choosing` are settings of
+these runs alone, such as another split; their seeds are --tuning_seeds. At its best point each row is then
+trained with --seeds, which chose nothing, and its loss held against that of the row `against`, seed by seed.
+
+A setting given here, --config.any.field=value, holds for every run. --jobs=N at a time; a run that has
+finished with the same settings is not run again, so that the same command goes on where it was. Writes
+DIR/tune.json, tune.md and tune.png.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import statistics
+
+from absl import flags
+
+from experiments.front import cli
+from experiments.studies import comparison, comparison_figure, grid, runs, tuning
+
+_CONFIG = flags.DEFINE_string("config", None, "File with get_tuning(), and its argument after a colon.")
+_OUTPUT = flags.DEFINE_string("output", None, "Its folder. Default: runs/tune-FILE-ARGUMENT.")
+_TUNING_SEEDS = flags.DEFINE_list("tuning_seeds", ["100"], "Seeds that choose.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds that are reported.")
+_JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
+_GIVEN = cli.take_overrides()
+
+
+def main(_) -> int:
+    if not _CONFIG.value:
+        raise cli.UsageError("tune: give --config=FILE.py")
+    plan = tuning.plan_of(_CONFIG.value)
+    choosing, reporting = runs.parse_seeds(_TUNING_SEEDS.value), runs.parse_seeds(_SEEDS.value)
+    if set(choosing) & set(reporting):
+        raise cli.UsageError("tuning_seeds: a seed that chooses must not be reported")
+    output = pathlib.Path(
+        _OUTPUT.value or comparison.default_output(_CONFIG.value).replace("compare", "tune")
+    )
+    for row in plan.rows:  # before any run starts
+        _planned(row, row.start, plan.choosing, choosing, output)
+    cli.made_folder("output", output)
+    runs.leave_at_sigterm()
+    tuned = _climbed(plan, choosing, output)
+    print(tuning.choices(tuned))
+    return _reported(tuned, reporting, output)
+
+
+def _climbed(plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> list[tuning.Tuned]:
+    """The end of every row's climb; rows climb side by side."""
+    climbs = [tuning.climb(list(row.axes.values()), row.start, plan.budget) for row in plan.rows]
+    waiting = {i: next(climb) for i, climb in enumerate(climbs)}
+    tried: list[list[tuning.Tried]] = [[] for _ in plan.rows]
+    best: dict[int, tuning.Point] = {}
+    while waiting:
+        planned = {
+            i: _planned(plan.rows[i], point, plan.choosing, seeds, output / "chosen")
+            for i, point in waiting.items()
+        }
+        runs.train([plan for points in planned.values() for plan in points], _JOBS.value, lambda: None)
+        for i, point in dict(waiting).items():
+            done = [runs.read_summary(one.run.workdir) for one in planned[i] if one.lacks() is None]
+            losses = [summary["eval_loss"] for summary in done]
+            whole = len(done) == len(seeds) and all(loss is not None for loss in losses)
+            loss = statistics.mean(losses) if whole else math.inf
+            tried[i].append(tuning.Tried(point, loss, sum(summary["tokens_total"] for summary in done)))
+            try:
+                waiting[i] = climbs[i].send(loss)
+            except StopIteration as end:
+                best[i] = end.value
+                del waiting[i]
+    return [tuning.Tuned(row, tried[i], best[i], plan.budget) for i, row in enumerate(plan.rows)]
+
+
+def _reported(tuned: list[tuning.Tuned], seeds: list[int], output: pathlib.Path) -> int:
+    planned = [_planned(one.row, one.best, {}, seeds, output / "reported") for one in tuned]
+    rows = [
+        comparison.Row(one.row.label, {}, {seed: plan.run for seed, plan in zip(seeds, plans, strict=True)})
+        for one, plans in zip(tuned, planned, strict=True)
+    ]
+
+    def write() -> str:
+        losses = {
+            one.row.label: {
+                seed: runs.read_summary(plan.run.workdir)["eval_loss"]
+                for seed, plan in zip(seeds, plans, strict=True)
+                if plan.lacks() is None
+            }
+            for one, plans in zip(tuned, planned, strict=True)
+        }
+        text = json.dumps(tuning.to_json(tuned, losses), indent=2, allow_nan=False)
+        (output / "tune.json").write_text(text + "\n")
+        table = tuning.outcome(tuned, losses)
+        (output / "tune.md").write_text(f"{tuning.choices(tuned)}\n\n{table}\n")
+        return table
+
+    failed = runs.train([plan for plans in planned for plan in plans], _JOBS.value, write)
+    print(write())
+    results = comparison.digest(rows, lambda run: runs.finished(run.workdir))
+    comparison_figure.draw(output / "tune.png", results, comparison.clock_of(results))
+    print(f"{output}/tune.json  {output}/tune.md  {output}/tune.png")
+    return 1 if failed else 0
+
+
+def _planned(
+    row: tuning.Row, point: tuning.Point, changes: dict, seeds: list[int], output: pathlib.Path
+) -> list[runs.Planned]:
+    """The runs of a row at a point, one for each seed."""
+    path, at = _CONFIG.value.partition(":")[0], dict(zip(row.axes, point, strict=True))
+    folder = output / runs.folder_name(row.label) / grid.point_name(at)
+    found = []
+    for seed in seeds:
+        settings = {"seed": seed, **row.settings, **changes, **at}
+        run = runs.Run(f"{path}:{row.preset}", (*settings.items(), *_GIVEN), folder / f"seed={seed}")
+        name = f"{row.label} {grid.point_name(at)}, seed {seed}"
+        found.append(runs.Planned(name, run, runs.settings_of(run, row.label)))
+    return found
+
+
+if __name__ == "__main__":
+    cli.run(main)

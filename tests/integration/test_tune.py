@@ -1,0 +1,52 @@
+"""`experiments.tune`, from a plan to its tables, and again without a run."""
+
+import json
+
+PLAN = """
+def get_tuning():
+    row = {"preset": "dense,data_parallel", "train.steps": 6, "axes": ["inner.learning_rate"]}
+    adamw = {**row, "label": "AdamW", "inner.learning_rate": 0.003}
+    muon = {**row, "label": "Muon", "inner.learning_rate": 0.006, "inner.optimizer": "muon"}
+    return {
+        "rows": [adamw, {**muon, "against": "AdamW"}],
+        "grid": {"inner.learning_rate": (0.003, 0.006)},
+        "budget": 2,
+        "choosing": {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]"},
+    }
+"""
+SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "data.sequence_length": 64}
+
+
+def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_path):
+    plan = tmp_path / "plan.py"
+    plan.write_text("from configs.micro import get_config\n" + PLAN)
+    small = [f"--config.{name}={value}" for name, value in SMALL.items()]
+    arguments = ["experiments.tune", f"--config={plan}", f"--output={tmp_path}/out", "--seeds=1", *small]
+    first = programs.finish(programs.start_module(*arguments), 200)
+    assert first.returncode == 0, first.stderr
+    adamw, muon = json.loads((tmp_path / "out" / "tune.json").read_text())
+    for row in (adamw, muon):
+        assert {tried["inner.learning_rate"] for tried in row["tried"]} == {0.003, 0.006}
+        lowest = min(row["tried"], key=lambda tried: tried["loss"])
+        assert row["best"] == {"inner.learning_rate": lowest["inner.learning_rate"]}
+        assert row["at_edge"] == ["inner.learning_rate"]
+        assert row["reported"].keys() == {"1"}
+    folder = (
+        tmp_path / "out" / "reported" / "Muon" / f"inner.learning_rate={muon['best']['inner.learning_rate']}"
+    )
+    config = json.loads((folder / "seed=1" / "config.json").read_text())
+    assert (config["inner"]["optimizer"], config["data"]["eval_split"]) == ("muon", "validation")
+    table = (tmp_path / "out" / "tune.md").read_text()
+    assert "(edge)" in table and "| AdamW" in table
+    assert (tmp_path / "out" / "tune.png").read_bytes().startswith(b"\x89PNG")
+
+    again = programs.finish(programs.start_module(*arguments), 100)
+    assert again.returncode == 0 and "[1/" not in again.stderr + again.stdout
+    assert (tmp_path / "out" / "tune.md").read_text() == table
+
+
+def test_a_seed_that_chooses_is_not_reported(programs, tmp_path):
+    arguments = ["experiments.tune", "--config=configs/micro.py", "--tuning_seeds=1", f"--output={tmp_path}"]
+    done = programs.finish(programs.start_module(*arguments), 60)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "tuning_seeds: a seed that chooses must not be reported" in done.stderr

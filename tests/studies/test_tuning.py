@@ -1,0 +1,78 @@
+"""Climbs on a grid, and what is told of them."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.front import cli
+from experiments.studies import tuning
+
+RATES, MOMENTA = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 0.9)
+
+
+def climbed(loss, axes=(RATES, MOMENTA), start=(4, 0.3), budget=100):
+    """The points in the order in which they were asked for, and the best."""
+    climb, asked = tuning.climb(axes, start, budget), []
+    point = next(climb)
+    try:
+        while True:
+            asked.append(point)
+            point = climb.send(loss(point))
+    except StopIteration as end:
+        return asked, end.value
+
+
+@given(top=st.tuples(st.sampled_from(RATES), st.sampled_from(MOMENTA)), budget=st.integers(1, 30))
+def test_a_climb_finds_the_bottom_of_a_bowl_or_the_best_of_its_budget(top, budget):
+    def loss(point):
+        return (RATES.index(point[0]) - RATES.index(top[0])) ** 2 + abs(point[1] - top[1])
+
+    asked, best = climbed(loss, budget=budget)
+    assert len(set(asked)) == len(asked) <= budget
+    assert loss(best) == min(map(loss, asked))
+    if len(asked) < budget:
+        assert best == top
+
+
+@given(st.randoms(use_true_random=False))
+def test_a_climb_with_room_ends_where_no_neighbour_is_lower(random):
+    losses = {point: random.random() for point in itertools.product(RATES, MOMENTA)}
+    asked, best = climbed(losses.__getitem__)
+    row = tuning.Row("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None)
+    assert all(losses[best] <= losses[beside] for beside in tuning.neighbours(row, best))
+    ended = tuning.Tuned(row, [tuning.Tried(point, losses[point], 10) for point in asked], best, 100)
+    assert not ended.cut_short()
+    assert ended.at_edge() == [
+        name
+        for name, value, ends in (("rate", best[0], (1, 16)), ("momentum", best[1], (0.0, 0.9)))
+        if value in ends
+    ]
+
+
+def test_a_budget_that_ends_the_climb_is_told():
+    asked, best = climbed(lambda point: -point[0], budget=2)
+    row = tuning.Row("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None)
+    ended = tuning.Tuned(row, [tuning.Tried(point, 1.5, 10) for point in asked], best, 2)
+    assert ended.cut_short()
+    assert "2, cut short" in tuning.choices([ended])
+    assert "20" not in tuning.choices([ended]).splitlines()[0]
+
+
+def test_gaps_are_taken_seed_by_seed():
+    mean, spread = tuning.gap({0: 1.1, 1: 2.4}, {0: 1.0, 1: 2.0})
+    assert mean == pytest.approx(0.15)
+    assert spread == pytest.approx(0.0707, abs=1e-4)
+    assert tuning.gap({0: 1.0}, {0: 2.0}) == (-0.5, None)
+
+
+def test_a_row_that_begins_outside_its_grid_is_told(tmp_path):
+    file = tmp_path / "plan.py"
+    file.write_text(
+        "def get_tuning():\n"
+        "    row = {'label': 'x', 'preset': 'tiny', 'axes': ['train.steps'], 'train.steps': 5}\n"
+        "    return {'rows': [row], 'grid': {'train.steps': (1, 2)}, 'budget': 3, 'choosing': {}}\n"
+    )
+    with pytest.raises(cli.UsageError, match=r"'x': train.steps is 5, not of \(1, 2\)"):
+        tuning.plan_of(str(file))

@@ -1,0 +1,161 @@
+"""Muon for the matrices of layers: against float64, against Adam for the rest, and on meshes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax.contrib import MuonDimensionNumbers
+
+from ddiloco.models.captioner import CaptionerConfig
+from ddiloco.models.moe import MoEConfig
+from ddiloco.models.vit import ViTConfig
+from ddiloco.outer.stacks import unstacked
+from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
+from ddiloco.training.muon import matrices_of, muon
+from ddiloco.training.parameters import logical_axes
+from ddiloco.training.step import make_train_step, shard_batch
+from tests.training.batches import TINY, init_state, mesh_of, packed_batch
+
+INNER = InnerConfig(optimizer="muon", learning_rate=1e-3, warmup_steps=0)
+BATCHES = [packed_batch(seed, 16, 12, 32) for seed in range(3)]
+
+
+def orthogonal(matrix):
+    """Five steps of Newton and Schulz's quintic iteration, as published by Jordan et al., in float64."""
+    wide = matrix / np.linalg.norm(matrix)
+    wide = wide.T if wide.shape[0] > wide.shape[1] else wide
+    for _ in range(5):
+        square = wide @ wide.T
+        wide = 3.4445 * wide + (-4.7750 * square + 2.0315 * square @ square) @ wide
+    return wide if wide.shape == matrix.shape else wide.T
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "flat"),
+    [
+        (("embed", "mlp"), (8, 12), (8, 12)),
+        (("mlp", "embed"), (12, 8), (12, 8)),
+        (("embed", "heads", "head_dim"), (8, 2, 3), (8, 6)),
+        (("heads", "head_dim", "embed"), (2, 3, 8), (6, 8)),
+    ],
+)
+def test_steps_are_those_of_float64(axes, shape, flat):
+    rng = np.random.default_rng(0)
+    matrices = matrices_of({"layers/0/w": axes})
+    optimizer = muon(matrices, 0.9, "float32", 0.3, optax.identity())
+    state, mean = optimizer.init({"layers/0/w": jnp.zeros(shape)}), np.zeros(flat)
+    for count in range(1, 4):
+        gradient = rng.normal(size=shape)
+        updates, state = optimizer.update({"layers/0/w": jnp.asarray(gradient, jnp.float32)}, state)
+        gradient = gradient.reshape(flat)
+        mean = 0.9 * mean + 0.1 * gradient
+        ahead = 0.9 * mean / (1 - 0.9 ** (count + 1)) + 0.1 * gradient / (1 - 0.9**count)
+        expected = 0.3 * np.sqrt(max(flat)) * orthogonal(ahead)
+        np.testing.assert_allclose(np.reshape(updates["layers/0/w"], flat), expected, rtol=1e-4, atol=1e-5)
+    # The iteration brings singular values near to one, not to it.
+    assert np.sqrt(np.mean(np.square(updates["layers/0/w"]))) == pytest.approx(0.3, rel=0.3)
+
+
+def test_what_is_no_matrix_of_a_layer_goes_by_adam():
+    params = {
+        "embed/embedding": jnp.ones((4, 3)),
+        "layers/0/norm/scale": jnp.ones(3),
+        "layers/0/w": jnp.ones((3, 4)),
+    }
+    axes = {
+        "embed/embedding": ("vocab", "embed"),
+        "layers/0/norm/scale": ("embed",),
+        "layers/0/w": ("embed", "mlp"),
+    }
+    gradients = {name: jnp.arange(1.0, 1 + leaf.size).reshape(leaf.shape) for name, leaf in params.items()}
+    found = {}
+    for kind in ("adamw", "muon"):
+        optimizer = make_inner_optimizer(dataclasses.replace(INNER, optimizer=kind), 10, axes)
+        state = optimizer.init(params)
+        for clock in range(3):
+            found[kind], state = optimizer.update(gradients, state, params, clock=jnp.int32(clock))
+    differing = {name for name in params if not np.array_equal(found["adamw"][name], found["muon"][name])}
+    assert differing == {"layers/0/w"}
+
+
+def test_each_row_of_a_stack_and_each_expert_is_a_matrix_of_its_own():
+    rng = np.random.default_rng(1)
+    of_layers = rng.normal(size=(3, 2, 4, 5)).astype(np.float32)  # layers, experts
+    axes = ("layer", "expert", "embed", "mlp")
+    stack = {"layers/0:3/up": jnp.asarray(of_layers)}
+    single = {f"layers/{i}/up/{e}": jnp.asarray(of_layers[i, e]) for i in range(3) for e in range(2)}
+    together = muon(matrices_of({"layers/0:3/up": axes}), 0.9, "float32", 0.2, optax.identity())
+    apart = muon(matrices_of(dict.fromkeys(single, ("embed", "mlp"))), 0.9, "float32", 0.2, optax.identity())
+    updates, _ = together.update(stack, together.init(stack))
+    expected, _ = apart.update(single, apart.init(single))
+    for name, update in expected.items():
+        _, layer, _, expert = name.split("/")
+        np.testing.assert_allclose(
+            updates["layers/0:3/up"][int(layer), int(expert)], update, rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    "config", [TINY, MoEConfig(), ViTConfig(), CaptionerConfig()], ids=lambda c: type(c).__name__
+)
+def test_matrices_of_every_model_read_or_write_its_width(config):
+    axes = logical_axes(config)
+    matrices = matrices_of(axes)
+    kinds = {name.split("/", 2)[2] for name in matrices}
+    assert {
+        "attention/query/kernel",
+        "attention/key/kernel",
+        "attention/value/kernel",
+        "attention/out/kernel",
+    } < kinds
+    assert not any(word in name for name in matrices for word in ("norm", "bias", "router", "embed", "head/"))
+    for name, (reads, writes) in matrices.items():
+        sides = [tuple(axes[name][i] for i in side) for side in (reads, writes)]
+        assert sum(side == ("embed",) for side in sides) == 1, (name, sides)
+
+
+def test_a_projection_to_heads_reads_the_width():
+    found = matrices_of(
+        {
+            "layers/1/q": ("embed", "heads", "head_dim"),
+            "layers/0:2/o": ("layer", "heads", "head_dim", "embed"),
+        }
+    )
+    assert found == {
+        "layers/1/q": MuonDimensionNumbers((0,), (1, 2)),
+        "layers/0:2/o": MuonDimensionNumbers((1, 2), (3,)),
+    }
+
+
+def run(mesh, config):
+    step = make_train_step(config, INNER, 10, mesh)
+    state = init_state(config, INNER, mesh, seed=0)
+    for clock, batch in enumerate(BATCHES):
+        state, metrics = step(state, shard_batch(batch, mesh), np.int32(clock))
+    return unstacked(jax.device_get(state.params)), float(metrics["loss"])
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run(mesh_of(1), TINY)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scan"), [({"data": 2, "fsdp": 2, "tensor": 2}, False), ({"data": 1, "fsdp": 8}, True)]
+)
+def test_eight_devices_agree_with_one(alone, sizes, scan):
+    params, loss = run(mesh_of(8, **sizes), dataclasses.replace(TINY, scan_layers=scan))
+    assert loss == pytest.approx(alone[1], rel=1e-5)
+    for name, expected in alone[0].items():
+        np.testing.assert_allclose(params[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_momentum_lies_like_its_parameter_and_is_kept_once():
+    state = init_state(TINY, INNER, mesh_of(8, data=1, fsdp=4, tensor=2), seed=0)
+    (parts,) = [part for part in state.opt_state if hasattr(part, "matrices")]
+    name = "layers/0/mlp/up/kernel"
+    assert parts.matrices.mu[name].sharding == state.params[name].sharding
+    assert parts.others.mu.keys() == parts.others.nu.keys() == state.params.keys() - parts.matrices.mu.keys()

@@ -104,7 +104,11 @@ def thin_link(view: RunView) -> Iterator[Advice]:
         others = [other for other in view.learners if other is not one]
         why = _not_through(one, others) or _late(one, others)
         if not why and fair and one.sent < fair * one.clock / 2 and _unmerged(view, one):
-            why = f"It steps, but has sent {size(one.sent)} where its pace wants {size(fair * one.clock)}."
+            why = (
+                f"It steps, but has sent {size(one.sent)} where its pace wants {size(fair * one.clock)}; "
+                f"{share(one.merged_share or 0.0)} of its work is merged, of the others' "
+                f"{share(_usual_share(view))}."
+            )
         if why and view.syncer.rounds and not one.quarantined and not one.not_finite:
             codec = view.setting("outer.codec", "f32")
             fewer = "" if codec == "int4" else f" (config.outer.codec is {codec}; int4 is an eighth of f32)"

@@ -112,8 +112,9 @@ def curves(view: RunView, found: Sequence[Advice]) -> Html:
     for place, one in enumerate(view.learners):
         shown = len(view.learners) <= FEW or one.learner in troubled
         losses.append(Line(f"learner {one.learner}", middles, one.loss, place if shown else None))
-    scores = view.summary.get("eval_history") or []
-    held_out = Line("global model, held-out", *pairs(scores, "seconds"), -1)
+    moments, scores = pairs(view.summary.get("eval_history") or [], "seconds")
+    shown_from = view.started - (view.summary.get("started") or view.started)
+    held_out = Line("global model, held-out", [moment - shown_from for moment in moments], scores, -1)
     rate = Line("tokens/s", middles, view.tokens_per_second, 0)
     spent = [
         Line("until the quorum", middles, view.quorum_seconds, 0),
@@ -165,7 +166,7 @@ def syncer(view: RunView) -> Html:
     """What the syncer does, beside what it should or could do at most."""
     s = view.syncer
     interval = None if not s.due_per_second else 1 / s.due_per_second
-    each = f"of {seconds(interval)} from round to round"
+    each = f"{seconds(interval)} from round to round"
     here = f"{len(view.learners)}"
     rows = [
         ("merges a second", _figure(s.rounds_per_second), f"{_figure(s.due_per_second)} are due"),

@@ -123,6 +123,7 @@ class RunView:
     status: str  # running, finished, interrupted, or stopped: without a word
     virtual: bool
     whole: bool  # all that the run has left was read; else what is here ends before `now`
+    started: float  # in the time of the run's files
     now: float
     summary: Mapping[str, Any]
     config: Mapping[str, Any]
@@ -162,6 +163,7 @@ def view_of(history: History) -> RunView:
         status=_status(history),
         virtual=history.config.get("driver") == "virtual",
         whole=history.whole,
+        started=history.started,
         now=now - history.started,
         summary=summary,
         config=history.config,

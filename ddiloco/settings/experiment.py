@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
 from ddiloco.models import MODELS, model_of, name_of
+from ddiloco.observe.writers import NEEDS
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings import loop
@@ -83,6 +84,10 @@ class LogConfig:
     """How much is logged during training."""
 
     every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
+    writers: tuple[str, ...] = setting(
+        ("tensorboard",), "where curves go; the page draws losses from TensorBoard's", choices=tuple(NEEDS)
+    )
+    json: bool = setting(False, "whether processes print JSON, a line an object, with what it is about")
     peak_flops: float | None = setting(
         None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
     )

@@ -13,6 +13,7 @@ from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, REFUSED, SYNCER, Assignment
 from ddiloco.observe.health import Health, serve
+from ddiloco.observe.json_lines import speak_json
 from ddiloco.observe.summary import read_summary
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
@@ -53,6 +54,10 @@ def role_main(
     """
     from ddiloco.training import platform
 
+    if experiment.log.json:
+        run = None if assignment.workdir is None else assignment.workdir.name
+        learner = assignment.learner if assignment.role == LEARNER else None
+        speak_json(run=run, role=assignment.role, learner=learner)
     health = Health()
     if assignment.health:
         serve(check_address(assignment.health, "health"), health)

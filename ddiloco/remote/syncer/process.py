@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 import time
@@ -175,5 +176,8 @@ def run_syncer(
     run = earlier.run if earlier is not None else run_of(snapshot)
     keep = assembly.experiment.remote.keep_versions
     durable = DurableState(folder, assembly.layout, record, stop, run, keep)
+    if earlier is not None and not earlier.start:
+        with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
+            durable.complete()
     made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, snapshot, actions)
     return made.run()

@@ -43,7 +43,8 @@ def sampled_cosines(
     gram = deltas @ deltas.T
     lengths = np.sqrt(np.diag(gram))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return gram / np.outer(lengths, lengths)
+        cosines: np.ndarray = gram / np.outer(lengths, lengths)
+    return cosines
 
 
 def _lines(size: int, total: int, rng: np.random.Generator) -> np.ndarray | None:

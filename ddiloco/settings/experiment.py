@@ -197,14 +197,13 @@ class Experiment:
 
     def _problems(self) -> Iterator[str]:
         """Which settings contradict each other, each in a line that begins with the one to change."""
-        yield from self._problems_of_joining()
+        yield from self._problems_of_joining()  # of all the first alone is told
         learners, baseline = self.most_learners, self.algorithm in BASELINES
         known = "sync.num_learners" if self.remote.max_learners is None else "remote.max_learners"
         for name in ("batch_sizes", "min_step_seconds"):
             count = len(getattr(self.train, name))
             if count not in (0, learners):
                 yield f"train.{name}: has {count} entries, but {known} is {learners}"
-                return
         alike = len({self.batch_size(m) for m in range(learners)}) == 1
         parts = self.train.sub_shards
         if any(self.batch_size(m) % parts for m in range(learners)):

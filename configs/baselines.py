@@ -7,9 +7,9 @@ many tokens; a step of data-parallel takes the batches of all learners at once.
 
 The virtual seconds are the defaults of `config.virtual`: a second a step for every learner, 2% more or less
 from step to step, links that take no time, nobody fails. So they show who waits for whom, not what slow links
-cost: for that, add --config.virtual.latency and --config.virtual.bandwidth, which the decoupled family meets
-and data-parallel does not (its own exchange is free); the bytes are told apart. Elastic data-parallel differs
-from data-parallel once chips fail: --config.virtual.lives=failures --config.virtual.num_chips=1200000.
+cost: for that, add --config.virtual.latency and --config.virtual.bandwidth, over which data-parallel
+exchanges gradients in every step. Elastic data-parallel differs from data-parallel once chips fail:
+--config.virtual.lives=failures --config.virtual.num_chips=1200000.
 """
 
 from collections.abc import Callable

@@ -20,6 +20,9 @@ from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.virtual.from_settings import chips_by_learner, fleet_changes, horizon, step_times
 
+_GRADIENT_BYTES = 2  # of an element of a gradient: bfloat16
+_BACKWARD_SHARE = 2 / 3  # of a step's time; it has twice the operations of the forward pass
+
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
@@ -46,12 +49,35 @@ class StandsStill(Exception):
     """The job can take no further step; the message says from when on."""
 
 
-class JobClock:
-    """The job's virtual time: a step takes as long as for the slowest learner, at the pace of the phase."""
+def ring_bytes(num_params: int, learners: int) -> float:
+    """What each learner sends, and receives, in a step: a ring all-reduce of bfloat16 gradients."""
+    return 2 * (learners - 1) / learners * _GRADIENT_BYTES * num_params
 
-    def __init__(self, experiment: Experiment, record: Callable[[Any], None]) -> None:
+
+def exchange_seconds(experiment: Experiment, num_params: int) -> float:
+    """Seconds of a step's exchange between learners, over the links of `virtual`; 0 for a lone learner.
+
+    A ring goes at its slowest link, and each of its 2 (M - 1) hops takes the longest latency. Jitter, losses
+    and a route through the syncer are not counted, all in favour of data-parallel training.
+    """
+    v, learners = experiment.virtual, experiment.sync.num_learners
+    if experiment.algorithm == "lone_learner" or learners == 1:
+        return 0.0
+    sending = ring_bytes(num_params, learners) / min(v.bandwidth) if v.bandwidth else 0.0
+    return sending + 2 * (learners - 1) * max(v.latency)
+
+
+class JobClock:
+    """The job's virtual time: a step takes as long as for the slowest learner, at the pace of the phase.
+
+    Gradients are exchanged while the backward pass makes them, as if the first were there when it begins and
+    the last could go at once: what the exchange takes beyond it, all chips wait for the network.
+    """
+
+    def __init__(self, experiment: Experiment, num_params: int, record: Callable[[Any], None]) -> None:
         self.now = 0.0
         self._phases = phases(experiment)
+        self._exchange = exchange_seconds(experiment, num_params)
         times = step_times(experiment)
         self._times = times[:1] if experiment.algorithm == "lone_learner" else times
         self._record = record
@@ -72,15 +98,23 @@ class JobClock:
             self._show(State.WAITING_FOR_PEERS)
             self._work(slowest - useful)
             self._show(State.STEPPING)
+        exposed = self._exchange - _BACKWARD_SHARE * slowest
+        if exposed > 0:
+            self._show(State.WAITING_FOR_NETWORK)
+            self._work(exposed, by_chips=False)
+            self._show(State.STEPPING)
 
     def finish(self) -> None:
         """Records that all chips are given back."""
         for learner, _, chips in self._phases[self._at].states:
             self._record(records.StateChanged(learner, State.FINISHED, self.now, chips))
 
-    def _work(self, seconds: float) -> None:
+    def _work(self, seconds: float, by_chips: bool = True) -> None:
+        """Lets that much be done; if it is not `by_chips`, in the same time on any number of them."""
         while seconds > 0:
             pace = self._phases[self._at].pace
+            if pace and not by_chips:
+                pace = 1.0
             if self._at + 1 == len(self._phases):
                 if not pace:
                     raise StandsStill(f"the job stands still from {self.now:g} virtual seconds on")
@@ -112,7 +146,8 @@ def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop
     Runs `data_parallel`, `elastic_data_parallel` or `lone_learner` to the last step, or until the job stands
     still for good or `stop` is set.
     """
-    e, arrays, clock = assembly.experiment, JobArrays(assembly), JobClock(assembly.experiment, record)
+    e, arrays = assembly.experiment, JobArrays(assembly)
+    clock = JobClock(e, assembly.num_params, record)
     evaluations = Evaluations(arrays.score, e.eval.every, record, clock=lambda: clock.now)
 
     def train(step: int) -> None:
@@ -129,10 +164,10 @@ def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop
 
 
 def run_without_arrays(
-    experiment: Experiment, record: Callable[[Any], None], stop: threading.Event
+    experiment: Experiment, num_params: int, record: Callable[[Any], None], stop: threading.Event
 ) -> Outcome:
     """Simulates the job without arrays; all batches count as full."""
-    clock = JobClock(experiment, record)
+    clock = JobClock(experiment, num_params, record)
     shards = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
     tokens = task_of(experiment).row_tokens * sum(experiment.batch_size(m) for m in shards)
 
@@ -160,9 +195,9 @@ def _play(
     return step, failure
 
 
-def steps_within(experiment: Experiment, seconds: float) -> int:
+def steps_within(experiment: Experiment, num_params: int, seconds: float) -> int:
     """How many steps the job takes in `seconds` of virtual time."""
-    clock, steps = JobClock(experiment, lambda record: None), 0
+    clock, steps = JobClock(experiment, num_params, lambda record: None), 0
     with contextlib.suppress(StandsStill):
         while clock.now < seconds:
             clock.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -121,6 +122,11 @@ class Assembly:
             )
         except ValueError as error:
             raise ConfigError(f"config.sync.num_fragments: {error}") from None
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model."""
+        return sum(map(math.prod, self.recipe.shapes.values()))
 
     def learner_meshes(self) -> list[Mesh]:
         """One mesh for each learner; raises ConfigError if evaluation leaves them no device."""

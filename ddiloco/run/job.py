@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -30,7 +29,7 @@ from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.profile import StepProfile
 from ddiloco.observe.trimming import OWNERS, next_previous
 from ddiloco.observe.writers import check_writers
-from ddiloco.outer.encoding import Traffic, traffic
+from ddiloco.outer.encoding import traffic
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.page.server import PageServer
 from ddiloco.page.visitors import NOBODY, Visitors, check_page
@@ -97,7 +96,7 @@ def run_job(
     check_writers(experiment.log.writers)
     if virtual:
         check_fleet(experiment)
-    experiment = with_steps(experiment, lambda: _traffic(experiment))
+    experiment = with_steps(experiment, lambda: assembly_of(experiment))
     assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
     if experiment.driver == "remote":
         if runner is None:
@@ -209,12 +208,9 @@ def _run(
     if assembly is not None:
         return run_virtual(assembly, record, stop, workdir)
     if baseline:
-        return run_job_without_arrays(experiment, record, stop)
-    return run_without_arrays(experiment, _traffic(experiment), record, stop)
-
-
-def _traffic(experiment: Experiment) -> Traffic:
-    return traffic(assembly_of(experiment).layout, experiment.outer)
+        return run_job_without_arrays(experiment, assembly_of(experiment).num_params, record, stop)
+    plan = traffic(assembly_of(experiment).layout, experiment.outer)
+    return run_without_arrays(experiment, plan, record, stop)
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:
@@ -264,7 +260,7 @@ def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
     return RunInfo(
         algorithm=experiment.algorithm,
         num_learners=first,
-        num_params=sum(map(math.prod, (assembly or assembly_of(experiment)).recipe.shapes.values())),
+        num_params=(assembly or assembly_of(experiment)).num_params,
         num_fragments=0 if experiment.algorithm in BASELINES else experiment.sync.num_fragments,
         total_steps=experiment.train.steps,
         seed=experiment.seed,

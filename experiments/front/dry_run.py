@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from ddiloco.baselines.virtual import ring_bytes
 from ddiloco.config import ConfigError
 from ddiloco.models import model_of
 from ddiloco.outer.codecs import CODECS
@@ -23,7 +24,6 @@ from ddiloco.training.sharding import parameter_shardings
 from ddiloco.training.step import abstract_batch, abstract_state, make_train_step
 
 _STEP_SECONDS = (0.5, 1.0, 2.0, 4.0)
-_GRADIENT_BYTES = 2  # data-parallel training exchanges bfloat16 gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +46,10 @@ def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32"
         sum(size for size, o in zip(sizes, offsets, strict=True) if o == offset)
         for offset in dict.fromkeys(offsets)
     ]
-    learners = sync.num_learners
-    gradients = _GRADIENT_BYTES * num_parameters(experiment.model)
     return Bandwidth(
         mean=sum(sizes) / sync.interval,
         peak=float(max(due)),
-        data_parallel=2 * (learners - 1) / learners * gradients,
+        data_parallel=ring_bytes(num_parameters(experiment.model), sync.num_learners),
     )
 
 

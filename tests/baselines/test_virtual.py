@@ -10,6 +10,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.goodput.interruptions import Interruption
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
+from ddiloco.run.recipes import assembly_of
 from ddiloco.virtual import from_settings as virtual_fleet
 from tests.virtual_runs import shared_workshop, virtual
 from tests.workbench import experiment
@@ -35,7 +36,12 @@ def workshop():
 @pytest.fixture
 def without_arrays(workshop, data_dir):
     """Runs a job that is only timed."""
-    return lambda algorithm, **v: workshop.timed(virtual(data_dir, algorithm, virtual=v))
+
+    def run(algorithm, sync=None, **v):
+        groups = {"sync": sync} if sync else {}
+        return workshop.timed(virtual(data_dir, algorithm, virtual=v, **groups))
+
+    return run
 
 
 @pytest.fixture
@@ -146,6 +152,39 @@ def test_a_lone_learner_waits_for_nobody(without_arrays):
     run = without_arrays("lone_learner", step_seconds=(1.0, 3.0))
     assert times(run) == [float(n) for n in range(1, 13)]
     assert run.timelines.goodput(run.seconds) == 1.0
+
+
+def test_a_steps_exchange_takes_what_a_ring_takes_beyond_the_backward_pass(data_dir, without_arrays):
+    """Four learners of a second a step: 2 * 3/4 * 2 bytes a parameter over the slowest link, and 6 hops."""
+    num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
+    slow = 3.0 * num_params / 5.0  # bytes a second: 5 s for a step's gradients
+    links = {"bandwidth": (9 * slow, slow, 9 * slow, 9 * slow), "latency": (0.25, 0.0, 0.0, 0.0)}
+    run = without_arrays("data_parallel", sync={"num_learners": 4}, **links)
+    step = 1 / 3 + 5.0 + 6 * 0.25
+    assert times(run) == pytest.approx([step * n for n in range(1, 13)], rel=1e-12)
+    lost = {name: share for name, share in run.timelines.lost(run.seconds).items() if share}
+    assert lost == pytest.approx({"waiting_for_network": 1 - 1 / step}, rel=1e-12)
+
+
+def test_an_exchange_that_the_backward_pass_covers_takes_no_time(data_dir, without_arrays):
+    num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
+    run = without_arrays("data_parallel", bandwidth=(2.0 * num_params * 1.51,))  # of two: 2 bytes a parameter
+    assert times(run) == [float(n) for n in range(1, 13)]
+    run = without_arrays("data_parallel", bandwidth=(2.0 * num_params,))
+    assert times(run) == pytest.approx([4 / 3 * n for n in range(1, 13)], rel=1e-12)
+
+
+def test_a_lone_learner_exchanges_nothing(without_arrays):
+    assert times(without_arrays("lone_learner", bandwidth=(1.0,)))[0] == 1.0
+
+
+def test_fewer_chips_compute_more_slowly_but_exchange_as_fast(data_dir, without_arrays, interruptions):
+    interruptions((0.0, 0, NEVER))
+    num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
+    failing = {"lives": "failures", "failures": MODEL}
+    run = without_arrays("elastic_data_parallel", bandwidth=(num_params / 2,), **failing)  # 4 s for a step
+    step = 1.0 / 0.75 + 4.0 - 2 / 3
+    assert times(run) == pytest.approx([3.0 + step * n for n in range(1, 13)], rel=1e-12)
 
 
 def test_a_job_whose_chips_never_come_back_has_failed_and_says_so(without_arrays, interruptions):

@@ -8,7 +8,6 @@ from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.lives import JobChange
 from ddiloco.observe import records
-from ddiloco.outer.encoding import Traffic
 from ddiloco.run.budget import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse, to_json
@@ -158,7 +157,7 @@ def test_a_token_budget_beyond_the_life_of_the_fleet_is_told(made, tmp_path):
     write_trace(tmp_path / "lives.csv", [Change(4.5, m, "fail") for m in range(2)])
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
     e = made(virtual=trace, train={"tokens": 1000})
-    told = refusal(lambda: with_steps(e, lambda: Traffic.of(assembly_of(e).layout.bytes)))
+    told = refusal(lambda: with_steps(e, lambda: assembly_of(e)))
     assert told.startswith("config.train.tokens: is 1000, but the fleet of config.virtual comes to 512 in ")
 
 
@@ -292,7 +291,7 @@ def test_a_token_budget_is_met_within_a_few_percent(algorithm, made, workshop, t
 def test_a_fleet_of_any_life_meets_its_token_budget(learners, values, made, workshop):
     budget = 60_000
     e = made(virtual=values, sync={"num_learners": learners}, train={"tokens": budget})
-    e = with_steps(e, lambda: Traffic.of(assembly_of(e).layout.bytes))
+    e = with_steps(e, lambda: assembly_of(e))
     run = workshop.timed(e)
     assert run.outcome.finished
     assert sum(run.tokens.values()) == pytest.approx(budget, rel=0.03)

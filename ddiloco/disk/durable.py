@@ -44,7 +44,7 @@ class Start(NamedTuple):
 
 
 class DurableState:
-    """The folder of one run. The merging thread calls `commit`, the syncer's thread `remember`."""
+    """The folder of one run. A thread for each fragment calls `commit`, the syncer's thread `remember`."""
 
     def __init__(
         self,

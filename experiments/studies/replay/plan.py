@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -136,9 +137,13 @@ class Give(Work):
 
 @dataclasses.dataclass(frozen=True)
 class Merge(Work):
-    """The syncer makes a version, if any of the offers is merged; `sha256` is None if the tape has none."""
+    """The syncer makes a version, if any of the offers is merged; `sha256` is None if the tape has none.
+
+    Its process makes merges in the order of their `number`, and notes each as soon as that one is durable.
+    """
 
     process: int
+    number: int
     round: RoundId
     version: int
     given: tuple[tuple[OfferId, Contribution], ...]
@@ -317,10 +322,11 @@ class _Syncer:
             handled.append(own)
         return Actor("the syncer", self._tapes, works, handled)
 
-    def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Work], list[Handled]]:
+    def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Merge], list[Handled]]:
         core = SyncerCore(self._policy, self._total, tape.header.state, tape.header.lineage)
         begun: dict[int, Merge] = {}  # by fragment, merges that have not finished
-        works: list[Work] = []
+        works: list[Merge] = []
+        numbers = itertools.count()
         handled: list[Handled] = []
         last: tuple[int, ...] | None = None
         for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
@@ -340,9 +346,10 @@ class _Syncer:
                         works.append(dataclasses.replace(merge, entry=i, empty=empty))
                     for action in decided:
                         if isinstance(action, actions.Merge):
-                            begun[action.round.fragment] = self._merge(tape, i, action)
+                            begun[action.round.fragment] = self._merge(tape, i, next(numbers), action)
             handled.append(Handled(now, thing, decided))
-        return [*works, *self._unnoted(tape, core, begun, last, following)], handled
+        works += self._unnoted(tape, core, begun, last, following)
+        return sorted(works, key=lambda merge: merge.number), handled
 
     def _unnoted(
         self,
@@ -351,7 +358,7 @@ class _Syncer:
         begun: dict[int, Merge],
         last: tuple[int, ...] | None,
         following: Tape | None,
-    ) -> list[Work]:
+    ) -> list[Merge]:
         """Merges that were committed, but that the process ended too early to note."""
         sha256: tuple[str, ...] = ()
         if following is not None:
@@ -369,9 +376,9 @@ class _Syncer:
             found.append(dataclasses.replace(merge, entry=len(tape.entries) - 1, sha256=digest))
         return found
 
-    def _merge(self, tape: Tape, entry: int, action: actions.Merge) -> Merge:
+    def _merge(self, tape: Tape, entry: int, number: int, action: actions.Merge) -> Merge:
         given = tuple((self._offer(tape, c), c) for c in action.contributions)
-        return Merge(entry, tape.header.process, action.round, action.version, given)
+        return Merge(entry, tape.header.process, number, action.round, action.version, given)
 
     def _offer(self, tape: Tape, c: Contribution) -> OfferId:
         """The offer that a contribution was, found by the learner's incarnation."""

@@ -71,7 +71,7 @@ def main(_) -> int:
     fleet = Fleet(
         _NAME.value,
         [argument for argument in cli.config_arguments() if not argument.startswith("--config.driver=")],
-        experiment.sync.num_learners,
+        experiment.most_learners,
         processes=_HOSTS.value,
         grace=_GRACE.value,
         port=_PORT.value,
@@ -187,7 +187,7 @@ def _syncer_bytes(experiment) -> tuple[int, int]:
 
     layout = assembly_of(experiment).layout
     parameters, largest = sum(layout.bytes), max(layout.bytes)
-    memory = 3 * parameters + 2 * experiment.sync.num_learners * largest + 4 * GIB
+    memory = 3 * parameters + 2 * experiment.most_learners * largest + 4 * GIB
     disk = 2 * (experiment.remote.keep_versions + 1) * 2 * parameters + 20 * GIB
     return math.ceil(memory), math.ceil(disk)
 

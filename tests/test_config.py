@@ -236,6 +236,18 @@ def test_settings_say_who_must_share_them():
         ({"sample.prompt": ""}, "config.sample.prompt: is empty, but must have something to continue"),
         ({"seed": -1}, "config.seed: is -1, but must be at least 0"),
         (
+            {"driver": "remote", "remote.max_learners": 9},
+            "config.remote.max_learners: is 9, but must be from 4 to 8",
+        ),
+        (
+            {"remote.max_learners": 8},
+            "config.remote.max_learners: is 8, but must be None where driver is local",
+        ),
+        (
+            {"driver": "remote", "remote.max_learners": 6, "train.min_step_seconds": (1.0,) * 4},
+            "config.train.min_step_seconds: has 4 entries, but remote.max_learners is 6",
+        ),
+        (
             {"driver": "remote", "algorithm": "lone_learner"},
             "config.driver: is remote, but lone_learner is one job",
         ),

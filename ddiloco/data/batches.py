@@ -12,7 +12,7 @@ import numpy as np
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.data.settings import DataConfig, ImagesConfig
-from ddiloco.data.shards import ShardStream, Stream
+from ddiloco.data.shards import ShardStream, Stream, from_its_end
 
 Batch = dict[str, np.ndarray]
 
@@ -26,7 +26,7 @@ class Selection:
     readers, shards=(0,) and shards=(1,) with batch_size b, see together.
 
     Attributes:
-      shards: the selected ones, each in [0, num_shards).
+      shards: the selected ones, each in [0, num_shards), or num_shards more for its second reader.
       num_shards: into how many shards the records are divided.
       batch_size: rows in a batch, B.
       seed: of the order of records; each shard and each epoch has its own order.
@@ -42,8 +42,8 @@ class Selection:
 
     def __post_init__(self) -> None:
         m, shards = self.num_shards, self.shards
-        if not shards or len(set(shards)) != len(shards) or not all(0 <= shard < m for shard in shards):
-            raise ConfigError(f"shards: are {tuple(shards)}, but must be different numbers in [0, {m})")
+        if not shards or len(set(shards)) != len(shards) or not all(0 <= shard < 2 * m for shard in shards):
+            raise ConfigError(f"shards: are {tuple(shards)}, but must be different numbers in [0, {2 * m})")
         if self.batch_size < 1 or self.batch_size % len(shards):
             raise ConfigError(
                 f"batch_size: is {self.batch_size}, but must be a multiple of the {len(shards)} shards"
@@ -159,10 +159,14 @@ def make_batches(
         )
 
     def by_itself(shard: int, num_shards: int) -> Callable[[int], Any]:
-        records = grain.MapDataset.source(source)[shard::num_shards]
-        seed = shard_seed(s.seed, shard)
+        own = shard % num_shards
+        records = grain.MapDataset.source(source)[own::num_shards]
+        seed = shard_seed(s.seed, own)
         order = records.shuffle(seed=seed) if config.shuffle else records
-        return read(order.repeat(), records, seed).__getitem__
+        item = read(order.repeat(), records, seed).__getitem__
+        if shard == own:
+            return item
+        return lambda number: item(from_its_end(number, len(records)))
 
     def stream(shard: int) -> ShardStream:
         return ShardStream(by_itself, lambda item: rows(item, shard), shard, s.num_shards, count)

@@ -5,6 +5,10 @@ its own. When M changes, what the old shards have not read of their epoch is div
 ones. A new shard first reads its part, half-read documents from where they were left, and then by itself from
 the first epoch that no old shard had begun. So nothing of the current epoch is lost or read twice, and later
 epochs are whole. A shard that was an epoch behind the others does not make it up.
+
+A learner that joins beyond the first ones is a second reader of another's shard, as shard M + m: from the
+epoch in which that one is, it reads each epoch of shard m from its end. Until the two meet, which needs no
+word between them, no document is read twice; each then goes on to its own end of the epoch.
 """
 
 from __future__ import annotations
@@ -91,6 +95,11 @@ class Assignment:
         return self._ends[-1] if self._ends else 0
 
     @property
+    def own_epoch(self) -> tuple[int, int]:
+        """Where the shard's first epoch by itself begins in that order, and how many documents it has."""
+        return self.epoch * self._epoch_size, self._epoch_size
+
+    @property
     def _epoch_size(self) -> int:
         return epoch_size(self.records, self.shard, self.num_shards)
 
@@ -165,8 +174,8 @@ def reshard(
 
     Returns:
       A state for each group, for `Batches.set_state` of batches of the same data. Its counts of batches and
-      tokens begin anew unless the same shards were read together before. None: of this learner's own loop
-      nothing is known.
+      tokens begin anew unless the same shards were read together before. None: of a second reader, or of
+      this learner's own loop, nothing is known.
 
     Raises:
       DataError: the states are of different data or cannot be read.
@@ -191,6 +200,8 @@ def reshard(
                 "shards": {str(shard): positions[shard] for shard in group},
                 **{name: counts.get(frozenset(group), {}).get(name, 0) for name in ("batches", "tokens")},
             }
+            if positions.keys() >= set(group)
+            else None
             for group in groups
         ]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -205,9 +216,39 @@ def _of_loops(states: Sequence[Mapping[str, Any]], num_learners: int) -> list[di
     return [own.get(m) for m in range(num_learners)]
 
 
+def beside(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a second reader of the same shards begins: at the end of the epoch of each.
+
+    Raises:
+      DataError: the state cannot be read.
+    """
+    try:
+        stream = state["stream"]
+        shards, records = stream["num_shards"], stream["records"]
+        begins = {}
+        for shard, position in state["shards"].items():
+            assignment, at = Assignment(int(shard), shards, records).read(position)
+            epoch = max(assignment.epoch, assignment.epoch_of(max(_begun(at)[0] - 1, 0)))
+            second = Assignment(int(shard) + shards, shards, records, epoch=epoch)
+            begins[str(second.shard)] = second.position(None)
+        return {"stream": dict(stream), "shards": begins, "batches": 0, "tokens": 0}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"the saved position cannot be read: {type(error).__name__}: {error}") from None
+
+
 def epoch_size(records: int, shard: int, num_shards: int) -> int:
     """Documents of one shard by itself in an epoch: `shard`, `shard + num_shards`, ..."""
-    return len(range(shard, records, num_shards))
+    return len(range(shard % num_shards, records, num_shards))
+
+
+def from_its_end(number: int, epoch_size: int) -> int:
+    """The place in the shard's order of the document that its second reader reads as the n-th.
+
+    >>> [from_its_end(n, 3) for n in range(6)]
+    [2, 1, 0, 5, 4, 3]
+    """
+    epoch, place = divmod(number, epoch_size)
+    return (epoch + 1) * epoch_size - 1 - place
 
 
 def _reassigned(
@@ -223,7 +264,11 @@ def _reassigned(
         for number, offset in unfinished:
             span = assignment.at(number)
             half_read.append(span._replace(offset=span.offset + offset))
-        unread += assignment.rest(begun)
+        if shard >= before:  # what the second reader has not read is the first one's to read
+            continue
+        second = positions.get(shard + before)
+        rest = assignment.rest(begun)
+        unread += rest if second is None else _unread_by_both(rest, shard, before, records, second)
         newest = max(newest, assignment.epoch_of(max(begun - 1, 0)))
     missing = [shard for shard in range(before) if shard not in positions]
     if now == before:
@@ -237,6 +282,23 @@ def _reassigned(
         spans = (*_part(half_read, shard, now), *_part(unread, shard, now))
         result[shard] = Assignment(shard, now, records, spans, newest + 1).position(None)
     return result
+
+
+def _unread_by_both(
+    rest: Sequence[Span], shard: int, num_shards: int, records: int, second: Position
+) -> list[Span]:
+    """What of a shard's rest its second reader, at this position, has not read either."""
+    assignment, at = Assignment(shard + num_shards, num_shards, records).read(second)
+    first, size = assignment.own_epoch
+    read = first + _begun(at)[0]
+    found = []
+    for span in rest:
+        start = (span.stop - 1) // size * size
+        if (span.num_shards, span.shard) == (num_shards, shard) and first <= start < read:
+            span = span._replace(stop=min(span.stop, start + max(size - (read - start), 0)))
+        if span.first < span.stop:
+            found.append(span)
+    return found
 
 
 def _begun(at: Any) -> tuple[int, list[tuple[int, int]]]:

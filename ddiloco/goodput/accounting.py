@@ -28,6 +28,8 @@ from collections.abc import Mapping
 
 from ddiloco.goodput.coverage import Cover
 
+MOST_UNCUT = 10_000  # spans of a learner that may reach out of the window; only one that lies has more
+
 
 class State(enum.Enum):
     """What a learner's chips do."""
@@ -214,6 +216,7 @@ class _Track:
     def enter(self, state: State, now: float, present: int) -> None:
         if self.allocated and self.state is not None:
             self.uncut.append(self._current(now))
+            del self.uncut[:-MOST_UNCUT]
         if state in ACTIVE or self.state in ACTIVE:  # the window reaches to `now` at least
             self._settle()
         self.state, self.since, self.present = state, now, present

@@ -15,6 +15,7 @@ import pathlib
 import secrets
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,15 +24,24 @@ from ray._private.state import state as cluster_state  # of nodes that leave, fo
 from ray.util import placement_group, remove_placement_group, tpu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from ddiloco.launch.assignment import EVALUATOR, FINAL, LEARNER, PREEMPTED, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import (
+    EVALUATOR,
+    FAILED,
+    FINAL,
+    LEARNER,
+    PREEMPTED,
+    REFUSED,
+    SYNCER,
+    Assignment,
+)
 from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 
 # Runs one role to its end; returns the exit code.
 RoleMain = Callable[[Assignment, Experiment, Security, threading.Event], int]
+Options = Mapping[str, Any]  # of an actor
 
-COORDINATOR_PORT = 7100  # of learner 0, which takes the next one too; each learner has two
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
 POLL = 1.0  # seconds
 
@@ -45,6 +55,7 @@ class Resources:
       processes: of a learner, each on a node of its own.
       topology, version: of the TPU slice that is one learner, such as 2x2x4 and v5p; empty: of none.
       port: the syncer's; 0: any that is free.
+      coordinators: the ports of learner 0's processes, this and the next; each learner has two more.
     """
 
     cpus: float = 1.0
@@ -54,15 +65,13 @@ class Resources:
     topology: str = ""
     version: str = ""
     port: int = 0
+    coordinators: int = 7100
 
     @property
     def options(self) -> dict[str, Any]:
         """The same as an actor's options."""
-        return {
-            "num_cpus": self.cpus,
-            "num_gpus": self.gpus,
-            "resources": {"TPU": self.tpus} if self.tpus else {},
-        }
+        chips = {"TPU": self.tpus} if self.tpus else {}
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": chips}
 
 
 class RoleActor:
@@ -75,17 +84,21 @@ class RoleActor:
     def run(self, assignment: Assignment, first: Any = None) -> int:
         """Runs the role; returns an exit code that is final, and ends the process after any other.
 
-        Ray starts another process then, and calls this again. `first`: the actor of the learner's process 0.
+        Ray starts another process then, and calls this again. `first`: the actor of the learner's process 0,
+        of which the assignment has the port alone.
         """
         host = ray.util.get_node_ip_address()
         if assignment.processes > 1:
             leader = host if first is None else ray.get(first.where.remote())[1]
-            port = COORDINATOR_PORT + 2 * assignment.learner
-            assignment = dataclasses.replace(assignment, coordinator=f"{leader}:{port}")
+            assignment = dataclasses.replace(assignment, coordinator=f"{leader}:{assignment.coordinator}")
         remote = dataclasses.replace(self._experiment.remote, donor_host=host)
         experiment = dataclasses.replace(self._experiment, remote=remote)
         print(f"{assignment.name} begins on {host}, process {os.getpid()}", flush=True)
-        code = self._main(assignment, experiment, self._security, self._stop)
+        try:
+            code = self._main(assignment, experiment, self._security, self._stop)
+        except Exception:  # it must not be the run's: another process may do better
+            traceback.print_exc()
+            code = FAILED
         if self._leaving or code not in FINAL:
             code = PREEMPTED if self._leaving else code
             print(f"{assignment.name} ends with exit code {code}", flush=True)
@@ -93,13 +106,9 @@ class RoleActor:
             os._exit(code)
         return code
 
-    def where(self) -> tuple[str, str]:
-        """The id of the node, and its address."""
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-
-    def process(self) -> int:
-        """The id of the process on its node."""
-        return os.getpid()
+    def where(self) -> tuple[str, str, int]:
+        """The node's id and address, and the process's id on it."""
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid()
 
     def leave(self) -> None:
         """Saves all and ends this process; Ray starts another, on a node that stays."""
@@ -146,19 +155,21 @@ class RayRun:
             return self._wait(stop)
 
     def _start_all(self, address: str) -> None:
-        e, learners = self._experiment, range(self._experiment.sync.num_learners)
-        security = Security(tokens={m: secrets.token_hex(24) for m in learners})
+        e, places = self._experiment, [self._places(m) for m in range(self._experiment.most_learners)]
+        remote = dataclasses.replace(e.remote, hosts=tuple(map(len, places)), spares=0)
+        e = self._experiment = dataclasses.replace(e, remote=remote)
+        security = Security(tokens={m: secrets.token_hex(24) for m in range(len(places))})
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         beside = {"num_cpus": 0, "scheduling_strategy": here}
         syncer = Assignment(SYNCER, syncer=address, workdir=self._workdir, resume=None)
-        self._start(syncer, security, beside, JAX_PLATFORMS="cpu")
+        self._start(syncer, security, beside)
         if e.eval.every is not None:
-            self._start(Assignment(EVALUATOR, workdir=self._workdir), Security(), beside, JAX_PLATFORMS="cpu")
-        for m in learners:
-            places = self._places(m)
-            one = Assignment(LEARNER, m, processes=len(places), syncer=address, workdir=self._kept)
+            self._start(Assignment(EVALUATOR, workdir=self._workdir), Security(), beside)
+        for m, own in enumerate(places):
+            one = Assignment(LEARNER, m, processes=len(own), syncer=address, workdir=self._kept)
+            one = dataclasses.replace(one, coordinator=str(self._resources.coordinators + 2 * m))
             first = None
-            for process, place in enumerate(places):
+            for process, place in enumerate(own):
                 actor = self._start(dataclasses.replace(one, process=process), security.of(m), place, first)
                 first = first or actor
 
@@ -180,19 +191,12 @@ class RayRun:
         strategies = (PlacementGroupSchedulingStrategy(placed, index) for index in range(count))
         return [{**each, "scheduling_strategy": strategy} for strategy in strategies]
 
-    def _start(
-        self,
-        assignment: Assignment,
-        security: Security,
-        options: Mapping[str, Any],
-        first: Any = None,
-        **variables: str,
-    ) -> Any:
-        restarted = {"max_restarts": -1, "max_task_retries": -1}
-        environment = {"env_vars": {**self._environment, **variables}}
-        kind = ray.remote(RoleActor).options(
-            **restarted, **options, max_concurrency=4, name=assignment.name, runtime_env=environment
-        )
+    def _start(self, assignment: Assignment, security: Security, options: Options, first: Any = None) -> Any:
+        platform = {} if assignment.role == LEARNER else {"JAX_PLATFORMS": "cpu"}
+        options = {**options, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 4}
+        variables = {**self._environment, **platform}
+        environment = {"env_vars": variables} if variables else None  # a process that Ray has ready will do
+        kind = ray.remote(RoleActor).options(name=assignment.name, runtime_env=environment, **options)
         actor = kind.remote(self._main, self._experiment, security)
         self.actors[assignment.name] = actor
         self._running[actor.run.remote(assignment, first)] = assignment.name
@@ -231,7 +235,7 @@ class RayRun:
         for answer in answered:
             name = asked[answer]
             with contextlib.suppress(ray.exceptions.RayError):  # it is being restarted
-                node, _ = ray.get(answer)
+                node, *_ = ray.get(answer)
                 if name.startswith(LEARNER) and node in draining and (name, node) not in self._left:
                     self._left.add((name, node))
                     self._note(f"{name} leaves its node, which drains")

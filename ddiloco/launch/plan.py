@@ -16,7 +16,7 @@ class Fleet:
     Attributes:
       name: of the run, in lower case letters, digits and dashes.
       config: its settings as program arguments, `--config=FILE` first.
-      learners: how many there are.
+      learners: how many there may be; the engine starts each as it finds room.
       processes: hosts of each learner, with a process each.
       grace: seconds that a process gets between the word to stop and its end.
       port: at which the syncer listens; learners answer each other at the next one.

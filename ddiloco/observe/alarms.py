@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterator
 
 from ddiloco.observe.terminal import printable
 
 MOST_ALARMS = 200
+MOST_OF_A_KIND = 25  # that begin with the same two words, lest one liar's hide all others
 NO_MORE = "there are more alarms than are kept and shown"
 
 
@@ -18,6 +20,7 @@ class Alarms:
         """`show` is called with each new alarm's sentence."""
         self._show = show
         self._by_key: dict[str, str] = {}
+        self._kinds: collections.Counter[str] = collections.Counter()
 
     @property
     def sentences(self) -> list[str]:
@@ -28,6 +31,12 @@ class Alarms:
         """Keeps and shows the sentence unless the key has been raised before."""
         if key in self._by_key or len(self._by_key) > MOST_ALARMS:
             return
+        kind = " ".join(sentence.split()[:2])
+        self._kinds[kind] += 1
+        if self._kinds[kind] > MOST_OF_A_KIND:
+            key, sentence = kind, f"{kind} ...: there are more alarms that begin so than are kept"
+            if key in self._by_key:
+                return
         sentence = printable(sentence) if len(self._by_key) < MOST_ALARMS else NO_MORE
         self._by_key[key] = sentence
         self._show(sentence)

@@ -133,7 +133,12 @@ def guarded(notices: Sequence[Notice], round_id: RoundId, time: float) -> list[R
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What is known about a run before it starts."""
+    """What is known about a run before it starts.
+
+    Attributes:
+      num_learners: as many as it starts with.
+      chips_by_learner: of all that it may have.
+    """
 
     algorithm: str
     num_learners: int

@@ -91,10 +91,11 @@ class Tally:
         self.timelines = Timelines(info.chips_by_learner)
         self.rounds = Rounds()
         self.step = 0  # the global step: the furthest clock of any learner
-        self.steps_by_learner = dict.fromkeys(info.chips_by_learner, 0)
-        self.tokens_by_learner = dict.fromkeys(info.chips_by_learner, 0)
+        first = [m for m in info.chips_by_learner if m < info.num_learners]
+        self.steps_by_learner = dict.fromkeys(first, 0)
+        self.tokens_by_learner = dict.fromkeys(first, 0)
         self.loss_curves: dict[int, Curve] = {}
-        self.performance: dict[int, Performance] = {m: Performance() for m in info.chips_by_learner}
+        self.performance: dict[int, Performance] = {m: Performance() for m in first}
         self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
         self.sent_by_learner: collections.Counter[int] = collections.Counter()  # bytes
         self.received_by_learner: collections.Counter[int] = collections.Counter()
@@ -170,7 +171,7 @@ class Tally:
     def step_done(self, record: StepDone) -> float | None:
         """Counts a step and keeps its loss, which it returns; a step that was skipped has none."""
         learner = record.learner
-        self.step = max(self.step, record.step)
+        self.step = max(self.step, min(record.step, self.info.total_steps))
         self._clocks[learner] = record.step
         long = record.time - self._stepped_at.get(learner, record.time) > self.info.resend_timeout
         self._long_steps[learner] = self._long_steps[learner] + 1 if long else 0

@@ -179,9 +179,9 @@ class GlobalModel:
         norms: np.ndarray,
     ) -> Verdict:
         anchor, count = self.fragment(p)[1], len(learners)
-        cosines, noise = sampled_cosines(anchor, contributions, norms[:, :count])
+        cosines = sampled_cosines(anchor, contributions, norms[:, :count])
         sizes = [piece.size for piece in anchor]
-        offers = offered(learners, counts, norms[:, :count], sizes, cosines, noise)
+        offers = offered(learners, counts, norms[:, :count], sizes, cosines)
         length = 0.0
         if guard.needs_length(p, offers):
             length = math.sqrt(sum(float(np.dot(x.ravel(), x.ravel())) for x in anchor))

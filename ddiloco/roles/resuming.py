@@ -112,7 +112,7 @@ class Origin:
         """
         states, learners = (
             [state["position"] for state in self._states.values()],
-            experiment.sync.num_learners,
+            experiment.most_learners,
         )
         if not states:
             return [None] * learners

@@ -9,10 +9,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from ddiloco.disk.durable import DurableState
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
 from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, pieces_sha256
@@ -27,16 +28,6 @@ from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the last snapshot to be written once the run is over
-
-
-class Durability(Protocol):
-    """Where committed state is kept, to outlive the process."""
-
-    def commit(self, merged: RoundId, model: GlobalModel) -> bool:
-        """Makes a merged fragment durable, beside others; may wait. False: the run ended first."""
-
-    def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
-        """Makes the newest incarnation of each learner durable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +79,7 @@ class SyncerWorker:
         model: GlobalModel,
         record: Callable[[Any], None],
         on_commit: Callable[[int, list[Pieces]], None],
-        durable: Durability | None = None,
+        durable: DurableState | None = None,
         tape: SyncerTape | None = None,
     ) -> None:
         """`on_commit` gets step and fragments. `durable` is None if no state needs to outlive the process.
@@ -111,6 +102,7 @@ class SyncerWorker:
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
         self._differences: dict[int, Pieces] = {}  # by fragment, the newest
         self._arrivals: Arrivals[Pieces] = Arrivals()
+        self._merging = 0  # rounds under way: one is merged at a time, others wait or are made durable
         self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
         at_once = max(1, core.policy.overlap)  # rounds that may merge, each of another fragment
         self._committer = concurrent.futures.ThreadPoolExecutor(at_once, "syncer-commit")
@@ -193,6 +185,7 @@ class SyncerWorker:
                 self._arrivals.keep(event, decided, pieces)
                 self._carry_out(decided)
             case Merged():
+                self._merging -= 1
                 self._carry_out(self._note_merge(message), message.metrics)
                 if not message.empty:
                     self._on_commit(self.core.step, list(self._committed))
@@ -328,6 +321,7 @@ class SyncerWorker:
                 for receiver in receivers:
                     self._links.deliver(receiver, delivery)
             case actions.Merge():
+                self._merging += 1
                 self._merger.submit(self._merge, action, self._arrivals.take(action))
             case actions.Drop():
                 values = {"learner": action.learner, "reason": action.reason}
@@ -338,7 +332,9 @@ class SyncerWorker:
                 self.ended.set()
 
     def _note(self, action: actions.Record, metrics: Mapping[str, Any]) -> None:
-        values = {**action.values, **metrics} if action.name == "round" else action.values
+        values = action.values
+        if action.name == "round":
+            values = {**values, **metrics, "inbox": self._inbox.qsize(), "merging": self._merging}
         if action.name == "learner_silent" and self._snapshots is not None:
             self._snapshots.silent(values["learner"])
         self._arrivals.forget(action)
@@ -347,6 +343,7 @@ class SyncerWorker:
     # The methods below run on other threads, and change nothing of this object but the inbox.
 
     def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
+        begun = time.monotonic()
         try:
             made = self._model.merge(
                 action.round.fragment,
@@ -358,20 +355,26 @@ class SyncerWorker:
             self._inbox.put(error)
             return
         self._note_guarded(made.notices, action.round)
-        self._commits[action.round.fragment] = self._committer.submit(self._commit, action.round, made)
+        seconds = time.monotonic() - begun
+        commit = self._committer.submit(self._commit, action.round, made, seconds)
+        self._commits[action.round.fragment] = commit
 
-    def _commit(self, which: RoundId, made: NextVersion) -> None:
+    def _commit(self, which: RoundId, made: NextVersion, merge_seconds: float) -> None:
         """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
         try:
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
+            begun = time.monotonic()
             needless = made.empty or self._durable is None
             committed = needless or self._durable.commit(which, self._model)
         except Exception as error:
             self._inbox.put(error)
             return
         if committed:  # else the run is over, without this merge
+            metrics = {**made.metrics, "merge_seconds": merge_seconds}
+            if not needless:
+                metrics["disk_seconds"] = time.monotonic() - begun
             finished = events.MergeFinished(which, made.left_out)
-            self._inbox.put(Merged(finished, made.pieces, made.difference, made.metrics, sha256, made.empty))
+            self._inbox.put(Merged(finished, made.pieces, made.difference, metrics, sha256, made.empty))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):

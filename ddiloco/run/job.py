@@ -29,6 +29,7 @@ from ddiloco.local.run import LocalRun
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.profile import StepProfile
 from ddiloco.observe.trimming import OWNERS, next_previous
+from ddiloco.observe.writers import check_writers
 from ddiloco.outer.encoding import Traffic, traffic
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.page.server import PageServer
@@ -93,6 +94,7 @@ def run_job(
     """
     virtual = experiment.driver == "virtual"
     check_page(experiment.log.page, visitors)
+    check_writers(experiment.log.writers)
     if virtual:
         check_fleet(experiment)
     experiment = with_steps(experiment, lambda: _traffic(experiment))
@@ -156,6 +158,7 @@ def _run_owned(
         _run_info(experiment, assembly),
         live=live,
         log_every=experiment.log.every,
+        writers=experiment.log.writers,
         clock=None if experiment.driver == "virtual" else time.time,
         resume=resume or snapshot is not None,
     )
@@ -254,12 +257,13 @@ def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
     if assembly is None or experiment.driver == "virtual":
         chips = chips_by_learner(experiment)
     elif experiment.driver == "remote":  # this process does not see their devices: all count the same
-        chips = dict.fromkeys(range(experiment.sync.num_learners), 1)
+        chips = dict.fromkeys(range(experiment.most_learners), 1)
     else:
         chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}
+    first = experiment.sync.num_learners if experiment.driver == "remote" else len(chips)
     return RunInfo(
         algorithm=experiment.algorithm,
-        num_learners=len(chips),
+        num_learners=first,
         num_params=sum(map(math.prod, (assembly or assembly_of(experiment)).recipe.shapes.values())),
         num_fragments=0 if experiment.algorithm in BASELINES else experiment.sync.num_fragments,
         total_steps=experiment.train.steps,

@@ -11,6 +11,7 @@ from ddiloco.models import MODELS, model_of, name_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings import loop
+from ddiloco.settings.log import LogConfig
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.settings.virtual import VirtualConfig
@@ -75,20 +76,6 @@ class EvalConfig:
         "the local driver's last devices, kept for evaluation; 0: one that no learner uses, if there is any, "
         "else a learner's",
         at_least=0,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class LogConfig:
-    """How much is logged during training."""
-
-    every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
-    peak_flops: float | None = setting(
-        None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
-    )
-    page: str = setting(
-        "127.0.0.1:7071",
-        "HOST:PORT of the run's page; on the loopback another port if it is taken; '': none",
     )
 
 
@@ -192,11 +179,13 @@ class Experiment:
 
     def _problems(self) -> Iterator[str]:
         """Which settings contradict each other, each in a line that begins with the one to change."""
-        learners, baseline = self.sync.num_learners, self.algorithm in BASELINES
+        yield from self._problems_of_joining()  # of all the first alone is told
+        learners, baseline = self.most_learners, self.algorithm in BASELINES
+        known = "sync.num_learners" if self.remote.max_learners is None else "remote.max_learners"
         for name in ("batch_sizes", "min_step_seconds"):
             count = len(getattr(self.train, name))
             if count not in (0, learners):
-                yield f"train.{name}: has {count} entries, but sync.num_learners is {learners}"
+                yield f"train.{name}: has {count} entries, but {known} is {learners}"
         alike = len({self.batch_size(m) for m in range(learners)}) == 1
         parts = self.train.sub_shards
         if any(self.batch_size(m) % parts for m in range(learners)):
@@ -204,7 +193,7 @@ class Experiment:
         if parts > 1 and baseline:
             yield f"train.sub_shards: is {parts}, but must be 1 for {self.algorithm}"
         if len(self.remote.hosts) not in (0, learners):
-            yield f"remote.hosts: has {len(self.remote.hosts)} entries, but sync.num_learners is {learners}"
+            yield f"remote.hosts: has {len(self.remote.hosts)} entries, but {known} is {learners}"
         if max(self.remote.hosts, default=1) > 1 and self.remote.spares:
             yield f"remote.spares: is {self.remote.spares}, but must be 0 where learners have several hosts"
         if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
@@ -239,6 +228,19 @@ class Experiment:
         if self.algorithm == "decoupled" and sync.max_run_ahead is not None:
             yield "algorithm: is decoupled, which needs sync.max_run_ahead None: no learner waits"
 
+    def _problems_of_joining(self) -> Iterator[str]:
+        """Whether learners beyond the first ones have anything to read."""
+        most, first = self.remote.max_learners, self.sync.num_learners
+        if most is None:
+            return
+        if not first <= most <= 2 * first:
+            why = "a shard of the data has two readers at most"
+            yield f"remote.max_learners: is {most}, but must be from {first} to {2 * first}: {why}"
+        if self.driver != "remote":
+            yield f"remote.max_learners: is {most}, but must be None where driver is {self.driver}"
+        if isinstance(self.model, LoopConfig):
+            yield f"remote.max_learners: is {most}, but must be None for a loop, which alone knows its data"
+
     def _problems_of_timeouts(self) -> Iterator[str]:
         """Which waits of processes end before what they wait for can have come."""
         silence, resend = self.sync.silence_timeout, self.sync.resend_timeout
@@ -271,12 +273,20 @@ class Experiment:
         if self.driver == "virtual" and not self.virtual.arrays:
             yield "virtual.arrays: is False, but must be True for a loop"
 
+    @property
+    def most_learners(self) -> int:
+        """Learners are numbered below it."""
+        return self.remote.max_learners or self.sync.num_learners
+
     def batch_size(self, learner: int) -> int:
         """Rows that the learner draws for one step."""
         return self.train.batch_sizes[learner] if self.train.batch_sizes else self.train.batch_size
 
     def data_shards(self, learners: Iterable[int]) -> tuple[int, ...]:
-        """The shards of the data, of sub_shards times as many as there are learners, that are theirs."""
+        """The shards of the data, sub_shards each, that are theirs.
+
+        A learner beyond sync.num_learners reads another's from their end (`ddiloco/data/shards.py`).
+        """
         parts = self.train.sub_shards
         return tuple(m * parts + part for m in learners for part in range(parts))
 
@@ -338,7 +348,7 @@ def step_tokens(experiment: Experiment) -> int | None:
     """The most tokens that a step of any learner can have; None where only the user's loop knows."""
     if isinstance(experiment.model, LoopConfig):
         return None
-    rows = max(experiment.batch_size(m) for m in range(experiment.sync.num_learners))
+    rows = max(experiment.batch_size(m) for m in range(experiment.most_learners))
     return rows * task_of(experiment).row_tokens
 
 

@@ -16,6 +16,11 @@ class RemoteConfig:
         "by learner, processes that driver=remote starts for it, which share its mesh; (): one each",
         at_least=1,
     )
+    max_learners: int | None = setting(
+        None,
+        "learners that a run may have at most, up to twice sync.num_learners; None: no more than those",
+        at_least=1,
+    )
     host_timeout: float = setting(
         30.0,
         "seconds without a sign of one of a learner's hosts, or of a step of more than ten times the median, "
@@ -46,7 +51,9 @@ class RemoteConfig:
         0, "at donor_host; 0: any that is free. Learners of one host need one each", at_least=0, at_most=65535
     )
     donation_timeout: float = setting(
-        30.0, "seconds that a joining learner waits for a peer's inner optimizer state", above=0.0
+        30.0,
+        "seconds that a joining learner waits for a peer's inner optimizer state; more if welcomes are slow",
+        above=0.0,
     )
     checkpoint_every: float = setting(
         60.0, "seconds between a learner's own copies of its inner optimizer state; 0: none", at_least=0.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.goodput.accounting import ACTIVE, CAUSES, State, Timelines
+from ddiloco.goodput.accounting import ACTIVE, CAUSES, MOST_UNCUT, State, Timelines
 
 STARTING, STEPPING, WAITING = State.STARTING, State.STEPPING, State.WAITING_FOR_PEERS
 RECONFIGURING, STANDBY = State.RECONFIGURING, State.STANDBY
@@ -172,6 +172,13 @@ def test_waiting_for_the_network_is_waiting_too():
     lines = timelines([(0, STEPPING, 0.0), (0, State.WAITING_FOR_NETWORK, 6.0), (0, WAITING, 7.0)], {0: 3})
     lost = shares(waiting_for_network=0.1, waiting_for_peers=0.3)
     assert figures(lines, 10.0) == ((0.0, 10.0), 0.6, lost, 0.6, 4.0)
+
+
+def test_a_learner_that_never_steps_and_changes_without_end_takes_no_more_memory():
+    lines = Timelines({0: 1, 1: 1})
+    for n in range(3 * MOST_UNCUT):
+        lines.enter(1, (State.RECONFIGURING, State.STANDBY)[n % 2], float(n))
+    assert len(lines._tracks[1].uncut) == MOST_UNCUT
 
 
 def test_what_cannot_be_is_refused_in_a_sentence():

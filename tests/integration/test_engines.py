@@ -7,9 +7,10 @@ import sys
 import urllib.error
 import urllib.request
 
+import httpx
 import pytest
 
-from tests.integration.hand import UNENDING, Job
+from tests.integration.hand import TOKEN, UNENDING, Job
 from tests.integration.programs import ROOT
 
 STUCK = """
@@ -22,10 +23,21 @@ threading.Event().wait()
 
 
 @pytest.fixture
-def job(programs, tmp_path):
-    made = Job(programs, tmp_path / "run", (*UNENDING, "--config.train.min_step_seconds=(0.05, 0.05)"))
-    yield made
-    made.kill_all()
+def started():
+    jobs = []
+
+    def make(programs, workdir, *settings):
+        jobs.append(Job(programs, workdir, (*UNENDING, *settings)))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.kill_all()
+
+
+@pytest.fixture
+def job(programs, tmp_path, started):
+    return started(programs, tmp_path / "run", "--config.train.min_step_seconds=(0.05, 0.05)")
 
 
 def free_port():
@@ -80,8 +92,13 @@ def test_a_syncer_that_is_started_after_the_end_of_its_run_ends_again(programs, 
     assert (tmp_path / "run" / "rounds.jsonl").read_text() == before
 
 
-def test_a_learner_is_drained_and_the_run_stopped_by_command(job, programs):
-    syncer = job.syncer("--config.snapshot.every=1000000")
+def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stopped_by_command(
+    programs, tmp_path, started
+):
+    pace, tapes = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)", "--config.tape.enabled=true"
+    job = started(programs, tmp_path / "run", pace, tapes, "--config.remote.max_learners=3")
+    page = f"127.0.0.1:{free_port()}"
+    syncer = job.syncer("--config.snapshot.every=1000000", f"--config.log.page={page}")
     learners = [job.learner(m) for m in range(2)]
     job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, *learners])
 
@@ -89,10 +106,18 @@ def test_a_learner_is_drained_and_the_run_stopped_by_command(job, programs):
         done = programs.run("control", f"--syncer={job.address}", job.token, *words)
         return done.returncode, done.stdout.strip(), done.stderr.strip()
 
+    assert control("add") == (0, "2", "")
+    beyond = job.learner(2)
+    job.wait_for(lambda: job.merges(2), "a merge of a third learner", [syncer, *learners, beyond])
     assert control("drain", "1") == (0, "learner 1 ends after its step", "")
     assert job.left(learners[1])[0] == 0
+    answer = httpx.post(
+        f"http://{page}/act", json={"verb": "drain", "learner": 2, "token": TOKEN}, trust_env=False
+    )
+    assert answer.json() == {"done": True, "line": "learner 2 ends after its step"}
+    assert job.left(beyond)[0] == 0
     code, told, _ = control("status")
-    assert code == 0 and told.endswith("learners: 0 of 2; drained: 1")
+    assert code == 0 and told.endswith("learners: 0 of 3; drained: 1, 2")
     assert control("add") == (0, "1", "")
     began = max(r["time"] for r in job.rounds())
     again = job.learner(1)
@@ -102,10 +127,15 @@ def test_a_learner_is_drained_and_the_run_stopped_by_command(job, programs):
     job.wait_for(complete, "a snapshot", [syncer, again])
     assert control("stop")[0] == 0
     assert [job.left(process)[0] for process in (syncer, learners[0], again)] == [0, 0, 0]
-    assert job.summary()["interrupted"]
+    summary = job.summary()
+    assert summary["interrupted"] and summary["tokens"]["2"] > 0
+    replayed = programs.run("replay", f"--workdir={job.workdir}")
+    assert (replayed.returncode, "the same as the run's" in replayed.stdout) == (0, True), replayed.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["drain"], ["drain", "x"], ["stop", "3"], ["status", "1", "2"]])
+@pytest.mark.parametrize(
+    "words", [[], ["drain"], ["evict"], ["drain", "x"], ["stop", "3"], ["status", "1", "2"]]
+)
 def test_what_is_no_command_is_told_in_one_line(programs, words):
     done = programs.run("control", *words)
     assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -138,6 +138,23 @@ def test_a_syncer_that_ends_with_an_error_is_started_again_up_to_the_limit(run):
     assert it.told[-1] == "the process of syncer ended with exit code 1 and is given up"
 
 
+def test_a_syncer_that_dies_right_after_it_was_looked_after_is_started_again(run):
+    it = run(ENDS_AT_THE_WORD, STANDS)
+    look_after, killed = it.supervisor._look_after, []
+
+    def kill_the_syncer_first(role):
+        if role.name == "learner 0" and not killed and it.starts("syncer"):
+            killed.append(it.starts("syncer")[0][0])
+            it.kill("syncer")
+            it.supervisor._syncer.process.join()
+        look_after(role)
+
+    it.supervisor._look_after = kill_the_syncer_first
+    until(lambda: len(it.starts("syncer")) == 2, "another syncer")
+    assert it.starts("syncer")[1][1:] == ["again"]
+    assert it.told == ["the process of syncer was killed by SIGKILL; another is started in 0.25 s"]
+
+
 def test_a_syncer_killed_before_its_run_has_begun_begins_it_again(run):
     it = run(ENDS_AT_THE_WORD, STANDS)
     it.supervisor._syncer.begun = lambda: False

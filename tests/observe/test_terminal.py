@@ -4,7 +4,7 @@ import io
 import os
 import threading
 
-from ddiloco.observe.alarms import MOST_ALARMS, NO_MORE, Alarms
+from ddiloco.observe.alarms import MOST_ALARMS, MOST_OF_A_KIND, NO_MORE, Alarms
 from ddiloco.observe.progress import Progress
 from ddiloco.observe.records import LearnerDied, Noted, RunInfo
 from ddiloco.observe.tally import MOST_FAILURES, MOST_REASONS, OTHERS, Tally
@@ -39,7 +39,7 @@ def test_however_many_different_alarms_and_reasons_there_are_few_are_kept():
     shown, counted = [], tally()
     alarms = Alarms(shown.append)
     for n in range(6001):
-        alarms.raise_once(f"key {n}", f"sentence {n}")
+        alarms.raise_once(f"key {n}", f"{n} is a sentence")
         counted.noted(Noted("drop", {"reason": f"reason {n}"}, 1.0))
         counted.noted(Noted("recovered", {"inner_state": f"source {n}\x1b"}, 1.0))
         counted.died(LearnerDied(0, 1.0, f"traceback {n}"))
@@ -49,6 +49,18 @@ def test_however_many_different_alarms_and_reasons_there_are_few_are_kept():
     assert counted.drops[OTHERS] == 6001 - MOST_REASONS
     assert len(counted.inner_states) == MOST_REASONS + 1
     assert len(counted.failures) == MOST_FAILURES and counted.failures[-1].traceback == "traceback 6000"
+
+
+def test_alarms_of_one_kind_do_not_hide_those_of_others():
+    alarms = Alarms(lambda sentence: None)
+    for n in range(1000):
+        alarms.raise_once(f"key {n}", f"learner 3: whatever {n}")
+    alarms.raise_once("another", "learner 4 is in quarantine")
+    assert len(alarms.sentences) == MOST_OF_A_KIND + 2
+    *first, more, another = alarms.sentences
+    assert first == [f"learner 3: whatever {n}" for n in range(MOST_OF_A_KIND)]
+    assert more == "learner 3: ...: there are more alarms that begin so than are kept"
+    assert another == "learner 4 is in quarantine"
 
 
 def test_a_pipe_that_nobody_reads_holds_nobody_up():

@@ -80,20 +80,33 @@ def test_a_learner_that_is_drained_leaves_and_is_sent_away_until_it_is_added(man
     again.client.finish(PATIENCE)
 
 
+def test_a_learner_that_is_evicted_is_lost_at_once_and_another_process_may_come(managed):
+    syncer = managed()
+    hung = there(syncer, 1)
+    assert asked(syncer, "evict", 1) == Answer(True, "learner 1 is dropped; it may come back", {"learner": 1})
+    assert syncer.next(events.LearnerLost).reason == "evicted"
+    assert asked(syncer, "status").facts["present"] == []
+    again = there(syncer, 1, process=200)  # at once, though the first one's silence is not over
+    assert asked(syncer, "status").facts["present"] == [1]
+    for learner in (hung, again):
+        learner.client.finish(PATIENCE)
+    assert asked(syncer, "evict", 0) == Answer(False, "learner 0 is not there", {"learner": 0})
+
+
 def test_the_first_number_that_is_free_is_given(managed):
     syncer = managed()
     first = there(syncer, 0)
     assert asked(syncer, "add").facts == {"learner": 1}
     second = there(syncer, 1)
     answer = asked(syncer, "add")
-    assert (answer.done, answer.line) == (False, "all 2 learners of config.sync.num_learners are there")
+    assert (answer.done, answer.line) == (False, "all 2 learners of config.remote.max_learners are there")
     for learner in (first, second):
         learner.client.finish(PATIENCE)
 
 
 def test_numbers_of_no_learner_are_refused(managed):
     syncer = managed()
-    told = "a learner's number is below config.sync.num_learners, 2"
+    told = "a learner's number is below 2, by config.remote.max_learners"
     assert asked(syncer, "drain", 2) == Answer(False, told)
     assert asked(syncer, "add", 2) == Answer(False, told)
     assert asked(syncer, "drain") == Answer(False, told)

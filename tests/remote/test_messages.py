@@ -176,6 +176,12 @@ def test_a_record_that_cannot_be_is_refused(message):
         learner_record(message, 0)
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 4000, "-1e999", "NaN", "true", "[]"])
+def test_a_number_in_a_note_that_cannot_be_is_none(number):
+    record = learner_record(pb.Record(noted=pb.Noted(name="recovered", json=f'{{"seconds": {number}}}')), 0)
+    assert record.values["seconds"] is None
+
+
 def test_records_that_are_sent_again_count_once():
     taken = []
     intake = RecordIntake(taken.append)

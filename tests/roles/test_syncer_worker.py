@@ -121,6 +121,8 @@ def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
     assert it.commits == [2]
     [values] = it.noted("round")
     assert values["learners"] == [0, 1, 2]
+    assert values["merge_seconds"] > 0.0 and "disk_seconds" not in values  # nothing was to be durable
+    assert (values["merging"], values["inbox"] >= 0) == (0, True)
     assert values["outer_gradient_norm"] == pytest.approx(
         np.linalg.norm(THETA["layers/0/kernel"] - full(3.0)), rel=1e-6
     )
@@ -248,7 +250,7 @@ def test_stopping_waits_for_no_learner(desk):
 
 
 class Disk:
-    """A Durability that counts its writes; none is done before it is let go."""
+    """A disk that counts its writes; none is done before it is let go."""
 
     def __init__(self):
         self.remembered, self.go = [], threading.Event()

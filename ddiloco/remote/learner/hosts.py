@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 
@@ -46,10 +45,9 @@ class HostPlace(NamedTuple):
         return f"{host}:{int(port) + 1}"
 
     def join(self) -> None:
-        """Joins the job of all hosts; before anything asks JAX for its devices.
+        """Joins the job of all hosts, before anything asks JAX for its devices.
 
-        Raises:
-          ConfigError: they do not come together.
+        Where they do not come together this process ends: a host may be missing, whose return it would miss.
         """
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
         try:
@@ -61,9 +59,7 @@ class HostPlace(NamedTuple):
             )
         except RuntimeError as error:
             problem = f"{error}".splitlines()[0]
-            raise ConfigError(
-                f"coordinator: {self.coordinator}: the hosts do not come together: {problem}"
-            ) from None
+            end_at_once(f"coordinator: {self.coordinator}: the hosts do not come together: {problem}")
 
 
 def end_at_once(why: str) -> None:

@@ -74,7 +74,7 @@ class LearnerProcess:
         """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
 
         Args:
-          learner: its number, from 0; the number of its data shard too.
+          learner: its number, from 0; its data shards follow from it.
           address: the syncer's, HOST:PORT.
           stop: ends it early.
           note: takes a line on what happens to the connection.
@@ -90,8 +90,8 @@ class LearnerProcess:
           ConfigError, DataError: a setting is impossible, or the syncer refuses the learner.
         """
         e, config = self._experiment, self._experiment.remote
-        if learner >= e.sync.num_learners:
-            problem = f"is {learner}, but must be below config.sync.num_learners, {e.sync.num_learners}"
+        if learner >= e.most_learners:
+            problem = f"is {learner}, but must be below {e.most_learners}, by config.remote.max_learners"
             raise ConfigError(f"learner_id: {problem}")
         # Above the incarnations of all earlier processes of the learner: each took one more at a rejoin,
         # at most once a microsecond.
@@ -101,7 +101,7 @@ class LearnerProcess:
         security = self._security.of(learner)
         if self._place is not None:
             self._lead = Lead(self._place, learner, terms, security, config, stop)
-        donor = Donor(security, config.keepalive, config.donation_timeout)
+        donor = Donor(security, config.keepalive)
         donates = config.donor_host and self._place is None
         port = donor.start(config.donor_host, config.donor_port) if donates else 0
 
@@ -170,7 +170,7 @@ class LearnerProcess:
 
         def steps() -> None:
             # Only a learner that steps can donate: those that begin together must not wait for each other.
-            donor.attach(worker.inbox, inner)
+            donor.attach(worker.inbox, inner, client.pace.patience(config.donation_timeout, inner.bytes))
             stepping()
 
         lead, send_offer, make_arrays = self._lead, client.send_offer, TrainingArrays

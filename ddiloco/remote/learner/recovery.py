@@ -23,7 +23,7 @@ from ddiloco.remote.learner import inner_files
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Gift, InnerFormat
 from ddiloco.remote.learner.likeness import Comparison
-from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.agreement import WireError, ended_after
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.roles.inbox import Inbox
@@ -59,10 +59,10 @@ class ProcessRecovery:
         """The inner state for a learner welcomed with these versions; None: a fresh one."""
         begun = time.monotonic()
         own = self._from_disk()
-        patience = self._config.donation_timeout
+        patience = self._client.pace.patience(self._config.donation_timeout, self._inner.bytes)
         peers = self._from_peers(versions, own, begun + patience)
         if peers is None and time.monotonic() >= begun + patience:
-            waited = f"within the {patience:g} s of remote.donation_timeout"
+            waited = f"within {patience:.0f} s, by remote.donation_timeout"
             problem = f"no peer's inner state, of {self._inner.bytes >> 20} MiB, came {waited}"
             self._client.outbox.record(records.Alarm(problem, time.time()))
         sources = {"peer": peers, "checkpoint": own, "snapshot": self.donated}
@@ -111,8 +111,11 @@ class ProcessRecovery:
             keepalive = self._config.keepalive
             gifts = [Gift(a, versions, self._inner, security, keepalive, left) for a in asked]
             try:
-                for gift in sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True):
-                    state = self._tried(gift.take) if gift.trained >= least else None
+                opened = sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True)
+                for gift in opened:
+                    left = deadline - time.monotonic()  # of which one that is slow leaves half to the others
+                    with ended_after(left / 2 if waiting or gift is not opened[-1] else left, gift.close):
+                        state = self._tried(gift.take) if gift.trained >= least else None
                     if state is not None and comparison.agrees(state):
                         return state
             finally:

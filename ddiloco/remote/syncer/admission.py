@@ -105,8 +105,8 @@ class Admission:
             return differs
         if hello.fingerprint != terms.fingerprint:
             return "the learner's model or fragments are not the syncer's: the layouts' fingerprints differ"
-        if hello.learner >= terms.num_learners:
-            return f"learner {hello.learner} is none of the {terms.num_learners} of this run"
+        if hello.learner >= terms.most_learners:
+            return f"learner {hello.learner} is none of the {terms.most_learners} of this run"
         if hello.hosts > wire.MOST_HOSTS:
             return f"a learner of {hello.hosts} hosts is not possible: at most {wire.MOST_HOSTS}"
         if hello.run and hello.run != self._run:

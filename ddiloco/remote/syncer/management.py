@@ -1,4 +1,4 @@
-"""Has the syncer do what an operator asks: retire learners, take them again, take a snapshot, stop."""
+"""Has the syncer do what an operator asks: retire or drop learners, take them again, snapshot, stop."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ class Management:
     def __init__(
         self,
         security: Security,
-        num_learners: int,
+        most_learners: int,
         step: Callable[[], int] = lambda: 0,
         take_snapshot: Callable[[], bool] = lambda: False,
         stop: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`tell` takes a line on each command.
+        """`tell` takes a line on each command; learners are numbered below `most_learners`.
 
         `step`: the global one. `take_snapshot`: has one taken soon; False if none are taken at all.
         """
-        self._security, self._num_learners = security, num_learners
+        self._security, self._most_learners = security, most_learners
         self._step, self._take_snapshot, self._stop, self._tell = step, take_snapshot, stop, tell
         self._lock = threading.Lock()
         self._drained: set[int] = set()
         self._sessions: Callable[[], Sequence[Session]] = tuple
+        self._end: Callable[[Session, str], None] = lambda session, reason: None
 
-    def attach(self, sessions: Callable[[], Sequence[Session]]) -> None:
-        """`sessions`: those of the learners that are connected."""
-        self._sessions = sessions
+    def attach(self, sessions: Callable[[], Sequence[Session]], end: Callable[[Session, str], None]) -> None:
+        """`sessions`: those of the learners that are connected; `end` closes one, for a reason."""
+        self._sessions, self._end = sessions, end
 
     def drained(self, learner: int) -> bool:
         """Whether the learner was retired, and has not been added again."""
@@ -60,13 +61,16 @@ class Management:
             command = Command.read(next(requests, b""))
         except WireError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        answer = self.do(command)
-        if command.verb != "status":
-            self._tell(f"{caller.host} asked to {command.verb}: {answer.line}")
-        yield bytes(answer)
+        yield bytes(self.do(command, caller.host))
 
-    def do(self, command: Command) -> Answer:
-        """Does it, and says what was done."""
+    def do(self, command: Command, host: str) -> Answer:
+        """Does what somebody at `host` asks, and says what was done."""
+        answer = self._done(command)
+        if command.verb != "status":
+            self._tell(f"{host} asked to {command.verb}: {answer.line}")
+        return answer
+
+    def _done(self, command: Command) -> Answer:
         match command:
             case Command("status"):
                 return self._status()
@@ -78,26 +82,41 @@ class Management:
                 return Answer(
                     done, "a snapshot is taken" if done else "config.snapshot.every is 0: there are none"
                 )
-            case Command("drain", int(learner)) if learner < self._num_learners:
+            case Command("drain", int(learner)) if learner < self._most_learners:
                 with self._lock:
                     self._drained.add(learner)
                 for session in self._sessions():
                     if session.learner == learner:
                         session.deliver(Leave())
                 return Answer(True, f"learner {learner} ends after its step", {"learner": learner})
-            case Command("add", learner) if learner is None or learner < self._num_learners:
+            case Command("evict", int(learner)) if learner < self._most_learners:
+                return self._evict(learner)
+            case Command("add", learner) if learner is None or learner < self._most_learners:
                 return self._add(learner)
-        return Answer(False, f"a learner's number is below config.sync.num_learners, {self._num_learners}")
+        return Answer(
+            False, f"a learner's number is below {self._most_learners}, by config.remote.max_learners"
+        )
+
+    def _evict(self, learner: int) -> Answer:
+        """Drops the connection of a learner that may not react; whatever process comes next is another."""
+        present = [session for session in self._sessions() if session.learner == learner]
+        for session in present:
+            self._end(session, "evicted")
+        told = (
+            f"learner {learner} is dropped; it may come back"
+            if present
+            else f"learner {learner} is not there"
+        )
+        return Answer(bool(present), told, {"learner": learner})
 
     def _add(self, learner: int | None) -> Answer:
         with self._lock:
             taken = {session.learner for session in self._sessions()}
-            free = (m for m in range(self._num_learners) if m not in taken)
+            free = (m for m in range(self._most_learners) if m not in taken)
             number = learner if learner is not None else next(free, None)
             if number is None:
-                return Answer(
-                    False, f"all {self._num_learners} learners of config.sync.num_learners are there"
-                )
+                most = f"all {self._most_learners} learners of config.remote.max_learners"
+                return Answer(False, f"{most} are there")
             self._drained.discard(number)
         return Answer(True, f"learner {number} may come", {"learner": number})
 
@@ -106,9 +125,9 @@ class Management:
         with self._lock:
             drained = sorted(self._drained)
         facts: dict[str, Any] = {"step": self._step(), "present": present, "drained": drained}
-        facts["num_learners"] = self._num_learners
+        facts["num_learners"] = self._most_learners
         named = ", ".join(map(str, present)) or "none"
         retired = f"; drained: {', '.join(map(str, drained))}" if drained else ""
         return Answer(
-            True, f"step {facts['step']}; learners: {named} of {self._num_learners}{retired}", facts
+            True, f"step {facts['step']}; learners: {named} of {self._most_learners}{retired}", facts
         )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import threading
 import time
 
+from ddiloco.data import shards
+from ddiloco.data.errors import DataError
 from ddiloco.disk import checked_json
 from ddiloco.remote.wire.agreement import WireError
 
@@ -36,6 +39,14 @@ class Positions:
         """JSON; empty if there is none."""
         with self._lock:
             return self._by_learner.get(str(learner), "")
+
+    def beside(self, learner: int) -> str:
+        """Where a second reader of the learner's shards begins, JSON; empty where it has no position."""
+        position = self.get(learner)
+        try:
+            return position and json.dumps(shards.beside(json.loads(position)))
+        except (DataError, ValueError, RecursionError):  # a learner may say what it likes
+            return ""
 
     def put(self, learner: int, position: str) -> None:
         """Keeps the learner's newest position.

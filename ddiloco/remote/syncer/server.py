@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -84,8 +85,8 @@ class SyncerServer:
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
         self._offer_intake = OfferIntake(terms, send, take_offer, record, self._count)
-        self._management = management or Management(security, terms.num_learners)
-        self._management.attach(self._all_sessions)
+        self._management = management or Management(security, terms.most_learners)
+        self._management.attach(self._all_sessions, self._end)
         self._handlers = {
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
@@ -103,7 +104,7 @@ class SyncerServer:
           ConfigError: the address is not available.
         """
         if isinstance(where, str):
-            where = Listening(where, self._security, self._config, self._terms.num_learners)
+            where = Listening(where, self._security, self._config, self._terms.most_learners)
         self._listening = where
         where.gate.refused = self._without_credentials
         return where.begin(self._handlers)
@@ -121,12 +122,14 @@ class SyncerServer:
     def gather(self, patience: float, stop: threading.Event) -> None:
         """Waits until all learners have joined, `patience` seconds have passed since the first, or `stop`.
 
-        When a run resumes from a snapshot, all must join first: a round without a learner would overwrite
-        what it holds before that is merged.
+        When a run resumes from a snapshot, all that it knows must join first: a round without a learner would
+        overwrite what it holds before that is merged.
         """
         deadline = None
+        known = () if self._resumed_from is None else self._resumed_from.incarnations
+        awaited = max(self._terms.num_learners, sum(m < self._terms.most_learners for m in known))
         with self._lock:
-            while (here := self._joined()) < self._terms.num_learners and not stop.is_set():
+            while (here := self._joined()) < awaited and not stop.is_set():
                 now = time.monotonic()
                 if deadline is None and here:
                     deadline = now + patience
@@ -181,9 +184,21 @@ class SyncerServer:
 
     def _updates(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         session = self._session(context)
-        with session.call("updates", context) as host:
+        with session.call("updates", context) as host, self._seen(session, host):
             needs = None if session.hosts == 1 else self._needs(requests, context)
             yield from session.down.messages(host, needs)
+
+    @contextlib.contextmanager
+    def _seen(self, session: Session, host: int) -> Iterator[None]:
+        """Records that one of a learner's several hosts is connected as long as the `with` block lasts."""
+        values = {"learner": session.learner, "host": host, "hosts": session.hosts}
+        if session.hosts > 1:
+            self._record(records.Noted("host_here", values, time.time()))
+        try:
+            yield
+        finally:
+            if session.hosts > 1:
+                self._record(records.Noted("host_gone", values, time.time()))
 
     def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:
         """By fragment, the blocks of each piece that one of a learner's hosts needs."""
@@ -209,7 +224,7 @@ class SyncerServer:
         own = self._session(context).learner
         with self._lock:
             others = [s for s in self._sessions.values() if s.learner != own and s.incarnation and s.donor]
-        others.sort(key=lambda s: ((s.learner - own) % self._terms.num_learners, -s.process))
+        others.sort(key=lambda s: ((s.learner - own) % self._terms.most_learners, -s.process))
         yield pb.Peers(addresses=[s.donor for s in others]).SerializeToString()
 
     # Sessions.
@@ -265,7 +280,7 @@ class SyncerServer:
         accepted = pb.Accepted(
             session=session.name,
             newest_incarnation=known,
-            position=self.positions.get(hello.learner),
+            position=self.positions.get(hello.learner) or self._beside(hello.learner),
             resume_from=0 if origin is None else origin.number_for(hello.learner, known),
             run=self._run,
             peers_token=self._peers_token,
@@ -274,6 +289,10 @@ class SyncerServer:
         if self._over or self._management.drained(hello.learner):  # it was away when it was told
             session.deliver(Leave())
         return session
+
+    def _beside(self, learner: int) -> str:
+        """Where a learner beyond the first ones begins: beside the one whose shard it reads too."""
+        return self.positions.beside(learner - self._terms.num_learners)
 
     def _read(self, session: Session, requests: Iterator[bytes]) -> None:
         reason = "connection lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
@@ -96,7 +97,7 @@ def _value(value: object, kind: type) -> str | float | None:
     if kind is str:
         return value[:LONGEST_REASON] if isinstance(value, str) else "unknown"
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if number and math.isfinite(value) else None
+    return value if number and abs(value) <= sys.float_info.max else None
 
 
 def _values(text: str) -> dict:

@@ -22,7 +22,8 @@ class Terms:
     Attributes:
       fingerprint: of the fragment layout.
       rules: the settings that both sides must share, JSON by path.
-      num_learners: M; learners are numbered below it.
+      num_learners: M; as many as the run starts with.
+      most_learners: as many as it may have; they are numbered below it.
       up: by fragment, shapes and dtypes of what a learner sends.
       down: the same of what the syncer sends, a whole version.
       difference: the same of a difference between versions.
@@ -33,6 +34,7 @@ class Terms:
     fingerprint: str
     rules: str
     num_learners: int
+    most_learners: int
     up: Sequence[Sequence[ArrayFormat]]
     down: Sequence[Sequence[ArrayFormat]]
     difference: Sequence[Sequence[ArrayFormat]]
@@ -54,6 +56,7 @@ def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
         fingerprint=layout.fingerprint,
         rules=json.dumps(rules, sort_keys=True, default=str),
         num_learners=experiment.sync.num_learners,
+        most_learners=experiment.most_learners,
         up=[wire_format(layout, p, outer.codec) for p in fragments],
         down=[wire_format(layout, p, "f32") for p in fragments],
         difference=[wire_format(layout, p, outer.update_codec) for p in fragments],

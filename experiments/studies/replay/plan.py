@@ -32,9 +32,10 @@ class VersionId(NamedTuple):
 
 
 class OfferId(NamedTuple):
-    """A fragment as a learner's process held it after a step.
+    """A fragment as a learner's process held it after a step, with this version in it.
 
-    `since` is the incarnation that was last welcomed; a welcome may set the learner's steps back.
+    `since` is the incarnation that was last welcomed; a welcome may set the learner's steps back. After the
+    same step a learner may offer twice, before and after an update.
     """
 
     learner: int
@@ -42,6 +43,7 @@ class OfferId(NamedTuple):
     since: int
     fragment: int
     step: int
+    version: int
 
     def __str__(self) -> str:
         return f"learner {self.learner}'s offer of fragment {self.fragment} at step {self.step}"
@@ -229,6 +231,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     handled: list[Handled] = []
     welcome: actions.AdoptAll | None = None  # its inner state is in an entry still to come
     since = h.process
+    offers: dict[int, dict[int, OfferId]] = {}  # by fragment and step, since the fragment's last update
     for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
         decided: Sequence[Any] = ()
         clock = core.clock
@@ -238,6 +241,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                     raise TapeError(f"{tape.path}: entry {i}: an inner state of unknown origin")
                 works.append(Adopt(i, welcome.versions, origin))
                 welcome, since = None, core.incarnation
+                offers.clear()
             case Gave(number=number):
                 works.append(Give(i, InnerOrigin(h.learner, h.process, number)))
             case End():
@@ -253,11 +257,12 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                         case actions.AdoptAll():
                             welcome = action
                         case actions.MakeOffer(contribution=c):
-                            offer = OfferId(h.learner, h.process, since, c.fragment, c.step)
+                            offer = OfferId(h.learner, h.process, since, c.fragment, c.step, c.version)
+                            offers.setdefault(c.fragment, {})[c.step] = offer
                             works.append(Offer(i, offer, c))
                         case actions.ApplyUpdate():
-                            p, step = action.fragment, action.merged
-                            merged = None if step is None else OfferId(h.learner, h.process, since, p, step)
+                            p = action.fragment
+                            merged = offers.pop(p, {}).get(action.merged)
                             update = Apply(i, p, action.version, action.mixing, merged, action.rebase)
                             works.append(update)
         handled.append(Handled(now, thing, decided))
@@ -380,9 +385,9 @@ class _Syncer:
         welcomes = [w for w in self._adoptions.get(c.learner, []) if w[0] <= c.incarnation]
         if welcomes:
             since, process, offers = welcomes[-1]
-            key = OfferId(c.learner, process, since, c.fragment, c.step)
+            key = OfferId(c.learner, process, since, c.fragment, c.step, c.version)
             taken = offers.get(key)
             if taken is not None and dataclasses.replace(taken, incarnation=c.incarnation) == c:
                 return key
-        offer = OfferId(c.learner, 0, 0, c.fragment, c.step)
+        offer = OfferId(c.learner, 0, 0, c.fragment, c.step, c.version)
         raise TapeError(f"{tape.path}: {offer} was merged, but is on no tape of that learner")

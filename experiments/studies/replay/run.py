@@ -152,7 +152,7 @@ class _Replay:
         self._assembly, self._plan, self._progress = assembly, plan, progress
         self._uses = Uses(plan.actors)
         self._model = GlobalModel(
-            assembly.layout, assembly.initial_parameters(), e.outer, e.sync.num_learners, step_tokens(e)
+            assembly.layout, assembly.initial_parameters(), e.outer, e.most_learners, step_tokens(e)
         )
         self._origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
         if self._origin is not None:

@@ -31,11 +31,12 @@ class Plan:
     total_steps: int
     weather: Weather
     storm: float  # seconds until everything works again
-    joins: tuple[float, ...]  # by learner, when its first process starts
+    joins: tuple[float, ...]  # by learner, when its first process starts; some come beyond the policy's M
     faults: tuple[tuple[float, str, int], ...]  # when, which of FAULTS, whom
     crash_in_merge: float = 0.0  # share of merges, during the storm, that the syncer dies in
     crash_at_commit: float = 0.0  # share of those after whose commit it dies, before its core hears of it
     rollbacks: tuple[tuple[float, float], ...] = ()  # from when to when commits are lost with the disk
+    retired: tuple[tuple[float, int], ...] = ()  # when, which learner leaves for good
 
 
 def draw_policy(rng: random.Random) -> SyncPolicy:
@@ -83,7 +84,7 @@ def draw_plan(seed: int) -> Plan:
     kinds = rng.sample(sorted(FAULTS), rng.randint(0, len(FAULTS)))  # only some, for rare mixtures
     count = rng.choice([0, 2, 5, 10]) if kinds else 0
     faults = sorted((rng.uniform(0, storm), rng.choice(kinds), rng.choice(learners)) for _ in range(count))
-    return Plan(
+    plan = Plan(
         seed=seed,
         policy=policy,
         parts=rng.choice([1, 1, 2, 3]) if policy.num_fragments > 2 else 1,
@@ -96,6 +97,11 @@ def draw_plan(seed: int) -> Plan:
         crash_at_commit=rng.choice([0.0, 0.0, 0.0, 0.2]),
         rollbacks=rng.choice([(), (), ((rng.uniform(0, storm), storm),)]),
     )
+    later = tuple(rng.uniform(0, storm) for _ in range(rng.choice([0, 0, 1, 2])))
+    joins = (*plan.joins, *later)
+    leaving = rng.sample(range(len(joins)), rng.randrange(len(joins))) if rng.random() < 0.3 else ()
+    retired = tuple(sorted((rng.uniform(joins[m], storm), m) for m in leaving))
+    return dataclasses.replace(plan, joins=joins, retired=retired)
 
 
 class RandomSchedule(Observer):
@@ -114,7 +120,13 @@ class RandomSchedule(Observer):
         self._rng = random.Random(plan.seed + 1)
         self._calm_at: float | None = None
         self.fleet = WeatheredFleet(
-            plan.policy, plan.total_steps, self._rng, plan.weather, observer=self, parts=plan.parts
+            plan.policy,
+            plan.total_steps,
+            self._rng,
+            plan.weather,
+            learners=len(plan.joins),
+            observer=self,
+            parts=plan.parts,
         )
         if plan.parts > 1:
             self.fleet.syncer.on_death = self.invariants.part_died
@@ -135,6 +147,8 @@ class RandomSchedule(Observer):
             calendar.at(at, self.fleet.recover, learner)
         for at, name, learner in self.plan.faults:
             calendar.at(at, FAULTS[name], self.fleet, learner, self._rng)
+        for at, learner in self.plan.retired:
+            calendar.at(at, self.fleet.retire, learner)
         for image_at, lost_at in self.plan.rollbacks:
             calendar.at(image_at, self._copy_disk, lost_at)
         calendar.at(self.plan.storm, self._calm)

@@ -12,7 +12,7 @@ from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.learner_process import Place, VirtualLearner
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
 from experiments.studies.schedules.parted_syncer import PartedSyncer
@@ -85,6 +85,7 @@ class WeatheredFleet(Fleet):
         self.weather = weather = weather or Weather()
         self._doubtful = _Doubtful(rng, weather.unsound, weather.refused, policy.num_fragments)
         self._rng = rng
+        self._retired: set[int] = set()
         places = {m: self._place() for m in range(learners or policy.num_learners)}
         super().__init__(
             policy,
@@ -108,6 +109,18 @@ class WeatheredFleet(Fleet):
                 self._deliver,
                 rng,
             )
+
+    def retire(self, learner: int) -> None:
+        """The learner leaves; whoever starts a process of it sees that sent away."""
+        self._retired.add(learner)
+        self.leave(learner)
+
+    def join(self, learner: int) -> VirtualLearner:
+        """As a Fleet's; one that was retired leaves at once."""
+        process = super().join(learner)
+        if learner in self._retired:
+            self.leave(learner)
+        return process
 
     def crash_syncer(self) -> None:
         """All of its processes die."""

@@ -72,6 +72,9 @@ def test_the_first_seeds_meet_every_fault_and_every_preset():
     policies = [plan.policy for plan in plans]
     assert {policy.max_run_ahead is None for policy in policies} == {True, False}
     assert any(policy.quorum == policy.num_learners > 1 for policy in policies)
+    assert any(len(plan.joins) > plan.policy.num_learners for plan in plans)
+    beyond = lambda plan: any(m >= plan.policy.num_learners for _, m in plan.retired)  # noqa: E731
+    assert any(map(beyond, plans)) and any(plan.retired and not beyond(plan) for plan in plans)
     assert any(policy.overlap == 0 for policy in policies)
     assert any(policy.interval == 1 for policy in policies)
     assert any(policy.num_fragments > plan.total_steps for policy, plan in zip(policies, plans, strict=True))

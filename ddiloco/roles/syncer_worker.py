@@ -9,10 +9,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from ddiloco.disk.durable import DurableState
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
 from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, pieces_sha256
@@ -27,16 +28,6 @@ from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the last snapshot to be written once the run is over
-
-
-class Durability(Protocol):
-    """Where committed state is kept, to outlive the process."""
-
-    def commit(self, merged: RoundId, model: GlobalModel) -> bool:
-        """Makes a merged fragment durable, beside others; may wait. False: the run ended first."""
-
-    def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
-        """Makes the newest incarnation of each learner durable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +79,7 @@ class SyncerWorker:
         model: GlobalModel,
         record: Callable[[Any], None],
         on_commit: Callable[[int, list[Pieces]], None],
-        durable: Durability | None = None,
+        durable: DurableState | None = None,
         tape: SyncerTape | None = None,
     ) -> None:
         """`on_commit` gets step and fragments. `durable` is None if no state needs to outlive the process.
@@ -111,7 +102,7 @@ class SyncerWorker:
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
         self._differences: dict[int, Pieces] = {}  # by fragment, the newest
         self._arrivals: Arrivals[Pieces] = Arrivals()
-        self._merging = 0  # merges under way, of which one is made and the others wait
+        self._merging = 0  # rounds under way: one is merged at a time, others wait or are made durable
         self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
         at_once = max(1, core.policy.overlap)  # rounds that may merge, each of another fragment
         self._committer = concurrent.futures.ThreadPoolExecutor(at_once, "syncer-commit")
@@ -365,24 +356,24 @@ class SyncerWorker:
             return
         self._note_guarded(made.notices, action.round)
         seconds = time.monotonic() - begun
-        committing = self._committer.submit(self._commit, action.round, made, seconds)
-        self._commits[action.round.fragment] = committing
+        commit = self._committer.submit(self._commit, action.round, made, seconds)
+        self._commits[action.round.fragment] = commit
 
     def _commit(self, which: RoundId, made: NextVersion, merge_seconds: float) -> None:
         """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
-        begun = time.monotonic()
         try:
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
+            begun = time.monotonic()
             needless = made.empty or self._durable is None
             committed = needless or self._durable.commit(which, self._model)
         except Exception as error:
             self._inbox.put(error)
             return
         if committed:  # else the run is over, without this merge
-            finished = events.MergeFinished(which, made.left_out)
             metrics = {**made.metrics, "merge_seconds": merge_seconds}
             if not needless:
                 metrics["disk_seconds"] = time.monotonic() - begun
+            finished = events.MergeFinished(which, made.left_out)
             self._inbox.put(Merged(finished, made.pieces, made.difference, metrics, sha256, made.empty))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:

@@ -66,8 +66,8 @@ def dying_in_write(number):
             yield part
 
     def replaced(path, parts):
-        fatal = path.name.startswith("fragment-") and len(commits) == number
-        replace(path, cut(parts) if fatal else parts)
+        fatal = path.name.startswith("fragment-") and len(commits) >= number
+        replace(path, cut(list(parts)) if fatal else parts)
 
     array_file.replace, durable.DurableState.commit = replaced, committed
 

@@ -250,7 +250,7 @@ def test_stopping_waits_for_no_learner(desk):
 
 
 class Disk:
-    """A Durability that counts its writes; none is done before it is let go."""
+    """A disk that counts its writes; none is done before it is let go."""
 
     def __init__(self):
         self.remembered, self.go = [], threading.Event()

@@ -43,6 +43,7 @@ setup(
     ],
     extras_require={
         "test": [
+            "axe-core-python>=0.1",  # of which only the script is used, in whatever Chromium there is
             "grpcio-tools>=1.70",
             "httpx>=0.27",
             "hypothesis>=6.100",
@@ -56,6 +57,8 @@ setup(
         ],
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
+        "wandb": ["wandb>=0.20"],
+        "mlflow": ["mlflow-skinny>=3"],
         "ray": ["ray>=2.50"],
         "huggingface": ["torch>=2.6", "transformers>=4.51"],  # that tests hold exported weights against
         "tpu_compiler": ["libtpu>=0.0.52"],  # which compiles for TPUs on machines without

@@ -2,6 +2,7 @@
 
     status       the global step, and which learners are there
     drain 3      learner 3 ends after its step, with exit code 0, and is sent away when it comes again
+    evict 3      learner 3 is dropped at once, as one whose process does not react; it may come back
     add [3]      learner 3, or the first that is not there, may come (again); prints its number
     snapshot     takes a snapshot now, where config.snapshot.every has them taken at all
     stop         ends the run for all, with everything saved
@@ -32,9 +33,9 @@ def main(argv) -> int:
 
     verb, *rest = argv[1:] or [""]
     numbered = rest and rest[0].isdecimal() and len(rest) == 1
-    if verb not in VERBS or not (numbered if verb == "drain" else numbered or not rest):
-        raise cli.UsageError("give one of: status, drain NUMBER, add [NUMBER], snapshot, stop")
-    if rest and verb not in ("drain", "add"):
+    if verb not in VERBS or not (numbered if verb in ("drain", "evict") else numbered or not rest):
+        raise cli.UsageError("give one of: status, drain NUMBER, evict NUMBER, add [NUMBER], snapshot, stop")
+    if rest and verb not in ("drain", "evict", "add"):
         raise cli.UsageError(f"{verb}: takes no number")
     address = check_address(_SYNCER.value, "syncer")
     command = Command(verb, int(rest[0]) if rest else None)

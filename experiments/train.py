@@ -18,6 +18,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 def main(_) -> int:
     from ddiloco.launch.all_roles import run_all
+    from ddiloco.observe import json_lines
     from ddiloco.run.job import run_job
     from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
@@ -34,6 +35,8 @@ def main(_) -> int:
     if experiment.driver != "remote":
         platform.prepare()
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
+    if experiment.log.json:
+        json_lines.speak_json(run=workdir.name, role="launcher" if experiment.driver == "remote" else "all")
     profile = roles.profile(_PROFILE.value, workdir)
     stop, received = ending.stop_on_signals()
     if experiment.driver == "remote":

@@ -11,14 +11,18 @@ import os
 import pathlib
 import secrets
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 _LENGTH = struct.Struct("<Q")  # of the header that follows, in bytes
 _LONGEST_HEADER = 1 << 24
-_DIGEST_BYTES = hashlib.sha256().digest_size
+_CRC = b"crc32\n"  # after the magic: the file ends with a CRC-32; without it, as once, with a SHA-256
+_CRC_BYTES = 4
+_BLOCK = 1 << 20  # bytes that are checked and written while they are in the processor's cache
+_SHA256_BYTES = hashlib.sha256().digest_size
 _UNFINISHED = ".new"  # how the name of a file ends that is still being written
 
 
@@ -29,12 +33,20 @@ def save(path: pathlib.Path, magic: bytes, header: Mapping[str, Any], arrays: Se
     """
     whole = {**header, "arrays": [[_told(array.dtype), list(np.shape(array))] for array in arrays]}
     encoded = json.dumps(whole).encode()
-    parts = [magic, _LENGTH.pack(len(encoded)), encoded]
+    parts = [magic, _CRC, _LENGTH.pack(len(encoded)), encoded]
     parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    replace(path, [*parts, digest.digest()])
+    replace(path, _checked(parts))
+
+
+def _checked(parts: Iterable[Any]) -> Iterator[Any]:
+    """The parts in blocks, then their CRC-32."""
+    crc = 0
+    for part in map(memoryview, parts):
+        for at in range(0, len(part), _BLOCK):
+            block = part[at : at + _BLOCK]
+            crc = zlib.crc32(block, crc)
+            yield block
+    yield crc.to_bytes(_CRC_BYTES, "little")
 
 
 def load(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -56,11 +68,14 @@ def load(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndar
 
 def parse(data: bytes, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Like `load`, from a file's bytes; a damaged header cannot make it allocate more than their size."""
-    body = memoryview(data)[:-_DIGEST_BYTES]
-    if not data.startswith(magic) or hashlib.sha256(body).digest() != data[-_DIGEST_BYTES:]:
+    new = data.startswith(magic + _CRC)
+    end = _CRC_BYTES if new else _SHA256_BYTES
+    body = memoryview(data)[:-end]
+    check = zlib.crc32(body).to_bytes(end, "little") if new else hashlib.sha256(body).digest()
+    if not data.startswith(magic) or check != data[-end:]:
         raise ValueError("is damaged: its checksum does not fit")
     try:
-        return _parse(io.BytesIO(body[len(magic) :]))
+        return _parse(io.BytesIO(body[len(magic + _CRC if new else magic) :]))
     except Exception as error:  # JSON, struct and numpy each raise their own
         raise ValueError(f"is damaged: its header cannot be read: {type(error).__name__}") from None
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.disk import array_file, checked_json, kept
-from ddiloco.disk.run_mark import RunMark
+from ddiloco.disk.run_mark import FRAGMENT, RunMark
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
@@ -23,7 +23,6 @@ from ddiloco.protocol.state import SyncerState
 
 FOLDER = "syncer"  # of a run, in its workdir
 
-_MAGIC = b"ddiloco fragment 1\n"
 _INCARNATIONS = "incarnations.json"
 _RETRY_SECONDS = 1.0
 
@@ -45,7 +44,7 @@ class Start(NamedTuple):
 
 
 class DurableState:
-    """The folder of one run. The merging thread calls `commit`, the syncer's thread `remember`."""
+    """The folder of one run. A thread for each fragment calls `commit`, the syncer's thread `remember`."""
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class DurableState:
             "pieces": len(state.pieces),
         }
         path = self.folder / self._name(p)
-        array_file.save(path, _MAGIC, header, [*state.pieces, *state.optimizer])
+        array_file.save(path, FRAGMENT, header, [*state.pieces, *state.optimizer])
         if self._keep > 1:
             self._keep_version(path, state.version, merged_step)
 
@@ -177,7 +176,7 @@ class DurableState:
         """A fragment, the step at which it was merged, and its lineage."""
         path = self.folder / self._name(p)
         try:
-            header, arrays = array_file.load(path, _MAGIC)
+            header, arrays = array_file.load(path, FRAGMENT)
         except FileNotFoundError:
             raise DurableStateError(f"{path}: is missing; the run cannot continue without it") from None
         except ValueError as error:

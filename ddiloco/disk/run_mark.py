@@ -5,12 +5,16 @@ The file with it is the last thing that a run's start writes: where it is, all t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import secrets
 from typing import NamedTuple
 
 from ddiloco.disk import array_file
+
+FRAGMENT = b"ddiloco fragment 1\n"
+"""What a durable fragment's file begins with."""
 
 _NAME = "run.json"
 
@@ -35,6 +39,16 @@ def new_run() -> str:
     return secrets.token_hex(16)
 
 
+def _of_fragments(folder: pathlib.Path) -> RunMark | None:
+    """The run whose merged fragments are there, though its mark is gone; None: nothing was merged."""
+    for path in sorted(folder.glob("fragment-[0-9]*")):
+        with contextlib.suppress(OSError, ValueError):
+            header, _ = array_file.load(path, FRAGMENT)
+            if header["version"]:
+                return RunMark(header["run"], "")
+    return None
+
+
 def begun(folder: pathlib.Path) -> RunMark | None:
     """The run whose start was completed in the folder; None: none was.
 
@@ -46,6 +60,6 @@ def begun(folder: pathlib.Path) -> RunMark | None:
         values = json.loads(path.read_text())
         return RunMark(str(values["run"]), str(values["start"]))
     except FileNotFoundError:
-        return None
+        return _of_fragments(folder)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunMarkError(f"{path}: cannot be used: {type(error).__name__}") from None

@@ -31,9 +31,11 @@ class LineFiles:
         line = {"step": int(record.step), "tokens": int(record.tokens)}
         self._append(f"learners/{record.learner}/steps.jsonl", record.time, line)
 
-    def round(self, record: Noted) -> None:
-        """Adds a line to `rounds.jsonl`."""
-        self._append("rounds.jsonl", record.time, as_json(record.values), at_once=True, bounded=False)
+    def round(self, record: Noted, counts: Mapping[str, int]) -> None:
+        """Adds a line to `rounds.jsonl`, with the bytes that learners have moved so far."""
+        moved = {name: counts[name] for name in ("bytes_sent", "bytes_received")}
+        values = {**as_json(record.values), **moved}
+        self._append("rounds.jsonl", record.time, values, at_once=True, bounded=False)
 
     def recovered(self, record: Noted) -> None:
         """Adds a line to `recoveries.jsonl`."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.observe import performance
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
 from ddiloco.observe.files import GrowingFiles
+from ddiloco.observe.json_lines import about
 from ddiloco.observe.lines import LineFiles
+from ddiloco.observe.metrics import Metrics
 from ddiloco.observe.plots import plot_loss
 from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, Status
 from ddiloco.observe.records import (
@@ -34,9 +37,10 @@ from ddiloco.observe.records import (
     Transferred,
 )
 from ddiloco.observe.scalars import as_float, as_json
-from ddiloco.observe.summary import summarize, write_summary
+from ddiloco.observe.summary import read_summary, summarize, write_summary
 from ddiloco.observe.tally import Tally
 from ddiloco.observe.tensorboard import EventFiles
+from ddiloco.observe.writers import SERVICES, Aside, Writer
 
 POLL = 0.1  # seconds; draining in batches wakes the interpreter less often than a wake-up for each record
 FLUSH_EVERY = 0.5
@@ -46,7 +50,7 @@ CLOCKS_APART = 60.0  # seconds that another machine's clock may be off without a
 
 TOLD = frozenset(
     {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
-    | {"snapshot_given_up", "guard_quarantined", "guard_released", "sdc"}
+    | {"snapshot_given_up", "guard_quarantined", "guard_released", "sdc", "host_here", "host_gone"}
 )
 """The protocol's records that `events.jsonl` has a line for: rare ones."""
 
@@ -67,10 +71,12 @@ class Monitor:
         *,
         clock: Callable[[], float] | None = time.time,
         resume: bool = False,
+        writers: Sequence[str] = ("tensorboard",),
     ) -> None:
         """`live`: draw a progress line if stdout is a terminal. `log_every`: steps between metrics.
 
-        `resume`: the counts continue those that earlier processes of the run left in the workdir.
+        `resume`: the counts continue those that earlier processes of the run left in the workdir. `writers`:
+        where curves go.
 
         `clock` must give the records' kind of time (unix seconds). None if that is virtual: then the latest
         record's time is now.
@@ -91,7 +97,7 @@ class Monitor:
         if resume:
             with self._alarms.guard("what earlier processes have left", Exception):
                 recall(self._workdir, self._tally)
-        self._metrics = EventFiles(self._files, log_every)
+        self._metrics = Metrics([self._writer(name) for name in writers], log_every)
         self._pace = Pace()
         self._extra: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
@@ -103,6 +109,12 @@ class Monitor:
             self._show: self._progress.every,
             self._write_run_metrics: PLAIN_EVERY,
         }
+
+    def _writer(self, name: str) -> Writer:
+        if name == "tensorboard":
+            return EventFiles(self._files)
+        make = functools.partial(SERVICES[name], self._workdir, read_summary(self._workdir / "config.json"))
+        return Aside(make, lambda sentence: self.queue.put(Alarm(sentence, self._now())), name)
 
     def start(self) -> None:
         """Starts the monitor's thread."""
@@ -140,7 +152,8 @@ class Monitor:
                 if isinstance(record, Stop):
                     running = False
                     break
-                with self._alarms.guard(f"a {type(record).__name__} record was not used", Exception):
+                guard = self._alarms.guard(f"a {type(record).__name__} record was not used", Exception)
+                with guard, about(learner=_learner(record), round=self._tally.rounds.count):
                     self._take(record)
             for action, moment in due.items():
                 if time.monotonic() >= moment:
@@ -218,12 +231,16 @@ class Monitor:
         match record.name:
             case "round":
                 self._metrics.round(record)
-                self._lines.round(record)
+                self._lines.round(record, self._tally.counts)
                 self._look_for_left_out()
             case "recovered":
                 self._lines.recovered(record)
             case "snapshot_given_up":
                 self._say(f"snapshot {record.values.get('number')} given up: {record.values.get('reason')}")
+            case "clock_ahead":
+                pace = f"its clock goes {record.values['pace']:.0f} times as fast as others step"
+                hint = "with a sync.quorum of 2 or more it would not hurry them"
+                self._alarms.raise_once(f"pace of {learner}", f"learner {learner}: {pace}; {hint}")
             case "learner_lost" if not finished:
                 self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:
@@ -325,6 +342,7 @@ class Monitor:
         for action in (
             self._show,
             self._write_run_metrics,
+            self._end_writers,
             self._files.close,
             self._write_summary,
             self._plot,
@@ -334,9 +352,23 @@ class Monitor:
         with self._terminal():
             self._progress.end()
 
+    def _end_writers(self) -> None:
+        """Waits for the services; what they could not do is an alarm like any other."""
+        self._metrics.close()
+        while not self.queue.empty():
+            if isinstance(late := self.queue.get(), Alarm):
+                self._take(late)
+
     def _plot(self) -> None:
         plot_loss(self._workdir / "loss.png", self._tally)
 
     def _do(self, action: Callable[[], None]) -> None:
         with self._alarms.guard(f"the monitor's {action.__name__.strip('_')}", Exception):
             action()
+
+
+def _learner(record: Record) -> int | None:
+    """Whom a record is about."""
+    if isinstance(record, Noted):
+        return record.values.get("learner")
+    return getattr(record, "learner", None)

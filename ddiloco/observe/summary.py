@@ -38,6 +38,7 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "inner_steps": tally.steps_by_learner,
         "tokens": tally.tokens_by_learner,
         "tokens_per_second": tally.tokens / seconds if seconds > 0 else None,
+        "started": started,
         "wall_seconds": now - started,
         **performance.summary(tally.performance),
         "train_loss": tally.train_loss(),

@@ -169,7 +169,8 @@ def _signs_encode(x: jax.Array) -> tuple[jax.Array, ...]:
     lengths = jnp.full(len(blocks), BLOCK).at[-1:].add(-rest)
     sums = jnp.abs(blocks) / lengths[:, None]
     while sums.shape[1] > 1:  # in one order, so that shards of an array have the bits of the whole
-        sums = sum(jnp.split(sums, 2, axis=1))
+        left, right = jnp.split(sums, 2, axis=1)
+        sums = left + right
     scales = sums[:, 0]  # NaN or infinite where an element is
     return scales, _packed(blocks < 0, 1, x.size)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -14,8 +13,8 @@ _LINE = 128  # neighbours that are read together, since each line that is touche
 
 def sampled_cosines(
     anchor: Sequence[np.ndarray], contributions: Collection[Sequence[np.ndarray]], norms: np.ndarray
-) -> tuple[np.ndarray, float]:
-    """Cosines between outer gradients on a sample of their elements, and the deviation that comes from that.
+) -> np.ndarray:
+    """Cosines between outer gradients on a sample of their elements.
 
     Which elements depends on the bits of all norms. So it is the same in a replay, but no learner can know
     it in time to behave well there alone, since it does not know the others' norms.
@@ -26,12 +25,12 @@ def sampled_cosines(
       norms: (pieces, M) of the outer gradients, float32.
 
     Returns:
-      (M, M) cosines, NaN where an outer gradient is zero on the sample; and their standard deviation.
+      (M, M) cosines, NaN where an outer gradient is zero on the sample.
 
     Example:
       >>> import numpy as np
       >>> sent = [(np.float32([1.0, 0.0]),), (np.float32([-3.0, 0.0]),)]
-      >>> print(sampled_cosines([np.float32([0.0, 0.0])], sent, np.float32([[1.0, 3.0]]))[0])
+      >>> print(sampled_cosines([np.float32([0.0, 0.0])], sent, np.float32([[1.0, 3.0]])))
       [[ 1. -1.]
        [-1.  1.]]
     """
@@ -44,7 +43,8 @@ def sampled_cosines(
     gram = deltas @ deltas.T
     lengths = np.sqrt(np.diag(gram))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return gram / np.outer(lengths, lengths), 1 / math.sqrt(max(1, origin.size))
+        cosines: np.ndarray = gram / np.outer(lengths, lengths)
+    return cosines
 
 
 def _lines(size: int, total: int, rng: np.random.Generator) -> np.ndarray | None:

@@ -60,7 +60,8 @@ class NextVersion(NamedTuple):
 class GlobalModel:
     """P fragments of float32 host arrays. A merge makes new arrays and never writes into those it returned.
 
-    For one thread at a time; only `decode` and `validate` may be called from any thread. Beside Theta and the
+    For one thread at a time; only `decode` and `validate` may be called from any thread, and `state` of a
+    fragment that is not being merged. Beside Theta and the
     optimizer's state it keeps the previous version of each fragment: the next merge writes into that memory,
     unless somebody still reads it, since new memory from the system would take as long as the merge.
 
@@ -178,9 +179,9 @@ class GlobalModel:
         norms: np.ndarray,
     ) -> Verdict:
         anchor, count = self.fragment(p)[1], len(learners)
-        cosines, noise = sampled_cosines(anchor, contributions, norms[:, :count])
+        cosines = sampled_cosines(anchor, contributions, norms[:, :count])
         sizes = [piece.size for piece in anchor]
-        offers = offered(learners, counts, norms[:, :count], sizes, cosines, noise)
+        offers = offered(learners, counts, norms[:, :count], sizes, cosines)
         length = 0.0
         if guard.needs_length(p, offers):
             length = math.sqrt(sum(float(np.dot(x.ravel(), x.ravel())) for x in anchor))

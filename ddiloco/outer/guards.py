@@ -30,11 +30,11 @@ _RECALL = 24  # rounds of a fragment in which what passed is no reason to leave 
 _STILL = 1e-7  # root mean square of the largest piece, below which a fragment did not move: rare rows do not
 _LONGEST = 30.0  # times the parameters themselves: a longer outer gradient is no training
 _OPPOSED = 0.25  # the typical cosine of a round from which one that turns away is plain at once
-_SCORES = 64  # rounds over which cosines are averaged; one alone says little late in training
-_TURNS = 3  # of each fragment before an average counts, since rounds that are close share their data ...
-_FEWEST = 8  # ... and rounds in all
-_NOWHERE = 0.1  # of the others' average; honest learners came down to 0.58
-_NOISE = 6.0  # standard deviations of a cosine that is measured on a sample
+_SCORES = 256  # rounds over which cosines are averaged; one alone says little late in training
+_TURNS = 3  # of each fragment before an average counts, since rounds that are close share their data
+_STRETCH = 24  # rounds at least in which a learner must have turned away: an honest one may meet odd data
+_NOWHERE = 0.1  # of the others' average; honest learners came down to 0.16 ...
+_CLEAR = 3.0  # ... of rounds times the others' average squared: where that is small, few rounds say little
 
 
 class Offered(NamedTuple):
@@ -46,7 +46,6 @@ class Offered(NamedTuple):
       norm: of the outer gradient.
       peak: the largest root mean square of one piece of it.
       cosine: the median of its cosines with the other offers of the round; None where there are not two.
-      noise: the standard deviation that a cosine has from being measured on a sample.
       tokens: that the steps trained on, as the learner says.
     """
 
@@ -55,7 +54,6 @@ class Offered(NamedTuple):
     norm: float
     peak: float
     cosine: float | None = None
-    noise: float = 0.0
     tokens: int = 0
 
     @property
@@ -78,7 +76,7 @@ class Past:
       rounds: of this fragment so far.
       fragments: of which there were rounds.
       newest: by learner, its newest offer of this fragment in the last rounds before this one.
-      scores: by learner, its newest cosines in rounds of any fragment, with the noise of each.
+      scores: by learner, its newest cosines in rounds of any fragment.
       passed: the largest `pace` that has passed in the fragment's last rounds.
       length: of the fragment's parameters before the round.
       step_tokens: the most that a step of any learner can have; None: not known.
@@ -87,7 +85,7 @@ class Past:
     rounds: int = 0
     fragments: int = 1
     newest: Mapping[int, Offered] = dataclasses.field(default_factory=dict)
-    scores: Mapping[int, Sequence[tuple[float, float]]] = dataclasses.field(default_factory=dict)
+    scores: Mapping[int, Sequence[float]] = dataclasses.field(default_factory=dict)
     passed: tuple[float, float] = (-math.inf, -math.inf)
     length: float = 0.0
     step_tokens: int | None = None
@@ -169,9 +167,9 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
     """Finds outer gradients that point away from the others', and learners whose own point nowhere.
 
     In one round, an offer is out of line if the others' cosines are large and its own is as far on the other
-    side of zero as half of theirs; but for one turn of every fragment an honest learner may have met odd
-    data, so that the average over its last turns must be below zero too. Later in training cosines are
-    small: then that average, of every fragment some, is compared with the median of the others' averages.
+    side of zero as half of theirs; but for some turns of every fragment an honest learner may have met odd
+    data, so that the average over its last turns must be a quarter on the other side too. Later in training
+    cosines are small: then a longer average is compared with the median of the others'.
 
     Example:
       >>> offers = [Offered(m, 24, 1.0, 0.1, cosine) for m, cosine in enumerate([0.6, 0.5, -0.5])]
@@ -180,22 +178,21 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
     """
     found = {}
     here = {offer.learner: offer.cosine for offer in offers if offer.cosine is not None}
-    enough = min(_SCORES, max(_FEWEST, _TURNS * past.fragments))
-    averages = {m: statistics.fmean(c for c, _ in s) for m, s in past.scores.items() if len(s) >= enough}
+    turns = min(_SCORES, _TURNS * past.fragments)
+    averages = {m: statistics.fmean(scores) for m, scores in past.scores.items() if len(scores) >= turns}
     for offer in offers:
         m = offer.learner
         others = [cosine for other, cosine in here.items() if other != m]
         if m in here and len(others) >= 2:
             typical = statistics.median(others)
-            lately = [c for c, _ in past.scores.get(m, ())][-_TURNS * past.fragments :]
-            away = here[m] < -typical / 2 and statistics.fmean(lately or [here[m]]) < 0
-            if typical > _OPPOSED and away:
+            lately = statistics.fmean(list(past.scores.get(m, ()))[-max(_STRETCH, turns) :] or [here[m]])
+            if typical > _OPPOSED and here[m] < -typical / 2 and lately < -typical / 4:
                 found[m] = "its outer gradient points away from those of others"
         of_others = [average for other, average in averages.items() if other != m]
         if m in averages and len(of_others) >= 2:
             typical = statistics.median(of_others)
-            noise = statistics.fmean(noise for _, noise in past.scores[m]) / math.sqrt(enough)
-            if averages[m] < _NOWHERE * typical and typical - averages[m] > _NOISE * noise:
+            clear = typical > 0 and len(past.scores[m]) * typical**2 > _CLEAR
+            if clear and averages[m] < _NOWHERE * typical:
                 found[m] = "its outer gradients point elsewhere than those of others"
     return found
 
@@ -236,7 +233,7 @@ class _Standing:
     out_of_line: collections.deque[bool] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=12)
     )
-    scores: collections.deque[tuple[float, float]] = dataclasses.field(
+    scores: collections.deque[float] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_SCORES)
     )
     passed: int | None = None  # in quarantine, its offers in a row that would have passed
@@ -280,7 +277,7 @@ class Guard:
         for offer in offers:
             standing = self._standings.setdefault(offer.learner, _Standing())
             if offer.cosine is not None:
-                standing.scores.append((offer.cosine, offer.noise))
+                standing.scores.append(offer.cosine)
         bad = self._out_of_line(fragment, offers, length)
         notices = [Notice("left_out", m, why) for m, why in bad.items()]
         for offer in offers:
@@ -351,7 +348,6 @@ def offered(
     norms: np.ndarray,
     sizes: Sequence[int],
     cosines: np.ndarray,
-    noise: float,
 ) -> list[Offered]:
     """The numbers that gates judge by.
 
@@ -361,12 +357,11 @@ def offered(
       norms: (pieces, M), of each piece of each outer gradient.
       sizes: elements of each piece.
       cosines: (M, M), between the outer gradients of two learners; NaN where one is zero.
-      noise: the standard deviation of a cosine from being measured on a sample.
 
     Example:
       >>> import numpy as np
       >>> cosines = np.array([[1.0, 0.2, 0.4], [0.2, 1.0, np.nan], [0.4, np.nan, 1.0]])
-      >>> first, *_ = offered([4, 5, 6], [(1, 9)] * 3, np.array([[3.0] * 3, [8.0] * 3]), [9, 4], cosines, 0.0)
+      >>> first, *_ = offered([4, 5, 6], [(1, 9)] * 3, np.array([[3.0] * 3, [8.0] * 3]), [9, 4], cosines)
       >>> print(round(first.norm, 3), first.peak, round(first.cosine, 3))
       8.544 4.0 0.3
     """
@@ -379,7 +374,7 @@ def offered(
         known = others[np.isfinite(others)]
         middle = float(np.median(known)) if known.size >= 2 else None
         steps, of_steps = counts[i]
-        found.append(Offered(learner, steps, float(lengths[i]), float(peaks[i]), middle, noise, of_steps))
+        found.append(Offered(learner, steps, float(lengths[i]), float(peaks[i]), middle, of_steps))
     return found
 
 

@@ -7,12 +7,13 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ddiloco.page.view import LearnerView, RunView
+from ddiloco.page.view import LearnerView, RunView, SyncerView
 from ddiloco.page.words import seconds, share, size
 
 SETTLED = 4  # rounds of each fragment before anything is said of merging
 SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others
+LONG_ABSENCE = 10.0  # seconds that a host may take to connect
 WAITS = 0.2  # of its steps' time for data
 LEAST_SHARE = 0.7  # of the work that should be merged
 _HERE = ("stepping", "waiting", "hung", "finished")
@@ -79,6 +80,23 @@ def hung(view: RunView) -> Iterator[Advice]:
             )
 
 
+def host_missing(view: RunView) -> Iterator[Advice]:
+    """A learner of several hosts waits for one of them."""
+    for one in view.learners:
+        missing = [at for at in one.hosts if not at.here and at.seconds > LONG_ABSENCE]
+        if missing and len(missing) < len(one.hosts) and one.state not in ("dead", "finished"):
+            named = ", ".join(str(at.host) for at in missing)
+            longest = seconds(max(at.seconds for at in missing))
+            yield Advice(
+                f"Learner {one.learner} waits for its host {named}.",
+                f"{len(one.hosts) - len(missing)} of its {len(one.hosts)} hosts are connected to the syncer; "
+                f"that one has not been for {longest}, and an update counts once all have it.",
+                "Look at that host and its way to the syncer. If its process hangs, kill it: all of the "
+                "learner's processes start again together.",
+                one.learner,
+            )
+
+
 def thin_link(view: RunView) -> Iterator[Advice]:
     """One learner steps, but what it makes comes late or never."""
     fair = _median(one.sent / one.clock for one in view.learners if one.clock)
@@ -86,7 +104,11 @@ def thin_link(view: RunView) -> Iterator[Advice]:
         others = [other for other in view.learners if other is not one]
         why = _not_through(one, others) or _late(one, others)
         if not why and fair and one.sent < fair * one.clock / 2 and _unmerged(view, one):
-            why = f"It steps, but has sent {size(one.sent)} where its pace wants {size(fair * one.clock)}."
+            why = (
+                f"It steps, but has sent {size(one.sent)} where its pace wants {size(fair * one.clock)}; "
+                f"{share(one.merged_share or 0.0)} of its work is merged, of the others' "
+                f"{share(_usual_share(view))}."
+            )
         if why and view.syncer.rounds and not one.quarantined and not one.not_finite:
             codec = view.setting("outer.codec", "f32")
             fewer = "" if codec == "int4" else f" (config.outer.codec is {codec}; int4 is an eighth of f32)"
@@ -161,10 +183,21 @@ def syncer_at_its_limit(view: RunView) -> Iterator[Advice]:
         yield Advice(
             f"The syncer is at its limit: it merges {s.rounds_per_second or 0:.2g} rounds a second of "
             f"{s.due_per_second or 0:.2g} that are due.",
-            f"A merge takes {seconds(s.sync_seconds)}, and merges take {share(s.busy)} of its time; "
-            f"{s.skipped} rounds were left out.",
-            "Give it more cores or a faster disk, or have it merge less often (config.sync.interval).",
+            f"A merge takes {seconds(s.sync_seconds)}{_of_which(s)}, and merges take {share(s.busy)} of its "
+            f"time; {s.skipped} rounds were left out.",
+            f"Give it {_scarce(s)}, or have it merge less often (config.sync.interval).",
         )
+
+
+def _of_which(s: SyncerView) -> str:
+    return "" if s.disk_seconds is None else f", {seconds(s.disk_seconds)} of it for the disk"
+
+
+def _scarce(s: SyncerView) -> str:
+    """What more merges a second need, by what a merge spends its time on."""
+    if s.disk_seconds is None or s.merge_seconds is None:
+        return "more cores or a faster disk"
+    return "a faster disk" if s.disk_seconds > s.merge_seconds else "more cores"
 
 
 def interval_too_small(view: RunView) -> Iterator[Advice]:
@@ -260,6 +293,7 @@ RULES: Sequence[Rule] = (
     not_finite,
     dead,
     hung,
+    host_missing,
     thin_link,
     waits_for_data,
     quarantined,

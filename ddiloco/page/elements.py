@@ -48,7 +48,7 @@ def table(caption: str, names: Iterable[Any], rows: Iterable[Iterable[Any]], **a
         )
         for row in rows
     ]
-    head = el("tr", [el("th", name, scope="col") for name in names])
+    head = el("tr", [el("th", name, scope="col") if name else el("td") for name in names])
     whole = el("table", el("caption", caption), el("thead", head), el("tbody", body), **attributes)
     return el("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
 

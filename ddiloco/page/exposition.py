@@ -23,6 +23,10 @@ def _summary(name: str) -> Callable[[RunView], float | None]:
     return lambda view: view.summary.get(name)
 
 
+def _syncer(name: str) -> Callable[[RunView], float | None]:
+    return lambda view: getattr(view.syncer, name)
+
+
 OF_RUN = (
     Metric("ddiloco_step", "global step: the furthest clock of any learner", _summary("step")),
     Metric("ddiloco_goodput_ratio", "useful chip time over allocated chip time", _summary("goodput")),
@@ -35,26 +39,26 @@ OF_RUN = (
         "ddiloco_eval_loss", "of the global model on held-out data, nats per token", _summary("eval_loss")
     ),
     Metric("ddiloco_skipped_steps_total", "steps left out as not finite", _summary("skipped_steps")),
-    Metric("ddiloco_rounds_total", "merges", lambda view: view.syncer.rounds),
-    Metric(
-        "ddiloco_rounds_skipped_total", "left out since the syncer fell behind", lambda v: v.syncer.skipped
-    ),
-    Metric("ddiloco_rounds_abandoned_total", "without a quorum", lambda view: view.syncer.abandoned),
-    Metric("ddiloco_rounds_per_second", "merges a second, lately", lambda v: v.syncer.rounds_per_second),
+    Metric("ddiloco_rounds_total", "merges", _syncer("rounds")),
+    Metric("ddiloco_rounds_skipped_total", "left out since the syncer fell behind", _syncer("skipped")),
+    Metric("ddiloco_rounds_abandoned_total", "without a quorum", _syncer("abandoned")),
+    Metric("ddiloco_rounds_per_second", "merges a second, lately", _syncer("rounds_per_second")),
     Metric(
         "ddiloco_rounds_due_per_second",
         "that are due at the learners' pace",
-        lambda v: v.syncer.due_per_second,
+        _syncer("due_per_second"),
     ),
-    Metric(
-        "ddiloco_syncer_busy_ratio", "time spent merging and writing, lately", lambda view: view.syncer.busy
-    ),
-    Metric("ddiloco_quorum_learners", "mean of learners in a merge", lambda view: view.syncer.mean_quorum),
-    Metric("ddiloco_quorum_seconds", "mean time until a quorum", lambda view: view.syncer.quorum_seconds),
-    Metric("ddiloco_grace_seconds", "mean grace used", lambda view: view.syncer.grace_seconds),
-    Metric(
-        "ddiloco_sync_seconds", "mean time of a merge and its write", lambda view: view.syncer.sync_seconds
-    ),
+    Metric("ddiloco_syncer_busy_ratio", "time spent merging and writing, lately", _syncer("busy")),
+    Metric("ddiloco_syncer_merge_seconds", "of a round, the merge alone", _syncer("merge_seconds")),
+    Metric("ddiloco_syncer_disk_seconds", "of a round, its write", _syncer("disk_seconds")),
+    Metric("ddiloco_syncer_inbox_messages", "the most that waited, lately", _syncer("inbox")),
+    Metric("ddiloco_syncer_merges_waiting", "the most at a time, lately", _syncer("merging")),
+    Metric("ddiloco_syncer_in_bytes_per_second", "from all learners, lately", _syncer("in_per_second")),
+    Metric("ddiloco_syncer_out_bytes_per_second", "to all learners, lately", _syncer("out_per_second")),
+    Metric("ddiloco_quorum_learners", "mean of learners in a merge", _syncer("mean_quorum")),
+    Metric("ddiloco_quorum_seconds", "mean time until a quorum", _syncer("quorum_seconds")),
+    Metric("ddiloco_grace_seconds", "mean grace used", _syncer("grace_seconds")),
+    Metric("ddiloco_sync_seconds", "mean time of a merge and its write", _syncer("sync_seconds")),
     Metric("ddiloco_alarms_total", "alarms", lambda view: len(view.summary.get("alarms") or ())),
 )
 OF_LEARNER = (
@@ -69,6 +73,11 @@ OF_LEARNER = (
     Metric("ddiloco_learner_staleness_steps", "from offer to merge, lately", lambda one: one.staleness),
     Metric("ddiloco_learner_sent_bytes_total", "to the syncer", lambda one: one.sent),
     Metric("ddiloco_learner_received_bytes_total", "from the syncer", lambda one: one.received),
+    Metric(
+        "ddiloco_learner_hosts",
+        "connected, of a learner that has several",
+        lambda one: sum(at.here for at in one.hosts) if one.hosts else None,
+    ),
     Metric("ddiloco_learner_starts_total", "starts of its processes", lambda one: one.starts),
 )
 OF_FRAGMENT = (

@@ -57,6 +57,7 @@ class LearnerHistory:
     )
     losses: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=8))
     silent: bool = False  # the syncer has not heard of it
+    hosts: dict[int, tuple[bool, float]] = dataclasses.field(default_factory=dict)  # there, and since when
 
     @property
     def step_seconds(self) -> float | None:
@@ -249,13 +250,15 @@ class History:
     def _event(self, line: dict[str, Any]) -> None:
         self._seen(line["time"])
         self.events.append(line)
-        learner = self.learners.get(line.get("learner", -1))
-        if learner is not None and line.get("event") in (
-            "learner_silent",
-            "learner_returned",
-            "learner_ready",
-        ):
-            learner.silent = line["event"] == "learner_silent"
+        learner, event = self.learners.get(line.get("learner", -1)), line.get("event")
+        if learner is None:
+            return
+        if event in ("learner_silent", "learner_returned", "learner_ready"):
+            learner.silent = event == "learner_silent"
+        elif event in ("host_here", "host_gone"):
+            for host in range(int(line["hosts"])):
+                learner.hosts.setdefault(host, (False, line["time"]))
+            learner.hosts[int(line["host"])] = (event == "host_here", line["time"])
 
     def _read_scalars(self, ends: float) -> bool:
         for number, tail in self._scalars.values():

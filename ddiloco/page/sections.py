@@ -71,7 +71,7 @@ def _learner(view: RunView, one: LearnerView, said: Advice | None, key: str, nam
     mark = "" if said is None else "✖ " if said.trouble else "▲ "
     label = f"learner {one.learner}: {_path_in_words(one)}"
     values = {
-        "now": [mark, f"{one.state} {seconds(one.state_seconds) if one.state_seconds else ''}"],
+        "now": [mark, f"{one.state} {seconds(one.state_seconds) if one.state_seconds else ''}", _hosts(one)],
         "over time": lane(one.lane, one.merged, view.slot_seconds, view.now, label),
         "clock": f"{one.clock}",
         "tokens/s": amount(one.tokens_per_second),
@@ -91,6 +91,12 @@ def _learner(view: RunView, one: LearnerView, said: Advice | None, key: str, nam
     return el("tr", head, cells, id=f"{key}-learner-{one.learner}", class_=f"{kind} {one.state}".strip())
 
 
+def _hosts(one: LearnerView) -> Html | None:
+    """Which of its hosts are connected, where it has several."""
+    said = [f"host {at.host} {'here' if at.here else f'gone {seconds(at.seconds)}'}" for at in one.hosts]
+    return el("ul", [el("li", line) for line in said], class_="hosts") if said else None
+
+
 def _path_in_words(one: LearnerView) -> str:
     total: dict[str, float] = {}
     for state, start, end in one.lane:
@@ -106,8 +112,9 @@ def curves(view: RunView, found: Sequence[Advice]) -> Html:
     for place, one in enumerate(view.learners):
         shown = len(view.learners) <= FEW or one.learner in troubled
         losses.append(Line(f"learner {one.learner}", middles, one.loss, place if shown else None))
-    scores = view.summary.get("eval_history") or []
-    held_out = Line("global model, held-out", *pairs(scores, "seconds"), -1)
+    moments, scores = pairs(view.summary.get("eval_history") or [], "seconds")
+    shown_from = view.started - (view.summary.get("started") or view.started)
+    held_out = Line("global model, held-out", [moment - shown_from for moment in moments], scores, -1)
     rate = Line("tokens/s", middles, view.tokens_per_second, 0)
     spent = [
         Line("until the quorum", middles, view.quorum_seconds, 0),
@@ -156,34 +163,39 @@ def _bar(value: float | None) -> Html:
 
 
 def syncer(view: RunView) -> Html:
-    """What the syncer does against what it should and can."""
+    """What the syncer does, beside what it should or could do at most."""
     s = view.syncer
-    per_second = lambda value: "-" if value is None else f"{value:.3g} a second"  # noqa: E731
+    interval = None if not s.due_per_second else 1 / s.due_per_second
+    each = f"{seconds(interval)} from round to round"
+    here = f"{len(view.learners)}"
     rows = [
-        (
-            "merges",
-            f"{s.rounds}, lately {per_second(s.rounds_per_second)}; {per_second(s.due_per_second)} are due",
-        ),
-        ("given up", f"{s.skipped} left out since it fell behind, {s.abandoned} without a quorum"),
-        ("busy", f"{share(s.busy)} of its time with merging and writing, lately"),
-        (
-            "in a merge",
-            f"{'-' if s.mean_quorum is None else f'{s.mean_quorum:.2f}'} learners, "
-            f"{share(s.mean_share)} of those there",
-        ),
-        (
-            "a round",
-            f"quorum after {seconds(s.quorum_seconds)}, grace {seconds(s.grace_seconds)}, "
-            f"merge {seconds(s.sync_seconds)}",
-        ),
-        (
-            "bytes",
-            f"{size(view.summary.get('bytes_sent'))} in, {size(view.summary.get('bytes_received'))} out",
-        ),
+        ("merges a second", _figure(s.rounds_per_second), f"{_figure(s.due_per_second)} are due"),
+        ("merging and writing", share(s.busy), "100% of its time"),
+        ("a round, until it is written", seconds(s.sync_seconds), each),
+        ("the merge alone", seconds(s.merge_seconds), each) if s.merge_seconds is not None else None,
+        ("the disk", seconds(s.disk_seconds), each) if s.disk_seconds is not None else None,
+        ("messages that wait", s.inbox, "no bound; it is at its limit if they grow")
+        if s.inbox is not None
+        else None,
+        ("merges that wait", s.merging, "one is made at a time") if s.merging is not None else None,
+        ("bytes in", f"{size(s.in_per_second)}/s", "its network; not measured"),
+        ("bytes out", f"{size(s.out_per_second)}/s", "its network; not measured"),
+        ("learners in a merge", _figure(s.mean_quorum), f"{here}; {share(s.mean_share)} of those there"),
+        ("rounds left out", s.skipped, f"0, of {s.rounds}; {s.abandoned} more had no quorum"),
     ]
+    found = [row for row in rows if row is not None]
     dropped = ", ".join(f"{reason}: {count}" for reason, count in s.drops.items())
-    rows += [("dropped", dropped)] if dropped else []
-    return el("section", el("h2", "Syncer"), table("The syncer against its limits", ("", "so far"), rows))
+    names = ("", "so far or lately", "at most, or wanted")
+    return el(
+        "section",
+        el("h2", "Syncer"),
+        table("The syncer against its limits", names, found),
+        el("p", f"Dropped: {dropped}.") if dropped else None,
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def fragments(view: RunView) -> Html | None:

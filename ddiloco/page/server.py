@@ -21,7 +21,7 @@ from ddiloco.page.board import SHARE, Board
 from ddiloco.page.elements import el
 from ddiloco.page.exposition import exposition
 from ddiloco.page.sheet import asset, document
-from ddiloco.page.visitors import NOBODY, Visitors, check_page, context_of, is_loopback, listen
+from ddiloco.page.visitors import NOBODY, SETTING, Visitors, check_page, context_of, is_loopback, listen
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -47,18 +47,20 @@ class PageServer:
         workdirs: Sequence[pathlib.Path],
         visitors: Visitors = NOBODY,
         share: float = SHARE,
+        setting: str = SETTING,
     ) -> None:
         """Takes HOST:PORT; on the loopback, which needs no credentials, another port where it is taken.
 
-        `share`: of a core that it may take.
+        `share`: of a core that it may take. `setting`: where the address was given.
 
         Raises:
           ConfigError: it is not available, or needs credentials that are not there.
         """
-        check_page(address, visitors)
+        check_page(address, visitors, setting)
         self._loopback = is_loopback(address)
         self._visitors = NOBODY if self._loopback else visitors
-        self._socket = listen(address)
+        self._actions = visitors.actions
+        self._socket = listen(address, setting)
         scheme = "http" if self._visitors.tls is None else "https"
         self.url = f"{scheme}://{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}/"
         self._board = Board(workdirs, share)
@@ -127,7 +129,8 @@ class PageServer:
         from starlette.routing import Route
 
         def page() -> Response:
-            return HTMLResponse(document(self._board.views(), live=True))
+            dialog = None if self._actions is None else self._actions.dialog()
+            return HTMLResponse(document(self._board.views(), live=True, dialog=dialog))
 
         def report() -> Response:
             whole = document(self._board.views(), inline=True)
@@ -148,6 +151,8 @@ class PageServer:
         routes = [Route(path, self._guarded(make)) for path, make in made.items()]
         routes += [Route(f"/{name}", _file(name, kind)) for name, kind in _FILES.items()]
         routes.append(Route("/enter", self._enter, methods=["POST"]))
+        if self._actions is not None:
+            routes.append(Route("/act", self._actions.answer, methods=["POST"]))
         # On the loopback a page of another site could ask by a name of its own that leads here.
         hosts = ["localhost", "127.0.0.1", "["] if self._loopback else ["*"]
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
@@ -202,7 +207,7 @@ class PageServer:
             self._watching -= 1
 
 
-_FILES = {"page.css": "text/css", "page.js": "text/javascript"}
+_FILES = {"page.css": "text/css", "page.js": "text/javascript", "actions.js": "text/javascript"}
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Any]:

@@ -15,8 +15,10 @@ from ddiloco.page.view import RunView
 from ddiloco.page.words import amount, seconds, share
 
 
-def document(views: Sequence[RunView], live: bool = False, inline: bool = False) -> str:
-    """The whole page. `live`: it asks for news; `inline`: it is one file by itself."""
+def document(
+    views: Sequence[RunView], live: bool = False, inline: bool = False, dialog: Html | None = None
+) -> str:
+    """The whole page. `live`: it asks for news; `inline`: it is one file by itself; `dialog`: for actions."""
     names = ", ".join(view.name for view in views)
     style = el("style", Html(asset("page.css"))) if inline else el("link", rel="stylesheet", href="page.css")
     script = el("script", "", src="page.js", defer=True) if live else None
@@ -28,10 +30,11 @@ def document(views: Sequence[RunView], live: bool = False, inline: bool = False)
         el("title", f"{names} · ddiloco"),
         style,
         script,
+        None if dialog is None else el("script", "", src="actions.js", defer=True),
     )
     skip = el("a", "Skip to the learners", href="#r0-learners", class_="skip")
     news = el("p", "", id="news", role="status") if live else None
-    body = el("body", skip, patterns(), news, el("main", content(views, live), id="content"))
+    body = el("body", skip, patterns(), news, dialog, el("main", content(views, live), id="content"))
     return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.page.history import RECENT, History, LearnerHistory
@@ -17,6 +17,15 @@ SHOWN_ROUNDS = 24
 RATE_SECONDS = 30.0  # that tokens a second are taken over
 
 Values = Sequence[float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostView:
+    """One of a learner's several hosts: whether it is connected to the syncer, and for how many seconds."""
+
+    host: int
+    here: bool
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +53,7 @@ class LearnerView:
     loss: Values  # in each slot
     merged: Values  # the share of the rounds that it was in, in each slot
     lane: Sequence[Span]  # seconds since the run began
+    hosts: Sequence[HostView] = ()  # of a learner that has several
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +89,15 @@ class SyncerView:
     rounds: int
     skipped: int  # since it fell behind
     abandoned: int
-    rounds_per_second: float | None
+    rounds_per_second: float | None  # lately, as all down to `merging`
     due_per_second: float | None  # by the pace of the learners
-    busy: float | None  # the share of the time that went into merging and making durable; rounds overlap
+    busy: float | None  # the share of the time that went into merging and making durable
+    merge_seconds: float | None  # of a round: the merge alone, and
+    disk_seconds: float | None  # its write; None: not measured, as in virtual time
+    in_per_second: float | None  # bytes from all learners
+    out_per_second: float | None
+    inbox: int | None  # the most messages that waited
+    merging: int | None  # the most merges that waited for the one under way
     mean_quorum: float | None
     mean_share: float | None  # of those who were there, in the merges
     quorum_seconds: float | None  # means over all rounds
@@ -107,6 +123,7 @@ class RunView:
     status: str  # running, finished, interrupted, or stopped: without a word
     virtual: bool
     whole: bool  # all that the run has left was read; else what is here ends before `now`
+    started: float  # in the time of the run's files
     now: float
     summary: Mapping[str, Any]
     config: Mapping[str, Any]
@@ -146,6 +163,7 @@ def view_of(history: History) -> RunView:
         status=_status(history),
         virtual=history.config.get("driver") == "virtual",
         whole=history.whole,
+        started=history.started,
         now=now - history.started,
         summary=summary,
         config=history.config,
@@ -217,6 +235,7 @@ def _learner(history: History, slots: Slots, number: int, rounds: Sequence[float
             for count, total in zip(slots.sums(("in", number)), rounds, strict=True)
         ],
         lane=lane,
+        hosts=[HostView(host, here, now - since) for host, (here, since) in sorted(of.hosts.items())],
     )
 
 
@@ -263,7 +282,9 @@ def _syncer(history: History) -> SyncerView:
     summary, count = history.summary, history.round_count
     lately = [line["time"] for line in history.rounds]
     span = lately[-1] - lately[0] if len(lately) > 1 else 0.0
-    spent = sum(line.get("sync_seconds") or 0.0 for line in list(history.rounds)[1:])
+    last = list(history.rounds)[1:]  # whose work is all in the span
+    merges, writes = (_known(last, name) for name in ("merge_seconds", "disk_seconds"))
+    spent = sum(merges) + sum(writes) if merges else sum(_known(last, "sync_seconds"))
     mean = {name: history.sums[name] / count if count else None for name in _SECONDS}
     return SyncerView(
         rounds=count,
@@ -272,11 +293,27 @@ def _syncer(history: History) -> SyncerView:
         rounds_per_second=(len(lately) - 1) / span if span else None,
         due_per_second=_due(history),
         busy=spent / span if span else None,
+        merge_seconds=statistics.fmean(merges) if merges else None,
+        disk_seconds=statistics.fmean(writes) if writes else None,
+        in_per_second=_pace_of(history.rounds, "bytes_sent", span),
+        out_per_second=_pace_of(history.rounds, "bytes_received", span),
+        inbox=max(map(int, _known(last, "inbox")), default=None),
+        merging=max(map(int, _known(last, "merging")), default=None),
         mean_quorum=history.contributed / count if count else None,
         mean_share=history.contributed / history.live if history.live else None,
         drops=summary.get("drops") or {},
         **mean,
     )
+
+
+def _known(lines: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    return [line[name] for line in lines if line.get(name) is not None]
+
+
+def _pace_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> float | None:
+    """How much a count went up in a second."""
+    counts = _known(lines, name)
+    return (counts[-1] - counts[0]) / span if counts and span else None
 
 
 def _due(history: History) -> float | None:
@@ -318,6 +355,8 @@ _WORDS = {
     "round_refused": "nothing came of a merge",
     "guard_quarantined": "a learner is in quarantine",
     "guard_released": "a learner is out of quarantine",
+    "host_here": "a host of a learner is connected",
+    "host_gone": "a host of a learner is not connected any more",
     "snapshot": "a snapshot is complete",
     "snapshot_given_up": "a snapshot was given up",
 }

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 
 from ddiloco.config import ConfigError
+from ddiloco.page.actions import Actions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,18 +22,23 @@ class Visitors:
       admits: judges the token that a visitor shows; None: there is none.
       tls: the authority's certificate, and this end's own certificate and key, in PEM; None: no TLS. Without
         `admits` visitors show a certificate of that authority.
+      actions: what they may have the run do, with credentials of their own; None: nothing.
     """
 
     admits: Callable[[str], bool] | None = None
     tls: tuple[bytes, bytes, bytes] | None = None
+    actions: Actions | None = None
 
 
+SETTING = "config.log.page"
 NOBODY = Visitors()
 """What a run without credentials has: only this machine may look."""
 
 
-def check_page(address: str, visitors: Visitors = NOBODY) -> None:
+def check_page(address: str, visitors: Visitors = NOBODY, setting: str = SETTING) -> None:
     """Checks that nobody beyond this machine can look without credentials; an empty address is none.
+
+    `setting`: where the address was given.
 
     Raises:
       ConfigError: it is not HOST:PORT, or not of the loopback, and there is neither token nor TLS.
@@ -41,10 +47,11 @@ def check_page(address: str, visitors: Visitors = NOBODY) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"config.log.page: is {address!r}, but must be HOST:PORT, or empty")
-    if not is_loopback(address) and visitors == NOBODY:
+        raise ConfigError(f"{setting}: is {address!r}, but must be HOST:PORT, or empty")
+    if not is_loopback(address) and visitors.admits is None and visitors.tls is None:
         reach = f"{address} can be reached from other machines"
-        raise ConfigError(f"config.log.page: {reach}, which needs a syncer with --token_file or --tls")
+        whose = "a syncer with " if setting == SETTING else ""
+        raise ConfigError(f"{setting}: {reach}, which needs {whose}--token_file or --tls")
 
 
 def is_loopback(address: str) -> bool:
@@ -56,7 +63,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def listen(address: str) -> socket.socket:
+def listen(address: str, setting: str = SETTING) -> socket.socket:
     """A socket at HOST:PORT; on the loopback at another port where that one is taken.
 
     Raises:
@@ -76,7 +83,7 @@ def listen(address: str) -> socket.socket:
         except OSError as error:
             made.close()
             reason = error.strerror
-    raise ConfigError(f"config.log.page: {address}: cannot be listened on: {reason}")
+    raise ConfigError(f"{setting}: {address}: cannot be listened on: {reason}")
 
 
 def context_of(visitors: Visitors) -> ssl.SSLContext | None:

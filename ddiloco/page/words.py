@@ -43,4 +43,4 @@ def amount(value: float | None, unit: str = "") -> str:
 
 def share(value: float | None) -> str:
     """A share of the whole, in percent."""
-    return "-" if value is None else f"{value:.0%}" if value < 0.995 or value == 1 else f"{value:.1%}"
+    return "-" if value is None else f"{value:.1%}" if 0.995 <= value < 1 else f"{value:.0%}"

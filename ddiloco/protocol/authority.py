@@ -266,7 +266,9 @@ class Authority:
             m.reported_at = now
         m.heard_at = now
         self.members.take(m, report)
-        self._speed_limit.reached(report.step, self.members, now)
+        pace = self._speed_limit.reached(report.step, self.members, now)
+        if pace is not None and self.policy.quorum == 1:
+            out.append(actions.Record("clock_ahead", {"learner": m.learner, "pace": pace}))
         return [*out, news.Heard(report, m.step_time.value)]
 
     def _returned(self, m: Member, now: float) -> Said:

@@ -9,6 +9,9 @@ from ddiloco.protocol.state import SyncerState
 FASTEST = 16.0
 """How much faster than the median learner the furthest one may be, beyond an interval's lead."""
 
+UNUSUAL = 4.0
+"""The same, beyond which it is told: with a quorum of one, rounds and the end come by its clock alone."""
+
 SHORTEST_STEP = 1e-3
 """Seconds that a step takes at least, as long as none has been measured."""
 
@@ -33,6 +36,7 @@ class SpeedLimit:
         self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
         self._known = self._left = state.step  # the furthest step that was believed; and where the syncer was
         self._claims = dict.fromkeys((learner for learner, _ in state.incarnations), state.step)
+        self._since = state.step, 0.0  # the step from which the furthest learner's pace is measured, and when
 
     def allows(self, learner: int, step: int, members: Membership, merged_step: int, now: float) -> bool:
         """Whether the learner can have come to the step by now."""
@@ -47,12 +51,19 @@ class SpeedLimit:
             return step <= self._vouched()
         return step <= self._certain(members, now) + self._policy.interval
 
-    def reached(self, step: int, members: Membership, now: float) -> None:
-        """A learner has come to a step that was credible."""
-        if step > self._known:
-            certain = self._certain(members, now)
-            self._step = float(step) if self._returning(now) else min(float(step), certain)
-            self._known, self._at = step, now
+    def reached(self, step: int, members: Membership, now: float) -> float | None:
+        """A learner has come to a step that was credible; how many medians its pace is, if unusually many."""
+        if step <= self._known:
+            return None
+        certain = self._certain(members, now)
+        self._step = float(step) if self._returning(now) else min(float(step), certain)
+        self._known, self._at = step, now
+        gone = step - self._since[0]
+        if gone < UNUSUAL * self._policy.interval and not self._returning(now):
+            return None
+        seconds, self._since = now - self._since[1], (step, now)
+        pace = gone * (_median_step(members) or 0.0) / seconds if seconds > 0 else 0.0
+        return None if self._returning(now) or pace <= UNUSUAL else pace
 
     def may_be_vouched(self, step: int, now: float) -> bool:
         """Whether a step that is not allowed may be once other learners are back that went on as far."""
@@ -70,6 +81,12 @@ class SpeedLimit:
         return self._was_away and now < began + self._policy.silence_timeout
 
     def _certain(self, members: Membership, now: float) -> float:
-        times = sorted(m.step_time.value for m in members.live() if m.step_time.value)
-        shortest = times[(len(times) - 1) // 2] / FASTEST if times else SHORTEST_STEP
+        median = _median_step(members)
+        shortest = SHORTEST_STEP if median is None else median / FASTEST
         return self._step + (now - self._at) / shortest
+
+
+def _median_step(members: Membership) -> float | None:
+    """Seconds that the median learner's steps take, of two the shorter; None: not known."""
+    times = sorted(m.step_time.value for m in members.live() if m.step_time.value)
+    return times[(len(times) - 1) // 2] if times else None

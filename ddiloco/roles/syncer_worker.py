@@ -15,7 +15,7 @@ import numpy as np
 
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
-from ddiloco.outer.global_model import FragmentState, GlobalModel, pieces_sha256
+from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, pieces_sha256
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -33,7 +33,7 @@ class Durability(Protocol):
     """Where committed state is kept, to outlive the process."""
 
     def commit(self, merged: RoundId, model: GlobalModel) -> bool:
-        """Makes a merged fragment durable; may wait. False: the run ended first."""
+        """Makes a merged fragment durable, beside others; may wait. False: the run ended first."""
 
     def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
         """Makes the newest incarnation of each learner durable."""
@@ -60,13 +60,6 @@ class Merged:
 
 
 @dataclasses.dataclass(frozen=True)
-class Failed:
-    """A merge failed, and the syncer fails with it."""
-
-    error: Exception
-
-
-@dataclasses.dataclass(frozen=True)
 class Gathered:
     """Copies of all fragments for a snapshot, after the merges so far; empty if they could not be copied."""
 
@@ -78,14 +71,15 @@ class Stop:
     """Wakes the thread up, to end."""
 
 
-Message = events.SyncerEvent | Arrived | Merged | Failed | Gathered | SnapshotMessage | Completed | Stop
+Message = events.SyncerEvent | Arrived | Merged | Exception | Gathered | SnapshotMessage | Completed | Stop
 
 
 class SyncerWorker:
     """The syncer's thread; sole owner of its core and of the committed fragments that it hands out.
 
     Offers are decoded on the threads that bring them. Merges run one after the other on another thread, the
-    only one that changes the GlobalModel. Both report to this thread through its inbox.
+    only one that changes the GlobalModel; meanwhile further threads make fragments durable, each by itself.
+    All report to this thread through its inbox.
     """
 
     def __init__(
@@ -117,7 +111,11 @@ class SyncerWorker:
         self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
         self._differences: dict[int, Pieces] = {}  # by fragment, the newest
         self._arrivals: Arrivals[Pieces] = Arrivals()
-        self._merger = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="syncer-merge")
+        self._merging = 0  # merges under way, of which one is made and the others wait
+        self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
+        at_once = max(1, core.policy.overlap)  # rounds that may merge, each of another fragment
+        self._committer = concurrent.futures.ThreadPoolExecutor(at_once, "syncer-commit")
+        self._commits: dict[int, concurrent.futures.Future[None]] = {}  # by fragment, the merging thread's
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
 
@@ -171,7 +169,7 @@ class SyncerWorker:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         finally:
-            self._merger.shutdown(wait=True, cancel_futures=True)
+            self._end_merges()
             self._tape.end([self._model.fragment(p)[0] for p in range(len(self._committed))])
             self.ended.set()
 
@@ -196,14 +194,15 @@ class SyncerWorker:
                 self._arrivals.keep(event, decided, pieces)
                 self._carry_out(decided)
             case Merged():
+                self._merging -= 1
                 self._carry_out(self._note_merge(message), message.metrics)
                 if not message.empty:
                     self._on_commit(self.core.step, list(self._committed))
                 may_take = self._snapshots is not None and not self.core.finished
                 if may_take and self._snapshots.wanted(self.core.step):
                     self._merger.submit(self._gather)
-            case Failed(error):
-                raise error
+            case Exception():  # a merge failed, and the syncer fails with it
+                raise message
             case Gathered(fragments):
                 self._begin_snapshot(fragments)
             case StateRecorded() | PartWritten() | Completed():
@@ -287,13 +286,18 @@ class SyncerWorker:
 
     def _finish_merges(self) -> None:
         """Notes the merges that were under way when the thread was stopped, since they are durable."""
-        self._merger.shutdown(wait=True, cancel_futures=True)
+        self._end_merges()
         while self._held is not None or not self._inbox.empty():
             message = self._next()
             if isinstance(message, Merged):
                 decided = self._note_merge(message)
                 records_only = [action for action in decided if isinstance(action, actions.Record)]
                 self._carry_out(records_only, message.metrics)
+
+    def _end_merges(self) -> None:
+        """Waits for the merge under way, and until all that was merged is durable."""
+        self._merger.shutdown(wait=True, cancel_futures=True)
+        self._committer.shutdown(wait=True)
 
     def _finish_snapshot(self) -> None:
         """Lets a snapshot that only has to be written become complete, though the run is over."""
@@ -326,6 +330,7 @@ class SyncerWorker:
                 for receiver in receivers:
                     self._links.deliver(receiver, delivery)
             case actions.Merge():
+                self._merging += 1
                 self._merger.submit(self._merge, action, self._arrivals.take(action))
             case actions.Drop():
                 values = {"learner": action.learner, "reason": action.reason}
@@ -336,7 +341,9 @@ class SyncerWorker:
                 self.ended.set()
 
     def _note(self, action: actions.Record, metrics: Mapping[str, Any]) -> None:
-        values = {**action.values, **metrics} if action.name == "round" else action.values
+        values = action.values
+        if action.name == "round":
+            values = {**values, **metrics, "inbox": self._inbox.qsize(), "merging": self._merging}
         if action.name == "learner_silent" and self._snapshots is not None:
             self._snapshots.silent(values["learner"])
         self._arrivals.forget(action)
@@ -345,6 +352,7 @@ class SyncerWorker:
     # The methods below run on other threads, and change nothing of this object but the inbox.
 
     def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
+        begun = time.monotonic()
         try:
             made = self._model.merge(
                 action.round.fragment,
@@ -352,37 +360,49 @@ class SyncerWorker:
                 [(c.steps, c.tokens) for c, _ in given],
                 [c.learner for c, _ in given],
             )
-            sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
-            self._note_guarded(made.notices, action.round)
-            needless = made.empty or self._durable is None
-            committed = needless or self._durable.commit(action.round, self._model)
         except Exception as error:
-            self._inbox.put(Failed(error))
+            self._inbox.put(error)
+            return
+        self._note_guarded(made.notices, action.round)
+        seconds = time.monotonic() - begun
+        committing = self._committer.submit(self._commit, action.round, made, seconds)
+        self._commits[action.round.fragment] = committing
+
+    def _commit(self, which: RoundId, made: NextVersion, merge_seconds: float) -> None:
+        """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
+        begun = time.monotonic()
+        try:
+            sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
+            needless = made.empty or self._durable is None
+            committed = needless or self._durable.commit(which, self._model)
+        except Exception as error:
+            self._inbox.put(error)
             return
         if committed:  # else the run is over, without this merge
-            finished = events.MergeFinished(action.round, made.left_out)
-            self._inbox.put(Merged(finished, made.pieces, made.difference, made.metrics, sha256, made.empty))
+            finished = events.MergeFinished(which, made.left_out)
+            metrics = {**made.metrics, "merge_seconds": merge_seconds}
+            if not needless:
+                metrics["disk_seconds"] = time.monotonic() - begun
+            self._inbox.put(Merged(finished, made.pieces, made.difference, metrics, sha256, made.empty))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):
             self._record(record)
 
     def _gather(self) -> None:
-        """Copies the fragments for a snapshot, between two merges."""
+        """Copies the fragments for a snapshot, between two merges and once all before are committed."""
+        concurrent.futures.wait(self._commits.values())
         try:
             states = [self._model.state(p) for p in range(self._model.layout.num_fragments)]
         except Exception as error:  # such as no memory for the copies
-            problem = f"a snapshot is not begun: {type(error).__name__}: {error}"
-            self._record(records.Alarm(problem, time.time()))
+            self._record(
+                records.Alarm(f"a snapshot is not begun: {type(error).__name__}: {error}", time.time())
+            )
             states = []
         self._inbox.put(Gathered(states))
 
 
 def _learner(event: events.SyncerEvent) -> int | None:
     """The learner that an event comes from; None: it is the syncer's own."""
-    match event:
-        case events.StepReported(report=sent) | events.FragmentArrived(contribution=sent):
-            return sent.learner
-        case events.MergeFinished() | events.Timeout():
-            return None
-    return event.learner
+    said = getattr(event, "report", None) or getattr(event, "contribution", event)
+    return getattr(said, "learner", None)

@@ -28,6 +28,7 @@ from ddiloco.local.run import LocalRun
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.profile import StepProfile
 from ddiloco.observe.trimming import OWNERS, next_previous
+from ddiloco.observe.writers import check_writers
 from ddiloco.outer.encoding import traffic
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.page.server import PageServer
@@ -92,6 +93,7 @@ def run_job(
     """
     virtual = experiment.driver == "virtual"
     check_page(experiment.log.page, visitors)
+    check_writers(experiment.log.writers)
     if virtual:
         check_fleet(experiment)
     experiment = with_steps(experiment, lambda: assembly_of(experiment))
@@ -155,6 +157,7 @@ def _run_owned(
         _run_info(experiment, assembly),
         live=live,
         log_every=experiment.log.every,
+        writers=experiment.log.writers,
         clock=None if experiment.driver == "virtual" else time.time,
         resume=resume or snapshot is not None,
     )

@@ -11,6 +11,7 @@ from ddiloco.models import MODELS, model_of, name_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings import loop
+from ddiloco.settings.log import LogConfig
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.settings.virtual import VirtualConfig
@@ -75,20 +76,6 @@ class EvalConfig:
         "the local driver's last devices, kept for evaluation; 0: one that no learner uses, if there is any, "
         "else a learner's",
         at_least=0,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class LogConfig:
-    """How much is logged during training."""
-
-    every: int = setting(4, "steps between two points of a learner in TensorBoard", at_least=1)
-    peak_flops: float | None = setting(
-        None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
-    )
-    page: str = setting(
-        "127.0.0.1:7071",
-        "HOST:PORT of the run's page; on the loopback another port if it is taken; '': none",
     )
 
 
@@ -192,14 +179,13 @@ class Experiment:
 
     def _problems(self) -> Iterator[str]:
         """Which settings contradict each other, each in a line that begins with the one to change."""
-        yield from self._problems_of_joining()
+        yield from self._problems_of_joining()  # of all the first alone is told
         learners, baseline = self.most_learners, self.algorithm in BASELINES
         known = "sync.num_learners" if self.remote.max_learners is None else "remote.max_learners"
         for name in ("batch_sizes", "min_step_seconds"):
             count = len(getattr(self.train, name))
             if count not in (0, learners):
                 yield f"train.{name}: has {count} entries, but {known} is {learners}"
-                return
         alike = len({self.batch_size(m) for m in range(learners)}) == 1
         parts = self.train.sub_shards
         if any(self.batch_size(m) % parts for m in range(learners)):

@@ -51,7 +51,9 @@ class RemoteConfig:
         0, "at donor_host; 0: any that is free. Learners of one host need one each", at_least=0, at_most=65535
     )
     donation_timeout: float = setting(
-        30.0, "seconds that a joining learner waits for a peer's inner optimizer state", above=0.0
+        30.0,
+        "seconds that a joining learner waits for a peer's inner optimizer state; more if welcomes are slow",
+        above=0.0,
     )
     checkpoint_every: float = setting(
         60.0, "seconds between a learner's own copies of its inner optimizer state; 0: none", at_least=0.0

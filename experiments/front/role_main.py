@@ -13,6 +13,7 @@ from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, REFUSED, SYNCER, Assignment
 from ddiloco.observe.health import Health, serve
+from ddiloco.observe.json_lines import speak_json
 from ddiloco.observe.summary import read_summary
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
@@ -20,6 +21,7 @@ from experiments.front import cli, ending, roles
 from experiments.front.credentials import check_address
 
 if TYPE_CHECKING:
+    from ddiloco.page.actions import Actions
     from ddiloco.remote.learner.hosts import HostPlace
     from ddiloco.roles.assembly import Assembly
 
@@ -52,6 +54,10 @@ def role_main(
     """
     from ddiloco.training import platform
 
+    if experiment.log.json:
+        run = None if assignment.workdir is None else assignment.workdir.name
+        learner = assignment.learner if assignment.role == LEARNER else None
+        speak_json(run=run, role=assignment.role, learner=learner)
     health = Health()
     if assignment.health:
         serve(check_address(assignment.health, "health"), health)
@@ -95,7 +101,8 @@ def _syncer(
 
     address = check_address(assignment.syncer, "listen")
     check_reach(address, security)
-    visitors = Visitors(security.admits_token if security.asks else None, security.tls)
+    actions = _actions(security)
+    visitors = Visitors(security.admits_token if security.asks else None, security.tls, actions)
     check_page(experiment.log.page, visitors)
     workdir = assignment.workdir
     if assignment.resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
@@ -111,7 +118,12 @@ def _syncer(
         address, security, experiment.remote, sum(map(experiment.hosts, learners)), health.ready.set
     )
     runner = functools.partial(
-        run_syncer, listening=listening, security=security, folder=workdir / FOLDER, alone=finish
+        run_syncer,
+        listening=listening,
+        security=security,
+        folder=workdir / FOLDER,
+        alone=finish,
+        actions=actions,
     )
     live, resume = ending.is_live(), assignment.resume
     try:
@@ -122,6 +134,16 @@ def _syncer(
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     return ending.tell(result, workdir, received)
+
+
+def _actions(security: Security) -> Actions | None:
+    """What the run's page may have it do: by the token that manages the run, where there are no credentials
+    by a secret of the page, and where certificates alone say who somebody is nothing."""
+    from ddiloco.page.actions import Actions
+
+    if security.managed:
+        return Actions(security.admits_manager)
+    return None if security.asks or security.tls is not None else Actions()
 
 
 def _is_over(workdir: pathlib.Path, experiment: Experiment) -> bool:

@@ -1,5 +1,8 @@
 """Array files keep values, shapes and dtypes, those that NumPy lacks too."""
 
+import hashlib
+import zlib
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,3 +19,30 @@ def test_what_is_saved_is_loaded(dtype, tmp_path):
     for found, expected in zip(arrays, (array, array[:0]), strict=True):
         assert found.dtype == expected.dtype and found.shape == expected.shape
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_file_ends_with_the_crc_of_all_before(tmp_path):
+    array_file.save(tmp_path / "file", b"magic\n", {}, [np.arange(3 << 18, dtype=np.float64)])
+    data = (tmp_path / "file").read_bytes()
+    assert data.startswith(b"magic\ncrc32\n")
+    assert int.from_bytes(data[-4:], "little") == zlib.crc32(data[:-4])
+
+
+def test_files_of_earlier_versions_with_a_sha256_are_read(tmp_path):
+    array_file.save(tmp_path / "file", b"magic\n", {"step": 3}, [np.float32([1, 2])])
+    data = (tmp_path / "file").read_bytes()
+    body = b"magic\n" + data.removeprefix(b"magic\ncrc32\n")[:-4]
+    header, [array] = array_file.parse(body + hashlib.sha256(body).digest(), b"magic\n")
+    assert header == {"step": 3} and array.tolist() == [1, 2]
+
+
+def test_one_changed_bit_is_found_wherever_it_is(tmp_path):
+    array_file.save(tmp_path / "file", b"magic\n", {"step": 3}, [np.float32([1, 2])])
+    data = (tmp_path / "file").read_bytes()
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        with pytest.raises(ValueError, match="is damaged"):
+            array_file.parse(changed, b"magic\n")
+    for end in range(len(data)):
+        with pytest.raises(ValueError, match="is damaged"):
+            array_file.parse(data[:end], b"magic\n")

@@ -1,5 +1,6 @@
 """What the trainer says without training."""
 
+import json
 import re
 
 
@@ -9,3 +10,13 @@ def test_the_command_prints_it_with_what_is_set_and_trains_nothing(programs, tmp
     assert done.returncode == 0, done.stderr
     assert re.search(r"^train.steps +7 +T: global steps; .*\[at least 1\]$", done.stdout, re.M)
     assert not workdir.exists()
+
+
+def test_all_that_it_prints_is_json_if_that_is_wanted(programs, tmp_path):
+    settings = {"virtual.arrays": False, "log.json": True, "train.steps": 24, "driver": "virtual"}
+    changes = [f"--config.{path}={value}" for path, value in settings.items()]
+    done = programs.run("train", *changes, f"--workdir={tmp_path / 'mine'}")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
+    assert {(line["run"], line["role"]) for line in lines} == {("mine", "all")}
+    assert any(line["message"].startswith("24 steps in") for line in lines)

@@ -7,9 +7,10 @@ import sys
 import urllib.error
 import urllib.request
 
+import httpx
 import pytest
 
-from tests.integration.hand import UNENDING, Job
+from tests.integration.hand import TOKEN, UNENDING, Job
 from tests.integration.programs import ROOT
 
 STUCK = """
@@ -96,7 +97,8 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
 ):
     pace, tapes = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)", "--config.tape.enabled=true"
     job = started(programs, tmp_path / "run", pace, tapes, "--config.remote.max_learners=3")
-    syncer = job.syncer("--config.snapshot.every=1000000")
+    page = f"127.0.0.1:{free_port()}"
+    syncer = job.syncer("--config.snapshot.every=1000000", f"--config.log.page={page}")
     learners = [job.learner(m) for m in range(2)]
     job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, *learners])
 
@@ -109,7 +111,11 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
     job.wait_for(lambda: job.merges(2), "a merge of a third learner", [syncer, *learners, beyond])
     assert control("drain", "1") == (0, "learner 1 ends after its step", "")
     assert job.left(learners[1])[0] == 0
-    assert control("drain", "2")[0] == job.left(beyond)[0] == 0
+    answer = httpx.post(
+        f"http://{page}/act", json={"verb": "drain", "learner": 2, "token": TOKEN}, trust_env=False
+    )
+    assert answer.json() == {"done": True, "line": "learner 2 ends after its step"}
+    assert job.left(beyond)[0] == 0
     code, told, _ = control("status")
     assert code == 0 and told.endswith("learners: 0 of 3; drained: 1, 2")
     assert control("add") == (0, "1", "")
@@ -127,7 +133,9 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
     assert (replayed.returncode, "the same as the run's" in replayed.stdout) == (0, True), replayed.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["drain"], ["drain", "x"], ["stop", "3"], ["status", "1", "2"]])
+@pytest.mark.parametrize(
+    "words", [[], ["drain"], ["evict"], ["drain", "x"], ["stop", "3"], ["status", "1", "2"]]
+)
 def test_what_is_no_command_is_told_in_one_line(programs, words):
     done = programs.run("control", *words)
     assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from ddiloco.page.view import read_view
 from experiments.studies.chaos.committed import check_work
 from tests.integration.programs import LIMIT
 from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of
@@ -49,6 +50,9 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
     assert two["tokens"] == one["tokens"]
     assert two["bytes_sent"] == one["bytes_sent"]  # each host its own blocks, none twice
     assert [r["learners"] for r in lines(tmp_path / "two" / "rounds.jsonl")] == [[0, 1]] * 3
+    assert [view.hosts for view in read_view(tmp_path / "one").learners] == [[], []]
+    hosts, _ = (view.hosts for view in read_view(tmp_path / "two").learners)
+    assert [at.host for at in hosts] == [0, 1]
     if (
         devices == 4
     ):  # sums over two devices have one order, whichever library adds; over four they may differ

@@ -50,9 +50,12 @@ def make(tmp_path, monkeypatch):
     made = []
     monkeypatch.delenv("CI", raising=False)
 
-    def make(learners=2, *, workdir=tmp_path / "run", live=False, log_every=1, clock=None, **changes):
+    def make(
+        learners=2, *, workdir=tmp_path / "run", live=False, log_every=1, clock=None, writers=(), **changes
+    ):
         run = info(learners, **changes)
-        monitor = Monitor(workdir, run, live=live, log_every=log_every, clock=clock)
+        wanted = {"writers": writers} if writers else {}
+        monitor = Monitor(workdir, run, live=live, log_every=log_every, clock=clock, **wanted)
         made.append(monitor)
         return monitor
 

@@ -64,6 +64,7 @@ SUMMARY = {
     "skipped_steps": 1,
     "tokens": {"0": 400, "1": 100},
     "tokens_per_second": 50.0,
+    "started": 5.0,
     "wall_seconds": 15.0,
     "mfu": 0.25,
     "mfu_by_learner": {"0": 0.25, "1": None},

@@ -15,6 +15,7 @@ from ddiloco.observe.records import (
     Alarm,
     Evaluated,
     Flush,
+    Noted,
     StateChanged,
     Transferred,
 )
@@ -71,6 +72,14 @@ def test_a_learner_whose_clock_is_wrong_or_that_lies_spoils_no_figure(make, tmp_
     assert summary["wall_seconds"] == 10.0
     assert [line["time"] for line in lines(tmp_path / "run", 1)] == [1000.0, 1010.0]
     assert summary["alarms"] == ["the clock of learner 1 is wrong: 90000000000"]
+
+
+def test_a_learner_that_hurries_all_others_is_an_alarm(make):
+    monitor = make()
+    put(monitor, *(Noted("clock_ahead", {"learner": 1, "pace": pace}, 1.0) for pace in (11.8, 9.0)))
+    monitor.start()
+    [alarm] = monitor.stop()["alarms"]
+    assert alarm.startswith("learner 1: its clock goes 12 times as fast as others step; with a sync.quorum")
 
 
 def test_a_run_without_any_record_still_has_a_summary(make, tmp_path):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ddiloco.observe.records import Noted
+from ddiloco.observe.records import Noted, Transferred
 
 VALUES = {"step": 8, "fragment": 1, "version": 2, "quorum": 2, "learners": [0, 2], "tokens": 640}
 
@@ -26,11 +26,13 @@ def workdir(tmp_path, no_figure):
 def test_every_merge_has_a_line_in_order_with_time_and_values(make, workdir):
     monitor = make(3)
     note(monitor, "round", 4.5, **VALUES)
+    monitor.queue.put(Transferred(1, sent=30, received=70))
     note(monitor, "round", 6.25, **{**VALUES, "version": 3, "learners": [1]}, cosine=0.5)
     monitor.stop()
     assert lines(workdir) == [
-        {"time": 4.5, **VALUES},
-        {"time": 6.25, **VALUES, "version": 3, "learners": [1], "cosine": 0.5},
+        {"time": 4.5, **VALUES, "bytes_sent": 0, "bytes_received": 0},
+        {"time": 6.25, **VALUES, "version": 3, "learners": [1], "cosine": 0.5}
+        | {"bytes_sent": 30, "bytes_received": 70},
     ]
 
 

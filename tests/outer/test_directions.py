@@ -27,21 +27,19 @@ def test_of_a_small_fragment_they_are_exact(seed, count):
     vectors = deltas(seed, shapes, count)
     anchor = [np.full(shape, 0.25, np.float32) for shape in shapes]
     sent = [[a - x for a, x in zip(anchor, v, strict=True)] for v in vectors]
-    cosines, noise = sampled_cosines(anchor, sent, np.ones((3, count), np.float32))
+    cosines = sampled_cosines(anchor, sent, np.ones((3, count), np.float32))
     np.testing.assert_allclose(cosines, exact(vectors), atol=1e-6)
-    assert noise == pytest.approx(1 / np.sqrt(81))
 
 
-def test_of_a_large_fragment_they_are_within_their_noise_and_follow_from_the_norms():
+def test_of_a_large_fragment_they_are_within_the_noise_of_a_sample_and_follow_from_the_norms():
     shapes = [(1000, 400), (5,), (300, 1000)]
     vectors = deltas(0, shapes, 3)
     anchor = [np.zeros(shape, np.float32) for shape in shapes]
     sent = [[-x for x in v] for v in vectors]
     norms = np.float32([[np.linalg.norm(piece) for piece in column] for column in zip(*vectors, strict=True)])
-    cosines, noise = sampled_cosines(anchor, sent, norms)
-    assert noise == pytest.approx(1 / np.sqrt(SAMPLE), rel=0.01)
-    assert np.abs(cosines - exact(vectors)).max() < 5 * noise
-    again, _ = sampled_cosines(anchor, sent, norms)
+    cosines = sampled_cosines(anchor, sent, norms)
+    assert np.abs(cosines - exact(vectors)).max() < 5 / np.sqrt(SAMPLE)
+    again = sampled_cosines(anchor, sent, norms)
     np.testing.assert_array_equal(cosines, again)
     other = norms.copy()
     other[0, 1] = np.nextafter(other[0, 1], np.float32(np.inf))
@@ -51,6 +49,6 @@ def test_of_a_large_fragment_they_are_within_their_noise_and_follow_from_the_nor
 def test_whoever_did_not_move_has_no_direction():
     anchor = [np.ones(4, np.float32)]
     sent = [[np.ones(4, np.float32)], [np.zeros(4, np.float32)]]
-    cosines, _ = sampled_cosines(anchor, sent, np.float32([[0, 2]]))
+    cosines = sampled_cosines(anchor, sent, np.float32([[0, 2]]))
     assert np.isnan(cosines[0, 1])
     assert cosines[1, 1] == pytest.approx(1)

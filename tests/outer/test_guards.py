@@ -21,7 +21,6 @@ def honest(rng, learner, scale=1.0, cosine=0.15, steps=24):
         length * rng.uniform(0.8, 1.2),
         0.01 * length * rng.uniform(0.65, 1.5),
         cosine if cosine is None else cosine * rng.uniform(0.3, 1.7),
-        0.004,
     )
 
 
@@ -135,9 +134,9 @@ def test_a_new_pace_of_all_learners_is_believed_once_half_have_shown_it():
 
 
 def test_a_learner_that_turns_away_from_a_clear_direction_is_found_at_once():
-    offers = [Offered(m, 24, 1.0, 0.1, 0.6, 0.004) for m in range(7)]
-    assert direction([*offers, Offered(7, 24, 1.0, 0.1, -0.6, 0.004)], Past(), CONFIG).keys() == {7}
-    assert not direction([*offers, Offered(7, 24, 1.0, 0.1, -0.1, 0.004)], Past(), CONFIG)
+    offers = [Offered(m, 24, 1.0, 0.1, 0.6) for m in range(7)]
+    assert direction([*offers, Offered(7, 24, 1.0, 0.1, -0.6)], Past(), CONFIG).keys() == {7}
+    assert not direction([*offers, Offered(7, 24, 1.0, 0.1, -0.1)], Past(), CONFIG)
 
 
 @pytest.mark.parametrize("lie", [-1.0, 0.0])
@@ -145,12 +144,12 @@ def test_where_directions_are_faint_an_average_tells_who_points_elsewhere(lie):
     rng = np.random.default_rng(1)
     guard = Guard(CONFIG)
     found = []
-    for round_ in range(60):
+    for round_ in range(160):
         offers = [honest(rng, m) for m in range(7)]
-        away = Offered(7, 24, 10.0, 0.1, lie * 0.15 + 0.004 * rng.standard_normal(), 0.004)
+        away = Offered(7, 24, 10.0, 0.1, lie * 0.15 + 0.004 * rng.standard_normal())
         found.append(guard.judge(round_ % 12, [*offers, away]).left_out)
-    assert found[:35] == [frozenset()] * 35, "each fragment has three turns first"
-    assert found[36:] == [{7}] * 24
+    assert found[:120] == [frozenset()] * 120, "cosines of 0.15 say little in fewer rounds"
+    assert found[140:] == [{7}] * 20
     assert guard.quarantined == {7}
 
 
@@ -228,7 +227,7 @@ def test_a_learner_that_does_not_move_is_no_reason_to_leave_others_out():
 
 
 def test_cosines_with_fewer_than_two_others_say_nothing():
-    one = offered([0, 1], [(1, 1)] * 2, np.ones((1, 2)), [4], np.ones((2, 2)), 0.0)
+    one = offered([0, 1], [(1, 1)] * 2, np.ones((1, 2)), [4], np.ones((2, 2)))
     assert [offer.cosine for offer in one] == [None, None]
 
 
@@ -260,6 +259,16 @@ def test_what_is_no_longer_than_what_passed_before_is_not_left_out():
     assert guard.judge(0, [*short[:3], Offered(3, 24, 0.09, 9e-4)]).left_out == {3}
 
 
+def test_as_long_a_stretch_of_odd_data_as_an_honest_learner_met_is_not_held_against_it():
+    """Of `dense.py:tiny,diloco` with an interval of 4: 40 rounds in which one of four pointed nowhere."""
+    guard = Guard(CONFIG)
+    for round_ in range(400):
+        odd = 50 <= round_ % 100 < 90
+        cosines = [0.14, 0.15, 0.16, (-0.03 if round_ % 7 else -0.2) if odd else 0.1]
+        offers = [Offered(m, 4, 1.0, 0.1, cosine) for m, cosine in enumerate(cosines)]
+        assert not guard.judge(0, offers).left_out
+
+
 @pytest.mark.parametrize("fragments", [1, 12])
 def test_one_turn_of_odd_data_is_not_held_against_a_learner_and_more_are(fragments):
     guard = Guard(CONFIG)
@@ -270,5 +279,5 @@ def test_one_turn_of_odd_data_is_not_held_against_a_learner_and_more_are(fragmen
 
     for cosine in (0.4, 0.3, 0.4, -0.3, 0.35, 0.4):
         assert not any(turn(cosine))
-    found = [away for _ in range(3) for away in turn(-0.4)]
+    found = [away for _ in range(max(3, 24 // fragments)) for away in turn(-0.4)]
     assert found[-1] == {0}

@@ -22,6 +22,7 @@ RUNS = {
         "steps": 60,
     },
 }
+OTHERS = {"nan": planted.with_nan, "slow_disk": planted.with_slow_disk}
 
 
 @pytest.fixture(scope="session")
@@ -36,8 +37,8 @@ def run_of(tmp_path_factory, data_dir):
                 monitor, "plot_loss", lambda path, tally: None
             )  # which takes longer than all the rest
             patch.setenv("CI", "true")
-            if name == "nan":
-                return planted.with_nan(folder / name, data_dir)
+            if name in OTHERS:
+                return OTHERS[name](folder / name, data_dir)
             return planted.timed(folder / name, data_dir, **RUNS[name])
 
     return made

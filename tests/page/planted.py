@@ -11,7 +11,7 @@ import numpy as np
 from ddiloco.disk import checkpoints
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.run import job
-from ddiloco.virtual.run import VirtualRun
+from ddiloco.virtual.run import RecordingObserver, VirtualRun
 from tests.virtual_runs import shared_workshop, virtual
 from tests.workbench import POLICIES
 
@@ -38,6 +38,19 @@ def timed(
     experiment = virtual(data_dir, algorithm, virtual=settings, **groups)
     job.run_job(experiment, workdir, threading.Event(), live=False)
     return workdir
+
+
+def with_slow_disk(workdir: pathlib.Path, data_dir: str, learner: int = 2) -> pathlib.Path:
+    """A run without arrays of which one learner waits two of the three seconds of a step for its batch."""
+    stepped = RecordingObserver.stepped
+
+    def told(observer, number, clock, tokens, metrics, now):
+        seconds, waited = (3.0, 2.0) if number == learner else (1.0, 0.01)
+        measured = {**metrics, "step_seconds": seconds, "data_wait_seconds": waited}
+        stepped(observer, number, clock, tokens, measured, now)
+
+    with mock.patch.object(RecordingObserver, "stepped", told):
+        return timed(workdir, data_dir, step_seconds=[1.0, 1.0, 3.0, 1.0])
 
 
 class Spoilt(TrainingArrays):

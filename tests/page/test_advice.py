@@ -8,6 +8,7 @@ import pytest
 
 from ddiloco.page import advice as advice_module
 from ddiloco.page.advice import advice, remedy
+from ddiloco.page.view import HostView
 from ddiloco.page.words import seconds, size
 from ddiloco.settings.experiment import all_settings
 from tests.virtual_runs import virtual
@@ -21,6 +22,7 @@ PLANTED = {
     "no_grace": [("grace_unused", None)],
     "everybody_waits": [("slow", 3), ("waiting", None)],
     "nan": [("not_finite", 1)],
+    "slow_disk": [("waits_for_data", 2)],
     "steady": [],
 }
 
@@ -42,7 +44,6 @@ def changed(view, **changes):
 @pytest.mark.parametrize(
     ("rule", "changes"),
     {
-        "waits_for_data": {"data_wait_share": [0.01, 0.02, 0.6, 0.01]},
         "hung": {"state": ["stepping", "stepping", "hung", "stepping"]},
         "quarantined": {"quarantined": [False, False, True, False]},
         "hardly_merged": {"merged_share": [0.9, 0.9, 0.1, 0.9], "in_recent": [1.0, 1.0, 0.2, 1.0]},
@@ -52,6 +53,23 @@ def changed(view, **changes):
 def test_what_virtual_time_cannot_plant_is_said_of_the_learner(view_of, rule, changes):
     said = advice(changed(view_of("steady"), **changes))
     assert [(one.rule, one.learner) for one in said] == [(rule, 2)]
+
+
+@pytest.mark.parametrize(
+    ("merge", "disk", "scarce"), [(3.0, 0.5, "Give it more cores,"), (0.5, 3.0, "Give it a faster disk,")]
+)
+def test_a_syncer_at_its_limit_is_said_to_need_what_its_merges_take(view_of, merge, disk, scarce):
+    view = view_of("busy_syncer")
+    measured = dataclasses.replace(view.syncer, merge_seconds=merge, disk_seconds=disk)
+    [said] = advice(dataclasses.replace(view, syncer=measured))
+    assert said.do.startswith(scarce) and f"{seconds(disk)} of it for the disk" in said.why
+
+
+@pytest.mark.parametrize(("gone", "said"), [(30.0, [("host_missing", 2)]), (3.0, [])])
+def test_a_learner_waits_for_a_host_that_is_not_connected_for_long(view_of, gone, said):
+    hosts = [(), (), [HostView(0, True, 90.0), HostView(1, False, gone)], ()]
+    view = changed(view_of("steady"), hosts=hosts, state=["stepping"] * 4)
+    assert [(one.rule, one.learner) for one in advice(view)] == said
 
 
 def test_work_lost_is_said_where_no_other_rule_says_why(view_of):

@@ -1,5 +1,7 @@
 """The page in a real browser: it lays out, it shows news, and the keyboard reaches everything."""
 
+import html
+import importlib.resources
 import json
 import shutil
 import subprocess
@@ -56,11 +58,32 @@ def test_nothing_is_cut_off_and_everything_has_a_name(browse, view_of, tmp_path,
     page.write_text(document([view_of("lives")], inline=True).replace("</body>", PROBE))
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     dom, _ = browse(page.as_uri(), scheme, width=width).communicate(timeout=60)
-    told = json.loads(dom.split("<title>")[1].split("</title>")[0].replace("&quot;", '"'))
+    told = json.loads(html.unescape(dom.split("<title>")[1].split("</title>")[0]))
     assert told["wide"] == [] and told["nameless"] == 0
     assert told["lane"][0] > 250 and told["lane"][1] == 28
     light = sum(map(int, told["paper"].removeprefix("rgb(").removesuffix(")").split(",")))
     assert (light < 200) is dark
+
+
+AXE = """<script>
+addEventListener("load", () => axe.run().then(found => document.title = JSON.stringify({
+  passed: found.passes.map(rule => rule.id),
+  wrong: found.violations.map(rule => [rule.id, rule.nodes.map(node => node.target.join(" ")).slice(0, 3)]),
+})));
+</script></body>"""
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1300, False), (1300, True), (500, False), (500, True)])
+def test_axe_finds_nothing_wrong(browse, view_of, tmp_path, width, dark):
+    from ddiloco.page.sheet import document
+
+    script = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text()
+    page, probe = tmp_path / "page.html", f"<script>{script}</script>{AXE}"
+    page.write_text(document([view_of("lives")], inline=True).replace("</body>", probe))
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    dom, _ = browse(page.as_uri(), scheme, width=width).communicate(timeout=60)
+    told = json.loads(html.unescape(dom.split("<title>")[1].split("</title>")[0]))
+    assert told["wrong"] == [] and {"color-contrast", "region", "aria-roles"} <= set(told["passed"])
 
 
 def test_news_reach_the_reader_and_so_does_the_end(browse, run_of, tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """docs/dashboard.md and the Grafana dashboard name what there is."""
 
+import io
 import json
 import pathlib
 import re
 
+from ddiloco.goodput.accounting import CAUSES
+from ddiloco.observe.json_lines import JsonLines
 from ddiloco.page.advice import RULES
 from ddiloco.page.exposition import OF_FRAGMENT, OF_LEARNER, OF_RUN, OTHERS
 
@@ -16,6 +19,19 @@ METRICS = {metric.name for metric in (*OF_RUN, *OF_LEARNER, *OF_FRAGMENT)} | {
 def test_the_table_of_metrics_is_complete():
     page = (DOCS / "dashboard.md").read_text()
     assert set(re.findall(r"^\| `(ddiloco_\w+)` \|", page, re.M)) == METRICS
+
+
+def test_every_cause_of_lost_time_has_its_word():
+    page = (DOCS / "dashboard.md").read_text().split("| cause | what chips do | there |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [cause.value for cause in CAUSES]
+
+
+def test_the_table_of_logs_has_the_fields_of_a_line():
+    stream = io.StringIO()
+    labels = {"run": "mine", "role": "syncer", "learner": 1, "round": 2, "stream": "stdout"}
+    print("all is well", file=JsonLines(stream, labels))
+    page = (DOCS / "dashboard.md").read_text().split("## Logs")[1]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == list(json.loads(stream.getvalue()))
 
 
 def test_the_table_of_advice_is_complete():

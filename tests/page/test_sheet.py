@@ -60,6 +60,7 @@ def test_a_page_is_well_formed_and_its_ids_are_unique(view_of, name):
         "thin_link": "Learner 3: its link to the syncer is too thin.",
         "third_speed": "Learner 3 is slow: 3.0 times the others' time for a step.",
         "nan": "Learner 1: its loss is not a number.",
+        "slow_disk": "Learner 2 waits for data: a slow disk, or too few threads.",
         "steady": "Nothing is in trouble",
     }.items(),
 )

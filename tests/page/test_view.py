@@ -53,6 +53,32 @@ def test_losses_come_from_the_events_and_one_that_is_nan_is_seen(view_of):
     assert all(loss < 6.0 for loss in ends)
 
 
+def test_the_load_of_a_syncer_is_that_of_the_last_rounds(run_of, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(run_of("steady"), workdir)
+    measured = {"merge_seconds": 0.25, "disk_seconds": 0.125, "inbox": 3, "merging": 1}
+    rounds = [{**line, **measured} for line in lines(workdir / "rounds.jsonl")]
+    (workdir / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
+    load, last = read_view(workdir).syncer, rounds[-history_module.RECENT :]
+    span, moved = last[-1]["time"] - last[0]["time"], last[-1]["bytes_sent"] - last[0]["bytes_sent"]
+    assert load.busy == 0.375 * (len(last) - 1) / span
+    assert (load.merge_seconds, load.disk_seconds, load.inbox, load.merging) == (0.25, 0.125, 3, 1)
+    assert load.in_per_second == moved / span > 0
+
+
+def test_hosts_of_a_learner_are_here_or_gone(run_of, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(run_of("steady"), workdir)
+    told = [("host_here", 0, 5.0), ("host_here", 1, 6.0), ("host_gone", 1, 250.0)]
+    with (workdir / "events.jsonl").open("a") as file:
+        for event, host, time in told:
+            line = {"time": time, "event": event, "learner": 2, "host": host, "hosts": 3}
+            file.write(json.dumps(line) + "\n")
+    view = read_view(workdir)
+    here = [(at.host, at.here, round(view.now - at.seconds)) for at in view.learner(2).hosts]
+    assert here == [(0, True, 5), (1, False, 250), (2, False, 5)] and list(view.learner(1).hosts) == []
+
+
 def test_bytes_by_learner_add_up_to_those_of_the_run(view_of):
     view = view_of("thin_link")
     assert sum(one.sent for one in view.learners) == view.summary["bytes_sent"] > 0

@@ -64,6 +64,28 @@ def test_where_the_others_do_not_come_back_the_one_that_does_is_believed_in_the_
     assert back(core, 1, LEFT + 600, now=61.0, incarnation=3)
 
 
+@pytest.mark.parametrize(("quorum", "pace"), [(1, 3), (1, 12), (2, 12)])
+def test_one_that_hurries_is_told_of_and_cuts_nobody_short_where_a_merge_takes_two(quorum, pace):
+    last = 480
+    desk = Desk(last, 4, num_learners=4, num_fragments=2, interval=24, quorum=quorum, gamma=0.0)
+    clocks, seconds, told = [0] * 4, 0, []
+    while not desk.core.finished and seconds < 2 * last:
+        seconds += 1
+        for m in range(4):
+            clock, newest = clocks[m] + (pace if m == 3 else 1), desk.core.step
+            clocks[m] = min(last, newest if newest - clock > 12 else clock)
+            told += desk.report(m, clocks[m], at=float(seconds))
+        told += desk.settle()
+        if any(getattr(action, "event", None) == events.ClockSet(last) for action in told):
+            clocks = [last] * 4
+    assert desk.core.finished
+    ahead = [a.values for a in told if getattr(a, "name", "") == "clock_ahead"]
+    assert (seconds < last / 4) is bool(ahead) is ((quorum, pace) == (1, 12))
+    assert all(values["learner"] == 3 and values["pace"] > 4 for values in ahead)
+    if quorum == 2:
+        assert seconds >= last
+
+
 @pytest.mark.parametrize(("step", "steps"), [(1 << 51, 1 << 50), (100, 98), (2, 3)])
 def test_an_offer_of_more_steps_than_there_were_is_not_merged(step, steps):
     """The norm that passes the guard grows with them, and so does the weight."""

@@ -46,10 +46,10 @@ class Steps:
 
     def __init__(self, given, security=None, longest=PATIENCE, inner=FORMAT):
         self.inbox, self.wishes = queue.SimpleQueue(), []
-        self.donor = Donor(security or Security(), 20.0, longest)
+        self.donor = Donor(security or Security(), 20.0)
         self.address = f"127.0.0.1:{self.donor.start('127.0.0.1')}"
         self.given = given
-        self.donor.attach(self.inbox, inner)
+        self.donor.attach(self.inbox, inner, longest)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -88,7 +88,7 @@ def test_an_inner_state_arrives_bit_for_bit_with_the_boundary_it_is_of():
 
 
 def test_a_learner_that_does_not_step_yet_refuses_at_once():
-    donor = Donor(Security(), 20.0, PATIENCE)
+    donor = Donor(Security(), 20.0)
     address = f"127.0.0.1:{donor.start('127.0.0.1')}"
     with pytest.raises(grpc.RpcError) as raised:
         ask(address)
@@ -366,7 +366,7 @@ def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_se
         with ended(late := with_client(syncer.address, 0), first := with_client(syncer.address, 1, port)):
             joined(syncer, first, number=1)
             assert recovery(late, donation_timeout=0.1).inner_state((3, 4)) is None
-            told = "came within the 0.1 s of remote.donation_timeout"
+            told = "came within 0 s, by remote.donation_timeout"
             alarms = lambda: [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]  # noqa: E731
             until(lambda: any(alarm.endswith(told) for alarm in alarms()), "the alarm")
 

@@ -80,6 +80,19 @@ def test_a_learner_that_is_drained_leaves_and_is_sent_away_until_it_is_added(man
     again.client.finish(PATIENCE)
 
 
+def test_a_learner_that_is_evicted_is_lost_at_once_and_another_process_may_come(managed):
+    syncer = managed()
+    hung = there(syncer, 1)
+    assert asked(syncer, "evict", 1) == Answer(True, "learner 1 is dropped; it may come back", {"learner": 1})
+    assert syncer.next(events.LearnerLost).reason == "evicted"
+    assert asked(syncer, "status").facts["present"] == []
+    again = there(syncer, 1, process=200)  # at once, though the first one's silence is not over
+    assert asked(syncer, "status").facts["present"] == [1]
+    for learner in (hung, again):
+        learner.client.finish(PATIENCE)
+    assert asked(syncer, "evict", 0) == Answer(False, "learner 0 is not there", {"learner": 0})
+
+
 def test_the_first_number_that_is_free_is_given(managed):
     syncer = managed()
     first = there(syncer, 0)

@@ -121,6 +121,8 @@ def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
     assert it.commits == [2]
     [values] = it.noted("round")
     assert values["learners"] == [0, 1, 2]
+    assert values["merge_seconds"] > 0.0 and "disk_seconds" not in values  # nothing was to be durable
+    assert (values["merging"], values["inbox"] >= 0) == (0, True)
     assert values["outer_gradient_norm"] == pytest.approx(
         np.linalg.norm(THETA["layers/0/kernel"] - full(3.0)), rel=1e-6
     )
@@ -299,3 +301,59 @@ def test_no_message_of_a_learner_ends_the_syncer(desk, message):
     for peer in it.peers:
         assert peer.next(events.UpdateArrived).event.version == 1
     assert it.worker.failure is None
+
+
+TWO = {"layers/0/kernel": full(0.0), "layers/1/kernel": full(0.0)}
+
+
+class SlowDisk:
+    """A disk that keeps one fragment waiting until it is released, and knows what it holds."""
+
+    def __init__(self, slow):
+        self.slow, self.free, self.held = slow, threading.Event(), []
+
+    def commit(self, merged, model):
+        if merged.fragment == self.slow:
+            assert self.free.wait(PATIENCE)
+        self.held.append((merged.fragment, model.state(merged.fragment).version))
+        return True
+
+    def remember(self, incarnations):
+        pass
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_fragment_waits_for_its_own_commit_alone(stopped):
+    disk = SlowDisk(slow=0)
+    policy = SyncPolicy(1, num_fragments=2, interval=4, overlap=4, quorum=1, gamma=0.0)
+    layout = fragment({name: tensor.shape for name, tensor in TWO.items()}, 2)
+    worker = SyncerWorker(
+        SyncerCore(policy, 5), GlobalModel(layout, TWO, DIRECT, 1), lambda r: None, lambda *a: None, disk
+    )
+    peer = Peer(0, worker)
+    worker.start()
+    worker.connect(0, 1, peer)
+    worker.send(events.LearnerJoined(0, 1))
+    peer.next(events.Welcomed)
+    worker.send(events.LearnerReady(0, 1, 0, (0, 0)))
+    for step in range(1, 5):
+        worker.send(events.StepReported(Report(0, 1, step, (FragmentCounters(0, step, 10 * step),) * 2)))
+    rounds = [peer.next(events.OfferAsked).event.round for _ in range(2)]
+    for which in sorted(rounds, key=lambda r: r.fragment, reverse=True):
+        made = Contribution(0, 1, which.fragment, version=0, step=4, steps=4, tokens=40)
+        worker.take_offer(events.FragmentArrived(which, made), (full(1.0 + which.fragment),))
+    update = peer.next(events.UpdateArrived)
+    assert (update.event.fragment, update.event.version) == (1, 1)
+    np.testing.assert_array_equal(update.fragments[0][0], full(2.0))
+    assert disk.held == [(1, 1)] and peer.inbox.empty() and worker.core.versions == (0, 1)
+    if stopped:  # what was merged becomes durable, and is noted
+        assert not worker.stop(0.0)
+        disk.free.set()
+        assert worker.stop(PATIENCE)
+    else:
+        disk.free.set()
+        update = peer.next(events.UpdateArrived)
+        assert (update.event.fragment, update.event.version) == (0, 1)
+        assert worker.stop(PATIENCE)
+    assert disk.held == [(1, 1), (0, 1)] and worker.core.versions == (1, 1)
+    assert worker.failure is None

@@ -13,6 +13,7 @@ from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.outbox import Outbox
+from ddiloco.remote.learner.pace import Pace
 from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -78,6 +79,7 @@ class SyncerClient:
         self.refusal: str | None = None  # one line: why the syncer will never let it in
         self.replaced = False  # whether it is refused because another process has its place
         self.connections = self.malformed = 0
+        self.pace = Pace()  # of welcomes
         self._address, self._learner, self._process = address, learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
         self._decode, self._followers, self._host = decode, followers, host
@@ -260,6 +262,7 @@ class _Connection:
             client._deliver,
             client.outbox.send,
             self.broke,
+            client.pace,
             client._host,
         )
         self._cause: Exception | None = None  # why the updates ended, if they ended first

@@ -50,12 +50,13 @@ class InnerFormat:
 class Donor:
     """A learner's small server for its peers; the worker is asked through its inbox and never waits."""
 
-    def __init__(self, security: Security, keepalive: float, longest: float = 30.0) -> None:
-        """Both are in seconds; after `longest` a donation that is not read is given up."""
-        self._security, self._longest = security, longest
+    def __init__(self, security: Security, keepalive: float) -> None:
+        """`keepalive`: seconds."""
+        self._security = security
         self._lock = threading.Lock()
         self._inbox: Inbox | None = None
         self._format: InnerFormat | None = None
+        self._longest = 0.0
         gate = Gate(lambda metadata: self._security.admits(metadata), "the donor asks for another token")
         self._server = wire.server(keepalive, AT_ONCE + MOST_WAITING, interceptors=[gate])
         self._giving = threading.BoundedSemaphore(AT_ONCE)
@@ -76,10 +77,13 @@ class Donor:
         """Sets what peers must show from now on."""
         self._security = security
 
-    def attach(self, inbox: Inbox, inner: InnerFormat) -> None:
-        """Names the worker's inbox; until then every request is refused."""
+    def attach(self, inbox: Inbox, inner: InnerFormat, longest: float = 30.0) -> None:
+        """Names the worker's inbox; until then every request is refused.
+
+        After `longest` seconds a donation that is not read is given up.
+        """
         with self._lock:
-            self._inbox, self._format = inbox, inner
+            self._inbox, self._format, self._longest = inbox, inner, longest
 
     def stop(self) -> None:
         """Ends the donations under way."""

@@ -23,6 +23,7 @@ from ddiloco.remote.learner.followers import Key, forget_older, key_of
 from ddiloco.remote.learner.host_arrays import HostArrays
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
+from ddiloco.remote.learner.pace import Pace
 from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -202,6 +203,7 @@ class Follower:
             self._deliver,
             self._failed,
             lambda error: self._say.put(pb.FromHost(broken=session)),
+            Pace(),
             self._host,
         )
         self._streams.start()

@@ -101,7 +101,7 @@ class LearnerProcess:
         security = self._security.of(learner)
         if self._place is not None:
             self._lead = Lead(self._place, learner, terms, security, config, stop)
-        donor = Donor(security, config.keepalive, config.donation_timeout)
+        donor = Donor(security, config.keepalive)
         donates = config.donor_host and self._place is None
         port = donor.start(config.donor_host, config.donor_port) if donates else 0
 
@@ -170,7 +170,7 @@ class LearnerProcess:
 
         def steps() -> None:
             # Only a learner that steps can donate: those that begin together must not wait for each other.
-            donor.attach(worker.inbox, inner)
+            donor.attach(worker.inbox, inner, client.pace.patience(config.donation_timeout, inner.bytes))
             stepping()
 
         lead, send_offer, make_arrays = self._lead, client.send_offer, TrainingArrays

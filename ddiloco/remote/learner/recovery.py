@@ -59,10 +59,10 @@ class ProcessRecovery:
         """The inner state for a learner welcomed with these versions; None: a fresh one."""
         begun = time.monotonic()
         own = self._from_disk()
-        patience = self._config.donation_timeout
+        patience = self._client.pace.patience(self._config.donation_timeout, self._inner.bytes)
         peers = self._from_peers(versions, own, begun + patience)
         if peers is None and time.monotonic() >= begun + patience:
-            waited = f"within the {patience:g} s of remote.donation_timeout"
+            waited = f"within {patience:.0f} s, by remote.donation_timeout"
             problem = f"no peer's inner state, of {self._inner.bytes >> 20} MiB, came {waited}"
             self._client.outbox.record(records.Alarm(problem, time.time()))
         sources = {"peer": peers, "checkpoint": own, "snapshot": self.donated}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from ddiloco.outer.blocks import Blocks, Box, Cut, slices
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.remote.learner.pace import Pace
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
@@ -92,12 +94,13 @@ class Streams:
         deliver: Callable[[Told], None],
         failed: Callable[[events.OfferFailed], None],
         broke: Callable[[Exception], None],
+        pace: Pace,
         host: Host | None = None,
     ) -> None:
         """`deliver` takes welcomes and updates, `failed` offers that the devices could not give.
 
-        `broke` hears why no update will come any more. `decode`: of updates that come as differences; None:
-        none do. `host`: None where the learner is a single one.
+        `broke` hears why no update will come any more, `pace` how fast welcomes come. `decode`: of updates
+        that come as differences; None: none do. `host`: None where the learner is a single one.
         """
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
         self._metadata, self._terms, self._host = (*metadata, *named), terms, host
@@ -105,7 +108,7 @@ class Streams:
         self._collector = Collector(terms.num_fragments)
         self._held = None if decode is None else Held(decode if host is None else _in_blocks(decode, terms))
         self._offers = _Offers()
-        self._channels = channels
+        self._channels, self._pace = channels, pace
 
     def start(self) -> None:
         """Begins to take updates, and to send offers."""
@@ -133,7 +136,10 @@ class Streams:
                 update = update_of(header, self._terms.num_fragments)
                 if not header.welcome:
                     self._offers.forget(update.fragment, update.version)
+                begun = time.monotonic()
                 pieces = self._receive(header, update, stream)
+                if header.welcome:
+                    self._pace.add(header.size, time.monotonic() - begun)
                 delivery = None if pieces is None else self._collector.take(header, update, pieces)
                 if delivery is not None:
                     self._deliver(delivery)

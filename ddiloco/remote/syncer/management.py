@@ -1,4 +1,4 @@
-"""Has the syncer do what an operator asks: retire learners, take them again, take a snapshot, stop."""
+"""Has the syncer do what an operator asks: retire or drop learners, take them again, snapshot, stop."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class Management:
         self._lock = threading.Lock()
         self._drained: set[int] = set()
         self._sessions: Callable[[], Sequence[Session]] = tuple
+        self._end: Callable[[Session, str], None] = lambda session, reason: None
 
-    def attach(self, sessions: Callable[[], Sequence[Session]]) -> None:
-        """`sessions`: those of the learners that are connected."""
-        self._sessions = sessions
+    def attach(self, sessions: Callable[[], Sequence[Session]], end: Callable[[Session, str], None]) -> None:
+        """`sessions`: those of the learners that are connected; `end` closes one, for a reason."""
+        self._sessions, self._end = sessions, end
 
     def drained(self, learner: int) -> bool:
         """Whether the learner was retired, and has not been added again."""
@@ -60,13 +61,16 @@ class Management:
             command = Command.read(next(requests, b""))
         except WireError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        answer = self.do(command)
-        if command.verb != "status":
-            self._tell(f"{caller.host} asked to {command.verb}: {answer.line}")
-        yield bytes(answer)
+        yield bytes(self.do(command, caller.host))
 
-    def do(self, command: Command) -> Answer:
-        """Does it, and says what was done."""
+    def do(self, command: Command, host: str) -> Answer:
+        """Does what somebody at `host` asks, and says what was done."""
+        answer = self._done(command)
+        if command.verb != "status":
+            self._tell(f"{host} asked to {command.verb}: {answer.line}")
+        return answer
+
+    def _done(self, command: Command) -> Answer:
         match command:
             case Command("status"):
                 return self._status()
@@ -85,11 +89,25 @@ class Management:
                     if session.learner == learner:
                         session.deliver(Leave())
                 return Answer(True, f"learner {learner} ends after its step", {"learner": learner})
+            case Command("evict", int(learner)) if learner < self._most_learners:
+                return self._evict(learner)
             case Command("add", learner) if learner is None or learner < self._most_learners:
                 return self._add(learner)
         return Answer(
             False, f"a learner's number is below {self._most_learners}, by config.remote.max_learners"
         )
+
+    def _evict(self, learner: int) -> Answer:
+        """Drops the connection of a learner that may not react; whatever process comes next is another."""
+        present = [session for session in self._sessions() if session.learner == learner]
+        for session in present:
+            self._end(session, "evicted")
+        told = (
+            f"learner {learner} is dropped; it may come back"
+            if present
+            else f"learner {learner} is not there"
+        )
+        return Answer(bool(present), told, {"learner": learner})
 
     def _add(self, learner: int | None) -> Answer:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 import time
@@ -14,6 +15,7 @@ from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
+from ddiloco.page.actions import Actions
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
@@ -21,6 +23,7 @@ from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
 from ddiloco.remote.syncer.scoring import Scoring
 from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.wire.management import Command
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
@@ -48,6 +51,7 @@ class SyncerRun:
         resumed: bool,
         alone: bool = False,
         snapshot: Snapshot | None = None,
+        actions: Actions | None = None,
     ) -> None:
         """Listens from now on; `run` begins to answer.
 
@@ -95,6 +99,14 @@ class SyncerRun:
             self._syncer.take_snapshots(taker)
         if start is not None:
             positions.load()
+        management = Management(
+            security,
+            e.most_learners,
+            lambda: self._syncer.core.step,
+            (lambda: False) if taker is None else taker.take_one_soon,
+            stop.set,
+            lambda line: record(records.Alarm(line, time.time())),
+        )
         self._server = SyncerServer(
             terms_of(e, assembly.layout),
             security,
@@ -106,15 +118,10 @@ class SyncerRun:
             positions,
             resumed_from,
             durable.run,
-            Management(
-                security,
-                e.most_learners,
-                lambda: self._syncer.core.step,
-                (lambda: False) if taker is None else taker.take_one_soon,
-                stop.set,
-                lambda line: record(records.Alarm(line, time.time())),
-            ),
+            management,
         )
+        if actions is not None:
+            actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))
         self._server.know(core.state().incarnations)
         self._server.start(listening)  # learners compile while this process does
         self._scoring = Scoring(assembly, workdir, durable.run, record)
@@ -156,15 +163,21 @@ def run_syncer(
     security: Security,
     folder: pathlib.Path,
     alone: bool = False,
+    actions: Actions | None = None,
 ) -> Outcome:
     """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
 
     With a snapshot the durable state is made from that, and learners resume from their parts of it.
-    `alone`: all learners have left after their last step, and only the result is to be saved.
+    `alone`: all learners have left after their last step, and only the result is to be saved. `actions`: what
+    the run's page asks for.
     """
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
     run = earlier.run if earlier is not None else run_of(snapshot)
     keep = assembly.experiment.remote.keep_versions
     durable = DurableState(folder, assembly.layout, record, stop, run, keep)
-    return SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, snapshot).run()
+    if earlier is not None and not earlier.start:
+        with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
+            durable.complete()
+    made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, snapshot, actions)
+    return made.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -85,7 +86,7 @@ class SyncerServer:
         self._changed = threading.Condition(self._lock)  # of the two above
         self._offer_intake = OfferIntake(terms, send, take_offer, record, self._count)
         self._management = management or Management(security, terms.most_learners)
-        self._management.attach(self._all_sessions)
+        self._management.attach(self._all_sessions, self._end)
         self._handlers = {
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
@@ -183,9 +184,21 @@ class SyncerServer:
 
     def _updates(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         session = self._session(context)
-        with session.call("updates", context) as host:
+        with session.call("updates", context) as host, self._seen(session, host):
             needs = None if session.hosts == 1 else self._needs(requests, context)
             yield from session.down.messages(host, needs)
+
+    @contextlib.contextmanager
+    def _seen(self, session: Session, host: int) -> Iterator[None]:
+        """Records that one of a learner's several hosts is connected as long as the `with` block lasts."""
+        values = {"learner": session.learner, "host": host, "hosts": session.hosts}
+        if session.hosts > 1:
+            self._record(records.Noted("host_here", values, time.time()))
+        try:
+            yield
+        finally:
+            if session.hosts > 1:
+                self._record(records.Noted("host_gone", values, time.time()))
 
     def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:
         """By fragment, the blocks of each piece that one of a learner's hosts needs."""

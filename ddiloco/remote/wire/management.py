@@ -11,12 +11,12 @@ from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
 
 MANAGE = "/ddiloco.wire.Syncer/Manage"
-VERBS = ("status", "drain", "add", "snapshot", "stop")
+VERBS = ("status", "drain", "evict", "add", "snapshot", "stop")
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One of VERBS; `learner`: which one is drained or added, None where the verb is of no one learner."""
+    """One of VERBS; `learner`: which one is meant, None where the verb is of no one learner."""
 
     verb: str
     learner: int | None = None

@@ -9,13 +9,13 @@ import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ddiloco.disk.snapshots.array_names import named
-from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
+from ddiloco.disk.snapshots.parts import SYNCER_PART, check_listing, learner_part, parts_folder
 from ddiloco.disk.snapshots.store import (
     Clocks,
     PartFiles,
@@ -29,7 +29,7 @@ from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
-from ddiloco.protocol.clocks import VectorClock
+from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 from ddiloco.protocol.snapshot import Mark, SnapshotCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -43,10 +43,11 @@ _MOST_IN_FLIGHT = 10_000  # messages kept; more than the channels of any fleet h
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """The result of making a snapshot complete; `problem` is empty if it is."""
+    """The result of making a snapshot complete; `problem` is empty if it is, else whose part has it."""
 
     number: int
     problem: str
+    learner: int = _SYNCER
 
 
 @dataclasses.dataclass
@@ -60,6 +61,7 @@ class _Taking:
     clock: VectorClock
     arrays: dict[str, np.ndarray]
     asked: dict[int, int]  # incarnation by learner
+    skipped: set[int]  # learners that were not asked
     clocks: dict[int, VectorClock] = dataclasses.field(default_factory=dict)
     in_flight: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     parts: dict[int, PartFiles] = dataclasses.field(default_factory=dict)
@@ -98,6 +100,7 @@ class SnapshotTaker:
         self._send, self._record = send, record
         self._gathering = False
         self._taking: _Taking | None = None
+        self._spoilt: set[int] = set()  # by these learners, the one before: the next one does without them
         self._finisher = concurrent.futures.ThreadPoolExecutor(1, "snapshot-complete")
 
     def take_one_soon(self) -> bool:
@@ -125,7 +128,10 @@ class SnapshotTaker:
         if tuple(fragment.version for fragment in fragments) != state.versions:
             return []  # they could not be gathered, or a merge was left out because the run ends
         newest = dict(state.incarnations)
-        asked = {learner: newest[learner] for learner in core.live}
+        skipped = self._spoilt & set(core.live)
+        if 2 * len(skipped) > len(core.live):
+            skipped = set()
+        asked = {learner: newest[learner] for learner in core.live if learner not in skipped}
         number = self._store.next_number()
         try:  # so that a restarted syncer takes another number
             (self.folder / f"{number:06d}").mkdir(parents=True)
@@ -135,7 +141,7 @@ class SnapshotTaker:
         arrays: dict[str, np.ndarray] = {}
         for p, fragment in enumerate(fragments):
             arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
-        self._taking = _Taking(number, now, time.time(), state, core.vector_clock, arrays, asked)
+        self._taking = _Taking(number, now, time.time(), state, core.vector_clock, arrays, asked, skipped)
         marks = self._core.begin(number, asked, now)
         self._write_when_recorded()
         return marks
@@ -154,7 +160,7 @@ class SnapshotTaker:
                 return
             if left and learner not in taking.parts:
                 # The run is probably being stopped, and the newest snapshot must have this learner.
-                self._give_up(f"learner {learner} left before its part was written")
+                self._give_up(f"learner {learner} left before its part was written", {learner})
             else:
                 self.lost(learner)
         elif self._core.told(learner) and len(taking.in_flight) < _MOST_IN_FLIGHT:
@@ -191,18 +197,20 @@ class SnapshotTaker:
                     return
                 if clock is None:
                     self.lost(learner)
+                elif not is_consistent_cut(taking.clock, {learner: clock}):
+                    self._give_up("what it recorded is no consistent cut", {learner}, alarm=True)
                 elif self._core.marked(Mark(taking.number, learner)):
                     taking.clocks[learner] = clock
                     self._write_when_recorded()
             case PartWritten(learner=learner):
                 if message.files is None and (learner == _SYNCER or learner in taking.clocks):
-                    self._give_up(message.problem, alarm=True)
+                    self._give_up(message.problem, {learner}, alarm=True)
                 elif message.files is not None:
                     taking.parts[learner] = message.files
                     self._complete_when_written()
-            case Completed(problem=problem):
+            case Completed(problem=problem, learner=learner):
                 if problem:
-                    self._give_up(problem, alarm=True)
+                    self._give_up(problem, {learner}, alarm=True)
                 else:
                     self._completed()
 
@@ -211,7 +219,7 @@ class SnapshotTaker:
         if self._core.expired(now) and not self._taking.completing:
             missing = sorted({*self._taking.asked} - {*self._taking.parts} - {*self._core.absent})
             whose = f"of learners {missing}" if missing else "of the syncer"
-            self._give_up(f"it took more than {self._core.timeout:g} s; missing: the parts {whose}")
+            self._give_up(f"it took more than {self._core.timeout:g} s; missing: the parts {whose}", missing)
 
     def next_deadline(self) -> float | None:
         """When to call `timeout`, monotonic seconds."""
@@ -250,15 +258,14 @@ class SnapshotTaker:
             "versions": list(taking.state.versions),
             "time": taking.time,
             "learners": learners,
-            "absent": sorted(set(taking.asked) - set(learners)),
+            "absent": sorted({*taking.asked, *taking.skipped} - set(learners)),
             "clocks": dataclasses.asdict(Clocks(taking.clock, taking.clocks)),
             "in_flight": [f"{m['message']} of learner {m['learner']}" for m in taking.in_flight],
         }
-        parts = {learner_part(m): taking.parts[m] for m in learners}
-        parts[SYNCER_PART] = taking.parts[_SYNCER]
+        parts = {m: taking.parts[m] for m in (*learners, _SYNCER)}
         self._finisher.submit(self._complete, taking.number, header, parts)
 
-    def _complete(self, number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> None:
+    def _complete(self, number: int, header: dict[str, Any], parts: Mapping[int, PartFiles]) -> None:
         """Makes a snapshot complete, on its own thread since disks may hang.
 
         Flushes the run's records first: what led to the snapshot must be on disk if the snapshot is.
@@ -266,17 +273,18 @@ class SnapshotTaker:
         flushed = threading.Event()
         self._record(records.Flush(flushed))
         flushed.wait(_FLUSH_SECONDS)
+        learner, problem = _SYNCER, ""
         try:
             staged, folder = parts_folder(self.folder) / f"{number:06d}", self.folder / f"{number:06d}"
             folder.mkdir(parents=True, exist_ok=True)
-            for name in parts:
-                (staged / name).rename(folder / name)
-            self._store.complete(number, header, parts)
-            problem = ""
+            for learner, files in parts.items():  # the syncer comes last
+                check_listing(staged / _part(learner), files)
+                (staged / _part(learner)).rename(folder / _part(learner))
+            self._store.complete(number, header, {_part(m): files for m, files in parts.items()})
         except (OSError, SnapshotError) as error:
             problem = str(error)
         self._clear(number)
-        self._send(Completed(number, problem))
+        self._send(Completed(number, problem, learner))
 
     def _clear(self, number: int) -> None:
         """Removes parts of this snapshot and earlier ones that are still in the staging folder."""
@@ -287,19 +295,25 @@ class SnapshotTaker:
 
     def _completed(self) -> None:
         taking = self._end()
+        self._spoilt = set()
+        files = [file for m in (*taking.clocks, _SYNCER) for file in taking.parts[m].files.values()]
         values = {
             "number": taking.number,
             "step": taking.state.step,
             "learners": sorted(taking.clocks),
-            "absent": sorted(set(taking.asked) - set(taking.clocks)),
+            "absent": sorted({*taking.asked, *taking.skipped} - set(taking.clocks)),
             "in_flight": len(taking.in_flight),
-            "bytes": sum(size for part in taking.parts.values() for size, _ in part.files.values()),
+            "bytes": sum(size for size, _ in files),
             "seconds": time.monotonic() - taking.begun,
         }
         self._record(records.Noted("snapshot", values, time.time()))
 
-    def _give_up(self, problem: str, alarm: bool = False) -> None:
+    def _give_up(self, problem: str, by: Collection[int] = (), alarm: bool = False) -> None:
+        """Gives up the snapshot under way; `by`: the learners that it fails for, if it is not the syncer."""
         taking = self._end()
+        self._spoilt = set(by) - {_SYNCER}
+        if alarm and self._spoilt:
+            problem = f"{problem} (learner {min(self._spoilt)})"
         self._given_up(taking.number, taking.state.step, problem, alarm)
         with contextlib.suppress(RuntimeError):  # the run is over
             self._finisher.submit(self._clear, taking.number)
@@ -321,6 +335,11 @@ class SnapshotTaker:
 def snapshot_header(experiment: Experiment, layout: FragmentLayout, run: str) -> dict[str, Any]:
     """The part of the header that is the same in all snapshots of a run."""
     return {"experiment": to_json(experiment), "layout": layout.fingerprint, "run": run}
+
+
+def _part(learner: int) -> str:
+    """The name of a learner's part, or the syncer's."""
+    return SYNCER_PART if learner == _SYNCER else learner_part(learner)
 
 
 def _after(step: int, every: int) -> int:

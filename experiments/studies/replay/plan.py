@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,9 +32,10 @@ class VersionId(NamedTuple):
 
 
 class OfferId(NamedTuple):
-    """A fragment as a learner's process held it after a step.
+    """A fragment as a learner's process held it after a step, with this version in it.
 
-    `since` is the incarnation that was last welcomed; a welcome may set the learner's steps back.
+    `since` is the incarnation that was last welcomed; a welcome may set the learner's steps back. After the
+    same step a learner may offer twice, before and after an update.
     """
 
     learner: int
@@ -41,6 +43,7 @@ class OfferId(NamedTuple):
     since: int
     fragment: int
     step: int
+    version: int
 
     def __str__(self) -> str:
         return f"learner {self.learner}'s offer of fragment {self.fragment} at step {self.step}"
@@ -134,9 +137,13 @@ class Give(Work):
 
 @dataclasses.dataclass(frozen=True)
 class Merge(Work):
-    """The syncer makes a version, if any of the offers is merged; `sha256` is None if the tape has none."""
+    """The syncer makes a version, if any of the offers is merged; `sha256` is None if the tape has none.
+
+    Its process makes merges in the order of their `number`, and notes each as soon as that one is durable.
+    """
 
     process: int
+    number: int
     round: RoundId
     version: int
     given: tuple[tuple[OfferId, Contribution], ...]
@@ -224,6 +231,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     handled: list[Handled] = []
     welcome: actions.AdoptAll | None = None  # its inner state is in an entry still to come
     since = h.process
+    offers: dict[int, dict[int, OfferId]] = {}  # by fragment and step, since the fragment's last update
     for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
         decided: Sequence[Any] = ()
         clock = core.clock
@@ -233,6 +241,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                     raise TapeError(f"{tape.path}: entry {i}: an inner state of unknown origin")
                 works.append(Adopt(i, welcome.versions, origin))
                 welcome, since = None, core.incarnation
+                offers.clear()
             case Gave(number=number):
                 works.append(Give(i, InnerOrigin(h.learner, h.process, number)))
             case End():
@@ -248,11 +257,12 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                         case actions.AdoptAll():
                             welcome = action
                         case actions.MakeOffer(contribution=c):
-                            offer = OfferId(h.learner, h.process, since, c.fragment, c.step)
+                            offer = OfferId(h.learner, h.process, since, c.fragment, c.step, c.version)
+                            offers.setdefault(c.fragment, {})[c.step] = offer
                             works.append(Offer(i, offer, c))
                         case actions.ApplyUpdate():
-                            p, step = action.fragment, action.merged
-                            merged = None if step is None else OfferId(h.learner, h.process, since, p, step)
+                            p = action.fragment
+                            merged = offers.pop(p, {}).get(action.merged)
                             update = Apply(i, p, action.version, action.mixing, merged, action.rebase)
                             works.append(update)
         handled.append(Handled(now, thing, decided))
@@ -312,10 +322,11 @@ class _Syncer:
             handled.append(own)
         return Actor("the syncer", self._tapes, works, handled)
 
-    def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Work], list[Handled]]:
+    def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Merge], list[Handled]]:
         core = SyncerCore(self._policy, self._total, tape.header.state, tape.header.lineage)
         begun: dict[int, Merge] = {}  # by fragment, merges that have not finished
-        works: list[Work] = []
+        works: list[Merge] = []
+        numbers = itertools.count()
         handled: list[Handled] = []
         last: tuple[int, ...] | None = None
         for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
@@ -335,9 +346,10 @@ class _Syncer:
                         works.append(dataclasses.replace(merge, entry=i, empty=empty))
                     for action in decided:
                         if isinstance(action, actions.Merge):
-                            begun[action.round.fragment] = self._merge(tape, i, action)
+                            begun[action.round.fragment] = self._merge(tape, i, next(numbers), action)
             handled.append(Handled(now, thing, decided))
-        return [*works, *self._unnoted(tape, core, begun, last, following)], handled
+        works += self._unnoted(tape, core, begun, last, following)
+        return sorted(works, key=lambda merge: merge.number), handled
 
     def _unnoted(
         self,
@@ -346,7 +358,7 @@ class _Syncer:
         begun: dict[int, Merge],
         last: tuple[int, ...] | None,
         following: Tape | None,
-    ) -> list[Work]:
+    ) -> list[Merge]:
         """Merges that were committed, but that the process ended too early to note."""
         sha256: tuple[str, ...] = ()
         if following is not None:
@@ -364,18 +376,18 @@ class _Syncer:
             found.append(dataclasses.replace(merge, entry=len(tape.entries) - 1, sha256=digest))
         return found
 
-    def _merge(self, tape: Tape, entry: int, action: actions.Merge) -> Merge:
+    def _merge(self, tape: Tape, entry: int, number: int, action: actions.Merge) -> Merge:
         given = tuple((self._offer(tape, c), c) for c in action.contributions)
-        return Merge(entry, tape.header.process, action.round, action.version, given)
+        return Merge(entry, tape.header.process, number, action.round, action.version, given)
 
     def _offer(self, tape: Tape, c: Contribution) -> OfferId:
         """The offer that a contribution was, found by the learner's incarnation."""
         welcomes = [w for w in self._adoptions.get(c.learner, []) if w[0] <= c.incarnation]
         if welcomes:
             since, process, offers = welcomes[-1]
-            key = OfferId(c.learner, process, since, c.fragment, c.step)
+            key = OfferId(c.learner, process, since, c.fragment, c.step, c.version)
             taken = offers.get(key)
             if taken is not None and dataclasses.replace(taken, incarnation=c.incarnation) == c:
                 return key
-        offer = OfferId(c.learner, 0, 0, c.fragment, c.step)
+        offer = OfferId(c.learner, 0, 0, c.fragment, c.step, c.version)
         raise TapeError(f"{tape.path}: {offer} was merged, but is on no tape of that learner")

@@ -40,6 +40,7 @@ class Clocks:
         self._of: dict[Key, VectorClock] = {}
         for p, version in enumerate(plan.syncer.tapes[0].header.state.versions):
             self._of[VersionId(p, version)] = VectorClock({}, {p: version} if version else {})
+        self._syncer = plan.syncer
         self._at = {id(actor): self._begin(actor, 0) for actor in plan.actors}
         self._after: dict[tuple[int, str, int], VectorClock] = {}
         perform(plan, self._do)
@@ -55,7 +56,10 @@ class Clocks:
         clock: VectorClock | None = self._begin(actor, tape)
         for entry in range(count):
             if entry in works:
-                clock = self._after.get((id(actor), path, entry))
+                found = self._after.get((id(actor), path, entry))
+                # A merge may be noted after a later one.
+                noted = found is not None and clock is not None and actor is self._syncer
+                clock = found.joined(clock) if noted else found
             yield clock
 
     def _begin(self, actor: Actor, tape: int) -> VectorClock:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder
-from ddiloco.disk.snapshots.store import SnapshotPart, SnapshotStore
+from ddiloco.disk.snapshots.store import PartFiles, SnapshotPart, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
@@ -167,7 +167,7 @@ def test_a_part_that_cannot_be_written_gives_the_snapshot_up_with_an_alarm(desk)
     assert name == "snapshot_given_up"
     assert values["number"] == 1
     [alarm] = desk.alarms
-    assert "No space left on device: a snapshot is given up" in alarm
+    assert "No space left on device (learner 0): a snapshot is given up" in alarm
     assert desk.newest() is None
 
 
@@ -199,12 +199,70 @@ def test_states_that_are_no_cut_are_never_completed(desk):
     desk.core.handle(report(0, 3), 1.0)
     desk.begin()
     desk.mark(0, step=2)  # the syncer has heard of a step that the learner has yet to take
-    desk.mark(1)
-    for learner in (0, 1):
-        desk.write(learner)
-    desk.settle()
-    assert "is no consistent cut" in desk.noted[0][1]["reason"]
+    assert desk.noted[0][1]["reason"] == "what it recorded is no consistent cut (learner 0)"
     assert desk.newest() is None
+
+
+def no_room(desk, number):
+    desk.taker.take(PartWritten(1, number, None, "/disk/learner_001: cannot be written: No space left"))
+
+
+def of_versions_that_there_never_were(desk, number):
+    desk.taker.take(StateRecorded(1, 1, number, VectorClock({1: (1, 1 << 52)}, {0: 1 << 52})))
+
+
+def nothing_was_written(desk, number):
+    desk.taker.take(PartWritten(1, number, PartFiles({"state/metadata": (9, "a" * 64)}, "b" * 64)))
+
+
+def of_another_size(desk, number):
+    part = SnapshotPart({"params/w": np.ones(2, np.float32)}, {"learner": 1})
+    files = desk.taker.writer.write(number, learner_part(1), part).result(PATIENCE)
+    larger = {path: (size + 1, digest) for path, (size, digest) in files.files.items()}
+    desk.taker.take(PartWritten(1, number, PartFiles(larger, files.content)))
+
+
+def leaves(desk, number):
+    desk.taker.heard(events.LearnerLost(1, 1, events.LEFT), None)
+
+
+def says_nothing(desk, number):
+    desk.taker.timeout(1e9)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [no_room, of_versions_that_there_never_were, nothing_was_written, of_another_size, leaves, says_nothing],
+)
+def test_a_learner_for_which_one_failed_is_left_out_of_the_next(desk, spoil):
+    desk.begin()
+    desk.mark(0)
+    if spoil not in (of_versions_that_there_never_were, leaves, says_nothing):
+        desk.mark(1)
+    desk.write(0)
+    spoil(desk, 1)
+    while not desk.noted:
+        desk.taker.take(desk.inbox.get(timeout=PATIENCE))
+    [(name, values)] = desk.noted
+    assert name == "snapshot_given_up" and "learner" in values["reason"] and "1" in values["reason"]
+    desk.records.clear()
+    assert [mark.learner for mark in desk.begin()] == [0]
+    desk.mark(1, number=2)  # it records all the same, since it sees the number
+    if spoil is not says_nothing:
+        spoil(desk, 2)
+    desk.mark(0, number=2)
+    desk.write(0, number=2)
+    desk.settle()
+    [(name, values)] = desk.noted
+    assert (name, values["learners"], values["absent"]) == ("snapshot", [0], [1])
+    assert set(desk.newest().parts) == {SYNCER_PART, "learner_000"}
+    assert [mark.learner for mark in desk.begin()] == [0, 1], "it may take part again"
+
+
+def test_learners_are_left_out_only_while_most_are_not(desk):
+    desk.begin()
+    desk.taker.timeout(1e9)
+    assert [mark.learner for mark in desk.begin()] == [0, 1]
 
 
 def test_a_second_syncer_takes_a_number_above_one_that_was_begun(desk):

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.disk.tape.entries import End
+from ddiloco.disk.tape.entries import Adopted, End, Entry
 from ddiloco.disk.tape.file import MAGIC, TapeError
 from ddiloco.disk.tape.recorder import learner_tape, syncer_tape
 from ddiloco.protocol import events
+from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.state import SyncerState
 from ddiloco.virtual.lives import Change
 from experiments.studies.replay import plan as plans
@@ -132,6 +133,30 @@ def test_a_tape_that_its_core_cannot_have_been_told_is_refused(tapes):
     wrong = dataclasses.replace(tapes, learners={0: [dataclasses.replace(life, entries=entries)]})
     with pytest.raises(TapeError, match=r"learner-0-1\.tape: entry \d+: "):
         plans.make_plan(wrong, POLICY, STEPS)
+
+
+def test_two_offers_of_one_step_before_and_after_an_update_are_two(tapes):
+    """The second is of another version: what it needs cannot be had before that was merged."""
+    life = tapes.learners[0][0]
+    begun = next(n for n, entry in enumerate(life.entries) if isinstance(entry.thing, Adopted)) + 1
+    step = [events.StepStarted(5), events.StepFinished()]
+    told = [
+        *step,
+        events.OfferAsked(RoundId(1, 0), 0, 1),
+        *step,
+        events.OfferAsked(RoundId(1, 0), 0, 2),
+        events.UpdateArrived(0, 1, 1, (Given(0, 1),)),
+        events.OfferAsked(RoundId(5, 0), 1, 2),
+    ]
+    now = life.entries[begun - 1].now or 0.0
+    entries = [*life.entries[:begun], *(Entry(now, event) for event in told)]
+    policy = dataclasses.replace(POLICY, rebase=True)
+    works = plans.life(dataclasses.replace(life, entries=entries), policy, STEPS).works
+    offers = [work.id for work in works if isinstance(work, plans.Offer)]
+    assert [(offer.step, offer.version) for offer in offers] == [(1, 0), (2, 0), (2, 1)]
+    assert len(set(offers)) == 3
+    [update] = [work for work in works if isinstance(work, plans.Apply)]
+    assert update.merged == offers[0] and update.rebase
 
 
 def halves(tapes, committed):

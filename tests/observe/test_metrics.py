@@ -7,6 +7,7 @@ import pytest
 
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.files import GrowingFiles
+from ddiloco.observe.metrics import Metrics
 from ddiloco.observe.records import Evaluated, Noted, StepDone
 from ddiloco.observe.tensorboard import EventFiles
 from tests.observe.event_files import read, scalars
@@ -18,9 +19,9 @@ def write(tmp_path):
 
     def write(*calls, log_every=1):
         files = GrowingFiles(tmp_path, Alarms(pytest.fail))
-        event_files = EventFiles(files, log_every)
+        metrics = Metrics([EventFiles(files)], log_every)
         for method, *arguments in calls:
-            getattr(event_files, method)(*arguments)
+            getattr(metrics, method)(*arguments)
         files.close()
         return tmp_path / "metrics"
 

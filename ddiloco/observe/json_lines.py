@@ -1,0 +1,68 @@
+"""What a process says as JSON, a line an object, for who collects logs (`config.log.json`)."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import datetime
+import io
+import json
+import sys
+import threading
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+_about = contextvars.ContextVar("about", default=_NOTHING)
+
+
+@contextlib.contextmanager
+def about(**labels: Any) -> Iterator[None]:
+    """Labels of the lines that this thread says in the `with` block; None is left out."""
+    known = {name: value for name, value in labels.items() if value is not None}
+    token = _about.set({**_about.get(), **known})
+    try:
+        yield
+    finally:
+        _about.reset(token)
+
+
+class JsonLines(io.TextIOBase):
+    """A stream whose lines become objects: time, labels of the process and of the line, and the message."""
+
+    def __init__(self, stream: TextIO, labels: Mapping[str, Any]) -> None:
+        self._stream, self._labels = stream, labels
+        self._begun = threading.local()  # the line that each thread has not ended yet
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        """Keeps the text until its line ends; empty lines say nothing."""
+        *whole, self._begun.text = (getattr(self._begun, "text", "") + text).split("\n")
+        said = [self._object(line.strip("\r")) for line in whole if line.strip()]
+        with self._lock:
+            self._stream.write("".join(f"{one}\n" for one in said))
+        return len(text)
+
+    def flush(self) -> None:
+        """Passes on the lines that have ended."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """That of the stream behind it."""
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        """It is there to be written."""
+        return True
+
+    def _object(self, line: str) -> str:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": now, **self._labels, **_about.get(), "message": line})
+
+
+def speak_json(**labels: Any) -> None:
+    """From now on all that this process prints is JSON with these labels; None is left out."""
+    known = {name: value for name, value in labels.items() if value is not None}
+    sys.stdout = JsonLines(sys.stdout, {**known, "stream": "stdout"})
+    sys.stderr = JsonLines(sys.stderr, {**known, "stream": "stderr"})

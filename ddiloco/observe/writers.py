@@ -1,0 +1,143 @@
+"""Where a run's curves go: TensorBoard's files, and if wanted Weights & Biases and MLflow.
+
+Those two are optional packages that may talk to a server: each has a thread of its own, is configured by its
+own environment (WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI and so on), and may fail without the run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import pathlib
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from ddiloco.config import ConfigError
+
+RUN = "global"  # the owner of curves that are not a learner's
+PROJECT = "ddiloco"
+NEEDS = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
+"""By name of a writer, the package that it needs."""
+
+MOST_WAITING = 10_000  # points that a service has not taken yet
+_PATIENCE = 20.0  # seconds for a service to end
+
+
+class Writer(Protocol):
+    """Takes a run's curves; used by one thread."""
+
+    def write(self, owner: str, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Adds a point to curves of the owner, `learner_N` or RUN: values by tag, at a step and a time."""
+
+    def close(self) -> None:
+        """No more points follow."""
+
+
+def check_writers(names: Sequence[str]) -> None:
+    """Raises ConfigError where a writer's package is not installed."""
+    for name in names:
+        if importlib.util.find_spec(NEEDS[name]) is None:
+            raise ConfigError(f"config.log.writers: {name} needs the package {NEEDS[name]} (ddiloco[{name}])")
+
+
+class Aside:
+    """A Writer that never waits: another one's thread makes it, writes with it and closes it.
+
+    Points are given up where too many wait. What the other raises is told once, and ends it.
+    """
+
+    def __init__(self, make: Callable[[], Writer], tell: Callable[[str], None], name: str) -> None:
+        """`tell` takes a sentence, on any thread."""
+        self._make, self._tell, self._name = make, tell, name
+        self._waiting: queue.Queue[tuple[str, int, float, Mapping[str, float]] | None]
+        self._waiting = queue.Queue(MOST_WAITING)
+        self._lost = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def write(self, owner: str, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Puts the point in a queue."""
+        try:
+            self._waiting.put_nowait((owner, step, time, values))
+        except queue.Full:
+            if self._thread.is_alive() and not self._lost:
+                self._lost = True
+                self._tell(f"{self._name} is too slow: points of its curves are given up")
+
+    def close(self) -> None:
+        """Waits a while for what is in the queue."""
+        try:
+            self._waiting.put(None, timeout=_PATIENCE if self._thread.is_alive() else 0.0)
+        except queue.Full:
+            return
+        self._thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        try:
+            writer = self._make()
+            while (point := self._waiting.get()) is not None:
+                writer.write(*point)
+            writer.close()
+        except Exception as error:
+            self._tell(f"{self._name}: {type(error).__name__}: {error}; nothing more is written to it")
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases; curves are named `OWNER/TAG`."""
+
+    def __init__(self, workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        # Output is not captured, and no signal handled: both are the run's own.
+        settings = wandb.Settings(silent=True, console="off")
+        self._run = wandb.init(name=workdir.name, dir=workdir, config=dict(config), settings=settings)
+        self._owners: set[str] = set()
+
+    def write(self, owner: str, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Logs the point; every owner has a step of its own."""
+        at = f"{owner}/step"
+        if owner not in self._owners:
+            self._owners.add(owner)
+            self._run.define_metric(f"{owner}/*", step_metric=at)
+        self._run.log({at: step, f"{owner}/time": time, **_named(owner, values)})
+
+    def close(self) -> None:
+        """Ends the run there."""
+        self._run.finish()
+
+
+class Mlflow:
+    """A run of MLflow; curves are named as for Weights & Biases."""
+
+    def __init__(self, workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient()
+        known = self._client.get_experiment_by_name(PROJECT)
+        experiment = known.experiment_id if known else self._client.create_experiment(PROJECT)
+        run = self._client.create_run(experiment, run_name=workdir.name)
+        self._id = run.info.run_id
+        self._client.log_dict(self._id, dict(config), "config.json")
+
+    def write(self, owner: str, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Logs the point."""
+        from mlflow.entities import Metric
+
+        at = round(1000 * time)
+        named = _named(owner, values)
+        self._client.log_batch(self._id, [Metric(tag, value, at, step) for tag, value in named.items()])
+
+    def close(self) -> None:
+        """Ends the run there."""
+        self._client.set_terminated(self._id)
+
+
+SERVICES: Mapping[str, Callable[[pathlib.Path, Mapping[str, Any]], Writer]]
+SERVICES = {"wandb": WeightsAndBiases, "mlflow": Mlflow}
+
+
+def _named(owner: str, values: Mapping[str, float]) -> dict[str, float]:
+    """The values that are numbers: neither service draws NaN."""
+    return {f"{owner}/{tag}": value for tag, value in values.items() if math.isfinite(value)}

@@ -1,0 +1,27 @@
+"""Waits for large things go by how fast the welcome came."""
+
+import pytest
+
+from ddiloco.remote.learner.pace import ALLOWANCE, Pace
+from ddiloco.roles.exchange import Told
+from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, update, welcome
+
+
+def test_patience_is_the_setting_and_more_for_many_bytes_over_a_slow_link():
+    pace = Pace()
+    assert pace.patience(30.0, 10**12) == 30.0, "nothing is known before a welcome"
+    pace.add(10**9, 4.0)
+    pace.add(10**9, 6.0)
+    assert pace.patience(30.0, 74 * 10**9) == pytest.approx(30.0 + ALLOWANCE * 74 * 5.0)
+
+
+def test_a_welcome_tells_the_pace_and_an_update_does_not():
+    syncer = SyncerEnd()
+    with ended(syncer, learner := LearnerEnd(syncer.address)):
+        link = joined(syncer, learner)
+        link.deliver(update(0, 1))
+        learner.next(Told)
+        assert learner.client.pace.patience(1.0, 10**15) == 1.0
+        link.deliver(welcome(100))
+        learner.next(Told)
+        assert learner.client.pace.patience(1.0, 10**15) > 100.0, "a million megabytes take minutes"

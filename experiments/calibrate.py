@@ -1,7 +1,7 @@
 """Fits the failure model to the paper's table: `python -m experiments.calibrate`.
 
-Prints the fitted values, every cell of the table beside the closed forms and the event engine, and each
-column as predicted from the other two.
+Prints the fitted values with their 95% confidence intervals, every cell of the table beside the closed forms
+and the event engine, and each cell as predicted from those with another number of chips a learner.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ def main(_) -> int:
         raise cli.UsageError(f"days: is {_DAYS.value}, but must be at least 0")
     committed = FailureModel()
     model = calibration.calibrate(committed)
+    widths = calibration.intervals(committed)
     for name in calibration.FREE:
-        print(f"{name:22} {getattr(model, name):8.3f}   committed {getattr(committed, name):g}")
+        value, now = getattr(model, name), getattr(committed, name)
+        print(f"{name:22} {value:8.3f} +- {widths[name]:7.3f}   committed {now:g}")
     fitted, engine = calibration.fits(model), {}
     if _DAYS.value:
         engine = {(cell.system, cell.num_chips): cell for cell in calibration.checks(committed, _DAYS.value)}

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import OptimizeResult, least_squares
+from scipy.special import stdtrit
 
 from ddiloco.goodput.failures import FailureModel
 from experiments.studies.goodput.published import CHIPS, GOODPUT_PERCENT
@@ -42,20 +43,37 @@ class CellFit:
         return self.fitted - self.published
 
 
-def calibrate(fixed: FailureModel, chips: Iterable[int] = CHIPS) -> FailureModel:
-    """The model with the free values that fit the table's columns of those chip counts best."""
-    columns = tuple(chips)
+def calibrate(fixed: FailureModel, without: Iterable[CellFit] = ()) -> FailureModel:
+    """The model with the free values that fit the table's cells best, all but those `without`."""
+    found, units = _search(fixed, without)
+    return _with(fixed, found.x * units)
+
+
+def intervals(fixed: FailureModel) -> dict[str, float]:
+    """Half the 95% confidence interval of each free value (t distribution), as if errors were independent.
+
+    From the fit's curvature: values that only their sum tells apart from another have wide ones.
+    """
+    found, units = _search(fixed)
+    free = found.fun.size - len(FREE)
+    covariance = np.linalg.inv(found.jac.T @ found.jac) * (found.fun @ found.fun) / free
+    return dict(zip(FREE, stdtrit(free, 0.975) * np.sqrt(np.diag(covariance)) * units, strict=True))
+
+
+def _search(fixed: FailureModel, without: Iterable[CellFit] = ()) -> tuple[OptimizeResult, np.ndarray]:
+    left_out = {(cell.system, cell.num_chips) for cell in without}
     units = np.array([start for start, _, _ in FREE.values()])
 
     def errors(values: np.ndarray) -> list[float]:
-        return [cell.error for cell in fits(_with(fixed, values * units), columns)]
+        cells = fits(_with(fixed, values * units))
+        return [cell.error for cell in cells if (cell.system, cell.num_chips) not in left_out]
 
-    found = least_squares(
+    found: OptimizeResult = least_squares(
         errors,
         np.ones(len(FREE)),
         bounds=([low for _, low, _ in FREE.values()] / units, [high for _, _, high in FREE.values()] / units),
     )
-    return _with(fixed, found.x * units)
+    return found, units
 
 
 def fits(model: FailureModel, chips: Iterable[int] = CHIPS) -> list[CellFit]:
@@ -68,12 +86,21 @@ def fits(model: FailureModel, chips: Iterable[int] = CHIPS) -> list[CellFit]:
 
 
 def predictions(fixed: FailureModel) -> list[CellFit]:
-    """Each column of the table as predicted from the others: leave one chip count out."""
-    found = []
-    for left_out in CHIPS:
-        model = calibrate(fixed, [count for count in CHIPS if count != left_out])
-        found += fits(model, [left_out])
-    return found
+    """Each cell as predicted from those of jobs of other sizes.
+
+    Cells with equally many chips a learner are one figure to the model, and are left out together.
+    """
+    found = {}
+    cells = fits(fixed)
+    for size in {_chips_a_job(cell) for cell in cells}:
+        left_out = [cell for cell in cells if _chips_a_job(cell) == size]
+        model = calibrate(fixed, left_out)
+        found |= {cell: after for cell, after in zip(cells, fits(model), strict=True) if cell in left_out}
+    return [found[cell] for cell in cells]
+
+
+def _chips_a_job(cell: CellFit) -> float:
+    return cell.num_chips / system_of(cell.system).num_learners
 
 
 def checks(model: FailureModel, days: float) -> list[CellFit]:

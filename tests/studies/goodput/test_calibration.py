@@ -39,10 +39,28 @@ def test_a_model_is_found_again_from_its_own_table(monkeypatch):
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-2)
 
 
-def test_every_cell_is_fitted_within_two_points_and_each_column_is_foretold_by_the_others():
+def test_every_cell_is_fitted_within_two_points_and_each_is_foretold_by_those_of_other_sizes():
     assert calibration.largest(calibration.fits(FailureModel())) < 2.0
     assert calibration.rms(calibration.fits(FailureModel())) < 0.6
     assert calibration.largest(calibration.predictions(FailureModel())) < 2.5
+
+
+def test_an_interval_has_the_fitted_value_in_its_middle_and_the_true_one_within(monkeypatch):
+    widths = calibration.intervals(FailureModel())
+    assert widths["downscale_seconds"] > FailureModel().downscale_seconds  # the table does not tell it from 0
+    truth = dataclasses.replace(FailureModel(), upscale_seconds=20.0)
+    cells = [calibration.fits(truth, [chips]) for chips in CHIPS]
+    columns = zip(*[[round(cell.fitted) for cell in column] for column in cells], strict=True)
+    monkeypatch.setattr(calibration, "GOODPUT_PERCENT", dict(zip(GOODPUT_PERCENT, columns, strict=True)))
+    found, widths = calibration.calibrate(FailureModel()), calibration.intervals(FailureModel())
+    for name in calibration.FREE:
+        assert abs(getattr(found, name) - getattr(truth, name)) < widths[name], name
+
+
+def test_cells_of_equal_size_are_foretold_without_each_other():
+    found = {(c.system, c.num_chips): c.fitted for c in calibration.predictions(FailureModel())}
+    assert found["decoupled:4", 1_200_000] == pytest.approx(found["elastic_data_parallel", 300_000])
+    assert len(found) == 18
 
 
 def test_the_event_engine_is_within_two_points_of_every_cell():

@@ -1,0 +1,53 @@
+"""Goodput on published traces: `python -m experiments.traces --trace=FILE [--servers=400] [--spares=22]`.
+
+Prints goodput and uptime of four systems on the fleet of the trace; experiments/studies/goodput/traces.py has
+the formats and where they come from. The failure model's times are those that are committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+from absl import flags
+
+from experiments.front import cli
+
+_TRACE = flags.DEFINE_string("trace", None, "The file of the trace.")
+_SERVERS = flags.DEFINE_integer("servers", None, "Servers that were watched, if more than the file names.")
+_SPARES = flags.DEFINE_integer("spares", 0, "Servers kept as spares.", lower_bound=0)
+_REPLACEMENT = flags.DEFINE_float("replacement_seconds", 0.0, "Until a spare has taken a server's place.")
+_RESTART = flags.DEFINE_float("restart_seconds", None, "In place of the failure model's.")
+_SYSTEMS = flags.DEFINE_list(
+    "systems", ["data_parallel", "elastic_data_parallel", "decoupled:4", "decoupled:8"], "Which systems."
+)
+
+
+def main(_) -> int:
+    from ddiloco.goodput.failures import FailureModel
+    from experiments.studies.goodput import traces
+    from experiments.studies.goodput.systems import system_of
+
+    if not _TRACE.value:
+        raise cli.UsageError("traces: give --trace=FILE")
+    try:
+        trace = traces.read_outages(pathlib.Path(_TRACE.value), _SERVERS.value)
+        systems = [system_of(label) for label in _SYSTEMS.value]
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise cli.UsageError(f"traces: {error}") from None
+    model = FailureModel(chips_per_slice=8)
+    if _RESTART.value is not None:
+        model = dataclasses.replace(model, restart_seconds=_RESTART.value)
+    print(
+        f"{trace.servers} servers, {trace.seconds / traces.DAY:.1f} days, {len(trace.outages)} outages, "
+        f"{trace.available:.2%} of their time there"
+    )
+    for system in systems:
+        share, uptime = traces.goodput(system, model, trace, _SPARES.value, _REPLACEMENT.value)
+        print(f"{system.label:22} goodput {share:7.2%}  uptime {uptime:7.2%}")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

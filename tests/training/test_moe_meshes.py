@@ -54,7 +54,7 @@ def run(config, mesh, inner=INNER):
 
 @functools.cache
 def alone(config):
-    """The same on one device; but for stages, whose four layers take long to compile, each layer by itself."""
+    """The same on one device, each layer by itself but where four of them would take long to compile."""
     plain = {"scan_layers": config.num_layers == 4, "remat": "none", "logits_chunk": None, "stage_repeats": 1}
     return run(dataclasses.replace(config, **plain), mesh_of(1))
 

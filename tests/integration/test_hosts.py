@@ -26,7 +26,8 @@ HOSTS = (
 
 def start(programs, workdir, *changes, hosts="(2, 1)", devices=8):
     flags = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-    arguments = [*programs.training(workdir), *HOSTS, f"--config.remote.hosts={hosts}", *changes]
+    given = [*programs.training(workdir), *HOSTS, f"--config.remote.hosts={hosts}", *changes]
+    arguments = {setting.partition("=")[0]: setting for setting in given}.values()  # the last of each
     return programs.start_module("experiments.train", *arguments, XLA_FLAGS=flags)
 
 
@@ -35,12 +36,13 @@ def summary(workdir):
 
 
 CODECS = ("--config.outer.codec=int4", "--config.outer.update_codec=int8")
+PACED = "--config.train.min_step_seconds=(0.1, 0.1)"
 
 
-@pytest.mark.parametrize(("devices", "more"), [(4, ()), (8, CODECS)])
-def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path, devices, more):
+@pytest.mark.parametrize("devices", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path, devices):
     blocking = ("--config.sync.max_run_ahead=0", "--config.sync.quorum=None", "--config.sync.num_fragments=1")
-    alike = (*blocking, "--config.algorithm=diloco", "--config.train.sub_shards=2", *more)
+    alike = (*blocking, "--config.algorithm=diloco", "--config.train.sub_shards=2", *CODECS)
     for name, hosts in (("two", "(2, 1)"), ("one", "(1, 1)")):
         run = start(programs, tmp_path / name, *alike, hosts=hosts, devices=devices)
         done = programs.finish(run)
@@ -53,9 +55,8 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
     assert [view.hosts for view in read_view(tmp_path / "one").learners] == [[], []]
     hosts, _ = (view.hosts for view in read_view(tmp_path / "two").learners)
     assert [at.host for at in hosts] == [0, 1]
-    if (
-        devices == 4
-    ):  # sums over two devices have one order, whichever library adds; over four they may differ
+    # Sums over two devices have one order, whichever library adds; over four they may differ.
+    if devices == 4:
         assert two["params_sha256"] == one["params_sha256"]
         assert_replays(programs, tmp_path / "two")
 
@@ -66,23 +67,16 @@ def assert_replays(programs, workdir):
     assert (done.returncode, "the same as the run's" in done.stdout) == (0, True), done.stderr
 
 
-ENDS = {
-    "killed": [(signal.SIGKILL, "0.1")],
-    "hung and led no more": [(signal.SIGSTOP, "0.1"), (signal.SIGKILL, "0")],
-    "preempted": [(signal.SIGTERM, "0.1")],
-}
-
-
-@pytest.mark.parametrize(
-    "ends",
-    [
-        pytest.param(ends, id=name, marks=[pytest.mark.slow] * (name == "killed"))
-        for name, ends in ENDS.items()
-    ],
+ENDS = (  # hung, led no more, preempted
+    (signal.SIGSTOP, "0.1"),
+    (signal.SIGKILL, "0"),
+    (signal.SIGTERM, "0.1"),
 )
-def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, tmp_path, ends):
-    changes = (*UNENDING, "--config.remote.checkpoint_every=0.5", "--config.remote.host_timeout=3.0")
-    process = start(programs, tmp_path, *changes)
+
+
+def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, tmp_path):
+    changes = (*UNENDING, "--config.remote.checkpoint_every=0.5", "--config.remote.host_timeout=3.0", PACED)
+    process = start(programs, tmp_path, *changes, devices=4)
 
     def wait_for(condition, told):
         def look():
@@ -105,7 +99,7 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
 
     wait_for(lambda: len(steps_of(tmp_path, 0)) > 10 and kept(), "steps and copies of learner 0")
     own, seen = processes_of(process), []
-    for number, name in ends:
+    for number, name in ENDS:
         before = processes_of(process)
         os.kill(before[name], number)
         wait_for(lambda b=before: not {b["0"], b["0.1"]} & set(processes_of(process).values()), "both to end")
@@ -118,7 +112,7 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
     done = programs.finish(process)
     assert done.returncode == 143
     recovered = [r["inner_state"] for r in lines(tmp_path / "recoveries.jsonl") if r["learner"] == 0]
-    assert recovered == ["fresh", *["checkpoint"] * len(ends)]
+    assert recovered == ["fresh", *["checkpoint"] * len(ENDS)]
     assert (summary(tmp_path)["uptime"], summary(tmp_path)["failures"]) == (1.0, [])
 
 

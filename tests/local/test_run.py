@@ -338,11 +338,11 @@ def test_a_failing_evaluation_stops_no_training_and_is_told_at_the_end(data_dir,
     assert run.outcome.failure.endswith("MemoryError: no room")
 
 
-def test_fifteen_runs_in_a_row_all_end(data_dir, one_device):
+def test_six_runs_in_a_row_all_end(data_dir, one_device):
     assembly = assembly_of(experiment(data_dir, train={"steps": 8}))
     for name in ("_program", "_transfer", "scorer"):
         setattr(assembly, name, functools.cache(getattr(assembly, name)))
-    runs = [run_local(assembly, limit=60.0) for _ in range(15)]
+    runs = [run_local(assembly, limit=60.0) for _ in range(6)]
     assert all(run.outcome.finished and run.outcome.failure is None for run in runs)
     due = sum(Schedule(3, 4).times_due(p, 8) for p in range(3))
     names = ("round", "round_skipped", "round_abandoned")

@@ -75,22 +75,30 @@ def alone():
     return run(mesh_of(1))
 
 
-@pytest.mark.parametrize("config", [CONFIG, SCANNED], ids=["plain", "scanned"])
 @pytest.mark.parametrize(
-    ("num_devices", "sizes", "accumulation"),
+    ("config", "sizes", "accumulation"),
     [
-        (8, {"data": 8}, 1),
-        (8, {"data": 1, "fsdp": 8}, 1),
-        (8, {"data": 1, "tensor": 8}, 1),
-        (8, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
-        (8, {"data": 1, "expert": 2, "tensor": 4}, 1),
-        (8, {"data": 2, "fsdp": 4}, 2),
+        (CONFIG, {"data": 8}, 1),
+        (SCANNED, {"data": 1, "fsdp": 8}, 1),
+        (CONFIG, {"data": 1, "tensor": 8}, 1),
+        (CONFIG, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
+        (SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
+        (SCANNED, {"data": 1, "expert": 2, "tensor": 4}, 1),
+        (SCANNED, {"data": 2, "fsdp": 4}, 2),
     ],
-    ids=["data8", "fsdp8", "tensor8", "data2_fsdp2_tensor2", "expert2_tensor4", "data2_fsdp4_accumulated"],
+    ids=[
+        "data8",
+        "scanned_fsdp8",
+        "tensor8",
+        "data2_fsdp2_tensor2",
+        "scanned_data2_fsdp2_tensor2",
+        "scanned_expert2_tensor4",
+        "scanned_data2_fsdp4_accumulated",
+    ],
 )
-def test_eight_devices_agree_with_one(alone, num_devices, sizes, accumulation, config):
+def test_eight_devices_agree_with_one(alone, config, sizes, accumulation):
     inner = dataclasses.replace(INNER, accumulation=accumulation)
-    assert_agree(run(mesh_of(num_devices, **sizes), inner, config), alone)
+    assert_agree(run(mesh_of(8, **sizes), inner, config), alone)
 
 
 def assert_agree(found, alone):

@@ -32,7 +32,8 @@ def assembly_of(steps: int, quick: bool) -> Assembly:
     """Four learners for this number of steps, P=24, H=24, tau=2, K=1; `quick`: a fraction of the model."""
     config = cli.load_config("configs/dense.py:tiny")
     if quick:
-        config.model.update(num_layers=1)
+        config.model.update(num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=64)
+        config.data.sequence_length = 32
         config.sync.update(num_fragments=4, interval=4)
     else:
         config.model.update(num_layers=6, model_dim=256, num_heads=8, num_kv_heads=4, mlp_dim=896)

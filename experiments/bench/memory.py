@@ -55,7 +55,7 @@ def _layout(width: int) -> FragmentLayout:
 
 def _terms(layout: FragmentLayout, learners: int) -> Terms:
     formats = [wire_format(layout, p, "f32") for p in range(NUM_FRAGMENTS)]
-    return Terms("memory", "memory", learners, formats, formats, formats, PATIENCE)
+    return Terms("memory", "memory", learners, learners, formats, formats, formats, PATIENCE)
 
 
 def _peak(learners: int, width: int) -> int:

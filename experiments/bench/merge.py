@@ -28,7 +28,7 @@ def run(quick: bool = False) -> list[dict]:
     """Measures on the CPU device.
 
     Args:
-      quick: few repetitions, and fragments of 8 MiB.
+      quick: few repetitions, and fragments of 2 MiB.
 
     Returns:
       A row per measurement, in GB/s of payload: `measured`, `reference` (the plain jitted weighted average of
@@ -37,7 +37,7 @@ def run(quick: bool = False) -> list[dict]:
       was, as the global model has them do; `*_new_memory` take new memory as the reference does.
       `global_model_*` are whole rounds of the syncer: merge, Nesterov step, metrics.
     """
-    rows_of_fragment = 512 if quick else 4096
+    rows_of_fragment = 128 if quick else 4096
     shape = (rows_of_fragment, 4096)
     payload = NUM_LEARNERS * 4 * rows_of_fragment * 4096 / 1e9
     # Three to warm up: compile, and let the global model have a retired version to write into.

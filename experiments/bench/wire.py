@@ -71,7 +71,7 @@ def _formats(size: int) -> tuple[ArrayFormat, ...]:
 
 
 def _terms(size: int) -> Terms:
-    return Terms("bench", "bench", 1, *[[_formats(size)]] * 3, PATIENCE)
+    return Terms("bench", "bench", 1, 1, *[[_formats(size)]] * 3, PATIENCE)
 
 
 def _receive(connection: socket.socket, size: int) -> memoryview:

@@ -55,16 +55,17 @@ class Job:
         self.token = f"--token_file={token}"
         self._shared = [*self.settings, self.token, f"--workdir={workdir}"]
 
-    def syncer(self, *more, affliction=None, before=()):
+    def syncer(self, *more, affliction=None, before=(), **environment):
         """Starts the syncer's process; `before`: the command that runs it."""
-        return self._start("experiments.syncer", [f"--listen={self.address}", *more], affliction, before)
+        where = [f"--listen={self.address}", *more]
+        return self._start("experiments.syncer", where, affliction, before, **environment)
 
     def learner(self, learner, *more, address=None, affliction=None, before=()):
         """Starts a learner's process; `before`: the command that runs it."""
         where = [f"--syncer={address or self.address}", f"--learner_id={learner}", *more]
         return self._start("experiments.learner", where, affliction, before)
 
-    def _start(self, module, arguments, affliction, before=()):
+    def _start(self, module, arguments, affliction=None, before=(), **environment):
         named = [AFFLICTED, affliction, module] if affliction else [module]
         named = [*named, *self._shared, *arguments]
         if before:
@@ -77,7 +78,7 @@ class Job:
                 text=True,
             )
         else:
-            process = self._programs.start_module(*named)
+            process = self._programs.start_module(*named, **environment)
         self._processes.append(process)
         return process
 

@@ -56,15 +56,11 @@ def ready(port):
 
 def test_roles_that_the_environment_tells_all_are_ready_and_preempted(job):
     ports = [free_port(), free_port()]
-    told = [f"DDILOCO_HEALTH=127.0.0.1:{port}" for port in ports]
-    syncer = job.syncer(before=("env", "DDILOCO_RESUME=auto", told[0]))
+    health = [f"127.0.0.1:{port}" for port in ports]
+    syncer = job.syncer(DDILOCO_RESUME="auto", DDILOCO_HEALTH=health[0])
     job.wait_for(lambda: ready(ports[0]), "the syncer to be ready", [syncer])
-    learner = job._start(
-        "experiments.learner",
-        [],
-        None,
-        before=("env", "DDILOCO_LEARNER=1", f"DDILOCO_SYNCER={job.address}", told[1]),
-    )
+    told = {"DDILOCO_LEARNER": "1", "DDILOCO_SYNCER": job.address, "DDILOCO_HEALTH": health[1]}
+    learner = job._start("experiments.learner", [], **told)
     job.wait_for(lambda: ready(ports[1]), "the learner to be ready", [syncer, learner])
     job.wait_for(lambda: job.merges(1), "a merge of learner 1", [syncer, learner])
     assert job.end(learner)[0] == 143

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from ddiloco.launch.assignment import PREFIX
+from tests.integration import test_readme
 from tests.integration.programs import ROOT
 from tests.integration.test_readme import smaller
 from tests.launch.recorded import Commands
@@ -24,6 +25,13 @@ def commands():
 
 def of_program(name):
     return [c for c in commands() if f"experiments.{name} " in c]
+
+
+def runs_of_the_page():
+    """Those of processes that are on no other page in the same words."""
+    nameless = [re.sub(r"runs/\S+", "", c) for c in test_readme.commands()]
+    wanted = [c for c in of_program("train") if "driver=remote" in c]
+    return [c for c in wanted if re.sub(r"runs/\S+", "", c) not in nameless]
 
 
 def words_of(command, runs):
@@ -103,7 +111,7 @@ def test_commands_of_engines_name_files_that_are_there(runs, tmp_path, programs)
     assert wanted and wanted <= keys
 
 
-@pytest.mark.parametrize("command", [c for c in of_program("train") if "driver=remote" in c])
+@pytest.mark.parametrize("command", runs_of_the_page())
 def test_a_run_of_the_page_trains(command, runs, programs):
     words = shlex.split(smaller(command, runs))
     given = dict(word.split("=", 1) for word in words[: words.index("python")])

@@ -1,27 +1,14 @@
 """What a launcher says in the environment is what the role's program reads there."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from ddiloco.launch.assignment import Assignment
+from tests.integration.programs import ROOT
+from tests.warm import Program
 
-READ = """
-import dataclasses, json, sys
-from absl import flags
-from experiments import {role}
-from experiments.front import role_main
-def told(assignment, experiment, security, *rest, **more):
-    print(json.dumps([dataclasses.asdict(assignment), security.token, len(security.tokens)], default=str))
-    return 0
-role_main.role_main = told
-from experiments.front import cli
-cli.run({role}.main)
-"""
 WORKDIR = pathlib.Path("/data/run")
 CASES = [
     Assignment("syncer", syncer="10.0.0.1:7070", workdir=WORKDIR, resume=None, health="0.0.0.0:8080"),
@@ -32,18 +19,20 @@ CASES = [
 ]
 
 
-def program(role, environment, *arguments):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DDILOCO_")}
-    return subprocess.run(
-        [sys.executable, "-c", READ.format(role=role), *arguments],
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def program(programs):
+    """Runs a role's program as far as it has read what it was told."""
+    clean = {name: value for name, value in programs.environment.items() if not name.startswith("DDILOCO_")}
+
+    def run(role, environment, *arguments):
+        told = Program("tests.launch.told", [role, *arguments], environment=clean | environment, cwd=ROOT)
+        return programs.finish(told)
+
+    return run
 
 
 @pytest.mark.parametrize("given", CASES, ids=lambda given: given.name)
-def test_the_program_reads_what_the_launcher_says(given):
+def test_the_program_reads_what_the_launcher_says(given, program):
     done = program(given.role, given.environment())
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)[0]
@@ -53,12 +42,12 @@ def test_the_program_reads_what_the_launcher_says(given):
     assert Assignment(**read) == given
 
 
-def test_a_flag_goes_before_the_environment():
+def test_a_flag_goes_before_the_environment(program):
     done = program("learner", {"DDILOCO_LEARNER": "3"}, "--learner_id=5")
     assert json.loads(done.stdout)[0]["learner"] == 5
 
 
-def test_a_token_may_be_in_the_environment():
+def test_a_token_may_be_in_the_environment(program):
     token = "a word of sixteen and more"
     assert json.loads(program("learner", {"DDILOCO_LEARNER": "0", "DDILOCO_TOKEN": token}).stdout)[1] == token
     lines = "0 aaaaaaaaaaaaaaaa\n1 bbbbbbbbbbbbbbbb\n"
@@ -83,7 +72,7 @@ def test_a_token_may_be_in_the_environment():
         ),
     ],
 )
-def test_what_is_wrong_in_the_environment_is_told_in_one_line(environment, told):
+def test_what_is_wrong_in_the_environment_is_told_in_one_line(environment, told, program):
     done = program("learner", environment)
     assert done.returncode == 2
     assert done.stderr.startswith(told) and done.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ from ddiloco.local.run import LocalRun
 from ddiloco.observe import records
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run.recipes import assembly_of
+from tests.virtual_runs import shared_workshop
 from tests.workbench import devices, experiment
 
 LIMIT = 120.0
@@ -69,8 +70,9 @@ def run(e, workdir, snapshot=None, until=None, around=lambda learner, batches: b
         if until is not None and until(told):
             stop.set()
 
-    with devices(count):
-        assembly = assembly_of(e)
+    workshop = shared_workshop()
+    with workshop.open() if count == 1 else devices(count):
+        assembly = workshop.assembly(e) if count == 1 else assembly_of(e)
         equip = assembly.equipment
 
         def equipment():

@@ -232,7 +232,7 @@ def test_a_shard_of_one_document_repeats_it(few, train_texts):
 
 @pytest.mark.parametrize(
     "options",
-    [{"shards": ()}, {"shards": (4,)}, {"shards": (1, 1)}, {"shards": (0, 1, 2)}, {"batch_size": 0}],
+    [{"shards": ()}, {"shards": (8,)}, {"shards": (1, 1)}, {"shards": (0, 1, 2)}, {"batch_size": 0}],
 )
 def test_shards_and_batch_sizes_that_do_not_fit_are_refused(config, options):
     with pytest.raises(ConfigError, match=r"^(shards|batch_size): "):

@@ -97,7 +97,7 @@ def test_what_the_roles_cannot_do_is_told_in_one_line(programs):
     wrong = {
         "syncer --listen=0.0.0.0:7070": "listen: 0.0.0.0:7070 can be reached from other machines, ",
         "syncer --listen=7070": "listen: is '7070', but must be HOST:PORT",
-        "learner --learner_id=4": "learner_id: is 4, but must be below config.sync.num_learners, 4",
+        "learner --learner_id=4": "learner_id: is 4, but must be below 4, by config.remote.max_learners",
         "train --config=configs/dense.py:lone_learner --config.driver=remote": "config.driver: is remote, ",
     }
     running = {told: programs.start(*command.split()) for command, told in wrong.items()}

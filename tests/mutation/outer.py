@@ -61,9 +61,9 @@ MUTANTS = (
         CODECS,
     ),
     Mutant(
-        "codecs: the most negative of four bits is read as positive",
-        "return _scaled(scales, jnp.where(nibbles > 7, nibbles - 16, nibbles), shape)",
-        "return _scaled(scales, jnp.where(nibbles > 9, nibbles - 16, nibbles), shape)",
+        "codecs: the most negative of few bits is read as positive",
+        "return _scaled(scales, jnp.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes), shape)",
+        "return _scaled(scales, jnp.where(codes > 2 ** (bits - 1) + 1, codes - 2**bits, codes), shape)",
         CODECS,
     ),
     Mutant(

@@ -310,10 +310,12 @@ class SlowDisk:
     """A disk that keeps one fragment waiting until it is released, and knows what it holds."""
 
     def __init__(self, slow):
-        self.slow, self.free, self.held = slow, threading.Event(), []
+        self.slow, self.held = slow, []
+        self.begun, self.free = threading.Event(), threading.Event()
 
     def commit(self, merged, model):
         if merged.fragment == self.slow:
+            self.begun.set()
             assert self.free.wait(PATIENCE)
         self.held.append((merged.fragment, model.state(merged.fragment).version))
         return True
@@ -346,6 +348,7 @@ def test_a_fragment_waits_for_its_own_commit_alone(stopped):
     assert (update.event.fragment, update.event.version) == (1, 1)
     np.testing.assert_array_equal(update.fragments[0][0], full(2.0))
     assert disk.held == [(1, 1)] and peer.inbox.empty() and worker.core.versions == (0, 1)
+    assert disk.begun.wait(PATIENCE)
     if stopped:  # what was merged becomes durable, and is noted
         assert not worker.stop(0.0)
         disk.free.set()

@@ -13,7 +13,7 @@ from ddiloco.data.shards import reshard
 from ddiloco.disk.durable import Start
 from ddiloco.disk.run_mark import new_run
 from ddiloco.disk.snapshots.array_names import named, numbered
-from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
+from ddiloco.disk.snapshots.parts import SYNCER_PART, is_fragments_part, learner_part
 from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotPart
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.disk.tape.header import ResumedWith
@@ -86,7 +86,9 @@ class Origin:
     def start(self) -> Start:
         """The state that the syncer begins with."""
         part = self._snapshot.part(SYNCER_PART)
-        arrays, values = part.arrays, part.state
+        arrays, values = dict(part.arrays), part.state
+        for name in filter(is_fragments_part, self._snapshot.parts):  # of a syncer of several processes
+            arrays |= self._snapshot.part(name).arrays
         state = SyncerState(
             tuple(values["versions"]),
             tuple(values["merged_steps"]),

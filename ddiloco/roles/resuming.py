@@ -95,10 +95,10 @@ class Origin:
             tuple((int(learner), int(number)) for learner, number in values["incarnations"]),
             tuple(values["lineages"]),
         )
-        fragments = [
-            FragmentState(version, numbered(f"fragment/{p}", arrays), numbered(f"outer/{p}", arrays))
+        fragments = {
+            p: FragmentState(version, numbered(f"fragment/{p}", arrays), numbered(f"outer/{p}", arrays))
             for p, version in enumerate(state.versions)
-        ]
+        }
         return Start(state, fragments)
 
     @functools.cached_property

@@ -211,7 +211,7 @@ def test_an_update_that_was_on_its_way_is_applied_before_the_learner_resumes(
     for i, piece in enumerate(origin.start.fragments[1].pieces):
         np.testing.assert_array_equal(held[f"anchor/1/{i}"], piece)
         assert not np.asarray(held[f"residual/1/{i}"]).any()
-    whole = equipment.transfer.whole([f.pieces for f in origin.start.fragments])
+    whole = equipment.transfer.whole([f.pieces for f in origin.start.fragments.values()])
     names = assembly.layout.names(1)
     for name in names:
         if all(piece.name != name for p in (0, 2) for piece in assembly.layout.fragments[p]):

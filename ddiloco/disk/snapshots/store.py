@@ -137,14 +137,9 @@ class SnapshotStore:
         return None
 
     def open(self, number: int, own: Collection[str] | None = None) -> Snapshot:
-        """A complete snapshot: all its files are there, with their sizes.
+        """A complete snapshot: all its files are there, with their sizes; raises SnapshotError.
 
-        Args:
-          number: its number.
-          own: the parts to check byte by byte; None: all.
-
-        Raises:
-          SnapshotError: it is incomplete or damaged.
+        `own`: the parts to check byte by byte; None: all.
         """
         folder = self._at(number)
         try:

@@ -22,7 +22,7 @@ from ddiloco.run import job
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment
 from ddiloco.virtual.from_settings import chips_by_learner
-from ddiloco.virtual.run import run_virtual
+from ddiloco.virtual.run import VirtualRun as FleetRun
 from tests import workbench
 
 
@@ -50,18 +50,17 @@ class Workshop:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """On one device, and the outer steps and decoders are shared too."""
-        make, make_decoder = OuterStep._compiled, FragmentDecoder._executable
+        make, make_decoder = OuterStep._compiled, FragmentDecoder._compiled
 
         def compiled(step: OuterStep, *key: Hashable) -> Any:
             return self._once((step._config, step._num_learners, *key), lambda: make(step, *key))
 
-        def decoder(decode: FragmentDecoder, p: int) -> Any:
-            key = ("decoder", decode._name, decode._layout.piece_shapes(p))
-            return self._once(key, lambda: make_decoder(decode, p))
+        def decoder(decode: FragmentDecoder, shapes: Hashable) -> Any:
+            return self._once(("decoder", decode._name, shapes), lambda: make_decoder(decode, shapes))
 
         with (
             mock.patch.object(OuterStep, "_compiled", compiled),
-            mock.patch.object(FragmentDecoder, "_executable", decoder),
+            mock.patch.object(FragmentDecoder, "_compiled", decoder),
             workbench.devices(1),
         ):
             yield
@@ -69,9 +68,13 @@ class Workshop:
     def run(self, experiment: Experiment, stop: threading.Event | None = None) -> "VirtualRun":
         """Runs the experiment to its end."""
         taken: list[Any] = []
-        runner = run_virtual_baseline if experiment.algorithm in BASELINES else run_virtual
+        stop = stop or threading.Event()
         with self.open():
-            outcome = runner(self.assembly(experiment), taken.append, stop or threading.Event())
+            assembly = self.assembly(experiment)
+            if experiment.algorithm in BASELINES:
+                outcome = run_virtual_baseline(assembly, taken.append, stop)
+            else:
+                outcome = FleetRun(assembly, taken.append, stop).run()
         return VirtualRun(outcome, taken, experiment)
 
     def timed(self, experiment: Experiment) -> "VirtualRun":

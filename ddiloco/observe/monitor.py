@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ddiloco.observe import performance
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
 from ddiloco.observe.files import GrowingFiles
 from ddiloco.observe.json_lines import about
 from ddiloco.observe.lines import LineFiles
 from ddiloco.observe.metrics import Metrics
+from ddiloco.observe.performance import together
 from ddiloco.observe.plots import plot_loss
-from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, Status
+from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, glance
 from ddiloco.observe.records import (
     Alarm,
     Evaluated,
@@ -283,7 +283,6 @@ class Monitor:
 
     def _write_run_metrics(self) -> None:
         now, lines = self._now(), self._tally.timelines
-        learners = self._tally.performance.values()
         if lines.window(now) is not None:
             values = {
                 "goodput": lines.goodput(now),
@@ -291,38 +290,15 @@ class Monitor:
                 "alive": lines.alive(),
                 "merged_share": self._tally.merged_share(),
                 **{f"merged_share/{m}": share for m, share in self._tally.merged_shares().items()},
-                "mfu": performance.mfu(learners),
-                "data_wait_share": performance.data_wait_share(learners),
-                "step_seconds_p50": performance.step_seconds(learners, 0.5),
-                "step_seconds_p99": performance.step_seconds(learners, 0.99),
+                **together(self._tally.performance.values()).figures(),
             }
             self._metrics.run(self._tally.step, now, values)
 
     def _show(self) -> None:
         now, tally = self._now(), self._tally
         self._pace.add(now, tally.step, tally.tokens)
-        learners = tally.performance.values()
-        status = Status(
-            step=tally.step,
-            total_steps=tally.info.total_steps,
-            loss=tally.recent_loss,
-            tokens_per_second=self._pace.tokens_per_second(),
-            alive=tally.timelines.alive(),
-            num_learners=tally.info.num_learners,
-            merged_share=tally.merged_share(),
-            quorum=tally.rounds.last_quorum,
-            grace_seconds=tally.rounds.last_grace_seconds,
-            goodput=tally.timelines.goodput(now) if tally.timelines.window(now) else None,
-            elapsed=now - (now if tally.started is None else tally.started),
-            remaining=self._pace.seconds_for(tally.info.total_steps - tally.step),
-            mfu=performance.mfu(learners),
-            step_seconds=performance.step_seconds(learners, 0.5),
-            slow_step_seconds=performance.step_seconds(learners, 0.99),
-            data_wait_share=performance.data_wait_share(learners),
-            peak_bytes=max((size for one in learners for size in one.peak_bytes.values()), default=None),
-        )
         with self._terminal():
-            self._progress.show(status)
+            self._progress.show(glance(tally, self._pace, now))
 
     def _say(self, line: str, *, news: bool = False) -> None:
         with self._terminal():

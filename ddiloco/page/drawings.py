@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ddiloco.observe.words import amount, clock
 from ddiloco.page.elements import Html, el
 from ddiloco.page.timeline import Span
 from ddiloco.page.view import Values
-from ddiloco.page.words import amount, clock
 
 WIDTH = 1000
 STATES = {

@@ -39,6 +39,7 @@ KIND = {
 HOST_KIND = {"host_here": "connected", "host_gone": "gone"}
 """What the lane of a host shows, by the event."""
 
+SECONDS = ("quorum_seconds", "grace_seconds", "sync_seconds")  # of a round
 _SCALARS = {"train/loss": "loss", "train/mfu": "mfu", "train/step_seconds": "seconds"}
 _WAITED = "train/data_wait_seconds"
 
@@ -53,7 +54,6 @@ class LearnerHistory:
     tokens: int = 0
     stepped_at: float | None = None
     starts: int = 0
-    chips: int | None = None
     gaps: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=33))
     stale: collections.deque[int] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=RECENT)
@@ -70,15 +70,6 @@ class LearnerHistory:
     def standstill(self) -> float:
         """Seconds without a step after which it has hung."""
         return max(LEAST_STANDSTILL, STANDSTILL * (self.step_seconds or math.inf))
-
-
-@dataclasses.dataclass
-class FragmentHistory:
-    """The newest version of a fragment."""
-
-    version: int = 0
-    step: int = 0
-    time: float | None = None
 
 
 class History:
@@ -98,7 +89,7 @@ class History:
         self.config: dict[str, Any] = {}
         self.environment: dict[str, Any] = {}
         self.learners: dict[int, LearnerHistory] = {}
-        self.fragments: dict[int, FragmentHistory] = {}
+        self.fragments: dict[int, dict[str, Any]] = {}  # the newest round of each
         self.rounds: collections.deque[dict[str, Any]] = collections.deque(maxlen=RECENT)
         self.round_count = 0
         self.contributed = 0  # to all rounds, of `live` who were there
@@ -212,7 +203,6 @@ class History:
         state = str(line.get("state"))
         self._seen(line["time"])
         learner.lane.enter(KIND.get(state, "recovering"), line["time"])
-        learner.chips = line.get("chips")
         learner.starts += state == "starting"
         if state != "stepping":
             learner.stepped_at = None
@@ -234,18 +224,16 @@ class History:
         moment, slots = line["time"], self._seen(line["time"])
         self.rounds.append(line)
         self.round_count += 1
-        fragment = self.fragments.setdefault(int(line["fragment"]), FragmentHistory())
-        fragment.version, fragment.step, fragment.time = int(line["version"]), int(line["step"]), moment
-        contributions = line.get("contributions") or []
+        self.fragments[line["fragment"]] = line
         slots.add(moment, "rounds")
         slots.add(moment, "quorum", len(line.get("learners", ())))
         slots.add(moment, "live", line.get("live", 0))
         self.contributed += len(line.get("learners", ()))
         self.live += line.get("live", 0)
-        for name in ("quorum_seconds", "grace_seconds", "sync_seconds"):
+        for name in SECONDS:
             slots.add(moment, name, line.get(name) or 0.0)
             self.sums[name] += line.get(name) or 0.0
-        for number, _, _, clock, *_ in contributions:
+        for number, _, _, clock, *_ in line.get("contributions") or []:
             slots.add(moment, ("in", number))
             if number in self.learners:
                 self.learners[number].stale.append(max(0, self.learners[number].clock - clock))
@@ -285,7 +273,5 @@ class History:
             if math.isfinite(value):
                 self.slots.add(moment, (name, number), value)
                 self.slots.add(moment, ("count", name, number))
-            elif name == "loss":
-                self.slots.add(moment, ("nan", number))
         if _WAITED in values:
             self.slots.add(moment, ("waited", number), values[_WAITED])

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddiloco.observe.words import amount, clock, seconds, share, size
 from ddiloco.page.advice import Advice, remedy
 from ddiloco.page.drawings import Line, axis, chart, lane, legend
 from ddiloco.page.elements import Html, el, table
 from ddiloco.page.timeline import Span
 from ddiloco.page.view import EventView, LearnerView, RunView
-from ddiloco.page.words import amount, clock, seconds, share, size
 
 FEW = 8  # learners that have a colour each
 MOST_HOSTS = 8  # of a learner that have a lane each

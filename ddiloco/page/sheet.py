@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddiloco.observe.words import amount, seconds, share
 from ddiloco.page import sections
 from ddiloco.page.advice import Advice, advice
 from ddiloco.page.drawings import Line, chart, patterns
 from ddiloco.page.elements import Html, el, table
 from ddiloco.page.view import RunView
-from ddiloco.page.words import amount, seconds, share
 
 
 def document(

@@ -33,10 +33,10 @@ def test_rounds_and_fragments_are_those_of_the_files(run_of):
 
 def test_lanes_tell_the_lives_of_learners(view_of):
     view = view_of("lives")
-    second = [(span.state, round(span.start)) for span in view.learner(2).lane if span.end > span.start]
+    second = [(span.state, round(span.start)) for span in view.learners[2].lane if span.end > span.start]
     assert second == [("stepping", 0), ("dead", 50), ("recovering", 120), ("stepping", 150)]
-    assert view.learner(1).state == "dead" and view.learner(2).starts == 2
-    last = [[share for share in view.learner(m).merged if share is not None][-1] for m in (0, 1)]
+    assert view.learners[1].state == "dead" and view.learners[2].starts == 2
+    last = [[share for share in view.learners[m].merged if share is not None][-1] for m in (0, 1)]
     assert last == [1.0, 0.0]
 
 
@@ -67,7 +67,7 @@ def test_the_load_of_a_syncer_is_that_of_the_last_rounds(run_of, tmp_path):
 
 
 def test_hosts_of_a_learner_have_lanes_of_their_own(view_of):
-    first, second, third = view_of("missing_host").learner(2).hosts
+    first, second, third = view_of("missing_host").learners[2].hosts
     assert [(span.state, span.start, span.end) for span in third.lane] == [
         ("connected", 1.0, 100.0),
         ("gone", 100.0, 120.0),
@@ -75,9 +75,8 @@ def test_hosts_of_a_learner_have_lanes_of_their_own(view_of):
         ("gone", 150.0, 200.0),
     ]
     assert (third.state, third.state_seconds) == ("gone", 50.0)
-    assert [at.state for at in (first, second)] == ["connected"] * 2 and not view_of("steady").learner(
-        2
-    ).hosts
+    assert [at.state for at in (first, second)] == ["connected"] * 2
+    assert not view_of("missing_host").learners[1].hosts
 
 
 def test_hosts_of_a_learner_finish_with_it(run_of, tmp_path):
@@ -88,7 +87,7 @@ def test_hosts_of_a_learner_finish_with_it(run_of, tmp_path):
         for event, host, time in told:
             line = {"time": time, "event": event, "learner": 2, "host": host, "hosts": 3}
             file.write(json.dumps(line) + "\n")
-    lanes = [[(span.state, span.start) for span in at.lane] for at in read_view(workdir).learner(2).hosts]
+    lanes = [[(span.state, span.start) for span in at.lane] for at in read_view(workdir).learners[2].hosts]
     assert lanes[0] == [("connected", 5.0), ("finished", 300.0)]
     assert lanes[1] == [("gone", 5.0), ("connected", 6.0), ("gone", 250.0), ("finished", 300.0)]
     assert lanes[2] == [("gone", 5.0), ("finished", 300.0)]
@@ -155,7 +154,7 @@ def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_
     view = read_view(target)
     assert view.status == "running"
     assert [one.state for one in view.learners] == ["stepping", "stepping", "hung", "stepping"]
-    assert view.learner(2).state_seconds == 100.0 and view.learner(2).lane[-1].state == "hung"
+    assert view.learners[2].state_seconds == 100.0 and view.learners[2].lane[-1].state == "hung"
 
 
 def test_a_folder_without_a_run_has_an_empty_view(tmp_path):

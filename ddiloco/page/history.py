@@ -122,7 +122,7 @@ class History:
         ends = time.monotonic() + budget
         try:
             self.whole = self._read(ends)
-        except Replaced:  # another run has begun in the folder
+        except (Replaced, FileNotFoundError):  # another run has begun, or is about to, in the folder
             self._begin()
         return self.whole
 

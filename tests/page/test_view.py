@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 from ddiloco.page import history as history_module
@@ -134,6 +135,23 @@ def test_another_run_in_the_same_folder_is_read_anew(run_of, tmp_path):
     while not history.read():
         pass
     assert view_of(history).learners == read_view(run_of("all_links_thin")).learners
+
+
+def test_a_run_that_moves_away_while_it_is_looked_through_is_read_anew(run_of, tmp_path, monkeypatch):
+    target, looked = tmp_path / "run", os.scandir
+    shutil.copytree(run_of("lives"), target)
+
+    def gone_by_then(path):
+        if str(path) == str(target / "metrics") and (target / "metrics").exists():
+            (target / "metrics").rename(tmp_path / "elsewhere")
+        return looked(path)
+
+    monkeypatch.setattr(os, "scandir", gone_by_then)
+    history = History(target)
+    assert not history.read()
+    while not history.read():
+        pass
+    assert view_of(history).learners
 
 
 def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_path, monkeypatch):

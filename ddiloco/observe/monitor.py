@@ -80,12 +80,7 @@ class Monitor:
 
         `clock` must give the records' kind of time (unix seconds). None if that is virtual: then the latest
         record's time is now.
-
-        Raises:
-          ValueError: `log_every` is below 1.
         """
-        if log_every < 1:
-            raise ValueError(f"log_every: is {log_every}, but must be at least 1")
         self.queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self._workdir = pathlib.Path(workdir)
         self._clock = clock
@@ -208,7 +203,6 @@ class Monitor:
                 f"loss of {record.learner}",
                 f"learner {record.learner}: the loss is {loss} at step {record.step}",
             )
-
         if self._tally.steps_too_long(record.learner):
             limit = f"{self._tally.info.resend_timeout:g} s of sync.resend_timeout"
             self._alarms.raise_once(
@@ -234,7 +228,7 @@ class Monitor:
                 self._lines.round(record, self._tally.counts)
                 self._look_for_left_out()
             case "recovered":
-                self._lines.recovered(record)
+                self._lines.add("recoveries.jsonl", record.time, record.values)
             case "snapshot_given_up":
                 self._say(f"snapshot {record.values.get('number')} given up: {record.values.get('reason')}")
             case "clock_ahead":

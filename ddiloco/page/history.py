@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.observe.summary import read_summary
-from ddiloco.page.tail import EventTail, LineTail, Replaced
+from ddiloco.page.tail import LineTail, Replaced
 from ddiloco.page.timeline import Lane, Slots
 
 RECENT = 64  # rounds that `recent` figures are of
@@ -40,8 +40,6 @@ HOST_KIND = {"host_here": "connected", "host_gone": "gone"}
 """What the lane of a host shows, by the event."""
 
 SECONDS = ("quorum_seconds", "grace_seconds", "sync_seconds")  # of a round
-_SCALARS = {"train/loss": "loss", "train/mfu": "mfu", "train/step_seconds": "seconds"}
-_WAITED = "train/data_wait_seconds"
 
 
 @dataclasses.dataclass
@@ -58,7 +56,7 @@ class LearnerHistory:
     stale: collections.deque[int] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=RECENT)
     )
-    losses: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=8))
+    not_finite: bool = False  # the newest loss
     silent: bool = False  # the syncer has not heard of it
     hosts: dict[int, Lane] = dataclasses.field(default_factory=dict)  # of a learner of several: see HOST_KIND
 
@@ -102,7 +100,6 @@ class History:
         self.whole = False  # whether all that there was has been read
         self._lines = {name: LineTail(root / f"{name}.jsonl") for name in ("states", "rounds", "events")}
         self._steps: dict[int, LineTail] = {}
-        self._scalars: dict[pathlib.Path, tuple[int, EventTail]] = {}
         self._summary_mark: tuple[int, int] | None = None
 
     @property
@@ -145,7 +142,7 @@ class History:
             if self.round_count % 16 == 0 and time.monotonic() > ends:
                 return False
         self._until(math.inf, ends)
-        return self._read_scalars(ends) and time.monotonic() <= ends
+        return time.monotonic() <= ends
 
     def _until(self, moment: float, ends: float = math.inf) -> None:
         """Takes in states and steps up to this moment."""
@@ -160,7 +157,7 @@ class History:
         learner = self.learners[number]
         while tail.time <= moment and tail.time < math.inf:
             line = tail.take()
-            self._step(number, learner, line["time"], int(line.get("step", 0)), int(line.get("tokens", 0)))
+            self._step(number, learner, line)
             if learner.steps % 256 == 0 and time.monotonic() > ends:
                 return
 
@@ -187,10 +184,6 @@ class History:
         for number in sorted(known - self._steps.keys()):
             self.learners.setdefault(number, LearnerHistory())
             self._steps[number] = LineTail(self.workdir / "learners" / str(number) / "steps.jsonl")
-        for path in sorted(self.workdir.glob("metrics/learner_*/events.out.tfevents.*")):
-            number = int(path.parent.name.removeprefix("learner_"))
-            if path not in self._scalars and number in known:
-                self._scalars[path] = (number, EventTail(path))
 
     def _seen(self, moment: float) -> Slots:
         self.last = max(self.last, moment)
@@ -207,7 +200,8 @@ class History:
         if state != "stepping":
             learner.stepped_at = None
 
-    def _step(self, number: int, learner: LearnerHistory, moment: float, clock: int, tokens: int) -> None:
+    def _step(self, number: int, learner: LearnerHistory, line: Mapping[str, Any]) -> None:
+        moment, tokens = line["time"], line.get("tokens", 0)
         slots = self._seen(moment)
         if learner.stepped_at is not None:
             gap = moment - learner.stepped_at
@@ -216,9 +210,14 @@ class History:
             learner.gaps.append(gap)
         learner.stepped_at = moment
         learner.steps += 1
-        learner.clock, learner.tokens = max(learner.clock, clock), learner.tokens + tokens
+        learner.clock, learner.tokens = max(learner.clock, line.get("step", 0)), learner.tokens + tokens
         slots.add(moment, ("tokens", number), tokens)
         slots.add(moment, "tokens", tokens)
+        if "loss" in line:
+            learner.not_finite = line["loss"] is None
+        if line.get("loss") is not None:
+            slots.add(moment, ("loss", number), line["loss"])
+            slots.add(moment, ("losses", number))
 
     def _round(self, line: dict[str, Any]) -> None:
         moment, slots = line["time"], self._seen(line["time"])
@@ -251,27 +250,3 @@ class History:
                 learner.hosts[host] = Lane()
                 learner.hosts[host].enter("gone", line["time"])
             learner.hosts[int(line["host"])].enter(HOST_KIND[event], line["time"])
-
-    def _read_scalars(self, ends: float) -> bool:
-        for number, tail in self._scalars.values():
-            while found := tail.take():
-                for moment, values in found:
-                    self._scalar(number, moment, values)
-                if time.monotonic() > ends:
-                    return False
-        return True
-
-    def _scalar(self, number: int, moment: float, values: Mapping[str, float]) -> None:
-        if self.slots is None:
-            return
-        for tag, name in _SCALARS.items():
-            if tag not in values:
-                continue
-            value = values[tag]
-            if name == "loss":
-                self.learners[number].losses.append(value)
-            if math.isfinite(value):
-                self.slots.add(moment, (name, number), value)
-                self.slots.add(moment, ("count", name, number))
-        if _WAITED in values:
-            self.slots.add(moment, ("waited", number), values[_WAITED])

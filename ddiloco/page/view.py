@@ -205,7 +205,6 @@ def _learner(history: History, slots: Slots, number: int) -> LearnerView:
         stood = Span(lane[-1].state, lane[-1].start, max(lane[-1].start, since - began))
         lane[-1:] = [stood, Span("hung", stood.end, now - began)]
     recent = [number in line.get("learners", ()) for line in history.rounds]
-    seconds = sum(slots.sums(("seconds", number)))
     return LearnerView(
         learner=number,
         state=state,
@@ -214,8 +213,8 @@ def _learner(history: History, slots: Slots, number: int) -> LearnerView:
         tokens=of.tokens,
         tokens_per_second=_pace(slots, number, of, state, lane),
         step_seconds=of.step_seconds,
-        data_wait_share=sum(slots.sums(("waited", number))) / seconds if seconds else None,
-        mfu=_last(slots.means(("mfu", number), ("count", "mfu", number))),
+        data_wait_share=_of(summary, "data_wait_share_by_learner", number),
+        mfu=_of(summary, "mfu_by_learner", number),
         merged_share=_of(summary, "merged_share_by_learner", number),
         in_recent=statistics.fmean(recent) if recent else None,
         staleness=statistics.fmean(of.stale) if of.stale else None,
@@ -223,9 +222,9 @@ def _learner(history: History, slots: Slots, number: int) -> LearnerView:
         received=_of(summary, "bytes_received_by_learner", number) or 0,
         starts=of.starts,
         quarantined=number in summary.get("quarantined", ()),
-        not_finite=bool(of.losses) and of.losses[-1] - of.losses[-1] != 0.0,
+        not_finite=of.not_finite,
         left_out=_of(summary, "offers_left_out", number) or 0,
-        loss=slots.means(("loss", number), ("count", "loss", number)),
+        loss=slots.means(("loss", number), ("losses", number)),
         merged=slots.means(("in", number), "rounds"),
         lane=lane,
         hosts=[_host(history, of, host, most) for host in sorted(of.hosts)],
@@ -377,10 +376,6 @@ def _rates(history: History, slots: Slots) -> Values:
     spans = [over[max(0, place + 1 - count) : place + 1] for place in range(len(over))]
     rates: list[float | None] = [sum(span) / (len(span) * slots.width) for span in spans]
     return rates + [None] * (slots.used - len(over))
-
-
-def _last(values: Values) -> float | None:
-    return next((value for value in reversed(values) if value is not None), None)
 
 
 def _of(summary: Mapping[str, Any], name: str, number: int) -> Any:

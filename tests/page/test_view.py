@@ -47,7 +47,7 @@ def test_staleness_is_what_a_learner_did_since_its_offer(view_of):
     assert all(one.staleness == 0 for one in view_of("steady").learners)
 
 
-def test_losses_come_from_the_events_and_one_that_is_nan_is_seen(view_of):
+def test_losses_are_those_of_the_steps_and_one_that_is_nan_is_seen(view_of):
     view = view_of("nan")
     assert [one.not_finite for one in view.learners] == [False, True, False]
     ends = [next(loss for loss in reversed(one.loss) if loss is not None) for one in view.learners]
@@ -142,13 +142,14 @@ def test_a_run_that_moves_away_while_it_is_looked_through_is_read_anew(run_of, t
     shutil.copytree(run_of("lives"), target)
 
     def gone_by_then(path):
-        if str(path) == str(target / "metrics") and (target / "metrics").exists():
-            (target / "metrics").rename(tmp_path / "elsewhere")
+        if str(path) == str(target / "learners") and (target / "learners").exists():
+            (target / "learners").rename(tmp_path / "elsewhere")
         return looked(path)
 
     monkeypatch.setattr(os, "scandir", gone_by_then)
     history = History(target)
     assert not history.read()
+    (tmp_path / "elsewhere").rename(target / "learners")
     while not history.read():
         pass
     assert view_of(history).learners

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, REFUSED, SYNCER, Assignment
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.json_lines import speak_json
 from ddiloco.observe.summary import read_summary
@@ -64,6 +64,8 @@ def role_main(
     platform.prepare()
     if assignment.role == SYNCER:
         return _syncer(assignment, experiment, security, stop, received, health, finish)
+    if assignment.role == PART:
+        return _part(assignment, experiment, security, stop, received, health)
     if assignment.role == LEARNER:
         return _learner(assignment, experiment, security, stop, received, health, profile, spare)
     return _evaluator(assignment, experiment, stop, received, health)
@@ -134,6 +136,50 @@ def _syncer(
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     return ending.tell(result, workdir, received)
+
+
+def _part(
+    assignment: Assignment,
+    experiment: Experiment,
+    security: Security,
+    stop: threading.Event,
+    received: Sequence[int],
+    health: Health,
+) -> int:
+    from ddiloco.disk.durable import FOLDER
+    from ddiloco.remote.syncer.listening import Listening, take_descriptors
+    from ddiloco.remote.syncer.part import run_part
+    from ddiloco.remote.wire.security import check_reach
+    from ddiloco.run.recipes import assembly_of
+    from ddiloco.settings.experiment import with_steps_of_tokens
+    from ddiloco.training import platform
+
+    parts, workdir = experiment.remote.parts, assignment.workdir
+    if assignment.part >= parts:
+        raise cli.UsageError(f"part: is {assignment.part}, but must be below {parts}, by config.remote.parts")
+    address, authority = (
+        check_address(assignment.listen, "listen"),
+        check_address(assignment.syncer, "authority"),
+    )
+    check_reach(address, security)
+    take_descriptors()
+    platform.compute_on_cpu()
+    roles.name_process(assignment.name)
+    listening = Listening(address, security, experiment.remote, experiment.most_learners, health.ready.set)
+    assembly = assembly_of(with_steps_of_tokens(experiment))
+    failure = run_part(
+        assembly,
+        stop,
+        listening=listening,
+        security=security,
+        authority=authority,
+        part=assignment.part,
+        folder=workdir / FOLDER,
+    )
+    if failure is not None:
+        print(f"error: {assignment.name} of the syncer: {failure}", file=sys.stderr)
+        return FAILED
+    return 128 + received[0] if received else DONE
 
 
 def _actions(security: Security) -> Actions | None:

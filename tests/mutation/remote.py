@@ -141,8 +141,8 @@ MUTANTS = (
     ),
     Mutant(
         "disk: a file whose checksum does not fit is read",
-        "if not data.startswith(magic) or check != data[-end:]:",
-        "if not data.startswith(magic):",
+        "if not data.startswith(begin) or check != data[-_CRC_BYTES:]:",
+        "if not data.startswith(begin):",
         ("test_durable.py", "remote/test_donor.py"),
     ),
 )

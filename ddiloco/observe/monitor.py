@@ -75,11 +75,8 @@ class Monitor:
     ) -> None:
         """`live`: draw a progress line if stdout is a terminal. `log_every`: steps between metrics.
 
-        `resume`: the counts continue those that earlier processes of the run left in the workdir. `writers`:
-        where curves go.
-
-        `clock` must give the records' kind of time (unix seconds). None if that is virtual: then the latest
-        record's time is now.
+        `clock` gives the records' kind of time (unix seconds); None: that is virtual, and now is the latest
+        record's. `resume`: earlier processes of the run have left counts in the workdir, which go on.
         """
         self.queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self._workdir = pathlib.Path(workdir)
@@ -118,9 +115,8 @@ class Monitor:
     def stop(self, extra: Mapping[str, Any] | None = None, timeout: float = 60.0) -> dict[str, Any]:
         """Writes everything that is in the queue, draws the figure, and returns the summary.
 
-        `extra` is added to the summary in place of fields of the same name (`params_sha256`,
-        `interrupted`). After `timeout` seconds, as when a disk hangs, the latest summary is returned as
-        it is, with an alarm, and the thread is left behind. A second call returns the same summary.
+        `extra` is added to the summary (`params_sha256`, `interrupted`). After `timeout` seconds, as when a
+        disk hangs, the latest summary is returned as it is, with an alarm. A second call returns the same.
         """
         if self._thread.ident is None:
             self.start()
@@ -309,15 +305,8 @@ class Monitor:
 
     def _end(self) -> None:
         # The summary comes first: a kill during matplotlib's import then loses only the figure.
-        for action in (
-            self._show,
-            self._write_run_metrics,
-            self._end_writers,
-            self._files.close,
-            self._write_summary,
-            self._plot,
-            self._write_summary,
-        ):
+        shown = (self._show, self._write_run_metrics, self._end_writers, self._files.close)
+        for action in (*shown, self._write_summary, self._plot, self._write_summary):
             self._do(action)
         with self._terminal():
             self._progress.end()

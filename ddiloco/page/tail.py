@@ -24,11 +24,7 @@ class Tail:
         self._offset, self._inode = 0, 0
 
     def bytes(self) -> bytes:
-        """Up to CHUNK bytes from where `done` last came to; none if there are no more, or no file.
-
-        Raises:
-          Replaced: the file is another one.
-        """
+        """Up to CHUNK bytes from where `done` last came to, if there are more; raises Replaced."""
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())

@@ -63,7 +63,8 @@ class Rounds:
         fragment, quorum = int(record.values["fragment"]), int(record.values["quorum"])
         self.last_quorum = quorum
         self.last_grace_seconds = as_float(record.values.get("grace_seconds", 0.0))
-        self.by_fragment[fragment] += 1
+        known = self.by_fragment[fragment]  # perhaps of this merge already: it was durable as the run resumed
+        self.by_fragment[fragment] = max(known, int(record.values.get("version", known + 1)))
         self.quorums[quorum] += 1
         self.grace_seconds += self.last_grace_seconds
         self.left_out.update(record.values.get("left_out", ()))

@@ -66,11 +66,7 @@ class JobArrays:
         return SnapshotPart(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
 
     def restore(self, part: SnapshotPart) -> None:
-        """Loads what `state` gave; that job may have had another number of shards.
-
-        Raises:
-          DataError: the position belongs to another stream.
-        """
+        """Loads what `state` gave, of any number of shards; raises DataError if its stream was another."""
         params, inner = of_kind("params", part.arrays), numbered("inner", part.arrays)
         [position] = reshard([part.state["position"]], self._num_shards, [self._shards])
         self._batches.set_state(position)

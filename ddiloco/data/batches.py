@@ -86,11 +86,7 @@ class Batches(Iterator[Batch]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken.
-
-        Raises:
-          DataError: the state is of other data, another order or other shards.
-        """
+        """Continues where `state` was taken; raises DataError if that was in another stream."""
         then, now = state["stream"], self._identity
         changes = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]]
         shards = sorted(map(int, state["shards"]))

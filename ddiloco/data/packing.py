@@ -98,11 +98,7 @@ class RowStream:
         self._held = None
 
     def take(self, count: int) -> Batch:
-        """The next `count` rows, each array (count, L) int32.
-
-        Raises:
-          DataError: an epoch of documents has no token.
-        """
+        """The next `count` rows, (count, L) int32; raises DataError if an epoch of documents has no token."""
         missing = count * self._length + 1
         pieces: list[np.ndarray] = []
         document, offset, empty = self._document, self._offset, 0

@@ -217,11 +217,7 @@ def _of_loops(states: Sequence[Mapping[str, Any]], num_learners: int) -> list[di
 
 
 def beside(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a second reader of the same shards begins: at the end of the epoch of each.
-
-    Raises:
-      DataError: the state cannot be read.
-    """
+    """Where a second reader of the same shards begins: at the end of its epoch of each; raises DataError."""
     try:
         stream = state["stream"]
         shards, records = stream["num_shards"], stream["records"]

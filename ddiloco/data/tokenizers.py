@@ -64,11 +64,7 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model from a file.
-
-    Raises:
-      ConfigError: the file is missing or is no SentencePiece model.
-    """
+    """A SentencePiece model from a file; raises ConfigError if that is missing or something else."""
 
     def __init__(self, model_file: str) -> None:
         import sentencepiece
@@ -104,11 +100,7 @@ class SentencePieceTokenizer:
 
 
 def make_tokenizer(config: DataConfig) -> Tokenizer:
-    """The tokenizer that `config` names.
-
-    Raises:
-      ConfigError: the model file is missing or is no SentencePiece model.
-    """
+    """The tokenizer that `config` names; raises ConfigError if its file is none."""
     if config.tokenizer == "byte":
         return ByteTokenizer()
     return SentencePieceTokenizer(config.tokenizer_model or "")

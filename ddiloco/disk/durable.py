@@ -68,11 +68,7 @@ class DurableState:
         self._keep = keep
 
     def begin(self, model: GlobalModel) -> None:
-        """Writes the initial fragments of a run.
-
-        Raises:
-          OSError: the disk refuses.
-        """
+        """Writes the initial fragments of a run; raises OSError if the disk refuses."""
         fragments = {p: model.state(p) for p in model.fragments}
         versions = tuple(fragment.version for fragment in fragments.values())
         self.replace(Start(SyncerState(versions, (0,) * len(versions)), fragments))
@@ -87,11 +83,7 @@ class DurableState:
             array_file.sweep(self.folder, name)
 
     def replace(self, start: Start) -> None:
-        """Writes all fragments and incarnations.
-
-        Raises:
-          OSError: the disk refuses.
-        """
+        """Writes all fragments and incarnations; raises OSError if the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for p, fragment in start.fragments.items():
             self._save(p, fragment, start.state.merged_steps[p], start.state.lineages[p])
@@ -109,8 +101,7 @@ class DurableState:
                 self._save(merged.fragment, state, merged.step, self.lineage)
                 return True
             except OSError as error:
-                problem = f"{self.folder}: {error.strerror or error}: merges wait until it can be written"
-                self._record(records.Alarm(problem, time.time()))
+                self._alarm(error, "merges wait until it can be written")
             if self._stop.wait(_RETRY_SECONDS):
                 return False
 
@@ -119,8 +110,7 @@ class DurableState:
         try:
             self._save_incarnations(incarnations)
         except OSError as error:
-            problem = f"{self.folder}: {error.strerror or error}: who joined is not durable"
-            self._record(records.Alarm(problem, time.time()))
+            self._alarm(error, "who joined is not durable")
 
     def load(self, fragments: Sequence[int] | None = None) -> Start:
         """The state that an earlier syncer left; of these fragments, None: of all of them.
@@ -153,7 +143,7 @@ class DurableState:
 
     def changed_at(self, p: int) -> tuple[int, int]:
         """Of a fragment's file: other numbers whenever another version is there; raises OSError."""
-        found = (self.folder / self._name(p)).stat()
+        found = self._path(p).stat()
         return found.st_ino, found.st_mtime_ns
 
     def _save(self, p: int, state: FragmentState, merged_step: int, lineage: int) -> None:
@@ -166,25 +156,23 @@ class DurableState:
             "lineage": lineage,
             "pieces": len(state.pieces),
         }
-        path = self.folder / self._name(p)
+        path = self._path(p)
         array_file.save(path, FRAGMENT, header, [*state.pieces, *state.optimizer])
         if self._keep > 1:
-            self._keep_version(path, state.version, merged_step)
+            try:
+                kept.keep(path, state.version, merged_step, self._keep)
+            except OSError as error:  # the run goes on, but cannot be set back so far
+                self._alarm(error, "earlier versions are not kept")
 
-    def _keep_version(self, path: pathlib.Path, version: int, step: int) -> None:
-        """Keeps what was just written; without it the run goes on, but cannot be set back so far."""
-        try:
-            kept.keep(path, version, step, self._keep)
-        except OSError as error:
-            problem = f"{self.folder}: {error.strerror or error}: earlier versions are not kept"
-            self._record(records.Alarm(problem, time.time()))
+    def _alarm(self, error: OSError, what: str) -> None:
+        self._record(records.Alarm(f"{self.folder}: {error.strerror or error}: {what}", time.time()))
 
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         checked_json.save(self.folder / _INCARNATIONS, {str(m): number for m, number in incarnations})
 
     def _load(self, p: int) -> tuple[FragmentState, int, int]:
         """A fragment, the step at which it was merged, and its lineage."""
-        path = self.folder / self._name(p)
+        path = self._path(p)
         try:
             header, arrays = array_file.load(path, FRAGMENT)
         except FileNotFoundError:
@@ -208,6 +196,5 @@ class DurableState:
         except (ValueError, TypeError) as error:
             raise DurableStateError(f"{path}: {error}") from None
 
-    @staticmethod
-    def _name(p: int) -> str:
-        return f"fragment-{p:04d}"
+    def _path(self, p: int) -> pathlib.Path:
+        return self.folder / f"fragment-{p:04d}"

@@ -28,11 +28,7 @@ class JobChange:
 
 
 def job_chips(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> dict[int, int]:
-    """The chips of each job of `job_changes`; where there are spares, they are the job `num_jobs`.
-
-    Raises:
-      ValueError: there are fewer slices than jobs.
-    """
+    """The chips of each job of `job_changes`; spares are the job `num_jobs`. Raises as `divide` does."""
     fleet = divide(model, num_chips, num_jobs, elastic)
     slices = [*fleet.slices_by_job, *([fleet.spares] if fleet.spares else [])]
     return {job: count * model.chips_per_slice for job, count in enumerate(slices)}

@@ -186,10 +186,7 @@ class GlobalModel:
         cosines = sampled_cosines(anchor, contributions, norms[:, :count])
         sizes = [piece.size for piece in anchor]
         offers = offered(learners, counts, norms[:, :count], sizes, cosines)
-        length = 0.0
-        if guard.needs_length(p, offers):
-            length = math.sqrt(sum(float(np.dot(x.ravel(), x.ravel())) for x in anchor))
-        return guard.judge(p, offers, length)
+        return guard.judge(p, offers, lambda: math.sqrt(sum(float(np.vdot(x, x)) for x in anchor)))
 
     def forget_learners(self) -> None:
         """What the guard knows of learners is forgotten, as when the syncer's process begins anew."""
@@ -230,11 +227,7 @@ class GlobalModel:
         return FragmentState(version, pieces, tuple(np.array(x) for x in jax.tree.leaves(self._states[p])))
 
     def restore(self, p: int, state: FragmentState) -> None:
-        """Replaces fragment p by a copy of a saved state.
-
-        Raises:
-          ValueError: the state is of another layout or another outer optimizer.
-        """
+        """Replaces fragment p by a copy of a saved state; raises ValueError if that is of other shapes."""
         leaves, structure = jax.tree.flatten(self._states[p])
         wanted = [(x.shape, x.dtype) for x in (*self._pieces[p], *leaves)]
         given = [(np.shape(x), np.asarray(x).dtype) for x in (*state.pieces, *state.optimizer)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from ddiloco.data.shards import reshard
 from ddiloco.disk.durable import Start
-from ddiloco.disk.run_mark import new_run
 from ddiloco.disk.snapshots.array_names import named, numbered
 from ddiloco.disk.snapshots.parts import SYNCER_PART, is_fragments_part, learner_part
 from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotPart
@@ -59,7 +59,7 @@ class ResumedLearner:
 
 def run_of(snapshot: Snapshot | None) -> str:
     """The id of the run that resumes from the snapshot, or of one that begins."""
-    return (snapshot is not None and snapshot.header.get("run")) or new_run()
+    return (snapshot is not None and snapshot.header.get("run")) or secrets.token_hex(16)
 
 
 class Origin:

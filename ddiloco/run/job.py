@@ -214,11 +214,7 @@ def _run(
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:
-    """Writes the run's config and, in virtual time, the trace of what happens to its learners.
-
-    Raises:
-      ConfigError: the workdir cannot be written to.
-    """
+    """Writes config and, in virtual time, learners' lives; raises ConfigError if the disk refuses."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         if not resume:

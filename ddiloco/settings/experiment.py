@@ -319,11 +319,7 @@ class Experiment:
 
 
 def parse(config: Mapping[str, Any]) -> Experiment:
-    """An Experiment from a ConfigDict or from what `to_json` gave.
-
-    Raises:
-      ConfigError: a setting is unknown or has an impossible value; the message is one line.
-    """
+    """An Experiment from a ConfigDict or from what `to_json` gave; raises ConfigError, in one line."""
     values = dict(config.items())
     model = dict(values.pop("model", {}).items())
     name = model.pop("name", "dense")

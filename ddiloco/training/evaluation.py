@@ -44,11 +44,7 @@ def evaluate(
     batches: Iterable[Mapping[str, np.ndarray]],
     mesh: Mesh,
 ) -> Score:
-    """The score over all batches, host arrays; sums over batches are float64 on the host.
-
-    Raises:
-      ValueError: no target in any batch counts.
-    """
+    """The score over all batches, host arrays, summed in float64; raises ValueError if no target counts."""
     total: LossSums | None = None
     ahead: LossSums | None = None
     for batch in batches:

@@ -63,11 +63,7 @@ def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedShardin
 
 
 def check_divided(model_config: Any, mesh: Mesh) -> None:
-    """Checks that no large parameter lies whole on devices that should have shared it.
-
-    Raises:
-      ConfigError: one does.
-    """
+    """Raises ConfigError if a large parameter lies whole on devices that should have shared it."""
     shapes = {name: leaf.shape for name, leaf in abstract_parameters(model_config).items()}
     total = sum(map(math.prod, shapes.values()))
     shardings = parameter_shardings(model_config, mesh)

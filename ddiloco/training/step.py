@@ -160,11 +160,7 @@ def abstract_batch(
 
 
 def shard_batch(batch: Mapping[str, np.ndarray | Blocks], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts a batch, of which this process has at least the rows of its devices, on the mesh.
-
-    Raises:
-      ValueError: the rows do not divide among the devices.
-    """
+    """Puts a batch, or its devices' rows of it, on the mesh; raises ValueError if rows do not divide."""
     _check_rows(next(iter(batch.values())).shape[0], mesh)
     laid = [batch_sharding(mesh)] * len(batch)
     return dict(zip(batch, placed(tuple(batch.values()), laid), strict=True))

@@ -70,11 +70,7 @@ def fleet_changes(experiment: Experiment) -> list[JobChange]:
 
 
 def lives(experiment: Experiment) -> list[Change]:
-    """What happens to the learners of a decoupled run, drawn from the seed or read from the trace.
-
-    Raises:
-      ConfigError: the trace cannot be read, or the fleet is impossible.
-    """
+    """What happens to a decoupled run's learners, drawn or read from the trace; may raise ConfigError."""
     v, learners = experiment.virtual, experiment.sync.num_learners
     match v.lives:
         case "trace":
@@ -90,11 +86,7 @@ def lives(experiment: Experiment) -> list[Change]:
 
 
 def check_fleet(experiment: Experiment) -> None:
-    """Finds impossible settings before anything is compiled.
-
-    Raises:
-      ConfigError: an impossible fleet or a bad trace, in one line that names the field.
-    """
+    """Raises ConfigError for an impossible fleet or a bad trace, before anything is compiled."""
     if base_learners(experiment) < 1:
         raise ConfigError(
             f"config.virtual.spare_capacity.extra_learners: is "

@@ -91,6 +91,7 @@ def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -
         try:
             if nones:
                 _set_nones(flags.FLAGS.config, nones)
+            _check_folders()
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
             sys.exit(main(argv) or 0)
@@ -103,11 +104,7 @@ def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -
 
 
 def load_module(path: str, flag: str) -> types.ModuleType:
-    """The Python file that a flag names.
-
-    Raises:
-      UsageError: no such file.
-    """
+    """The Python file that a flag names; raises UsageError if there is no such file."""
     if not pathlib.Path(path).is_file():
         raise UsageError(f"{flag}: {path}: no such file")
     spec = importlib.util.spec_from_file_location(f"{flag}_file", path)
@@ -135,11 +132,7 @@ def call(argument: str, function: str, flag: str) -> Any:
 
 
 def load_config(argument: str) -> ConfigDict:
-    """The ConfigDict that `FILE.py[:PRESET]` stands for.
-
-    Raises:
-      UsageError: no such file, or the file knows no such preset.
-    """
+    """The ConfigDict that `FILE.py[:PRESET]` stands for; raises UsageError if there is none."""
     return call(argument, "get_config", "config")
 
 
@@ -161,11 +154,7 @@ def reaching(flag: str, path: pathlib.Path) -> Iterator[None]:
 
 
 def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
-    """The folder that a flag names, made where it was not there.
-
-    Raises:
-      UsageError: it cannot be made.
-    """
+    """The folder that a flag names, made where it was not there; raises UsageError."""
     folder = pathlib.Path(path)
     with reaching(flag, folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,6 +222,15 @@ def _read(arguments: Sequence[str], group: str = "config") -> Iterator[_Argument
             yield _Argument([word, waiting[0]], name, waiting.pop(0))
         else:
             yield _Argument([word], name)
+
+
+def _check_folders() -> None:
+    """A run's folder is on a disk: a file in a bucket is neither locked nor written to again."""
+    for flag in ("workdir", "output", "kept"):
+        given = flags.FLAGS[flag].value if flag in flags.FLAGS else None
+        for path in [given] if isinstance(given, str) else given or []:
+            if "://" in path:
+                raise UsageError(f"{flag}: {path}: must be on a disk with file locks, which no bucket has")
 
 
 def _check_overrides(argv: Sequence[str]) -> None:

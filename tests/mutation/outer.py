@@ -32,8 +32,8 @@ MUTANTS = (
     ),
     Mutant(
         "merging: norms of absent learners count",
-        "return jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed",
-        "return norms",
+        "return shares, jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed",
+        "return shares, norms",
         MERGING,
     ),
     Mutant(

@@ -66,11 +66,7 @@ def why_fixed(leaf: Leaf, then: Experiment, now: Experiment) -> str | None:
 
 
 def trim_records(snapshot: Snapshot, workdir: pathlib.Path) -> pathlib.Path:
-    """Cuts the run's records back to the snapshot; gives the folder with the rest.
-
-    Raises:
-      ConfigError: the disk refuses, or the snapshot has been damaged since it was opened.
-    """
+    """Cuts the run's records back to the snapshot; gives the folder with the rest. May raise ConfigError."""
     try:
         previous = trim(workdir, _cut(snapshot))
     except SnapshotError as error:

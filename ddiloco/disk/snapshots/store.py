@@ -68,11 +68,7 @@ class Snapshot:
         self._files = parts
 
     def part(self, name: str) -> SnapshotPart:
-        """A part, its arrays on the host.
-
-        Raises:
-          SnapshotError: there is no such part, or it is damaged.
-        """
+        """A part, its arrays on the host."""
         return read_part(self.folder / name, self._file(name).content)
 
     def state(self, name: str) -> dict[str, Any]:
@@ -206,11 +202,7 @@ class Clocks:
 
 
 def check_cut(header: Mapping[str, Any]) -> None:
-    """Checks that the states in a snapshot are a consistent cut; a header without `clocks` is of one state.
-
-    Raises:
-      ValueError: they are not.
-    """
+    """Raises ValueError if states are no consistent cut; a header without `clocks` is of one state."""
     if "clocks" not in header:
         return
     clocks = build(Clocks, header["clocks"], "clocks")

@@ -161,11 +161,7 @@ class Decoder:
         self._reports = _Reports()
 
     def __call__(self, payload: bytes) -> list[Entry]:
-        """The entries of a record.
-
-        Raises:
-          ValueError: the record cannot be read.
-        """
+        """The entries of a record; raises ValueError if it cannot be read."""
         try:
             return [self._entry(message) for message in pb.Record.FromString(payload).entries]
         except (DecodeError, ValueError, KeyError, TypeError) as error:

@@ -85,11 +85,7 @@ class Compilation:
     """The programs of one learner of an experiment on a slice."""
 
     def __init__(self, experiment: Experiment, where: Slice) -> None:
-        """Compiles nothing yet.
-
-        Raises:
-          ConfigError: mesh, rows, parameters and slice do not fit each other.
-        """
+        """Compiles nothing yet; raises ConfigError if mesh, rows and slice do not fit each other."""
         if isinstance(experiment.model, LoopConfig):
             raise ConfigError("config.model.name: is loop, whose step is compiled by whoever wrote it")
         self.experiment, self.slice = experiment, where

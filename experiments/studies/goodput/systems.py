@@ -35,11 +35,7 @@ class System:
 
 
 def system_of(label: str) -> System:
-    """The system of that name.
-
-    Raises:
-      ValueError: there is none.
-    """
+    """The system of that name; raises ValueError if there is none."""
     if label in ("data_parallel", "elastic_data_parallel"):
         return System(label)
     learners = re.fullmatch(r"decoupled:([1-9][0-9]*)", label)

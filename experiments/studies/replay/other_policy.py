@@ -13,11 +13,7 @@ from experiments.studies.replay.recorded import Recorded
 
 
 def compare(recorded: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
-    """Prints the figures of the run, of its own policy simulated, and of the one with these overrides.
-
-    Raises:
-      UsageError: an override is of something else than the policy.
-    """
+    """Prints figures of the run, its own policy simulated, and the one with these overrides of the policy."""
     changes = {}
     for path, value in overrides:
         group, _, name = path.partition(".")

@@ -58,11 +58,7 @@ class Replayed(NamedTuple):
 
 
 def recorded_experiment(workdir: pathlib.Path) -> Experiment:
-    """The settings of the run in a folder.
-
-    Raises:
-      TapeError: they cannot be read, or are those of a baseline, which keeps no tapes.
-    """
+    """The settings of a run; raises TapeError if unreadable, or a baseline's, which keeps no tapes."""
     path = workdir / "config.json"
     try:
         experiment = parse(json.loads(path.read_text()))

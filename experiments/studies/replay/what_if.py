@@ -20,7 +20,7 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Ro
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.calendar import Alarm, Calendar
 from experiments.studies.replay.plan import Handled, Plan
 
 
@@ -149,7 +149,7 @@ class WhatIf:
         self._shadows: dict[int, tuple[int, _Shadow]] = {}  # by learner, its newest incarnation
         self._rounds: list[dict[str, Any]] = []
         self._counts: collections.Counter[str] = collections.Counter()
-        self._timeout_at: float | None = None
+        self._alarm = Alarm(self._calendar, lambda: self._take(events.Timeout()))
         self._begun = entries[0].now if entries else 0.0
         self._merged_at = self._begun
         self._calendar.now = self._begun
@@ -192,18 +192,9 @@ class WhatIf:
             self._offer(event.report.learner, event.report.incarnation)
 
     def _take(self, event: events.SyncerEvent) -> None:
-        now = self._calendar.now
-        for action in self._core.handle(event, now):
+        for action in self._core.handle(event, self._calendar.now):
             self._perform(action)
-        deadline = self._core.next_deadline()
-        if deadline is not None and (self._timeout_at is None or deadline < self._timeout_at):
-            self._timeout_at = max(deadline, now)
-            self._calendar.at(self._timeout_at, self._time_out, self._timeout_at)
-
-    def _time_out(self, at: float) -> None:
-        if at == self._timeout_at:
-            self._timeout_at = None
-            self._take(events.Timeout())
+        self._alarm.set(self._core.next_deadline())
 
     def _perform(self, action: actions.SyncerAction) -> None:
         after = self._calendar.after

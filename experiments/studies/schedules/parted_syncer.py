@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected,
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.roles.exchange import fragments_with
-from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.calendar import Alarm, Calendar
 from ddiloco.virtual.ports import CountingSyncer, Observer
 from ddiloco.virtual.syncer_process import Deliver
 
@@ -26,7 +27,7 @@ class _Process:
     number: int  # of the part; -1: the authority
     core: Any = None
     starts: int = 0
-    alarm_at: float | None = None
+    alarm: Alarm | None = None
     heard_until: float = 0.0  # messages to it keep their order: no later one arrives before this
     connection: int = 0  # between a part and the authority; those of an older one are lost
 
@@ -57,6 +58,8 @@ class PartedSyncer:
         self._starts = 0
         self._parts = [_Process(s) for s in range(parts)]
         self._authority = _Process(-1)
+        for process in (self._authority, *self._parts):
+            process.alarm = Alarm(calendar, functools.partial(self._handle, process, events.Timeout()))
         self.restart()
 
     @property
@@ -93,7 +96,7 @@ class PartedSyncer:
             self.on_death(process.number)
             process.core = None
             process.starts += 1
-            process.alarm_at = None
+            process.alarm.clear()
 
     def restart(self) -> None:
         """Starts what is down, from what is durable, and connects it."""
@@ -192,14 +195,3 @@ class PartedSyncer:
             self._observer.merged(merge, self._calendar.now)
         if part.starts == starts:
             self._handle(part, events.MergeFinished(merge.round, made.left_out))
-
-    def _set_alarm(self, process: _Process) -> None:
-        deadline = None if process.core is None else process.core.next_deadline()
-        if deadline is not None and (process.alarm_at is None or deadline < process.alarm_at):
-            process.alarm_at = max(deadline, self._calendar.now)
-            self._calendar.at(process.alarm_at, self._fire, process, process.starts, process.alarm_at)
-
-    def _fire(self, process: _Process, starts: int, time: float) -> None:
-        if process.starts == starts and process.alarm_at == time:
-            process.alarm_at = None
-            self._handle(process, events.Timeout())

@@ -137,11 +137,7 @@ class RandomSchedule(Observer):
         return self.fleet.calendar.happened
 
     def run(self) -> None:
-        """Runs through the storm and on to the end of the run.
-
-        Raises:
-          Violation: a rule was broken, or the run did not end.
-        """
+        """Runs through the storm and on to the end; raises Violation if a rule breaks, or none comes."""
         calendar = self.fleet.calendar
         for learner, at in enumerate(self.plan.joins):
             calendar.at(at, self.fleet.recover, learner)

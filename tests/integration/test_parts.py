@@ -85,7 +85,7 @@ def test_any_process_dies_and_nothing_is_lost_or_merged_twice(job):
     syncer, parts = job.syncer("--resume", three), [job.part(part, three) for part in range(3)]
     learners = [job.learner(m, three) for m in (0, 1)]
     job.wait_for(more_of(job, [0, 1, 2], by=1), "merges of three", [syncer, *parts, *learners])
-    old = job.part(1)
+    old = job.part(1)  # of two
     assert job.left(old)[0] == 1
     assert job.end(syncer)[0] == 143
     assert [job.left(process)[0] for process in (*learners, *parts)] == [0] * 5
@@ -115,9 +115,7 @@ def test_a_snapshot_of_two_parts_is_one_cut_and_a_run_of_one_process_resumes_fro
             state = snapshot.state(f"learner_{m:03d}")
             for p, (version, *_) in enumerate(state["fragments"]):
                 assert version <= versions[p]
-            given = [
-                c for r in rounds if r["version"] <= versions[r["fragment"]] for c in r["contributions"]
-            ]
+            given = [c for r in rounds if r["version"] <= versions[r["fragment"]] for c in r["contributions"]]
             assert all(step <= state["clock"] for learner, _, _, step, *_ in given if learner == m)
     more = ("--config.driver=remote", "--config.train.steps=60", "--config.resume=true")
     done = programs.train(workdir, *more)

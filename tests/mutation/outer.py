@@ -38,8 +38,8 @@ MUTANTS = (
     ),
     Mutant(
         "outer step: embeddings are merged by direction too",
-        '"direct" if self._config.merge == "rda" and is_embedding(name) else self._config.merge',
-        "self._config.merge",
+        '"direct" if merge == "rda" and is_embedding(piece.name) else merge',
+        "merge",
         ("outer/test_outer_step.py", "outer/test_global_model.py"),
     ),
     Mutant(

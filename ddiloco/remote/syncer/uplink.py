@@ -176,7 +176,7 @@ class Uplink:
 
     def _taken(self, following: int) -> None:
         with self._change:
-            while self._records and self._first < following:
+            for _ in range(min(following - self._first, len(self._records))):
                 self._records.popleft()
                 self._first += 1
             self._sent = max(self._sent, self._first)

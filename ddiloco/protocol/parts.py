@@ -157,7 +157,7 @@ class Part:
         return any(r.committed for r in self._rounds.open)
 
     def is_early(self, event: events.FragmentArrived) -> bool:
-        """Whether the offer has come before the report of its step, which goes by way of the authority."""
+        """Whether the offer is here before the report of its step, which comes by way of the authority."""
         m = self._members.current(event.contribution.learner, event.contribution.incarnation)
         return m is not None and m.state is State.LIVE and m.step < event.contribution.step
 

@@ -219,7 +219,7 @@ class SyncerWorker:
             self._links.joined(join)
 
     def _comes_early(self, arrived: Arrived) -> bool:
-        """Whether an offer has come before what its learner told the authority, and so waits for that."""
+        """Whether an offer is here before what its learner told the authority; then it waits for that."""
         if self._recording is not None and self._recording.holds(arrived):
             return True
         if not isinstance(self.core, Part) or not self.core.is_early(arrived.event):

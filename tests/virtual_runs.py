@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from unittest import mock
 
-from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.observe import records
 from ddiloco.outer.encoding import FragmentDecoder
@@ -20,9 +19,8 @@ from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run import job
 from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import BASELINES, Experiment
+from ddiloco.settings.experiment import Experiment
 from ddiloco.virtual.from_settings import chips_by_learner
-from ddiloco.virtual.run import run_virtual
 from tests import workbench
 
 
@@ -68,9 +66,9 @@ class Workshop:
     def run(self, experiment: Experiment, stop: threading.Event | None = None) -> "VirtualRun":
         """Runs the experiment to its end."""
         taken: list[Any] = []
-        runner = run_virtual_baseline if experiment.algorithm in BASELINES else run_virtual
         with self.open():
-            outcome = runner(self.assembly(experiment), taken.append, stop or threading.Event())
+            assembly = self.assembly(experiment)
+            outcome = job._run(experiment, assembly, taken.append, stop or threading.Event())
         return VirtualRun(outcome, taken, experiment)
 
     def timed(self, experiment: Experiment) -> "VirtualRun":

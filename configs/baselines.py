@@ -98,10 +98,10 @@ def tuning(get_config: Callable[[str], ConfigDict], size: str, sizes: tuple[str,
         "rows": rows,
         "grid": {
             "inner.learning_rate": (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048),
-            "train.batch_size": tuple(n for n in (batch // 4, batch // 2, batch, 2 * batch) if n),
+            "train.batch_size": tuple(n for n in (batch // 8, batch // 4, batch // 2, batch, 2 * batch) if n),
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8, 0.9),
         },
-        "budget": 12,
+        "budget": 17,
         "choosing": {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]", "eval.every": 0},
     }

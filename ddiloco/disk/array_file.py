@@ -115,9 +115,9 @@ def replace(path: pathlib.Path, parts: Iterable[Any]) -> None:
     make_durable(path.parent)
 
 
-def sweep(folder: pathlib.Path) -> None:
-    """Removes what writers that were killed have left unfinished in the folder; for its only writer."""
-    for left in folder.glob(f".*{_UNFINISHED}"):
+def sweep(folder: pathlib.Path, name: str = "*") -> None:
+    """Removes what writers of files that are called so have left unfinished; for their only writer."""
+    for left in folder.glob(f".{name}*{_UNFINISHED}"):
         with contextlib.suppress(OSError):
             left.unlink()
 

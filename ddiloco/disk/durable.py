@@ -10,7 +10,7 @@ import pathlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.disk import array_file, checked_json, kept
@@ -35,11 +35,11 @@ class Start(NamedTuple):
     """The state that an earlier syncer of the run made durable, from which the next one continues."""
 
     state: SyncerState
-    fragments: list[FragmentState]
+    fragments: Mapping[int, FragmentState]  # by number
 
     def restore(self, model: GlobalModel) -> None:
         """Loads these fragments into the model; raises ValueError if they are of another one."""
-        for p, fragment in enumerate(self.fragments):
+        for p, fragment in self.fragments.items():
             model.restore(p, fragment)
 
 
@@ -69,22 +69,23 @@ class DurableState:
 
     def begin(self, model: GlobalModel) -> None:
         """Writes the initial fragments of a run; raises OSError if the disk refuses."""
-        fragments = [model.state(p) for p in range(self._layout.num_fragments)]
-        versions = tuple(fragment.version for fragment in fragments)
+        fragments = {p: model.state(p) for p in model.fragments}
+        versions = tuple(fragment.version for fragment in fragments.values())
         self.replace(Start(SyncerState(versions, (0,) * len(versions)), fragments))
 
     def complete(self) -> None:
         """Marks that the folder has all that the run needs to go on; raises OSError."""
         RunMark(self.run, secrets.token_hex(8)).save(self.folder)
 
-    def sweep(self) -> None:
-        """Removes what earlier syncers had under way when they were killed."""
-        array_file.sweep(self.folder)
+    def sweep(self, fragments: Sequence[int] | None = None) -> None:
+        """Removes what syncers that were killed had under way: of these fragments, None: of all else."""
+        for name in ["[!f]"] if fragments is None else map(self._name, fragments):
+            array_file.sweep(self.folder, name)
 
     def replace(self, start: Start) -> None:
         """Writes all fragments and incarnations; raises OSError if the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for p, fragment in enumerate(start.fragments):
+        for p, fragment in start.fragments.items():
             self._save(p, fragment, start.state.merged_steps[p], start.state.lineages[p])
         self._save_incarnations(start.state.incarnations)
 
@@ -111,16 +112,29 @@ class DurableState:
         except OSError as error:
             self._alarm(error, "who joined is not durable")
 
-    def load(self) -> Start:
-        """What an earlier syncer left; raises DurableStateError if a file is damaged or of another run."""
-        loaded = [self._load(p) for p in range(self._layout.num_fragments)]
-        state = SyncerState(
-            versions=tuple(fragment.version for fragment, *_ in loaded),
-            merged_steps=tuple(step for _, step, _ in loaded),
-            incarnations=self._load_incarnations(),
-            lineages=tuple(lineage for *_, lineage in loaded),
-        )
-        return Start(state, [fragment for fragment, *_ in loaded])
+    def load(self, fragments: Sequence[int] | None = None) -> Start:
+        """The state that an earlier syncer left; of these fragments, None: of all of them.
+
+        Of others, and without them of learners, it says nothing.
+
+        Raises:
+          DurableStateError: a file is missing or damaged, or belongs to another model or another run.
+        """
+        every = range(self._layout.num_fragments)
+        state, loaded = SyncerState.initial(len(every)), {}
+        for p in every if fragments is None else fragments:
+            loaded[p], step, lineage = self._load(p)
+            state = state.with_version(RoundId(step, p), loaded[p].version, lineage)
+        known = self._load_incarnations() if fragments is None else ()
+        return Start(state.with_incarnations(known), loaded)
+
+    def state(self) -> SyncerState:
+        """What `load` gives beside the fragments, of which one at a time is in memory; raises as it does."""
+        state = SyncerState.initial(self._layout.num_fragments)
+        for p in range(self._layout.num_fragments):
+            fragment, step, lineage = self._load(p)
+            state = state.with_version(RoundId(step, p), fragment.version, lineage)
+        return state.with_incarnations(self._load_incarnations())
 
     def fragment(self, p: int) -> tuple[FragmentState, int]:
         """A fragment, and the step at which it was merged; raises DurableStateError as `load` does."""

@@ -30,4 +30,5 @@ def share(learner: int, num_learners: int, environment: Mapping[str, str]) -> di
         "TPU_VISIBLE_CHIPS": ",".join(chips[learner * each : (learner + 1) * each]),
         "TPU_CHIPS_PER_PROCESS_BOUNDS": BOUNDS[each],
         "TPU_PROCESS_BOUNDS": "1,1,1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # a process of four chips otherwise counts as that of all
     }

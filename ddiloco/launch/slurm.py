@@ -22,18 +22,18 @@ learners=$(sbatch --parsable learners.sbatch)
 echo "syncer $syncer, learners $learners; to end the run: scancel $syncer $learners"
 """
 
-# The step gets the signal as SIGTERM from the script, which Slurm tells with --signal=B. `wait` returns at
-# once when the signal comes, and a second time when the step has ended.
+# Slurm tells the script with --signal=B, and the script has Slurm tell the processes: an srun that gets
+# SIGTERM itself kills them at once. `wait` returns for each signal, and a last time when the step has ended.
 _RUN = """\
-trap 'kill -TERM "$step"' TERM
+trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 {start} &
 step=$!
 code=0
 wait "$step" || code=$?
-if kill -0 "$step" 2>/dev/null; then
+while kill -0 "$step" 2>/dev/null; do
   code=0
   wait "$step" || code=$?
-fi
+done
 case "$code" in
   {final}) exit "$code" ;;
 esac
@@ -138,7 +138,9 @@ def _head(fleet: Fleet, slurm: Slurm, role: str, options: list[str]) -> str:
         f"--signal=B:TERM@{slurm.notice}",
     ]
     lines = [f"#SBATCH {option}" for option in [*known, *options]]
-    return "\n".join(["#!/bin/bash", *lines, "set -uo pipefail", slurm.setup, ""])
+    # srun does not take over by itself how many cores a task may have.
+    cores = '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+    return "\n".join(["#!/bin/bash", *lines, "set -uo pipefail", cores, slurm.setup, ""])
 
 
 def _run(start: str, job: str) -> str:

@@ -141,10 +141,10 @@ class FragmentDecoder:
         self._device = jax.local_devices(backend="cpu")[0]
         self._reading = functools.cache(self._compiled)
 
-    def compile(self) -> None:
-        """Compiles for all fragments, so that no round waits for it."""
+    def compile(self, fragments: Sequence[int] | None = None) -> None:
+        """Compiles for these fragments, None: for all, so that no round waits for it."""
         if not self._codec.of_parameters:
-            for p in range(self._layout.num_fragments):
+            for p in range(self._layout.num_fragments) if fragments is None else fragments:
                 self._reading(self._layout.piece_shapes(p))
 
     def __call__(self, p: int, arrays: Sequence[np.ndarray], anchor: Sequence[np.ndarray]) -> Sequence[Any]:

@@ -83,10 +83,10 @@ def hung(view: RunView) -> Iterator[Advice]:
 def host_missing(view: RunView) -> Iterator[Advice]:
     """A learner of several hosts waits for one of them."""
     for one in view.learners:
-        missing = [at for at in one.hosts if not at.here and at.seconds > LONG_ABSENCE]
+        missing = [at for at in one.hosts if at.state == "gone" and at.state_seconds > LONG_ABSENCE]
         if missing and len(missing) < len(one.hosts) and one.state not in ("dead", "finished"):
             named = ", ".join(str(at.host) for at in missing)
-            longest = seconds(max(at.seconds for at in missing))
+            longest = seconds(max(at.state_seconds for at in missing))
             yield Advice(
                 f"Learner {one.learner} waits for its host {named}.",
                 f"{len(one.hosts) - len(missing)} of its {len(one.hosts)} hosts are connected to the syncer; "

@@ -27,6 +27,9 @@ STATES = {
 }
 """Of a lane's states: top, height, and what it means."""
 
+HOST_STATES = {"connected": (5, 14, "host connected"), "gone": (11, 3, "host not connected")}
+
+_FORMS = STATES | HOST_STATES
 _MERGED = (22, 6)  # top and height of the strip below, which shows the share of merges that it was in
 COLOURS = 8
 
@@ -40,22 +43,24 @@ class Line(NamedTuple):
     place: int | None = None
 
 
-def lane(spans: Sequence[Span], merged: Values, slot_seconds: float, end: float, label: str) -> Html:
-    """A learner's states from the beginning of the run to `end` (seconds), and which merges it was in."""
+def lane(
+    spans: Sequence[Span], end: float, label: str, merged: Values = (), slot_seconds: float = 0.0
+) -> Html:
+    """States from the beginning of the run to `end` (seconds), and which merges a learner was in."""
     scale = WIDTH / max(end, 1e-9)
     paths: dict[str, list[str]] = {}
     for state, start, finish in spans:
-        if state in STATES and finish > start:
-            top, height, _ = STATES[state]
+        if state in _FORMS and finish > start:
+            top, height, _ = _FORMS[state]
             width = max(1.0, (min(finish, end) - start) * scale)
             paths.setdefault(state, []).append(
                 f"M{start * scale:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
             )
-    drawn = [el("path", d="".join(paths[state]), class_=f"is-{state}") for state in STATES if state in paths]
+    drawn = [el("path", d="".join(paths[state]), class_=f"is-{state}") for state in _FORMS if state in paths]
     return el(
         "svg",
         *drawn,
-        el("path", d=_strip(merged, slot_seconds * scale), class_="merged"),
+        el("path", d=_strip(merged, slot_seconds * scale), class_="merged") if merged else None,
         class_="lane",
         viewBox=f"0 0 {WIDTH} 28",
         preserveAspectRatio="none",
@@ -82,13 +87,10 @@ def _strip(merged: Values, width: float) -> str:
     return "".join(path)
 
 
-def legend() -> Html:
-    """What the forms of a lane mean."""
-    shown = [
-        el("li", _swatch(state), f" {meaning}")
-        for state, (_, _, meaning) in STATES.items()
-        if state != "spare"
-    ]
+def legend(hosts: bool) -> Html:
+    """What the forms of a lane mean, and of those of hosts where there are any."""
+    forms = _FORMS if hosts else STATES
+    shown = [el("li", _swatch(state), f" {form[2]}") for state, form in forms.items() if state != "spare"]
     strip = el("svg", el("path", d="M0 2h24v6h-24z", class_="merged"), viewBox="0 0 24 10", class_="swatch")
     return el("ul", shown, el("li", strip, " its work was merged"), class_="legend")
 
@@ -105,7 +107,7 @@ def _tiled(width: int) -> dict[str, object]:
 
 
 def _swatch(state: str) -> Html:
-    top, height, _ = STATES[state]
+    top, height, _ = _FORMS[state]
     path = el("path", d=f"M0 {top}h24v{height}h-24z", class_=f"is-{state}")
     return el("svg", path, viewBox="0 0 24 20", class_="swatch", aria_hidden="true")
 

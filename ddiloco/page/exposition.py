@@ -76,7 +76,7 @@ OF_LEARNER = (
     Metric(
         "ddiloco_learner_hosts",
         "connected, of a learner that has several",
-        lambda one: sum(at.here for at in one.hosts) if one.hosts else None,
+        lambda one: sum(at.state == "connected" for at in one.hosts) if one.hosts else None,
     ),
     Metric("ddiloco_learner_starts_total", "starts of its processes", lambda one: one.starts),
 )

@@ -36,6 +36,9 @@ KIND = {
 }
 """What a lane shows, by `ddiloco.goodput.accounting.State`."""
 
+HOST_KIND = {"host_here": "connected", "host_gone": "gone"}
+"""What the lane of a host shows, by the event."""
+
 _SCALARS = {"train/loss": "loss", "train/mfu": "mfu", "train/step_seconds": "seconds"}
 _WAITED = "train/data_wait_seconds"
 
@@ -57,7 +60,7 @@ class LearnerHistory:
     )
     losses: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=8))
     silent: bool = False  # the syncer has not heard of it
-    hosts: dict[int, tuple[bool, float]] = dataclasses.field(default_factory=dict)  # there, and since when
+    hosts: dict[int, Lane] = dataclasses.field(default_factory=dict)  # of a learner of several: see HOST_KIND
 
     @property
     def step_seconds(self) -> float | None:
@@ -128,7 +131,7 @@ class History:
         ends = time.monotonic() + budget
         try:
             self.whole = self._read(ends)
-        except Replaced:  # another run has begun in the folder
+        except (Replaced, FileNotFoundError):  # another run has begun, or is about to, in the folder
             self._begin()
         return self.whole
 
@@ -255,10 +258,11 @@ class History:
             return
         if event in ("learner_silent", "learner_returned", "learner_ready"):
             learner.silent = event == "learner_silent"
-        elif event in ("host_here", "host_gone"):
-            for host in range(int(line["hosts"])):
-                learner.hosts.setdefault(host, (False, line["time"]))
-            learner.hosts[int(line["host"])] = (event == "host_here", line["time"])
+        elif event in HOST_KIND:
+            for host in set(range(int(line["hosts"]))) - learner.hosts.keys():
+                learner.hosts[host] = Lane()
+                learner.hosts[host].enter("gone", line["time"])
+            learner.hosts[int(line["host"])].enter(HOST_KIND[event], line["time"])
 
     def _read_scalars(self, ends: float) -> bool:
         for number, tail in self._scalars.values():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.page.advice import Advice, remedy
 from ddiloco.page.drawings import Line, axis, chart, lane, legend
 from ddiloco.page.elements import Html, el, table
+from ddiloco.page.timeline import Span
 from ddiloco.page.view import EventView, LearnerView, RunView
 from ddiloco.page.words import amount, clock, seconds, share, size
 
 FEW = 8  # learners that have a colour each
+MOST_HOSTS = 8  # of a learner that have a lane each
 _CAUSES = {
     "waiting_for_peers": "waiting for peers",
     "waiting_for_network": "waiting for the network",
@@ -24,82 +26,89 @@ _CAUSES = {
 }
 
 
-_COLUMNS = (
-    "learner",
-    "now",
-    "over time",
-    "clock",
-    "tokens/s",
-    "step",
-    "data wait",
-    "MFU",
-    "merged",
-    "staleness",
-    "in rounds",
-    "sent",
-    "received",
-)
+_COLUMNS: Mapping[str, Callable[[LearnerView], str]] = {
+    "clock": lambda one: f"{one.clock}",
+    "tokens/s": lambda one: amount(one.tokens_per_second),
+    "step": lambda one: seconds(one.step_seconds),
+    "data wait": lambda one: share(one.data_wait_share),
+    "MFU": lambda one: share(one.mfu),
+    "merged": lambda one: share(one.merged_share),
+    "staleness": lambda one: "-" if one.staleness is None else f"{one.staleness:.1f} steps",
+    "in rounds": lambda one: share(one.in_recent),
+    "sent": lambda one: size(one.sent),
+    "received": lambda one: size(one.received),
+}
+_IF_KNOWN = ("data wait", "MFU")  # columns that no run without measurements has
 
 
 def learners(view: RunView, found: Sequence[Advice], key: str) -> Html:
-    """Each learner: its state, its life as a lane, and its figures."""
+    """Each learner: its state, its life as a lane, and its figures; below it, its hosts if it has several."""
     by_learner = {one.learner: one for one in reversed(found) if one.learner is not None}
-    known = [one for one in view.learners if any(_optional(one))]
-    left_out = {
-        name for place, name in enumerate(("data wait", "MFU")) if not any(_optional(o)[place] for o in known)
-    }
-    names = [name for name in _COLUMNS if name not in left_out]
-    rows = [_learner(view, one, by_learner.get(one.learner), key, names) for one in view.learners]
-    head = el("thead", el("tr", [el("th", name, scope="col", class_=_narrow(name)) for name in names]))
-    last = el(
-        "tr", el("td"), el("td"), el("td", axis(view.now), class_="wide"), class_="times", aria_hidden="true"
+    columns = [
+        name
+        for name, said in _COLUMNS.items()
+        if name not in _IF_KNOWN or any(said(one) != "-" for one in view.learners)
+    ]
+    rows = [
+        [_learner(view, one, by_learner.get(one.learner), key, columns), _hosts(view, one, len(columns))]
+        for one in view.learners
+    ]
+    names = [el("th", name, scope="col") for name in ("learner", "now", "over time", *columns)]
+    times = el("tr", el("td"), el("td"), el("td", axis(view.now), class_="wide"), class_="times")
+    whole = el(
+        "table",
+        el("caption", "Learners", class_="spoken"),
+        el("thead", el("tr", names)),
+        el("tbody", rows),
+        el("tfoot", times, aria_hidden="true"),
+        class_="learners",
     )
-    caption = el("caption", "Learners", class_="spoken")
-    whole = el("table", caption, head, el("tbody", rows), el("tfoot", last), class_="learners")
-    return el("section", el("h2", "Learners"), whole, legend(), id=f"{key}-learners", tabindex="-1")
+    shown = legend(hosts=any(one.hosts for one in view.learners))
+    return el("section", el("h2", "Learners"), whole, shown, id=f"{key}-learners", tabindex="-1")
 
 
-def _optional(one: LearnerView) -> tuple[bool, bool]:
-    return one.data_wait_share is not None, one.mfu is not None
-
-
-def _narrow(name: str) -> str | None:
-    return "wide" if name == "over time" else None
-
-
-def _learner(view: RunView, one: LearnerView, said: Advice | None, key: str, names: Sequence[str]) -> Html:
+def _learner(view: RunView, one: LearnerView, said: Advice | None, key: str, columns: Sequence[str]) -> Html:
     mark = "" if said is None else "✖ " if said.trouble else "▲ "
-    label = f"learner {one.learner}: {_path_in_words(one)}"
-    values = {
-        "now": [mark, f"{one.state} {seconds(one.state_seconds) if one.state_seconds else ''}", _hosts(one)],
-        "over time": lane(one.lane, one.merged, view.slot_seconds, view.now, label),
-        "clock": f"{one.clock}",
-        "tokens/s": amount(one.tokens_per_second),
-        "step": seconds(one.step_seconds),
-        "data wait": share(one.data_wait_share),
-        "MFU": share(one.mfu),
-        "merged": share(one.merged_share),
-        "staleness": "-" if one.staleness is None else f"{one.staleness:.1f} steps",
-        "in rounds": share(one.in_recent),
-        "sent": size(one.sent),
-        "received": size(one.received),
-    }
+    label = f"learner {one.learner}: {_path_in_words(one.lane)}"
     why = None if said is None else el("p", said.what, class_="why")
-    cells = [el("td", values[name], data_label=name, class_=_narrow(name)) for name in names[1:]]
-    head = el("th", f"{one.learner}", why, scope="row")
+    now = f"{mark}{one.state} {seconds(one.state_seconds) if one.state_seconds else ''}"
     kind = "" if said is None else "trouble" if said.trouble else "better"
-    return el("tr", head, cells, id=f"{key}-learner-{one.learner}", class_=f"{kind} {one.state}".strip())
+    return el(
+        "tr",
+        el("th", f"{one.learner}", why, scope="row"),
+        el("td", now, data_label="now"),
+        el("td", lane(one.lane, view.now, label, one.merged, view.slot_seconds), class_="wide"),
+        [el("td", _COLUMNS[name](one), data_label=name) for name in columns],
+        id=f"{key}-learner-{one.learner}",
+        class_=f"{kind} {one.state}".strip(),
+    )
 
 
-def _hosts(one: LearnerView) -> Html | None:
-    """Which of its hosts are connected, where it has several."""
-    said = [f"host {at.host} {'here' if at.here else f'gone {seconds(at.seconds)}'}" for at in one.hosts]
-    return el("ul", [el("li", line) for line in said], class_="hosts") if said else None
+def _hosts(view: RunView, one: LearnerView, columns: int) -> list[Html]:
+    """A row for each of a learner's several hosts; of many, for those that are gone or came last."""
+    known = sorted(one.hosts, key=lambda at: (at.state != "gone", at.state_seconds))
+    shown = sorted(known[:MOST_HOSTS], key=lambda at: at.host)
+    rows = [
+        el(
+            "tr",
+            el("th", el("span", f"learner {one.learner}, ", class_="spoken"), f"host {at.host}", scope="row"),
+            el("td", f"{at.state} {seconds(at.state_seconds) if at.state_seconds else ''}", data_label="now"),
+            el("td", lane(at.lane, view.now, f"host {at.host}: {_path_in_words(at.lane)}"), class_="wide"),
+            el("td", colspan=columns),
+            class_=f"host {at.state}",
+        )
+        for at in shown
+    ]
+    if more := known[MOST_HOSTS:]:
+        told = f"{sum(at.state == 'connected' for at in more)} of them are connected"
+        row = [el("th", f"{len(more)} more", scope="row"), el("td", told, colspan=columns + 2)]
+        rows.append(el("tr", row, class_="host"))
+    return rows
 
 
-def _path_in_words(one: LearnerView) -> str:
+def _path_in_words(spans: Sequence[Span]) -> str:
     total: dict[str, float] = {}
-    for state, start, end in one.lane:
+    for state, start, end in spans:
         total[state] = total.get(state, 0.0) + end - start
     return ", ".join(f"{state} {seconds(spent)}" for state, spent in total.items() if spent > 0)
 

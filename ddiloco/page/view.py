@@ -21,11 +21,12 @@ Values = Sequence[float | None]
 
 @dataclasses.dataclass(frozen=True)
 class HostView:
-    """One of a learner's several hosts: whether it is connected to the syncer, and for how many seconds."""
+    """One of a learner's several hosts, as the syncer knows it."""
 
     host: int
-    here: bool
-    seconds: float
+    state: str  # connected, gone, or finished with its learner
+    state_seconds: float
+    lane: Sequence[Span]  # seconds since the run began
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,9 +203,9 @@ def _status(history: History) -> str:
 def _learner(history: History, slots: Slots, number: int, rounds: Sequence[float]) -> LearnerView:
     of, summary, now = history.learners[number], history.summary, history.now
     state, since = _state(of, now, history.going_on)
-    most = max(LEAST_SPANS, SPANS // max(1, len(history.learners)))
+    most = max(LEAST_SPANS, SPANS // sum(1 + len(one.hosts) for one in history.learners.values()))
     began = history.started
-    lane = [Span(kind, start - began, end - began) for kind, start, end in of.lane.spans(now, most)]
+    lane = _since(began, of.lane.spans(now, most))
     if state == "hung" and lane:
         stood = Span(lane[-1].state, lane[-1].start, max(lane[-1].start, since - began))
         lane[-1:] = [stood, Span("hung", stood.end, now - began)]
@@ -235,8 +236,23 @@ def _learner(history: History, slots: Slots, number: int, rounds: Sequence[float
             for count, total in zip(slots.sums(("in", number)), rounds, strict=True)
         ],
         lane=lane,
-        hosts=[HostView(host, here, now - since) for host, (here, since) in sorted(of.hosts.items())],
+        hosts=[_host(history, of, host, most) for host in sorted(of.hosts)],
     )
+
+
+def _host(history: History, of: LearnerHistory, host: int, most: int) -> HostView:
+    """The host's connection until its learner finished, and then that it has."""
+    spans = of.hosts[host].spans(history.now, most)
+    if of.lane.state == "finished":
+        ends = of.lane.since
+        spans = [Span(state, start, min(end, ends)) for state, start, end in spans if start < ends]
+        spans.append(Span("finished", ends, max(ends, history.now)))
+    lane = _since(history.started, spans)
+    return HostView(host, lane[-1].state, lane[-1].end - lane[-1].start, lane)
+
+
+def _since(moment: float, spans: Iterable[Span]) -> list[Span]:
+    return [Span(state, start - moment, end - moment) for state, start, end in spans]
 
 
 def _state(of: LearnerHistory, now: float, going_on: bool) -> tuple[str, float]:
@@ -373,16 +389,14 @@ def _pace(slots: Slots, number: int, of: LearnerHistory, state: str, lane: Seque
     return sum(recent) / (len(recent) * slots.width) if recent else None
 
 
-def _rates(history: History, slots: Slots) -> list[float]:
-    """Tokens a second of all learners in each slot, as means over a few steps."""
+def _rates(history: History, slots: Slots) -> Values:
+    """Tokens a second of all learners in each slot that is over, as means over a few steps."""
     steps = [one.step_seconds for one in history.learners.values() if one.step_seconds]
     count = max(1, round(2 * max(steps, default=0.0) / slots.width))
-    sums, found = slots.sums("tokens"), []
-    for place in range(len(sums)):
-        first = max(0, place + 1 - count)
-        ends = min((place + 1) * slots.width, max(history.now - history.started, first * slots.width + 1e-9))
-        found.append(sum(sums[first : place + 1]) / max(ends - first * slots.width, slots.width / 2))
-    return found
+    over = slots.sums("tokens")[: int((history.now - history.started) / slots.width)]
+    spans = [over[max(0, place + 1 - count) : place + 1] for place in range(len(over))]
+    rates: list[float | None] = [sum(span) / (len(span) * slots.width) for span in spans]
+    return rates + [None] * (slots.used - len(over))
 
 
 def _last(values: Values) -> float | None:

@@ -44,5 +44,5 @@ def _durable(workdir: pathlib.Path, run: str) -> SavedModel:
     layout = assembly_of(experiment).layout
     durable = DurableState(workdir / FOLDER, layout, lambda record: None, threading.Event(), run)
     start = durable.load()
-    params = assemble(layout, [fragment.pieces for fragment in start.fragments])
+    params = assemble(layout, [fragment.pieces for fragment in start.fragments.values()])
     return SavedModel(experiment, params, start.state.step)

@@ -91,6 +91,7 @@ def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -
         try:
             if nones:
                 _set_nones(flags.FLAGS.config, nones)
+            _check_folders()
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
             sys.exit(main(argv) or 0)
@@ -221,6 +222,15 @@ def _read(arguments: Sequence[str], group: str = "config") -> Iterator[_Argument
             yield _Argument([word, waiting[0]], name, waiting.pop(0))
         else:
             yield _Argument([word], name)
+
+
+def _check_folders() -> None:
+    """A run's folder is on a disk: a file in a bucket is neither locked nor written to again."""
+    for flag in ("workdir", "output", "kept"):
+        given = flags.FLAGS[flag].value if flag in flags.FLAGS else None
+        for path in [given] if isinstance(given, str) else given or []:
+            if "://" in path:
+                raise UsageError(f"{flag}: {path}: must be on a disk with file locks, which no bucket has")
 
 
 def _check_overrides(argv: Sequence[str]) -> None:

@@ -20,14 +20,16 @@ def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
     """An event that SIGINT and SIGTERM set, and a list that they are put in; a second one ends at once.
 
     `grace` seconds after the first the process ends, whatever is not saved by then; 0: never. What an engine
-    kills counts as failed, what ends before counts as preempted.
+    kills counts as failed, what ends before counts as preempted. With a grace period a second SIGTERM changes
+    nothing: engines send it to a job's processes from more than one place.
     """
     stop, received = threading.Event(), []
 
     def leave(number, _) -> None:
         received.append(number)
         stop.set()
-        signal.signal(number, signal.SIG_DFL)
+        again = signal.SIG_IGN if grace and number == signal.SIGTERM else signal.SIG_DFL
+        signal.signal(number, again)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)

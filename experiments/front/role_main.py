@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, REFUSED, SYNCER, Assignment
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.json_lines import speak_json
 from ddiloco.observe.summary import read_summary
@@ -65,6 +65,8 @@ def role_main(
     platform.prepare()
     if assignment.role == SYNCER:
         return process.syncer(finish)
+    if assignment.role == PART:
+        return process.part()
     return process.learner(profile, spare) if assignment.role == LEARNER else process.evaluator()
 
 
@@ -133,6 +135,40 @@ class _Process:
             print(f"error: {error}", file=sys.stderr)
             return FAILED
         return ending.tell(result, workdir, self.received)
+
+    def part(self) -> int:
+        from ddiloco.disk.durable import FOLDER
+        from ddiloco.remote.syncer.listening import Listening, take_descriptors
+        from ddiloco.remote.syncer.part import run_part
+        from ddiloco.remote.wire.security import check_reach
+        from ddiloco.training import platform
+
+        experiment, security, assignment = self.experiment, self.security, self.assignment
+        part, parts = assignment.part, experiment.remote.parts
+        if part >= parts:
+            raise cli.UsageError(f"part: is {part}, but must be below {parts}, by config.remote.parts")
+        address = check_address(assignment.listen, "listen")
+        authority = check_address(assignment.syncer, "authority")
+        check_reach(address, security)
+        take_descriptors()
+        platform.compute_on_cpu()
+        roles.name_process(assignment.name)
+        listening = Listening(
+            address, security, experiment.remote, experiment.most_learners, self.health.ready.set
+        )
+        failure = run_part(
+            self._assembly(),
+            self.stop,
+            listening=listening,
+            security=security,
+            authority=authority,
+            part=part,
+            folder=assignment.workdir / FOLDER,
+        )
+        if failure is not None:
+            print(f"error: {assignment.name} of the syncer: {failure}", file=sys.stderr)
+            return FAILED
+        return 128 + self.received[0] if self.received else DONE
 
     def learner(self, profiled: str | None, spare: Callable[[], Assignment | None] | None) -> int:
         import jax

@@ -20,7 +20,6 @@ TEXT = {
 EXPERTS = {**TEXT, "model.num_experts": 4, "model.experts_per_token": 2, "model.expert_dim": 32}
 IMAGES = {"model.num_layers": 2, "model.model_dim": 32, "model.num_heads": 2, "model.mlp_dim": 64}
 SHORT = {"data.sequence_length": 64}
-BRIEF = {"sync.interval": 4}  # else a thousand rounds of one fragment are 24,000 steps
 PRESETS: dict[str, dict[str, Any]] = {  # and what is made smaller
     "configs/micro.py": {"train.batch_size": 2, **SHORT},
     "configs/micro.py:moe": {"train.batch_size": 2, **SHORT},
@@ -28,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {  # and what is made smaller
     "configs/micro.py:multimodal": {"train.batch_size": 2},
     "configs/dense.py:tiny": {**TEXT, **SHORT},
     "configs/dense.py:tiny,streaming": {**TEXT, **SHORT},
-    "configs/dense.py:tiny,diloco": {**TEXT, **SHORT, **BRIEF},
+    "configs/dense.py:tiny,diloco": {**TEXT, **SHORT},
     "configs/moe.py:tiny": {**EXPERTS, **SHORT},
     "configs/vit.py:tiny": {**IMAGES, "train.batch_size": 4},
     "configs/multimodal.py:tiny": TEXT,

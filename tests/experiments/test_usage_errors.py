@@ -47,6 +47,15 @@ def test_a_usage_error_is_told_in_one_line(arguments, told, programs, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("program", "flag"),
+    [("train", "workdir"), ("syncer", "workdir"), ("learner", "workdir"), ("tune", "output")],
+)
+def test_no_run_is_in_a_bucket(program, flag, programs):
+    done = programs.run(program, f"--{flag}=gs://bucket/run")
+    check(done, f"{flag}: gs://bucket/run: must be on a disk with file locks")
+
+
 def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, tmp_path):
     told = "no_such_text"
     done = programs.run("train", f"--config.data.name={told}", f"--workdir={tmp_path / 'run'}")

@@ -18,6 +18,8 @@ import sys, threading
 from experiments.front.ending import stop_on_signals
 stop, received = stop_on_signals(float(sys.argv[1]))
 print("begun", flush=True)
+stop.wait()
+print("told", flush=True)
 threading.Event().wait()
 """
 
@@ -73,6 +75,8 @@ def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "told\n"
+    process.send_signal(signal.SIGTERM)  # an engine may tell it twice
     _, told = process.communicate(timeout=60)
     assert process.returncode == 143
     assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"

@@ -6,7 +6,7 @@ import subprocess
 
 RECORD = """#!/bin/bash
 {{ printf '%s' {name}; for word in "$@"; do printf '\\t%s' "$word"; done; echo; }} >> {log}
-env | grep '^DDILOCO_' | sort > {log}.{name}
+env | grep -E '^(DDILOCO|SRUN)_' | sort > {log}.{name}
 {then}
 """
 
@@ -30,7 +30,7 @@ class Commands:
         return [call[1:] for call in found if call[0] == name] if name else found
 
     def environment(self, name):
-        """The DDILOCO_* variables of the last call."""
+        """The DDILOCO_* and SRUN_* variables of the last call."""
         lines = (self.folder / f"log.{name}").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines)
 

@@ -15,6 +15,14 @@ def test_learners_have_chips_of_their_own():
     assert all(share["TPU_PROCESS_BOUNDS"] == "1,1,1" for share in shares)
 
 
+def test_processes_of_four_chips_do_not_keep_each_other_out():
+    shares = [chips.share(m, 2, {"TPU_VISIBLE_CHIPS": "0,1,2,3,4,5,6,7"}) for m in range(2)]
+    assert [share["TPU_VISIBLE_CHIPS"] for share in shares] == ["0,1,2,3", "4,5,6,7"]
+    # libtpu takes these bounds for all chips of a host, and lets in one process, unless it is told.
+    assert all(share["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1" for share in shares)
+    assert all(share["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1" for share in shares)
+
+
 def test_a_share_is_of_a_shape_that_the_runtime_knows():
     shares = [chips.share(m, 2, {"TPU_VISIBLE_CHIPS": "0,1,2,3,4,5,6"}) for m in range(2)]
     assert [share["TPU_VISIBLE_CHIPS"] for share in shares] == ["0,1", "2,3"]  # three would be no rectangle

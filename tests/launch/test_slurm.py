@@ -79,6 +79,12 @@ def test_a_learner_is_told_all_in_its_environment(commands, written, tmp_path):
     assert words[4:7] == CONFIG  # as they were given, spaces and all
 
 
+def test_a_task_has_the_cores_that_its_job_asked_for(commands, written, tmp_path):
+    commands.add("srun")
+    learner(commands, written(), tmp_path, SLURM_CPUS_PER_TASK="12")
+    assert commands.environment("srun")["SRUN_CPUS_PER_TASK"] == "12"
+
+
 def test_hosts_of_a_learner_are_told_who_they_are(commands, written, tmp_path):
     commands.add("python")
     commands.add("srun", 'shift; SLURM_PROCID=1 "$@"')
@@ -95,17 +101,30 @@ def test_what_may_be_started_again_is_put_back_into_the_queue(commands, written,
     assert commands.calls("scontrol") == ([["requeue", "17_2"]] if again else [])
 
 
-def test_the_notice_reaches_the_learner_as_sigterm(commands, written, tmp_path):
-    begun = shlex.quote(str(tmp_path / "begun"))
-    commands.add("srun", f"trap 'kill $!; exit 143' TERM; sleep 60 & touch {begun}; wait")
+@pytest.mark.parametrize("notices", [1, 2])
+def test_the_notice_reaches_the_learner_as_sigterm(commands, written, tmp_path, notices):
+    """An srun that gets SIGTERM kills its tasks at once, as Slurm's does; scancel tells the tasks."""
+    begun, told, ended = (shlex.quote(str(tmp_path / name)) for name in ("begun", "told", "ended"))
+    task = f"trap 'touch {told}' TERM; touch {begun}; until [ -e {ended} ]; do sleep 0.02; done; exit 143"
+    commands.add(
+        "srun",
+        f"bash -c {shlex.quote(task)} & echo $! > {begun}.pid; trap 'kill -9 $!; exit 137' TERM\nwait $!",
+    )
+    commands.add("scancel", f"kill -TERM $(cat {begun}.pid) 2>/dev/null")
     address = tmp_path / "shared run.launch"
     address.mkdir()
     (address / "address").write_text("node9:7070\n")
-    told = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "17"}
-    process = commands.start("learners.sbatch", written(), **told)
+    known = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "17", "SLURM_JOB_ID": "20"}
+    process = commands.start("learners.sbatch", written(), **known)
     until((tmp_path / "begun").exists, "the learner to begin")
-    process.send_signal(signal.SIGTERM)  # as --signal=B:TERM does
-    process.communicate(timeout=60)
+    for n in range(notices):
+        process.send_signal(signal.SIGTERM)  # as --signal=B:TERM does, and Slurm again when time is up
+        until(lambda n=n: len(commands.calls("scancel")) == n + 1, "scancel")
+    until((tmp_path / "told").exists, "the learner to be told")
+    (tmp_path / "ended").touch()
+    _, err = process.communicate(timeout=60)
+    assert err == "exit code 143: back into the queue\n"
+    assert commands.calls("scancel") == [["--signal=TERM", "20"]] * notices
     assert commands.calls("scontrol") == [["requeue", "17_2"]]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 from ddiloco.page import history as history_module
@@ -66,17 +67,32 @@ def test_the_load_of_a_syncer_is_that_of_the_last_rounds(run_of, tmp_path):
     assert load.in_per_second == moved / span > 0
 
 
-def test_hosts_of_a_learner_are_here_or_gone(run_of, tmp_path):
+def test_hosts_of_a_learner_have_lanes_of_their_own(view_of):
+    first, second, third = view_of("missing_host").learner(2).hosts
+    assert [(span.state, span.start, span.end) for span in third.lane] == [
+        ("connected", 1.0, 100.0),
+        ("gone", 100.0, 120.0),
+        ("connected", 120.0, 150.0),
+        ("gone", 150.0, 200.0),
+    ]
+    assert (third.state, third.state_seconds) == ("gone", 50.0)
+    assert [at.state for at in (first, second)] == ["connected"] * 2 and not view_of("steady").learner(
+        2
+    ).hosts
+
+
+def test_hosts_of_a_learner_finish_with_it(run_of, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(run_of("steady"), workdir)
-    told = [("host_here", 0, 5.0), ("host_here", 1, 6.0), ("host_gone", 1, 250.0)]
+    told = [("host_here", 0, 5.0), ("host_here", 1, 6.0), ("host_gone", 0, 301.0), ("host_gone", 1, 250.0)]
     with (workdir / "events.jsonl").open("a") as file:
         for event, host, time in told:
             line = {"time": time, "event": event, "learner": 2, "host": host, "hosts": 3}
             file.write(json.dumps(line) + "\n")
-    view = read_view(workdir)
-    here = [(at.host, at.here, round(view.now - at.seconds)) for at in view.learner(2).hosts]
-    assert here == [(0, True, 5), (1, False, 250), (2, False, 5)] and list(view.learner(1).hosts) == []
+    lanes = [[(span.state, span.start) for span in at.lane] for at in read_view(workdir).learner(2).hosts]
+    assert lanes[0] == [("connected", 5.0), ("finished", 300.0)]
+    assert lanes[1] == [("gone", 5.0), ("connected", 6.0), ("gone", 250.0), ("finished", 300.0)]
+    assert lanes[2] == [("gone", 5.0), ("finished", 300.0)]
 
 
 def test_bytes_by_learner_add_up_to_those_of_the_run(view_of):
@@ -120,6 +136,23 @@ def test_another_run_in_the_same_folder_is_read_anew(run_of, tmp_path):
     while not history.read():
         pass
     assert view_of(history).learners == read_view(run_of("all_links_thin")).learners
+
+
+def test_a_run_that_moves_away_while_it_is_looked_through_is_read_anew(run_of, tmp_path, monkeypatch):
+    target, looked = tmp_path / "run", os.scandir
+    shutil.copytree(run_of("lives"), target)
+
+    def gone_by_then(path):
+        if str(path) == str(target / "metrics") and (target / "metrics").exists():
+            (target / "metrics").rename(tmp_path / "elsewhere")
+        return looked(path)
+
+    monkeypatch.setattr(os, "scandir", gone_by_then)
+    history = History(target)
+    assert not history.read()
+    while not history.read():
+        pass
+    assert view_of(history).learners
 
 
 def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_path, monkeypatch):

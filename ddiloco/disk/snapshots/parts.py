@@ -40,6 +40,21 @@ def learner_part(learner: int) -> str:
     return f"learner_{learner:03d}"
 
 
+def fragments_part(part: int) -> str:
+    """The name of what a part of the syncer contributes: arrays of some of the fragments."""
+    return f"fragments_{part:03d}"
+
+
+def is_fragments_part(name: str) -> bool:
+    """Whether a part is one that `fragments_part` names."""
+    return name.startswith("fragments_")
+
+
+def is_syncers(name: str) -> bool:
+    """Whether a part is one of the syncer's."""
+    return name == SYNCER_PART or is_fragments_part(name)
+
+
 def parts_folder(snapshots: pathlib.Path) -> pathlib.Path:
     """Where the parts of a run's snapshots are written first."""
     return snapshots / STAGING

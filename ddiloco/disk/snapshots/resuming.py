@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 from ddiloco.config import ConfigError, Leaf
-from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
+from ddiloco.disk.snapshots.parts import is_syncers, learner_part
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotStore
 from ddiloco.observe.trimming import Cut, trim
 from ddiloco.settings.experiment import DECOUPLED_FAMILY, Experiment, all_settings, parse
@@ -20,7 +20,7 @@ def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
     Raises:
       ConfigError: there is none, or the run cannot resume from it with these settings.
     """
-    folder, own = workdir / FOLDER, [SYNCER_PART] if experiment.driver == "remote" else None
+    folder, own = workdir / FOLDER, is_syncers if experiment.driver == "remote" else None
     snapshot = SnapshotStore(folder, experiment.snapshot.keep).newest(_warn, own)
     if snapshot is None:
         raise ConfigError(f"config.resume: is true, but there is no complete snapshot in {folder}")

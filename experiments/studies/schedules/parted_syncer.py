@@ -9,9 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.authority import Authority
-from ddiloco.protocol.membership import Membership
-from ddiloco.protocol.parts import Part, fragments_of
+from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart, fragments_of
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.roles.exchange import fragments_with
@@ -83,7 +81,7 @@ class PartedSyncer:
     def live(self) -> tuple[int, ...]:
         """As the authority has it."""
         core = self._authority.core
-        return () if core is None else tuple(m.learner for m in core.members.live())
+        return () if core is None else core.live
 
     def next_deadline(self) -> float | None:
         """Each process sets its own alarm."""
@@ -107,9 +105,7 @@ class PartedSyncer:
                 self._starts += 1
                 if process is self._authority:
                     parts = len(self._parts)
-                    process.core = Authority(
-                        self._policy, self._total_steps, self.durable, Membership(), parts
-                    )
+                    process.core = AuthorityCore(self._policy, self._total_steps, self.durable, parts)
                     for part in self._parts:
                         self._connect(part)
                 else:
@@ -118,17 +114,10 @@ class PartedSyncer:
                     self._connect(process)
 
     def _connect(self, part: _Process) -> None:
-        """A new connection: the part says what it has committed, and hears who is there."""
+        """A new connection: the part hears who is there, and says what it has committed."""
         part.connection += 1
-        now = self._calendar.now
-        if part.core is None or self._authority.core is None:
-            return
-        said = part.core.connected(now)
-        if any(isinstance(thing, actions.SyncerAction) for thing in said):
-            self._observe(events.Timeout(), said)
-        self._carry_out(part, said)
-        for told in self._authority.core.connected(part.number):
-            self._send(part, part, told)
+        if part.core is not None and self._authority.core is not None:
+            self._handle(self._authority, PartConnected(part.number))
 
     # Messages.
 
@@ -147,41 +136,34 @@ class PartedSyncer:
                 event = events.OfferFailed(event.round, c.learner, c.incarnation, problem)
         self._handle(part, event)
 
-    def _handle(self, process: _Process, event: events.SyncerEvent) -> None:
-        core, now = process.core, self._calendar.now
-        if core is None:
+    def _handle(
+        self, process: _Process, event: events.SyncerEvent | PartConnected | FromPart | news.News
+    ) -> None:
+        if process.core is None:
             return
-        if process is self._authority:
-            said = [] if isinstance(event, events.Timeout) else core.handle(event, now)
-            if isinstance(event, events.LearnerJoined):
-                self.durable = self.durable.with_incarnations(core.members.incarnations())
-            said = [*said, *core.mark_silent(now), *core.conclude()]
-        else:
-            said = core.handle(event, now)
-        self._observe(event, said)
+        said = process.core.handle(event, self._calendar.now)
+        if isinstance(event, events.LearnerJoined):
+            self.durable = self.durable.with_incarnations(process.core.state().incarnations)
+        out = [thing for thing in said if isinstance(thing, actions.SyncerAction)]
+        if out or not isinstance(event, PartConnected):  # at the very start there is nobody to observe it
+            seen = event if isinstance(event, events.SyncerEvent) else events.Timeout()
+            self._observer.syncer_handled(seen, out, self._calendar.now)
         self._carry_out(process, said)
 
-    def _hear(self, process: _Process, part: _Process, connection: int, told: news.News | news.Word) -> None:
-        if process.core is None or connection != part.connection:
-            return
-        if process is self._authority:
-            said = [*process.core.hear(told, part.number), *process.core.conclude()]
-        else:
-            said = process.core.hear(told, self._calendar.now)
-        self._observe(events.Timeout(), said)
-        self._carry_out(process, said, part)
+    def _hear(self, process: _Process, part: _Process, connection: int, told: news.News | FromPart) -> None:
+        if connection == part.connection:
+            self._handle(process, told)
 
-    def _observe(self, event: events.SyncerEvent, said: list[Any]) -> None:
-        out = [thing for thing in said if isinstance(thing, actions.SyncerAction)]
-        self._observer.syncer_handled(event, out, self._calendar.now)
-
-    def _carry_out(self, process: _Process, said: list[Any], to: _Process | None = None) -> None:
+    def _carry_out(self, process: _Process, said: list[Any]) -> None:
         for thing in said:
             match thing:
-                case news.Noted():
-                    self._send(to, to, thing)
                 case news.Committed() | news.Stuck() | news.Over() | news.Doubted():
-                    self._send(self._authority, process, thing)
+                    self._send(self._authority, process, FromPart(process.number, thing))
+                case ToPart(None, told):
+                    for part in self._parts:
+                        self._send(part, part, told)
+                case ToPart(number, told):
+                    self._send(self._parts[number], self._parts[number], told)
                 case actions.Tell(receivers, event):
                     payload = [None for _ in fragments_with(event)]
                     for receiver in receivers:
@@ -194,13 +176,9 @@ class PartedSyncer:
                     self._observer.noted(thing.name, thing.values, self._calendar.now)
                 case actions.Finish():
                     self.finished_at = self._calendar.now
-                case _:
-                    for part in self._parts:
-                        self._send(part, part, thing)
-        if process.core is not None:
-            process.alarm.set(process.core.next_deadline())
+        self._set_alarm(process)
 
-    def _send(self, to: _Process, part: _Process, told: news.News | news.Word) -> None:
+    def _send(self, to: _Process, part: _Process, told: news.News | FromPart) -> None:
         """Over the connection of a part, which keeps the order."""
         at = self._calendar.now + self._rng.expovariate(1 / DELAY)
         to.heard_until = at = max(at, to.heard_until)

@@ -67,6 +67,9 @@ def main(_) -> int:
     config = _CONFIG.value
     config.driver = "remote"
     experiment = parse(config)
+    if experiment.has_parts:
+        by_hand = "engines start one process of the syncer; parts are started by hand (docs/parts.md)"
+        raise ConfigError(f"config.remote.parts: is {experiment.remote.parts}, but must be 1: {by_hand}")
     if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
         raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
     fleet = Fleet(

@@ -156,6 +156,11 @@ class Part:
         """Whether a merge is durable that the authority has not answered for."""
         return any(r.committed for r in self._rounds.open)
 
+    def is_early(self, event: events.FragmentArrived) -> bool:
+        """Whether the offer is here before the report of its step, which comes by way of the authority."""
+        m = self._members.current(event.contribution.learner, event.contribution.incarnation)
+        return m is not None and m.state is State.LIVE and m.step < event.contribution.step
+
     def handle(
         self,
         event: events.FragmentArrived

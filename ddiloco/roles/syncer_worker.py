@@ -95,6 +95,7 @@ class SyncerWorker:
         self._held: Message | None = None  # taken out of the inbox, and next
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
         self._links = Links()
+        self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
         self._model = model
         self._merging: Merging | None = None
         if model is not None:
@@ -172,7 +173,7 @@ class SyncerWorker:
             self._snapshots.timeout(time.monotonic())
         match message:
             case Arrived():
-                if self._recording is None or not self._recording.holds(message):
+                if not self._comes_early(message):
                     decided = self._decide(message.event, message.pieces)
                     self._merging.arrivals.keep(message.event, decided, message.pieces)
                     self._carry_out(decided)
@@ -192,7 +193,7 @@ class SyncerWorker:
                 pass
             case events.LearnerJoined():
                 self._take_joins(message)
-            case CutBegun() | FragmentsWritten() | PartConnected() | FromPart():
+            case CutBegun() | FragmentsWritten() | PartConnected() | FromPart() | news.Heard():
                 self._take_of_another(message)
             case event:
                 self._carry_out(self._decide(event))
@@ -217,9 +218,24 @@ class SyncerWorker:
         for join in joins:
             self._links.joined(join)
 
-    def _take_of_another(self, message: CutBegun | FragmentsWritten | PartConnected | FromPart) -> None:
+    def _comes_early(self, arrived: Arrived) -> bool:
+        """Whether an offer is here before what its learner told the authority; then it waits for that."""
+        if self._recording is not None and self._recording.holds(arrived):
+            return True
+        if not isinstance(self.core, Part) or not self.core.is_early(arrived.event):
+            return False
+        self._early[arrived.event.contribution.learner, arrived.event.round.fragment] = arrived
+        return True
+
+    def _take_of_another(
+        self, message: CutBegun | FragmentsWritten | PartConnected | FromPart | news.Heard
+    ) -> None:
         """Takes what another process of the syncer says; it is trusted."""
         match message:
+            case news.Heard(report):
+                self._carry_out(self._decide(message))
+                for key in [key for key in self._early if key[0] == report.learner]:
+                    self._take(self._early.pop(key))
             case CutBegun(number, learners):
                 begun = SnapshotBegun(number, self.core.versions)
                 for learner in learners:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ddiloco.config import ConfigError
 from ddiloco.disk import kept
-from ddiloco.disk.ownership import owned
+from ddiloco.disk.ownership import owned, owned_fragments
 from ddiloco.observe.files import read_lines
 from ddiloco.observe.trimming import Cut, trim
 
@@ -43,7 +43,8 @@ def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     """
     if not workdir.is_dir():
         raise ConfigError(f"workdir: {workdir}: is no folder")
-    with owned(workdir):
+    known = [int(path.name.rpartition("-")[2]) for path in (workdir / _SYNCER).glob("fragment-[0-9]*")]
+    with owned(workdir), owned_fragments(workdir / _SYNCER, known):
         return _roll_back(workdir, step)
 
 

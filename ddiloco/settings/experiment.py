@@ -304,6 +304,11 @@ class Experiment:
         """Into how many shards the data is divided."""
         return self.sync.num_learners * self.train.sub_shards
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether the syncer is several processes."""
+        return self.driver == "remote" and self.remote.parts > 1
+
     def hosts(self, learner: int) -> int:
         """Processes that driver=remote starts for the learner."""
         return self.remote.hosts[learner] if self.remote.hosts else 1

@@ -143,26 +143,28 @@ class _Process:
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.training import platform
 
-        experiment, security, assignment = self.experiment, self.security, self.assignment
-        part, parts = assignment.part, experiment.remote.parts
-        if part >= parts:
-            raise cli.UsageError(f"part: is {part}, but must be below {parts}, by config.remote.parts")
+        experiment, assignment = self.experiment, self.assignment
+        parts = experiment.remote.parts
+        if assignment.part >= parts:
+            raise cli.UsageError(
+                f"part: is {assignment.part}, but must be below {parts}, by config.remote.parts"
+            )
         address = check_address(assignment.listen, "listen")
         authority = check_address(assignment.syncer, "authority")
-        check_reach(address, security)
+        check_reach(address, self.security)
         take_descriptors()
         platform.compute_on_cpu()
         roles.name_process(assignment.name)
         listening = Listening(
-            address, security, experiment.remote, experiment.most_learners, self.health.ready.set
+            address, self.security, experiment.remote, experiment.most_learners, self.health.ready.set
         )
         failure = run_part(
             self._assembly(),
             self.stop,
             listening=listening,
-            security=security,
+            security=self.security,
             authority=authority,
-            part=part,
+            part=assignment.part,
             folder=assignment.workdir / FOLDER,
         )
         if failure is not None:

@@ -20,6 +20,7 @@ from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.record_messages import part_record_message
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
+from ddiloco.remote.wire.unconfirmed import Unconfirmed
 from ddiloco.roles.snapshots.messages import FragmentsWritten
 from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig, backoff
@@ -65,8 +66,7 @@ class Uplink:
         self._process = secrets.randbits(52)
         self._change = threading.Condition()
         self._words: collections.deque[pb.FromPart] = collections.deque()
-        self._records: collections.deque[pb.PartRecords.One] = collections.deque()
-        self._first = self._sent = 0  # numbers of the oldest record kept, and of the next one to send
+        self._records: Unconfirmed[pb.PartRecords.One] = Unconfirmed(MOST_RECORDS)
         self._connection = 0
         self._control: grpc.Call | None = None
         self._closing = threading.Event()
@@ -98,10 +98,6 @@ class Uplink:
         message = part_record_message(record)
         with self._change:
             self._records.append(message)
-            if len(self._records) > MOST_RECORDS:
-                self._records.popleft()
-                self._first += 1
-                self._sent = max(self._sent, self._first)
             self._change.notify_all()
 
     def finish(self, timeout: float) -> None:
@@ -150,7 +146,7 @@ class Uplink:
         with self._change:
             self._connection += 1
             self._words.clear()
-            self._sent = self._first
+            self._records.send_again()
             number = self._connection
         options = wire.options(self._config.keepalive)
         with self._security.channel(self._authority, options) as channel:
@@ -164,23 +160,17 @@ class Uplink:
                 for data in control:
                     begun = True
                     message = parse(pb.ToPart, data)
-                    if message.HasField("records_taken"):
-                        self._taken(message.records_taken.next)
-                    else:
+                    if not message.HasField("records_taken"):
                         self._take(message)
+                        continue
+                    with self._change:
+                        self._records.confirm(message.records_taken.next)
+                        self._change.notify_all()
             except grpc.RpcError:
                 if not begun:
                     raise
             finally:
                 control.cancel()
-
-    def _taken(self, following: int) -> None:
-        with self._change:
-            while self._records and self._first < following:
-                self._records.popleft()
-                self._first += 1
-            self._sent = max(self._sent, self._first)
-            self._change.notify_all()
 
     def _messages(self, number: int) -> Iterator[bytes]:
         place = self._place
@@ -202,15 +192,10 @@ class Uplink:
     def _next(self, number: int) -> pb.FromPart | None:
         with self._change:
             while self._connection == number:
-                unsent = self._first + len(self._records) - self._sent
-                if self._words and not (unsent and self._words[0].HasField("goodbye")):
+                if self._words and not (self._records.unsent and self._words[0].HasField("goodbye")):
                     return self._words.popleft()
-                if unsent:
-                    start = self._sent - self._first
-                    stop = min(start + BATCH, len(self._records))
-                    batch = pb.PartRecords(first=self._sent)
-                    batch.records.extend(self._records[i] for i in range(start, stop))
-                    self._sent += stop - start
-                    return pb.FromPart(records=batch)
+                if self._records.unsent:
+                    first, chosen = self._records.batch(BATCH)
+                    return pb.FromPart(records=pb.PartRecords(first=first, records=chosen))
                 self._change.wait()
             return None

@@ -19,6 +19,7 @@ from ddiloco.observe.files import GrowingFiles
 from ddiloco.observe.json_lines import about
 from ddiloco.observe.lines import LineFiles
 from ddiloco.observe.metrics import Metrics
+from ddiloco.observe.owner import Owner
 from ddiloco.observe.performance import together
 from ddiloco.observe.plots import plot_loss
 from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, glance
@@ -80,6 +81,7 @@ class Monitor:
         """
         self.queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self._workdir = pathlib.Path(workdir)
+        self._owner = Owner(self._workdir)
         self._clock = clock
         self._progress = Progress(live)
         self._alarms = Alarms(self._warn)
@@ -269,6 +271,7 @@ class Monitor:
         self._summary = {**summary, **as_json(self._extra)}
         path = self._workdir / "summary.json"
         with self._alarms.guard(str(path)):
+            self._owner.check()
             write_summary(path, self._summary)
 
     def _write_run_metrics(self) -> None:

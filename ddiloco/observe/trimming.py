@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe.files import read_lines, replacing
+from ddiloco.observe.owner import LOCK
 from ddiloco.observe.summary import read_summary, write_summary
 
 EVALUATOR_LOCK = ".evaluator.lock"
-OWNERS = {".lock", EVALUATOR_LOCK, "previous"}
+OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
 """What stays in a workdir whatever run is in it."""
 
 KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"} | OWNERS

@@ -27,6 +27,7 @@ from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.local.run import LocalRun
 from ddiloco.observe.monitor import Monitor, RunInfo
+from ddiloco.observe.owner import Owner
 from ddiloco.observe.profile import StepProfile
 from ddiloco.observe.trimming import OWNERS, next_previous
 from ddiloco.observe.writers import check_writers
@@ -175,6 +176,7 @@ def _run_owned(
         resume=resume or snapshot is not None,
     )
     monitor.start()
+    owner = Owner(workdir)
     extra: dict[str, Any] = {"finished": False}
     begun = time.monotonic()
     sample = None
@@ -193,6 +195,7 @@ def _run_owned(
         if assembly is not None:
             extra["params_sha256"] = parameters_sha256(outcome.params)
             folder = workdir / "checkpoints"
+            _check(owner, workdir)
             checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
             remote = experiment.driver == "remote"
             sample = outcome.sample if remote else assembly.sample(outcome.params)
@@ -203,6 +206,14 @@ def _run_owned(
     if sample is not None:
         (workdir / "sample.txt").write_text(sample + "\n")
     return Result(summary, sample, outcome.failure)
+
+
+def _check(owner: Owner, workdir: pathlib.Path) -> None:
+    """Raises ConfigError if another run has the folder now, whose checkpoints these are not."""
+    try:
+        owner.check()
+    except OSError as error:
+        raise ConfigError(f"workdir: {workdir}: {error.strerror}; nothing is saved there") from None
 
 
 def _run(

@@ -98,7 +98,9 @@ class SyncerRun:
             taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record, keep_also)
             self._syncer.take_snapshots(taker)
         if start is not None:
-            positions.load()
+            lost = positions.load()
+            if lost is not None:
+                record(records.Alarm(lost, time.time()))
         management = Management(
             security,
             e.most_learners,

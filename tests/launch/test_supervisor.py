@@ -32,7 +32,7 @@ with open({path!r}, "a") as file:
 class Run:
     """A supervisor of small programs, in a thread."""
 
-    def __init__(self, folder, syncer, *learners, spare=None, environment=os.environ):
+    def __init__(self, folder, syncer, *learners, spare=None, part=None, environment=os.environ):
         self.folder, self.told, self.ends = folder, [], []
         self.environment = environment
         self.stop, self.codes = threading.Event(), []
@@ -49,6 +49,7 @@ class Run:
             late_seconds=2.0,
             observe=lambda name, pid, code: code is not None and self.ends.append(name),
             spares=spares,
+            parts=[] if part is None else [self._role("part", part)],
         )
         self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
         self._thread.start()

@@ -103,12 +103,7 @@ class JobSnapshots:
         return bool(self._every) and step % self._every == 0
 
     def take(self, part: SnapshotPart, header: Mapping[str, Any]) -> None:
-        """Begins to write a snapshot, unless the previous one is still being written.
-
-        Args:
-          part: the job's state; must not change from now on.
-          header: `step` and `time` of the state, and anything else to store with it.
-        """
+        """Begins to write a snapshot, unless the one before is under way; `header`: its `step` and `time`."""
         number = self._store.next_number()
         if self._writing is not None and not self._writing.done():
             self._given_up(number, header, "the previous one is still being written")

@@ -136,9 +136,6 @@ def make_batches(
     """The endless training batches of the selected shards.
 
     Args:
-      config: the split, whether it is shuffled, and how many batches are prefetched.
-      source: the records of the split.
-      selection: the shards.
       read: (a shard's records in reading order without end, the same in order of the source, a seed) -> what
         rows are made of.
       rows: (what gives the n-th item of `read`, shard) -> the shard's rows.

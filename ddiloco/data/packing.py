@@ -66,8 +66,6 @@ class RowStream:
     Args:
       document: the tokens of document i = 0, 1, ... without end.
       epoch: documents in an epoch; an epoch without any token is an error.
-      length: L, tokens in a row.
-      first: the document to begin with.
       following: the document to read after document i; by default i + 1.
     """
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ddiloco.disk import array_file, checked_json, kept
 from ddiloco.disk.run_mark import FRAGMENT, RunMark
 from ddiloco.observe import records
+from ddiloco.observe.owner import Owner
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol.messages import RoundId
@@ -66,6 +67,7 @@ class DurableState:
         self._record = record
         self._stop = stop
         self._keep = keep
+        self._owner = Owner(folder.parent)
 
     def begin(self, model: GlobalModel) -> None:
         """Writes the initial fragments of a run; raises OSError if the disk refuses."""
@@ -157,6 +159,7 @@ class DurableState:
             "pieces": len(state.pieces),
         }
         path = self._path(p)
+        self._owner.check()
         array_file.save(path, FRAGMENT, header, [*state.pieces, *state.optimizer])
         if self._keep > 1:
             try:
@@ -168,6 +171,7 @@ class DurableState:
         self._record(records.Alarm(f"{self.folder}: {error.strerror or error}: {what}", time.time()))
 
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
+        self._owner.check()
         checked_json.save(self.folder / _INCARNATIONS, {str(m): number for m, number in incarnations})
 
     def _load(self, p: int) -> tuple[FragmentState, int, int]:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ddiloco.config import ConfigError
-
-LOCK = ".lock"  # the file that is locked; it stays, and says who has it or had it last
+from ddiloco.observe.owner import LOCK
 
 
 @contextlib.contextmanager
 def owned(workdir: pathlib.Path) -> Iterator[None]:
     """Owns the folder, made if it is not there, until the `with` block ends or this process does.
+
+    The file that is locked stays, and says who has it or had it last.
 
     Raises:
       ConfigError: another run has it, or it cannot be written to or locked.

@@ -65,10 +65,7 @@ def run_all(
     """Runs them on the loopback, each learner with a token of its own; returns the exit code.
 
     Args:
-      experiment: its settings.
       config: the same settings as program arguments, `--config=FILE` first.
-      workdir: takes everything that the run writes.
-      stop: ends it early.
       note: takes a line on what happens to the processes.
       observe: as the supervisor's.
       profile: FIRST:LAST steps of which learner 0 takes a trace.

@@ -155,9 +155,9 @@ class Supervisor:
         if role.failures > self._config.restarts:
             self._note(f"the process of {role.name} {how} and is given up")
             return
-        spare = self._spare_for(role)
-        if spare is not None:
-            self._put_in(spare, role)
+        ready = [s for s in self._spares if s.process is not None and s.process.exitcode is None]
+        if ready and role.assignment:
+            self._put_in(ready[0], role)
             self._note(f"the process of {role.name} {how}; a spare takes its place")
             return
         wait = backoff(role.failures, self._config.longest_backoff)
@@ -173,11 +173,6 @@ class Supervisor:
                 if process.exitcode is None:
                     process.kill()
                     process.join()
-
-    def _spare_for(self, role: Role) -> Role | None:
-        """A running spare that can take this role."""
-        ready = [s for s in self._spares if s.process is not None and s.process.exitcode is None]
-        return ready[0] if ready and role.assignment else None
 
     def _put_in(self, spare: Role, role: Role) -> None:
         """Gives the spare's process to the role; another is made once that process has had time to begin."""

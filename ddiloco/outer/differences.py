@@ -61,7 +61,6 @@ class DifferenceEncoder:
         """Encodes a step of fragment p, and waits for the result.
 
         Args:
-          p: the fragment.
           last: the version before, on the CPU device.
           new: what the outer step made of it; its memory is taken.
           left_out: by earlier updates; its memory is taken.

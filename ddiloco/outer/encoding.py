@@ -154,7 +154,6 @@ class FragmentDecoder:
         returned as they are, unchecked.
 
         Args:
-          p: the fragment.
           arrays: what came, which may be anything.
           anchor: Theta_p(version), float32.
 

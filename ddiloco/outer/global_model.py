@@ -92,18 +92,10 @@ class GlobalModel:
         step_tokens: int | None = None,
         fragments: Sequence[int] | None = None,
     ) -> None:
-        """Copies the parameters; versions begin at 0.
+        """Copies the parameters, float32; raises ValueError if they are not those of the layout.
 
-        Args:
-          layout: the fragments.
-          parameters: every tensor of the layout, float32.
-          config: merge rule, outer optimizer and codec.
-          num_learners: M, the most contributions that a merge can have.
-          step_tokens: the most tokens that a step of any learner can have; None: not known.
-          fragments: those that it holds; None: all.
-
-        Raises:
-          ValueError: the parameters are not those of the layout.
+        `num_learners`: M, the most contributions that a merge can have. `step_tokens`: the most tokens that
+        a step of any learner can have; None: not known. `fragments`: those that it holds; None: all.
         """
         given = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         if given != dict(layout.shapes):
@@ -145,7 +137,6 @@ class GlobalModel:
         begins anew.
 
         Args:
-          p: the fragment.
           contributions: theta_{m,p} of each learner in the merge, checked by `validate`.
           counts: (c_steps, c_tokens) of each.
           learners: their numbers, by which the guard knows them; (): the guard is not asked.

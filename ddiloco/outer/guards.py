@@ -341,13 +341,10 @@ def offered(
     sizes: Sequence[int],
     cosines: np.ndarray,
 ) -> list[Offered]:
-    """The numbers that gates judge by.
+    """The numbers that gates judge by; `counts`: steps and tokens, `sizes`: elements of each piece.
 
     Args:
-      learners: their numbers.
-      counts: the inner steps and the tokens of each offer.
       norms: (pieces, M), of each piece of each outer gradient.
-      sizes: elements of each piece.
       cosines: (M, M), between the outer gradients of two learners; NaN where one is zero.
 
     Example:

@@ -106,7 +106,6 @@ class OuterStep:
         """Merges one round of fragment p, and waits for the result.
 
         Args:
-          p: the fragment.
           pieces: Theta_p, float32, numpy or on the CPU device; never written.
           opt_state: the optimizer's state, whose memory the new one takes: do not use it again.
           contributions: theta_{m,p} of up to M learners, each like `pieces`; never written.

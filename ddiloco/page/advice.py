@@ -7,8 +7,8 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ddiloco.observe.words import seconds, share, size
 from ddiloco.page.view import LearnerView, RunView, SyncerView
-from ddiloco.page.words import seconds, share, size
 
 SETTLED = 4  # rounds of each fragment before anything is said of merging
 SLOW = 1.5  # times the others' step

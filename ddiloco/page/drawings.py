@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ddiloco.observe.words import amount, clock
 from ddiloco.page.elements import Html, el
 from ddiloco.page.timeline import Span
 from ddiloco.page.view import Values
-from ddiloco.page.words import amount, clock
 
 WIDTH = 1000
 STATES = {
@@ -90,9 +90,13 @@ def _strip(merged: Values, width: float) -> str:
 def legend(hosts: bool) -> Html:
     """What the forms of a lane mean, and of those of hosts where there are any."""
     forms = _FORMS if hosts else STATES
-    shown = [el("li", _swatch(state), f" {form[2]}") for state, form in forms.items() if state != "spare"]
-    strip = el("svg", el("path", d="M0 2h24v6h-24z", class_="merged"), viewBox="0 0 24 10", class_="swatch")
-    return el("ul", shown, el("li", strip, " its work was merged"), class_="legend")
+    shown = [
+        _item(el("path", d=f"M0 {top}h24v{height}h-24z", class_=f"is-{state}"), meaning)
+        for state, (top, height, meaning) in forms.items()
+        if state != "spare"
+    ]
+    strip = el("path", d="M0 7h24v6h-24z", class_="merged")
+    return el("ul", shown, _item(strip, "its work was merged"), class_="legend")
 
 
 def patterns() -> Html:
@@ -106,10 +110,9 @@ def _tiled(width: int) -> dict[str, object]:
     return {"patternUnits": "userSpaceOnUse", "width": width, "height": 8}
 
 
-def _swatch(state: str) -> Html:
-    top, height, _ = _FORMS[state]
-    path = el("path", d=f"M0 {top}h24v{height}h-24z", class_=f"is-{state}")
-    return el("svg", path, viewBox="0 0 24 20", class_="swatch", aria_hidden="true")
+def _item(path: Html, meaning: str) -> Html:
+    drawn = el("svg", path, viewBox="0 0 24 20", class_="swatch", aria_hidden="true")
+    return el("li", drawn, f" {meaning}")
 
 
 def axis(end: float) -> Html:
@@ -131,6 +134,7 @@ def chart(
     grid = [el("line", x1=0, x2=WIDTH, y1=y, y2=y, class_="grid") for y in heights]
     ticks = [el("span", amount(tick)) for tick in reversed(at)]
     named = [line for line in lines if line.place is not None and _last(line.ys) is not None]
+    strokes = [_item(el("path", d="M0 10h24", class_=_class(line)), line.label) for line in named]
     last = "; ".join(f"{line.label} {amount(_last(line.ys))}" for line in named)
     drawing = el(
         "svg",
@@ -140,7 +144,7 @@ def chart(
         viewBox=f"0 0 {WIDTH} 200",
         preserveAspectRatio="none",
         role="img",
-        aria_label=f"{title} in {unit}. At the end: {last}." if unit else f"{title}. At the end: {last}.",
+        aria_label=f"{title}{unit and f' in {unit}'}. At the end: {last}.",
     )
     below = (
         axis(end) if not x else el("div", el("span", "0"), el("span", f"{amount(end)} {x}"), class_="axis")
@@ -150,14 +154,7 @@ def chart(
         el("figcaption", title, el("span", f" {unit}", class_="unit") if unit else None),
         el("div", el("div", ticks, class_="ticks", aria_hidden="true"), drawing, class_="plotted"),
         below,
-        el("ul", [_named(line) for line in named], class_="legend") if len(named) > 1 else None,
-    )
-
-
-def _named(line: Line) -> Html:
-    stroke = el("path", d="M0 5h24", class_=_class(line))
-    return el(
-        "li", el("svg", stroke, viewBox="0 0 24 10", class_="swatch", aria_hidden="true"), f" {line.label}"
+        el("ul", strokes, class_="legend") if len(named) > 1 else None,
     )
 
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddiloco.observe.words import amount, clock, seconds, share, size
 from ddiloco.page.advice import Advice, remedy
 from ddiloco.page.drawings import Line, axis, chart, lane, legend
 from ddiloco.page.elements import Html, el, table
 from ddiloco.page.timeline import Span
 from ddiloco.page.view import EventView, LearnerView, RunView
-from ddiloco.page.words import amount, clock, seconds, share, size
 
 FEW = 8  # learners that have a colour each
 MOST_HOSTS = 8  # of a learner that have a lane each
@@ -152,16 +152,13 @@ def pairs(scores: Sequence[Mapping[str, Any]], over: str) -> tuple[list[float], 
 def lost(view: RunView) -> Html:
     """Where the chips' time went."""
     s = view.summary
-    lost = {cause: spent for cause, spent in (s.get("lost") or {}).items() if spent}
-    rows = [("stepping", share(s.get("goodput")), _bar(s.get("goodput")))]
-    rows += [(_CAUSES.get(cause, cause), share(spent), _bar(spent)) for cause, spent in _largest(lost)]
+    lost = {cause: part for cause, part in (s.get("lost") or {}).items() if part}
+    largest = sorted(lost.items(), key=lambda item: -item[1])
+    spent = {"stepping": s.get("goodput"), **{_CAUSES.get(cause, cause): part for cause, part in largest}}
+    rows = [(name, share(part), _bar(part)) for name, part in spent.items()]
     told = f"Goodput {share(s.get('goodput'))}, uptime {share(s.get('uptime'))}."
     shown = table("Where the chips' time went", ("state", "share", ""), rows)
     return el("section", el("h2", "Where the time went"), el("p", told), shown)
-
-
-def _largest(lost: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(lost.items(), key=lambda item: -item[1])
 
 
 def _bar(value: float | None) -> Html:
@@ -176,7 +173,6 @@ def syncer(view: RunView) -> Html:
     s = view.syncer
     interval = None if not s.due_per_second else 1 / s.due_per_second
     each = f"{seconds(interval)} from round to round"
-    here = f"{len(view.learners)}"
     rows = [
         ("merges a second", _figure(s.rounds_per_second), f"{_figure(s.due_per_second)} are due"),
         ("merging and writing", share(s.busy), "100% of its time"),
@@ -189,7 +185,11 @@ def syncer(view: RunView) -> Html:
         ("merges that wait", s.merging, "one is made at a time") if s.merging is not None else None,
         ("bytes in", f"{size(s.in_per_second)}/s", "its network; not measured"),
         ("bytes out", f"{size(s.out_per_second)}/s", "its network; not measured"),
-        ("learners in a merge", _figure(s.mean_quorum), f"{here}; {share(s.mean_share)} of those there"),
+        (
+            "learners in a merge",
+            _figure(s.mean_quorum),
+            f"{len(view.learners)}; {share(s.mean_share)} of those there",
+        ),
         ("rounds left out", s.skipped, f"0, of {s.rounds}; {s.abandoned} more had no quorum"),
     ]
     found = [row for row in rows if row is not None]
@@ -216,15 +216,8 @@ def fragments(view: RunView) -> Html | None:
     for one in view.fragments:
         old = one.age_steps > late
         age = "never merged" if one.age_seconds is None else f"{one.age_steps} steps old"
-        cells.append(
-            el(
-                "li",
-                el("b", f"{one.fragment}"),
-                el("span", f"version {one.version}"),
-                el("span", f"{'▲ ' if old else ''}{age}"),
-                class_="old" if old else None,
-            )
-        )
+        said = (el("b", f"{one.fragment}"), f"version {one.version}", f"{'▲ ' if old else ''}{age}")
+        cells.append(el("li", [el("span", line) for line in said], class_="old" if old else None))
     return el("section", el("h2", "Fragments"), el("ul", cells, class_="fragments"))
 
 
@@ -256,53 +249,34 @@ def _who(learners: Sequence[int], everybody: Sequence[int]) -> Html:
     signs = "".join("●" if one in learners else "·" for one in everybody)
     missing = [str(one) for one in everybody if one not in learners]
     told = f"{len(learners)} of {len(everybody)}" + (f", without {', '.join(missing)}" if missing else "")
-    return el(
-        "span",
-        el("span", signs, class_="who", aria_hidden="true"),
-        el("span", told, class_="spoken"),
-        title=told,
-    )
+    seen = el("span", signs, class_="who", aria_hidden="true")
+    return el("span", seen, el("span", told, class_="spoken"), title=told)
 
 
 def alarms(view: RunView) -> Html:
     """Alarms with what to do about them, and what else happened."""
-    alarms = [event for event in view.events if event.alarm]
-    others = [event for event in view.events if not event.alarm]
-    shown = [
-        el(
-            "li",
-            el("time", _when(event)),
-            el(
-                "div",
-                event.text,
-                el("p", el("em", "What to do: "), told) if (told := remedy(event.text)) else None,
-            ),
-        )
-        for event in alarms
-    ]
-    quiet = [el("li", el("time", _when(event)), el("div", event.text)) for event in others]
+    shown = [_event(event) for event in view.events if event.alarm]
+    quiet = [_event(event) for event in view.events if not event.alarm]
+    others = el("summary", f"What else happened ({len(quiet)})"), el("ol", quiet, class_="alarms")
     return el(
         "section",
-        el("h2", f"Alarms: {len(alarms)}" if alarms else "No alarm"),
+        el("h2", f"Alarms: {len(shown)}" if shown else "No alarm"),
         el("ol", shown, class_="alarms") if shown else None,
-        el("details", el("summary", f"What else happened ({len(quiet)})"), el("ol", quiet, class_="alarms"))
-        if quiet
-        else None,
+        el("details", others) if quiet else None,
     )
 
 
-def _when(event: EventView) -> str:
-    return "" if event.time is None else clock(event.time)
+def _event(event: EventView) -> Html:
+    told = remedy(event.text) if event.alarm else None
+    do = el("p", el("em", "What to do: "), told) if told else None
+    return el("li", el("time", "" if event.time is None else clock(event.time)), el("div", event.text, do))
 
 
-def settings(view: RunView, key: str) -> Html:
-    """The resolved settings and the summary, as they are."""
-    config = el("pre", json.dumps(view.config, indent=2), tabindex="0")
-    summary = el("pre", json.dumps(view.summary, indent=2), tabindex="0")
-    around = el("pre", json.dumps(view.environment, indent=2), tabindex="0")
-    return el(
-        "section",
-        el("details", el("summary", "Settings"), config, id=f"{key}-config"),
-        el("details", el("summary", "Versions and hardware"), around, id=f"{key}-environment"),
-        el("details", el("summary", "Summary"), summary, id=f"{key}-summary"),
-    )
+def settings(view: RunView) -> Html:
+    """The resolved settings, what the run was on, and its summary, as they are."""
+    shown = {"Settings": view.config, "Versions and hardware": view.environment, "Summary": view.summary}
+    folds = [
+        el("details", el("summary", name), el("pre", json.dumps(values, indent=2), tabindex="0"))
+        for name, values in shown.items()
+    ]
+    return el("section", folds)

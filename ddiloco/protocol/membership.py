@@ -93,12 +93,13 @@ class Member:
     def can_have(self, c: Contribution, ahead: int) -> bool:
         """Whether the learner's reports allow for the work that a contribution claims.
 
-        The offer may be here before the reports of at most `ahead` steps.
+        The offer may be here before the reports of at most `ahead` steps, and before one of a newer version,
+        with which work goes on that was done on the version before.
         """
         if not self.counters:
             return False
         known = self.counters[c.fragment]
-        steps, tokens = (known.steps, known.tokens) if known.version == c.version else (0, 0)
+        steps, tokens = (known.steps, known.tokens) if known.version <= c.version else (0, 0)
         unreported = max(0, c.step - self.step)
         if unreported > ahead:
             return False

@@ -15,6 +15,9 @@ UNUSUAL = 4.0
 SHORTEST_STEP = 1e-3
 """Seconds that a step takes at least, as long as none has been measured."""
 
+PAUSE = 2.0
+"""Median steps without a word of any learner that are a pause, of the syncer or of its network."""
+
 FURTHER = 4.0
 """How much further than half of the learners one may have gone on while the syncer was away."""
 
@@ -26,7 +29,11 @@ One that says so is not believed: half of the learners that were there before mu
 
 
 class SpeedLimit:
-    """The furthest step that is credible: it moves no faster than the learners' measured speed allows."""
+    """The furthest step that is credible: it moves no faster than the learners' measured speed allows.
+
+    What learners said during a pause comes all at once after it. Then steps are measured from before the
+    pause, for as long as it was.
+    """
 
     def __init__(self, policy: SyncPolicy, state: SyncerState) -> None:
         """`state`: what the syncer begins with; if that is not the start of the run, it was away."""
@@ -34,6 +41,8 @@ class SpeedLimit:
         self._was_away = bool(state.step or state.incarnations)
         self._began: float | None = None
         self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
+        self._before = self._step, self._at  # the same as the last pause began
+        self._heard = self._paused_until = 0.0  # when a learner last spoke; until when the pause counts
         self._known = self._left = state.step  # the furthest step that was believed; and where the syncer was
         self._claims = dict.fromkeys((learner for learner, _ in state.incarnations), state.step)
         self._since = state.step, 0.0  # the step from which the furthest learner's pace is measured, and when
@@ -41,7 +50,8 @@ class SpeedLimit:
     def allows(self, learner: int, step: int, members: Membership, merged_step: int, now: float) -> bool:
         """Whether the learner can have come to the step by now."""
         if self._began is None:
-            self._began = self._at = now
+            self._began = self._at = self._heard = now
+        self._listen(members, now)
         self._known = max(self._known, merged_step)
         if self._returning(now):
             self._claims[learner] = max(step, self._claims.get(learner, 0))
@@ -49,7 +59,10 @@ class SpeedLimit:
             return True
         if self._returning(now):  # a pace that one learner shows is no measure before the others are back
             return step <= self._vouched()
-        return step <= self._certain(members, now) + self._policy.interval
+        certain = self._certain(members, now)
+        if now < self._paused_until:
+            certain = max(certain, self._certain(members, now, self._before))
+        return step <= certain + self._policy.interval
 
     def reached(self, step: int, members: Membership, now: float) -> float | None:
         """A learner has come to a step that was credible; how many medians its pace is, if unusually many."""
@@ -80,10 +93,15 @@ class SpeedLimit:
         began = now if self._began is None else self._began
         return self._was_away and now < began + self._policy.silence_timeout
 
-    def _certain(self, members: Membership, now: float) -> float:
+    def _listen(self, members: Membership, now: float) -> None:
+        gap, self._heard = now - self._heard, now
+        if gap > PAUSE * (_median_step(members) or float("inf")) and now + gap > self._paused_until:
+            self._before, self._paused_until = (self._step, self._at), now + gap
+
+    def _certain(self, members: Membership, now: float, since: tuple[float, float] | None = None) -> float:
+        step, at = since or (self._step, self._at)
         median = _median_step(members)
-        shortest = SHORTEST_STEP if median is None else median / FASTEST
-        return self._step + (now - self._at) / shortest
+        return step + (now - at) / (SHORTEST_STEP if median is None else median / FASTEST)
 
 
 def _median_step(members: Membership) -> float | None:

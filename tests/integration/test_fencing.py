@@ -4,8 +4,8 @@ import signal
 import socket
 
 from ddiloco.disk import array_file
-from ddiloco.disk.run_mark import begun
-from tests.integration.hand import assert_counted_once, assert_nothing_twice
+from ddiloco.disk.run_mark import FRAGMENT, begun
+from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
 
@@ -41,6 +41,29 @@ def test_a_second_syncer_of_a_live_workdir_is_refused_and_changes_nothing(job):
     assert_counted_once(job, (0,))
 
 
+def test_a_run_whose_folder_was_moved_writes_nothing_into_the_one_that_took_its_place(
+    job, programs, tmp_path
+):
+    first = [job.syncer(), job.learner(0)]
+    job.wait_for(lambda: len(job.rounds()) > 3, "merges", first)
+    job.workdir.rename(tmp_path / "elsewhere")
+    other = Job(programs, job.workdir, (*UNENDING, *CHANGES))
+    try:
+        second = [other.syncer(), other.learner(0)]
+        other.wait_for(lambda: len(other.rounds()) > 3, "merges of the other run", second)
+        run = begun(other.workdir / "syncer").run
+        code, _, told = job.end(first[0])
+        assert code == 2 and "another run has taken the folder: merges wait" in told
+        assert job.end(first[1])[0] in (0, 143)
+        headers = [array_file.load(path, FRAGMENT)[0] for path in other.workdir.glob("syncer/fragment-*")]
+        assert {header["run"] for header in headers} == {run}
+        assert other.end(second[0])[0] == 143
+        assert other.summary()["rounds"] == len(other.rounds())
+        assert_nothing_twice(other)
+    finally:
+        other.kill_all()
+
+
 def test_a_taken_port_is_found_before_an_earlier_run_is_touched(job):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         (job.workdir / "syncer").mkdir(parents=True)
@@ -72,7 +95,7 @@ def test_one_command_serves_first_start_and_restart_alike_even_if_the_first_star
     syncer = job.syncer("--resume=auto")
     job.wait_for(lambda: len(job.rounds()) > made + 2, "merges after the restart", [syncer, learner])
     assert begun(job.workdir / "syncer").run == run.run
-    header, _ = array_file.load(job.workdir / "syncer" / "fragment-0000", b"ddiloco fragment 1\n")
+    header, _ = array_file.load(job.workdir / "syncer" / "fragment-0000", FRAGMENT)
     assert header["run"] == run.run
     assert job.end(syncer)[0] == 143
     assert job.left(learner)[0] == 0

@@ -67,6 +67,7 @@ CONTINUED = (
     "bytes_received_by_learner",
     "drops",
     "inner_states",
+    "train_loss",
 )
 
 

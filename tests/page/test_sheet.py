@@ -82,11 +82,8 @@ def test_what_is_drawn_is_said_in_words_too(view_of):
 def test_each_host_of_a_learner_has_a_row_and_of_many_those_in_trouble(view_of):
     view = view_of("missing_host")
     assert "learner 2, host 2 gone 50 s" in Page(document([view])).text
-    hosts = [
-        dataclasses.replace(at, host=at.host + 3 * times)
-        for times in range(5)
-        for at in view.learner(2).hosts
-    ]
+    three = view.learners[2].hosts
+    hosts = [dataclasses.replace(at, host=at.host + 3 * times) for times in range(5) for at in three]
     learners = [dataclasses.replace(one, hosts=hosts) if one.learner == 2 else one for one in view.learners]
     page = Page(document([dataclasses.replace(view, learners=learners)]))
     assert [f"host {host} gone" in page.text for host in (2, 5, 8, 11, 14)] == [True] * 5

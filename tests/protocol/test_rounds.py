@@ -4,7 +4,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.state import SyncerState
 from tests.protocol.desk import Desk, asked, merges, only, records
 
@@ -198,6 +198,19 @@ def test_an_offer_of_a_step_whose_report_is_behind_it_may_hold_that_step():
     early = Contribution(0, 1, 0, version=0, step=2, steps=2, tokens=25)  # a longer batch
     assert not merges(desk.tell(events.FragmentArrived(RoundId(2, 0), early)))
     assert merges(desk.report(0, 2, steps=2)) == [(2, 0, [0])]
+
+
+@pytest.mark.parametrize(("steps", "taken"), [(2, True), (4, True), (5, False)])
+def test_work_that_goes_on_with_a_new_version_may_be_offered_before_a_report_names_the_version(steps, taken):
+    """An update in mid-step leaves the steps taken since its offer, and the report of that step is older."""
+    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk.report(0, 2, steps=2)
+    desk.settle()
+    known = Report(0, 1, 4, (FragmentCounters(0, 4, 40),))  # made before the update was there
+    desk.tell(events.StepReported(known), at=4.0)
+    given = Contribution(0, 1, 0, version=1, step=4, steps=steps, tokens=10 * steps)
+    out = desk.tell(events.FragmentArrived(RoundId(4, 0), given))
+    assert bool(merges(out)) is taken
 
 
 @pytest.mark.parametrize("end", ["lost", "replaced", "merging"])

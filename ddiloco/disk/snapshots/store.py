@@ -143,14 +143,9 @@ class SnapshotStore:
         return None
 
     def open(self, number: int, own: Callable[[str], bool] | None = None) -> Snapshot:
-        """A complete snapshot: all its files are there, with their sizes.
+        """A complete snapshot: all its files are there, with their sizes; raises SnapshotError.
 
-        Args:
-          number: its number.
-          own: whether to check a part, by its name, byte by byte; None: all are.
-
-        Raises:
-          SnapshotError: it is incomplete or damaged.
+        `own`: whether to check a part, by its name, byte by byte; None: all are.
         """
         folder = self._at(number)
         try:

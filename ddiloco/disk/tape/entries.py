@@ -180,14 +180,11 @@ class Decoder:
         return Entry(None, _NOTES[kind](value))
 
 
-def _adopted(m: pb.Adopted) -> Adopted:
-    o = m.origin
-    origin = InnerOrigin(o.learner, o.process, o.number) if m.HasField("origin") else None
-    return Adopted(origin, m.fresh)
-
-
 _NOTES = {
-    "adopted": _adopted,
+    "adopted": lambda m: Adopted(
+        InnerOrigin(m.origin.learner, m.origin.process, m.origin.number) if m.HasField("origin") else None,
+        m.fresh,
+    ),
     "gave": lambda m: Gave(m.number),
     "committed": lambda m: Committed(m.fragment, m.version, m.sha256),
     "end": lambda m: End(tuple(m.versions)),

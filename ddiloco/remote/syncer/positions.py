@@ -11,6 +11,7 @@ import time
 from ddiloco.data import shards
 from ddiloco.data.errors import DataError
 from ddiloco.disk import checked_json
+from ddiloco.observe.owner import Owner
 from ddiloco.remote.wire.agreement import WireError
 
 LONGEST = 64 << 10  # characters of one position
@@ -22,6 +23,7 @@ class Positions:
 
     def __init__(self, folder: pathlib.Path | None) -> None:
         self._path = folder / "positions.json" if folder is not None else None
+        self._owner = None if folder is None else Owner(folder.parent)
         self._lock = threading.Lock()
         self._written = 0.0
         self._by_learner: dict[str, str] = {}
@@ -68,8 +70,9 @@ class Positions:
 
     def _write(self) -> None:
         self._written = time.monotonic()
-        if self._path is None:
+        if self._path is None or self._owner is None:
             return
         # If the disk refuses, the next write tries again; the durable state's alarm reports it.
         with contextlib.suppress(OSError):
+            self._owner.check()
             checked_json.save(self._path, self._by_learner)

@@ -15,13 +15,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ddiloco.config import build, to_dict
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.calendar import Alarm, Calendar
+from experiments.front import cli
 from experiments.studies.replay.plan import Handled, Plan
+from experiments.studies.replay.recorded import Recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,3 +320,25 @@ def _outcome(rounds: list[dict[str, Any]], counts: collections.Counter[str], sec
         sync_seconds=mean("sync_seconds"),
         seconds=seconds,
     )
+
+
+def compare(run: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
+    """Prints figures of the run, its own policy simulated, and the one with these overrides of the policy."""
+    changes = {}
+    for path, value in overrides:
+        group, _, name = path.partition(".")
+        if group != "sync" or name == "num_learners":
+            raise cli.UsageError(f"config.{path}: --what_if changes config.sync, but for num_learners")
+        changes[name] = cli.literal(value)
+    sync, steps = run.experiment.sync, run.experiment.train.steps
+    policy = build(SyncPolicy, {**to_dict(sync), **changes}, "config.sync")
+    columns = {
+        "recorded": recorded(run.plan),
+        "same policy": what_if(run.plan, sync, steps),
+        "what if": what_if(run.plan, policy, steps),
+    }
+    print(", ".join(f"{name}={value}" for name, value in changes.items()) or "nothing is changed")
+    print(f"{'':18}" + "".join(f"{name:>14}" for name in columns))
+    for field in dataclasses.fields(Outcome):
+        values = [getattr(outcome, field.name) for outcome in columns.values()]
+        print(f"{field.name:18}" + "".join(f"{value:14.6g}" for value in values))

@@ -1,0 +1,33 @@
+"""Whether a run's folder is still its own, whose path another run may have by now."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+
+LOCK = ".lock"  # who has locked this file of a run's folder owns the folder
+
+
+class Owner:
+    """Whose folder it is, as of now: the run's that makes this.
+
+    A path can come to lead elsewhere while a run goes on: its folder is moved and another run begins in its
+    place, or its lock is removed and another process takes the folder.
+    """
+
+    def __init__(self, workdir: pathlib.Path) -> None:
+        self._lock = workdir / LOCK
+        self._own = self._found()
+
+    def check(self) -> None:
+        """Raises OSError if another run has the folder now."""
+        if self._own is not None and self._found() not in (None, self._own):
+            raise OSError(errno.ESTALE, "another run has taken the folder")
+
+    def _found(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            found = os.stat(self._lock)
+            return found.st_dev, found.st_ino
+        return None

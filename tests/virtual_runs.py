@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from unittest import mock
 
+from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.observe import records
 from ddiloco.outer.encoding import FragmentDecoder
@@ -19,8 +20,9 @@ from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run import job
 from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.experiment import BASELINES, Experiment
 from ddiloco.virtual.from_settings import chips_by_learner
+from ddiloco.virtual.run import VirtualRun as FleetRun
 from tests import workbench
 
 
@@ -53,7 +55,7 @@ class Workshop:
         def compiled(step: OuterStep, *key: Hashable) -> Any:
             return self._once((step._config, step._num_learners, *key), lambda: make(step, *key))
 
-        def decoder(decode: FragmentDecoder, shapes: Any) -> Any:
+        def decoder(decode: FragmentDecoder, shapes: Hashable) -> Any:
             return self._once(("decoder", decode._name, shapes), lambda: make_decoder(decode, shapes))
 
         with (
@@ -66,9 +68,13 @@ class Workshop:
     def run(self, experiment: Experiment, stop: threading.Event | None = None) -> "VirtualRun":
         """Runs the experiment to its end."""
         taken: list[Any] = []
+        stop = stop or threading.Event()
         with self.open():
             assembly = self.assembly(experiment)
-            outcome = job._run(experiment, assembly, taken.append, stop or threading.Event())
+            if experiment.algorithm in BASELINES:
+                outcome = run_virtual_baseline(assembly, taken.append, stop)
+            else:
+                outcome = FleetRun(assembly, taken.append, stop).run()
         return VirtualRun(outcome, taken, experiment)
 
     def timed(self, experiment: Experiment) -> "VirtualRun":

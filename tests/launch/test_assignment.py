@@ -14,7 +14,7 @@ CASES = [
     Assignment("syncer", syncer="10.0.0.1:7070", workdir=WORKDIR, resume=None, health="0.0.0.0:8080"),
     Assignment("syncer", workdir=WORKDIR, grace=25.0, resume=True),
     Assignment("learner", learner=0, syncer="syncer:7070"),
-    Assignment("learner", 3, 1, 4, "host-0:8476", "syncer:7070", WORKDIR, health=":8080", grace=2.5),
+    Assignment("learner", 3, 1, 4, "host-0:8476", "syncer:7070", workdir=WORKDIR, health=":8080", grace=2.5),
     Assignment("evaluator", workdir=WORKDIR, health="[::]:8080"),
 ]
 

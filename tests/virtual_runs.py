@@ -55,7 +55,7 @@ class Workshop:
         def compiled(step: OuterStep, *key: Hashable) -> Any:
             return self._once((step._config, step._num_learners, *key), lambda: make(step, *key))
 
-        def decoder(decode: FragmentDecoder, shapes: Any) -> Any:
+        def decoder(decode: FragmentDecoder, shapes: Hashable) -> Any:
             return self._once(("decoder", decode._name, shapes), lambda: make_decoder(decode, shapes))
 
         with (

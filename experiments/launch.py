@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import pathlib
+import re
 
 from absl import flags
 
@@ -66,7 +67,10 @@ def main(_) -> int:
     config = _CONFIG.value
     config.driver = "remote"
     experiment = parse(config)
-    if not _valid(_NAME.value):
+    if experiment.has_parts:
+        by_hand = "engines start one process of the syncer; parts are started by hand (docs/parts.md)"
+        raise ConfigError(f"config.remote.parts: is {experiment.remote.parts}, but must be 1: {by_hand}")
+    if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
         raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
     fleet = Fleet(
         _NAME.value,
@@ -190,10 +194,6 @@ def _syncer_bytes(experiment) -> tuple[int, int]:
     memory = 3 * parameters + 2 * experiment.most_learners * largest + 4 * GIB
     disk = 2 * (experiment.remote.keep_versions + 1) * 2 * parameters + 20 * GIB
     return math.ceil(memory), math.ceil(disk)
-
-
-def _valid(name: str) -> bool:
-    return name.replace("-", "").isalnum() and name == name.lower() and name.isascii() and name[0].isalpha()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ _OVERRIDES = cli.take_overrides()
 
 
 def main(_) -> int:
-    from experiments.studies.replay import again, other_policy
+    from experiments.studies.replay import again, what_if
     from experiments.studies.replay.recorded import recorded
 
     if _OVERRIDES and not _WHAT_IF.value:
@@ -29,7 +29,7 @@ def main(_) -> int:
         raise cli.UsageError("until: cannot be joined with --what_if")
     with recorded(_WORKDIR.value) as run:
         if _WHAT_IF.value:
-            other_policy.compare(run, _OVERRIDES)
+            what_if.compare(run, _OVERRIDES)
             return 0
         fragments = run.experiment.sync.num_fragments
         return again.again(run, again.parse_round(_UNTIL.value, fragments) if _UNTIL.value else None)

@@ -45,11 +45,7 @@ def main(_) -> int:
 
 
 def read_sweep(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of a sweep.
-
-    Raises:
-      UsageError: the folder has no readable sweep.json.
-    """
+    """The rows of a sweep; raises UsageError if the folder has no readable sweep.json."""
     path = folder / "sweep.json"
     try:
         with cli.reaching("sweep", path):

@@ -28,7 +28,8 @@ def main(_) -> int:
     if output is not None:
         _check(output)
     live = ending.is_live()
-    cells = simulate(simulation, _show_progress if live else lambda share: None)
+    progress = lambda share: print(f"\rsimulated {share:4.0%}", end="", flush=True)  # noqa: E731
+    cells = simulate(simulation, progress if live else lambda share: None)
     if live:
         print("\r\033[K", end="")
     print(table(cells))
@@ -48,10 +49,6 @@ def _check(output: pathlib.Path) -> None:
         output.open("a").close()
         if new:
             output.unlink()
-
-
-def _show_progress(share: float) -> None:
-    print(f"\rsimulated {share:4.0%}", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pathlib
 
 from absl import flags
 
+from ddiloco.launch.assignment import PART, SYNCER
 from experiments.front import cli, ending, roles
 
 _CONFIG = cli.define_config("configs/dense.py")
@@ -19,6 +20,16 @@ _LISTEN = roles.define(
 _FINISH = flags.DEFINE_bool(
     "finish", False, "With --resume: all learners have left after their last step; only save what was merged."
 )
+_PART = roles.define(
+    flags.DEFINE_integer,
+    "part",
+    None,
+    "With config.remote.parts: be this part of the syncer, from 0, instead of its authority.",
+    lower_bound=0,
+)
+_AUTHORITY = roles.define(
+    flags.DEFINE_string, "authority", "127.0.0.1:7070", "With --part: HOST:PORT of the authority."
+)
 roles.define_resume()
 roles.define_role()
 roles.define_security()
@@ -30,7 +41,11 @@ def main(_) -> int:
     from experiments.front.role_main import role_main
 
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
-    assignment = roles.assignment("syncer", syncer=_LISTEN.value, workdir=workdir)
+    if _PART.value is None:
+        assignment = roles.assignment(SYNCER, syncer=_LISTEN.value, workdir=workdir)
+    else:
+        where = {"syncer": _AUTHORITY.value, "listen": _LISTEN.value}
+        assignment = roles.assignment(PART, part=_PART.value, workdir=workdir, **where)
     if _FINISH.value and assignment.resume is False:
         raise cli.UsageError("finish: needs --resume, since there is nothing to save otherwise")
     config = _CONFIG.value

@@ -50,18 +50,17 @@ class Workshop:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """On one device, and the outer steps and decoders are shared too."""
-        make, make_decoder = OuterStep._compiled, FragmentDecoder._executable
+        make, make_decoder = OuterStep._compiled, FragmentDecoder._compiled
 
         def compiled(step: OuterStep, *key: Hashable) -> Any:
             return self._once((step._config, step._num_learners, *key), lambda: make(step, *key))
 
-        def decoder(decode: FragmentDecoder, p: int) -> Any:
-            key = ("decoder", decode._name, decode._layout.piece_shapes(p))
-            return self._once(key, lambda: make_decoder(decode, p))
+        def decoder(decode: FragmentDecoder, shapes: Any) -> Any:
+            return self._once(("decoder", decode._name, shapes), lambda: make_decoder(decode, shapes))
 
         with (
             mock.patch.object(OuterStep, "_compiled", compiled),
-            mock.patch.object(FragmentDecoder, "_executable", decoder),
+            mock.patch.object(FragmentDecoder, "_compiled", decoder),
             workbench.devices(1),
         ):
             yield

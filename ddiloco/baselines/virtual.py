@@ -85,11 +85,7 @@ class JobClock:
         self._enter_phase()
 
     def step(self) -> None:
-        """Lets the time of one step pass, with all interruptions.
-
-        Raises:
-          StandsStill: the phases end before the step does.
-        """
+        """Lets a step's time pass, interruptions too; raises StandsStill if the phases end before."""
         draws = [draw() for draw in self._times]
         # Chips whose learner's share is done wait for the slowest: on average for this part of the step.
         useful, slowest = sum(draws) / len(draws), max(draws)

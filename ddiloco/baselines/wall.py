@@ -66,11 +66,7 @@ class JobArrays:
         return SnapshotPart(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
 
     def restore(self, part: SnapshotPart) -> None:
-        """Loads what `state` gave; that job may have had another number of shards.
-
-        Raises:
-          DataError: the position belongs to another stream.
-        """
+        """Loads what `state` gave, of any number of shards; raises DataError if its stream was another."""
         params, inner = of_kind("params", part.arrays), numbered("inner", part.arrays)
         [position] = reshard([part.state["position"]], self._num_shards, [self._shards])
         self._batches.set_state(position)
@@ -107,12 +103,7 @@ class JobSnapshots:
         return bool(self._every) and step % self._every == 0
 
     def take(self, part: SnapshotPart, header: Mapping[str, Any]) -> None:
-        """Begins to write a snapshot, unless the previous one is still being written.
-
-        Args:
-          part: the job's state; must not change from now on.
-          header: `step` and `time` of the state, and anything else to store with it.
-        """
+        """Begins to write a snapshot, unless the one before is under way; `header`: its `step` and `time`."""
         number = self._store.next_number()
         if self._writing is not None and not self._writing.done():
             self._given_up(number, header, "the previous one is still being written")

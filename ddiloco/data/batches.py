@@ -86,11 +86,7 @@ class Batches(Iterator[Batch]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken.
-
-        Raises:
-          DataError: the state is of other data, another order or other shards.
-        """
+        """Continues where `state` was taken; raises DataError if that was in another stream."""
         then, now = state["stream"], self._identity
         changes = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]]
         shards = sorted(map(int, state["shards"]))
@@ -140,9 +136,6 @@ def make_batches(
     """The endless training batches of the selected shards.
 
     Args:
-      config: the split, whether it is shuffled, and how many batches are prefetched.
-      source: the records of the split.
-      selection: the shards.
       read: (a shard's records in reading order without end, the same in order of the source, a seed) -> what
         rows are made of.
       rows: (what gives the n-th item of `read`, shard) -> the shard's rows.

@@ -48,17 +48,8 @@ def make_example_batches(
     """The endless training batches of the selected shards.
 
     Example n of a shard is made from the shard's n-th record and from random numbers that depend on seed,
-    shard and n alone.
-
-    Args:
-      config: the data set and how it is read.
-      source: its records.
-      selection: the shards.
-      example: (record, all records of the shard, random numbers) -> the arrays of one row.
-      identity: what else a saved state must agree with.
-
-    Raises:
-      DataError: there are fewer records than shards.
+    shard and n alone: `example` is (record, all records of the shard, random numbers) -> the arrays of one
+    row. Otherwise as `make_batches`.
     """
 
     def read(order: grain.MapDataset, records: grain.MapDataset, seed: int) -> grain.MapDataset:

@@ -66,8 +66,6 @@ class RowStream:
     Args:
       document: the tokens of document i = 0, 1, ... without end.
       epoch: documents in an epoch; an epoch without any token is an error.
-      length: L, tokens in a row.
-      first: the document to begin with.
       following: the document to read after document i; by default i + 1.
     """
 
@@ -98,11 +96,7 @@ class RowStream:
         self._held = None
 
     def take(self, count: int) -> Batch:
-        """The next `count` rows, each array (count, L) int32.
-
-        Raises:
-          DataError: an epoch of documents has no token.
-        """
+        """The next `count` rows, (count, L) int32; raises DataError if an epoch of documents has no token."""
         missing = count * self._length + 1
         pieces: list[np.ndarray] = []
         document, offset, empty = self._document, self._offset, 0

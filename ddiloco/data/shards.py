@@ -52,7 +52,7 @@ class Assignment:
     def at(self, number: int) -> Span:
         """The document with this number, alone."""
         if number >= self._in_spans:
-            own = self.epoch * self._epoch_size + number - self._in_spans
+            own = self.epoch * self.epoch_size + number - self._in_spans
             return Span(self.num_shards, self.shard, own, own + 1)
         i = bisect.bisect_right(self._ends, number)
         span = self.spans[i]
@@ -64,15 +64,15 @@ class Assignment:
         """The epoch of the document with this number; spans are of the one before the shard's first."""
         if number < self._in_spans:
             return self.epoch - 1
-        return self.epoch + (number - self._in_spans) // self._epoch_size
+        return self.epoch + (number - self._in_spans) // self.epoch_size
 
     def rest(self, begun: int) -> list[Span]:
         """What the first `begun` documents leave of the epoch of the last of them."""
         last = max(begun - 1, 0)
         if last < self._in_spans:
             return _cut(self.spans, begun, self._in_spans)
-        own = self.epoch * self._epoch_size + begun - self._in_spans
-        end = (self.epoch_of(last) + 1) * self._epoch_size
+        own = self.epoch * self.epoch_size + begun - self._in_spans
+        end = (self.epoch_of(last) + 1) * self.epoch_size
         return [Span(self.num_shards, self.shard, own, end)] if own < end else []
 
     def position(self, at: Any) -> Position:
@@ -95,12 +95,8 @@ class Assignment:
         return self._ends[-1] if self._ends else 0
 
     @property
-    def own_epoch(self) -> tuple[int, int]:
-        """Where the shard's first epoch by itself begins in that order, and how many documents it has."""
-        return self.epoch * self._epoch_size, self._epoch_size
-
-    @property
-    def _epoch_size(self) -> int:
+    def epoch_size(self) -> int:
+        """Documents of an epoch by itself."""
         return epoch_size(self.records, self.shard, self.num_shards)
 
 
@@ -120,9 +116,6 @@ class ShardStream:
     Args:
       by_itself: (shard, number of shards) -> what gives the n-th document that this shard reads by itself.
       rows: makes rows of documents, given what gives the n-th of them.
-      shard: this shard.
-      num_shards: how many there are.
-      records: documents in the data set.
     """
 
     def __init__(
@@ -217,11 +210,7 @@ def _of_loops(states: Sequence[Mapping[str, Any]], num_learners: int) -> list[di
 
 
 def beside(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a second reader of the same shards begins: at the end of the epoch of each.
-
-    Raises:
-      DataError: the state cannot be read.
-    """
+    """Where a second reader of the same shards begins: at the end of its epoch of each; raises DataError."""
     try:
         stream = state["stream"]
         shards, records = stream["num_shards"], stream["records"]
@@ -289,7 +278,8 @@ def _unread_by_both(
 ) -> list[Span]:
     """What of a shard's rest its second reader, at this position, has not read either."""
     assignment, at = Assignment(shard + num_shards, num_shards, records).read(second)
-    first, size = assignment.own_epoch
+    size = assignment.epoch_size
+    first = assignment.epoch * size
     read = first + _begun(at)[0]
     found = []
     for span in rest:

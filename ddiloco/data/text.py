@@ -29,10 +29,6 @@ def make_text_batches(config: DataConfig, tokenizer: Tokenizer, selection: Selec
     threads = config.threads
     pool = concurrent.futures.ThreadPoolExecutor(threads, "tokens") if threads else None
 
-    def read(order: grain.MapDataset, records: grain.MapDataset, seed: int) -> grain.MapDataset:
-        del records, seed
-        return order
-
     def packed(document: Callable[[int], np.ndarray], shard: int) -> InterleavedRows:
         streams = min(config.interleave, epoch_size(len(source), shard, selection.num_shards))
         if pool is None:
@@ -46,7 +42,7 @@ def make_text_batches(config: DataConfig, tokenizer: Tokenizer, selection: Selec
         "tokenizer": tokenizer.fingerprint,
         "interleave": config.interleave,
     }
-    return make_batches(config, source, selection, read, packed, identity)
+    return make_batches(config, source, selection, lambda order, *_: order, packed, identity)
 
 
 def held_out_text(config: DataConfig, tokenizer: Tokenizer, batch_size: int, num_batches: int) -> list[Batch]:

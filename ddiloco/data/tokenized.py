@@ -106,11 +106,7 @@ class TokenizedSource(Sequence[np.ndarray]):
 
 
 def open_tokens(config: DataConfig, tokenizer: Tokenizer, split: str) -> TokenizingSource | TokenizedSource:
-    """The documents of a split as tokens, from `config.tokenized` if that names a folder.
-
-    Raises:
-      DataError: they cannot be opened.
-    """
+    """The documents of a split as tokens, from `config.tokenized` if that is set; may raise DataError."""
     kind = TokenizingSource if config.tokenized is None else TokenizedSource
     return kind(config, tokenizer, split)
 

@@ -58,17 +58,12 @@ class ByteTokenizer:
         return np.frombuffer(content, np.uint8).astype(np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As in `Tokenizer`."""
         ids = np.asarray(list(ids) if not isinstance(ids, np.ndarray) else ids, np.int64).reshape(-1)
         return ids[(ids >= 0) & (ids < 256)].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model from a file.
-
-    Raises:
-      ConfigError: the file is missing or is no SentencePiece model.
-    """
+    """A SentencePiece model from a file; raises ConfigError if that is missing or something else."""
 
     def __init__(self, model_file: str) -> None:
         import sentencepiece
@@ -92,23 +87,17 @@ class SentencePieceTokenizer:
         self.pad = self._processor.unk_id() if pad is None else pad
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """As in `Tokenizer`."""
         content = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
         return np.asarray(self._processor.encode(content, out_type=int), np.int32).reshape(-1)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As in `Tokenizer`."""
         skipped = {self.pad, self.bos, self.eos}
         kept = [int(i) for i in ids if int(i) not in skipped and 0 <= int(i) < self.vocab_size]
         return self._processor.decode(kept) if kept else ""
 
 
 def make_tokenizer(config: DataConfig) -> Tokenizer:
-    """The tokenizer that `config` names.
-
-    Raises:
-      ConfigError: the model file is missing or is no SentencePiece model.
-    """
+    """The tokenizer that `config` names; raises ConfigError if its file is none."""
     if config.tokenizer == "byte":
         return ByteTokenizer()
     return SentencePieceTokenizer(config.tokenizer_model or "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import math
@@ -19,10 +18,9 @@ import numpy as np
 
 _LENGTH = struct.Struct("<Q")  # of the header that follows, in bytes
 _LONGEST_HEADER = 1 << 24
-_CRC = b"crc32\n"  # after the magic: the file ends with a CRC-32; without it, as once, with a SHA-256
+_CRC = b"crc32\n"  # after the magic: the file ends with a CRC-32
 _CRC_BYTES = 4
 _BLOCK = 1 << 20  # bytes that are checked and written while they are in the processor's cache
-_SHA256_BYTES = hashlib.sha256().digest_size
 _UNFINISHED = ".new"  # how the name of a file ends that is still being written
 
 
@@ -68,14 +66,12 @@ def load(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndar
 
 def parse(data: bytes, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Like `load`, from a file's bytes; a damaged header cannot make it allocate more than their size."""
-    new = data.startswith(magic + _CRC)
-    end = _CRC_BYTES if new else _SHA256_BYTES
-    body = memoryview(data)[:-end]
-    check = zlib.crc32(body).to_bytes(end, "little") if new else hashlib.sha256(body).digest()
-    if not data.startswith(magic) or check != data[-end:]:
+    begin, body = magic + _CRC, memoryview(data)[:-_CRC_BYTES]
+    check = zlib.crc32(body).to_bytes(_CRC_BYTES, "little")
+    if not data.startswith(begin) or check != data[-_CRC_BYTES:]:
         raise ValueError("is damaged: its checksum does not fit")
     try:
-        return _parse(io.BytesIO(body[len(magic + _CRC if new else magic) :]))
+        return _parse(io.BytesIO(body[len(begin) :]))
     except Exception as error:  # JSON, struct and numpy each raise their own
         raise ValueError(f"is damaged: its header cannot be read: {type(error).__name__}") from None
 
@@ -119,9 +115,9 @@ def replace(path: pathlib.Path, parts: Iterable[Any]) -> None:
     make_durable(path.parent)
 
 
-def sweep(folder: pathlib.Path) -> None:
-    """Removes what writers that were killed have left unfinished in the folder; for its only writer."""
-    for left in folder.glob(f".*{_UNFINISHED}"):
+def sweep(folder: pathlib.Path, name: str = "*") -> None:
+    """Removes what writers of files that are called so have left unfinished; for their only writer."""
+    for left in folder.glob(f".{name}*{_UNFINISHED}"):
         with contextlib.suppress(OSError):
             left.unlink()
 

@@ -10,7 +10,7 @@ import pathlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.disk import array_file, checked_json, kept
@@ -36,11 +36,11 @@ class Start(NamedTuple):
     """The state that an earlier syncer of the run made durable, from which the next one continues."""
 
     state: SyncerState
-    fragments: list[FragmentState]
+    fragments: Mapping[int, FragmentState]  # by number
 
     def restore(self, model: GlobalModel) -> None:
         """Loads these fragments into the model; raises ValueError if they are of another one."""
-        for p, fragment in enumerate(self.fragments):
+        for p, fragment in self.fragments.items():
             model.restore(p, fragment)
 
 
@@ -70,31 +70,24 @@ class DurableState:
         self._owner = Owner(folder.parent)
 
     def begin(self, model: GlobalModel) -> None:
-        """Writes the initial fragments of a run.
-
-        Raises:
-          OSError: the disk refuses.
-        """
-        fragments = [model.state(p) for p in range(self._layout.num_fragments)]
-        versions = tuple(fragment.version for fragment in fragments)
+        """Writes the initial fragments of a run; raises OSError if the disk refuses."""
+        fragments = {p: model.state(p) for p in model.fragments}
+        versions = tuple(fragment.version for fragment in fragments.values())
         self.replace(Start(SyncerState(versions, (0,) * len(versions)), fragments))
 
     def complete(self) -> None:
         """Marks that the folder has all that the run needs to go on; raises OSError."""
         RunMark(self.run, secrets.token_hex(8)).save(self.folder)
 
-    def sweep(self) -> None:
-        """Removes what earlier syncers had under way when they were killed."""
-        array_file.sweep(self.folder)
+    def sweep(self, fragments: Sequence[int] | None = None) -> None:
+        """Removes what syncers that were killed had under way: of these fragments, None: of all else."""
+        for name in ["[!f]"] if fragments is None else map(self._name, fragments):
+            array_file.sweep(self.folder, name)
 
     def replace(self, start: Start) -> None:
-        """Writes all fragments and incarnations.
-
-        Raises:
-          OSError: the disk refuses.
-        """
+        """Writes all fragments and incarnations; raises OSError if the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for p, fragment in enumerate(start.fragments):
+        for p, fragment in start.fragments.items():
             self._save(p, fragment, start.state.merged_steps[p], start.state.lineages[p])
         self._save_incarnations(start.state.incarnations)
 
@@ -110,8 +103,7 @@ class DurableState:
                 self._save(merged.fragment, state, merged.step, self.lineage)
                 return True
             except OSError as error:
-                problem = f"{self.folder}: {error.strerror or error}: merges wait until it can be written"
-                self._record(records.Alarm(problem, time.time()))
+                self._alarm(error, "merges wait until it can be written")
             if self._stop.wait(_RETRY_SECONDS):
                 return False
 
@@ -120,23 +112,31 @@ class DurableState:
         try:
             self._save_incarnations(incarnations)
         except OSError as error:
-            problem = f"{self.folder}: {error.strerror or error}: who joined is not durable"
-            self._record(records.Alarm(problem, time.time()))
+            self._alarm(error, "who joined is not durable")
 
-    def load(self) -> Start:
-        """The state that an earlier syncer left.
+    def load(self, fragments: Sequence[int] | None = None) -> Start:
+        """The state that an earlier syncer left; of these fragments, None: of all of them.
+
+        Of others, and without them of learners, it says nothing.
 
         Raises:
           DurableStateError: a file is missing or damaged, or belongs to another model or another run.
         """
-        loaded = [self._load(p) for p in range(self._layout.num_fragments)]
-        state = SyncerState(
-            versions=tuple(fragment.version for fragment, *_ in loaded),
-            merged_steps=tuple(step for _, step, _ in loaded),
-            incarnations=self._load_incarnations(),
-            lineages=tuple(lineage for *_, lineage in loaded),
-        )
-        return Start(state, [fragment for fragment, *_ in loaded])
+        every = range(self._layout.num_fragments)
+        state, loaded = SyncerState.initial(len(every)), {}
+        for p in every if fragments is None else fragments:
+            loaded[p], step, lineage = self._load(p)
+            state = state.with_version(RoundId(step, p), loaded[p].version, lineage)
+        known = self._load_incarnations() if fragments is None else ()
+        return Start(state.with_incarnations(known), loaded)
+
+    def state(self) -> SyncerState:
+        """What `load` gives beside the fragments, of which one at a time is in memory; raises as it does."""
+        state = SyncerState.initial(self._layout.num_fragments)
+        for p in range(self._layout.num_fragments):
+            fragment, step, lineage = self._load(p)
+            state = state.with_version(RoundId(step, p), fragment.version, lineage)
+        return state.with_incarnations(self._load_incarnations())
 
     def fragment(self, p: int) -> tuple[FragmentState, int]:
         """A fragment, and the step at which it was merged; raises DurableStateError as `load` does."""
@@ -145,7 +145,7 @@ class DurableState:
 
     def changed_at(self, p: int) -> tuple[int, int]:
         """Of a fragment's file: other numbers whenever another version is there; raises OSError."""
-        found = (self.folder / self._name(p)).stat()
+        found = self._path(p).stat()
         return found.st_ino, found.st_mtime_ns
 
     def _save(self, p: int, state: FragmentState, merged_step: int, lineage: int) -> None:
@@ -158,19 +158,17 @@ class DurableState:
             "lineage": lineage,
             "pieces": len(state.pieces),
         }
-        path = self.folder / self._name(p)
+        path = self._path(p)
         self._owner.check()
         array_file.save(path, FRAGMENT, header, [*state.pieces, *state.optimizer])
         if self._keep > 1:
-            self._keep_version(path, state.version, merged_step)
+            try:
+                kept.keep(path, state.version, merged_step, self._keep)
+            except OSError as error:  # the run goes on, but cannot be set back so far
+                self._alarm(error, "earlier versions are not kept")
 
-    def _keep_version(self, path: pathlib.Path, version: int, step: int) -> None:
-        """Keeps what was just written; without it the run goes on, but cannot be set back so far."""
-        try:
-            kept.keep(path, version, step, self._keep)
-        except OSError as error:
-            problem = f"{self.folder}: {error.strerror or error}: earlier versions are not kept"
-            self._record(records.Alarm(problem, time.time()))
+    def _alarm(self, error: OSError, what: str) -> None:
+        self._record(records.Alarm(f"{self.folder}: {error.strerror or error}: {what}", time.time()))
 
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         self._owner.check()
@@ -178,7 +176,7 @@ class DurableState:
 
     def _load(self, p: int) -> tuple[FragmentState, int, int]:
         """A fragment, the step at which it was merged, and its lineage."""
-        path = self.folder / self._name(p)
+        path = self._path(p)
         try:
             header, arrays = array_file.load(path, FRAGMENT)
         except FileNotFoundError:
@@ -202,6 +200,5 @@ class DurableState:
         except (ValueError, TypeError) as error:
             raise DurableStateError(f"{path}: {error}") from None
 
-    @staticmethod
-    def _name(p: int) -> str:
-        return f"fragment-{p:04d}"
+    def _path(self, p: int) -> pathlib.Path:
+        return self.folder / f"fragment-{p:04d}"

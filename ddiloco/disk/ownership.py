@@ -8,7 +8,7 @@ import os
 import pathlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ddiloco.config import ConfigError
 from ddiloco.observe.owner import LOCK
@@ -33,6 +33,21 @@ def owned(workdir: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+@contextlib.contextmanager
+def owned_fragments(folder: pathlib.Path, fragments: Iterable[int]) -> Iterator[None]:
+    """Owns these fragments of the folder of a run's durable state, likewise: whoever writes them does.
+
+    Raises:
+      ConfigError: another process has one of them.
+    """
+    with contextlib.ExitStack() as stack:
+        for p in fragments:
+            file = os.open(folder / f"owner-{p:04d}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            stack.callback(os.close, file)
+            _lock(folder, file)
+        yield
 
 
 def _lock(workdir: pathlib.Path, file: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import secrets
 from typing import NamedTuple
 
 from ddiloco.disk import array_file
@@ -34,11 +33,6 @@ class RunMark(NamedTuple):
         array_file.replace(folder / _NAME, [json.dumps(self._asdict()).encode()])
 
 
-def new_run() -> str:
-    """The id of another run."""
-    return secrets.token_hex(16)
-
-
 def _of_fragments(folder: pathlib.Path) -> RunMark | None:
     """The run whose merged fragments are there, though its mark is gone; None: nothing was merged."""
     for path in sorted(folder.glob("fragment-[0-9]*")):
@@ -50,11 +44,7 @@ def _of_fragments(folder: pathlib.Path) -> RunMark | None:
 
 
 def begun(folder: pathlib.Path) -> RunMark | None:
-    """The run whose start was completed in the folder; None: none was.
-
-    Raises:
-      RunMarkError: the file is there, but cannot be used.
-    """
+    """The run whose start was completed in the folder; None: none was. May raise RunMarkError."""
     path = folder / _NAME
     try:
         values = json.loads(path.read_text())

@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import pathlib
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -117,11 +116,6 @@ class Scores:
             return not _locked(file, fcntl.LOCK_SH)
         finally:
             os.close(file)
-
-
-def new_ask() -> str:
-    """The `ask` of a new `Wanted`."""
-    return secrets.token_hex(8)
 
 
 def _locked(file: int, kind: int) -> bool:

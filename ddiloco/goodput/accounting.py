@@ -75,11 +75,7 @@ class Timelines:
     """
 
     def __init__(self, chips_by_learner: Mapping[int, int]) -> None:
-        """`chips_by_learner`: every learner that may take part, with its number of chips.
-
-        Raises:
-          ValueError: a learner has no chip.
-        """
+        """`chips_by_learner`: of all that may take part; raises ValueError if one has no chip."""
         for learner, chips in chips_by_learner.items():
             if chips <= 0:
                 raise ValueError(f"learner {learner}: has {chips} chips, but must have at least 1")

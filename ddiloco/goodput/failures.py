@@ -92,11 +92,7 @@ class Division:
 
 
 def divide(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> Division:
-    """Divides a fleet into jobs as evenly as possible; jobs without elasticity leave spares.
-
-    Raises:
-      ValueError: there are fewer slices than jobs.
-    """
+    """Divides a fleet evenly; inelastic jobs leave spares. Raises ValueError for fewer slices than jobs."""
     slices = model.num_slices(num_chips)
     if slices < num_jobs:
         raise ValueError(

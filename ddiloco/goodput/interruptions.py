@@ -109,7 +109,6 @@ class ListedInterruptions:
         self.next = self._listed[:, 0, 0].copy()
 
     def take(self, jobs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As of `Source`."""
         at = self._at[jobs]
         self._at[jobs] = at + 1
         return self._listed[jobs, at, 1], self._listed[jobs, at, 2]

@@ -13,7 +13,8 @@ on spare slices: it always has the same number.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,22 +23,18 @@ from ddiloco.goodput.failures import FailureModel
 from ddiloco.goodput.interruptions import Draws, Source
 
 
-class Ledger(Protocol):
-    """Keeps what jobs did."""
+class Stretch(NamedTuple):
+    """Jobs were in `state` from `starts` to `ends` (seconds; may be past the horizon).
 
-    def add(
-        self,
-        jobs: np.ndarray,
-        state: State,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        slices: np.ndarray,
-        speed: np.ndarray | float,
-    ) -> None:
-        """The jobs were in `state` from `starts` to `ends` (seconds; may be past the horizon).
+    `slices` of their slices took part and did `speed` (a share) of the work of chips that never wait.
+    """
 
-        `slices` of their slices took part and did `speed` (a share) of the work of chips that never wait.
-        """
+    jobs: np.ndarray
+    state: State
+    starts: np.ndarray
+    ends: np.ndarray
+    slices: np.ndarray
+    speed: np.ndarray | float
 
 
 class Jobs:
@@ -50,7 +47,7 @@ class Jobs:
         elastic: np.ndarray,
         source: Source,
         draws: Draws,
-        ledger: Ledger,
+        tell: Callable[[Stretch], None],
         horizon: float,
     ) -> None:
         """`slices` (int) and `elastic` (bool) of each job, both [jobs]; they start at 0, all STEPPING."""
@@ -58,7 +55,7 @@ class Jobs:
         self._elastic = elastic
         self._source = source
         self._draws = draws
-        self._ledger = ledger
+        self._tell = tell
         self._horizon = horizon
         self._reconfiguration = np.where(elastic, model.downscale_seconds, model.restart_seconds)
         self._inside = slices.copy()
@@ -159,7 +156,7 @@ class Jobs:
         inside, speed = self._inside[jobs], 1.0
         if state is State.STEPPING and self._model.chip_speed_variation:
             speed = 1.0 / (1.0 + self._slowness(jobs, inside))
-        self._ledger.add(jobs, state, self._time[jobs], until, inside, speed)
+        self._tell(Stretch(jobs, state, self._time[jobs], until, inside, speed))
         self._time[jobs] = until
 
     def _slowness(self, jobs: np.ndarray, inside: np.ndarray) -> np.ndarray:

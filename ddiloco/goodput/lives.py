@@ -14,7 +14,7 @@ import numpy as np
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.failures import FailureModel, divide
 from ddiloco.goodput.interruptions import Draws, Interruption, ListedInterruptions
-from ddiloco.goodput.jobs import Jobs
+from ddiloco.goodput.jobs import Jobs, Stretch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,11 +28,7 @@ class JobChange:
 
 
 def job_chips(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> dict[int, int]:
-    """The chips of each job of `job_changes`; where there are spares, they are the job `num_jobs`.
-
-    Raises:
-      ValueError: there are fewer slices than jobs.
-    """
+    """The chips of each job of `job_changes`; spares are the job `num_jobs`. Raises as `divide` does."""
     fleet = divide(model, num_chips, num_jobs, elastic)
     slices = [*fleet.slices_by_job, *([fleet.spares] if fleet.spares else [])]
     return {job: count * model.chips_per_slice for job, count in enumerate(slices)}
@@ -64,7 +60,7 @@ def job_changes(
         np.full(num_jobs, elastic),
         ListedInterruptions(fleet, interruptions),
         Draws([(seed, job) for job in range(num_jobs)]),
-        story,
+        story.add,
         horizon,
     ).run(horizon)
     changes = story.changes(horizon)
@@ -74,25 +70,17 @@ def job_changes(
 
 
 class _Story:
-    """A ledger that keeps every change of every job."""
+    """Keeps every change of every job."""
 
     def __init__(self, chips_per_slice: int) -> None:
         self._chips_per_slice = chips_per_slice
         self._by_job: dict[int, list[JobChange]] = {}
 
-    def add(
-        self,
-        jobs: np.ndarray,
-        state: State,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        slices: np.ndarray,
-        speed: np.ndarray | float,
-    ) -> None:
-        for job, start, end, count in zip(jobs, starts, ends, slices, strict=True):
+    def add(self, one: Stretch) -> None:
+        for job, start, end, count in zip(one.jobs, one.starts, one.ends, one.slices, strict=True):
             story = self._by_job.setdefault(int(job), [])
-            change = JobChange(float(start), int(job), state, int(count) * self._chips_per_slice)
-            news = not story or (story[-1].state, story[-1].chips) != (state, change.chips)
+            change = JobChange(float(start), int(job), one.state, int(count) * self._chips_per_slice)
+            news = not story or (story[-1].state, story[-1].chips) != (one.state, change.chips)
             if end > start and news:
                 story.append(change)
 

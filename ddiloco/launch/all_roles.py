@@ -30,6 +30,26 @@ def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
     return lambda: found() not in (None, before)
 
 
+def _parts(
+    count: int, shared: Sequence[str], authority: str, held: contextlib.ExitStack
+) -> list[supervisor.Role]:
+    """The roles of a syncer's parts, each with a port that is `held` for it."""
+    return [
+        supervisor.Role(
+            f"part {part}",
+            "experiments.syncer",
+            [
+                *shared,
+                f"--part={part}",
+                f"--authority={authority}",
+                f"--listen=127.0.0.1:{held.enter_context(reserved_port())}",
+            ],
+            supervisor.syncer_environment(os.environ),
+        )
+        for part in range(count)
+    ]
+
+
 def run_all(
     experiment: Experiment,
     config: Sequence[str],
@@ -45,10 +65,7 @@ def run_all(
     """Runs them on the loopback, each learner with a token of its own; returns the exit code.
 
     Args:
-      experiment: its settings.
       config: the same settings as program arguments, `--config=FILE` first.
-      workdir: takes everything that the run writes.
-      stop: ends it early.
       note: takes a line on what happens to the processes.
       observe: as the supervisor's.
       profile: FIRST:LAST steps of which learner 0 takes a trace.
@@ -57,7 +74,9 @@ def run_all(
     """
     learners, played = experiment.sync.num_learners, played or {}
     processes.warm_up()
-    with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder, reserved_port() as port:
+    with contextlib.ExitStack() as held:
+        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="ddiloco-"))
+        port = held.enter_context(reserved_port())
         address = f"127.0.0.1:{port}"
         token = pathlib.Path(folder) / "token"
         token.touch(mode=0o600)
@@ -72,6 +91,7 @@ def run_all(
             begun=_begun(workdir),
             alone=["--finish"],
         )
+        parts = [] if experiment.remote.parts == 1 else _parts(experiment.remote.parts, shared, address, held)
         loop = isinstance(experiment.model, LoopConfig)
         scored = experiment.eval.every is not None or not (loop or not task_of(experiment).samples)
         profiled = [] if profile is None else [f"--profile={profile}"]
@@ -114,5 +134,6 @@ def run_all(
             observe=observe,
             spares=spares,
             evaluator=evaluator if scored else None,
+            parts=parts,
         )
         return watched.run(stop)

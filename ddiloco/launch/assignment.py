@@ -20,7 +20,7 @@ import dataclasses
 import pathlib
 
 PREFIX = "DDILOCO_"
-SYNCER, LEARNER, EVALUATOR = "syncer", "learner", "evaluator"
+SYNCER, LEARNER, EVALUATOR, PART = "syncer", "learner", "evaluator", "part"
 DONE, FAILED, REFUSED, PREEMPTED = 0, 1, 2, 143  # exit codes
 FINAL = (DONE, REFUSED)  # after which a process is not restarted
 
@@ -30,12 +30,14 @@ class Assignment:
     """One process of a run, and where it finds the others.
 
     Attributes:
-      role: SYNCER, LEARNER or EVALUATOR.
+      role: SYNCER, LEARNER, EVALUATOR or PART, of a syncer of several processes.
       learner: a learner's number, from 0.
       process: which of the learner's processes this is, from 0.
       processes: how many the learner has.
       coordinator: HOST:PORT of the learner's process 0, where it has several.
-      syncer: HOST:PORT, at which the syncer listens and to which learners connect.
+      syncer: HOST:PORT, at which the syncer listens and to which learners and its parts connect.
+      part: which part of the syncer this is, from 0.
+      listen: HOST:PORT, at which a part answers learners.
       workdir: the run's folder for syncer and evaluator, a learner's for what it keeps; None: it keeps none.
       resume: whether a syncer goes on with the run in the workdir; None: if one has begun there.
       health: HOST:PORT at which probes are answered; empty: nowhere.
@@ -48,6 +50,8 @@ class Assignment:
     processes: int = 1
     coordinator: str = ""
     syncer: str = "127.0.0.1:7070"
+    part: int = 0
+    listen: str = ""
     workdir: pathlib.Path | None = None
     resume: bool | None = False
     health: str = ""
@@ -56,6 +60,8 @@ class Assignment:
     @property
     def name(self) -> str:
         """What lines for people call the process."""
+        if self.role == PART:
+            return f"part {self.part}"
         if self.role != LEARNER:
             return self.role
         return f"learner {self.learner}" + (f".{self.process}" if self.process else "")
@@ -63,18 +69,21 @@ class Assignment:
     @property
     def module(self) -> str:
         """The program of the role."""
-        return f"experiments.{self.role}"
+        return f"experiments.{SYNCER if self.role == PART else self.role}"
 
     def environment(self) -> dict[str, str]:
         """The variables that tell the role's program all of this; what has its default is left out."""
+        theirs = {SYNCER: "LISTEN", PART: "AUTHORITY"}.get(self.role, "SYNCER")
         given = {
-            "LISTEN" if self.role == SYNCER else "SYNCER": self.syncer if self.role != EVALUATOR else "",
+            theirs: self.syncer if self.role != EVALUATOR else "",
             "WORKDIR": "" if self.workdir is None else str(self.workdir),
             "HEALTH": self.health,
             "GRACE": f"{self.grace:g}" if self.grace else "",
         }
         if self.role == SYNCER:
             given["RESUME"] = {True: "true", False: "", None: "auto"}[self.resume]
+        if self.role == PART:
+            given |= {"LISTEN": self.listen, "PART": str(self.part)}
         if self.role == LEARNER:
             given["LEARNER"] = str(self.learner)
         if self.role == LEARNER and self.processes > 1:

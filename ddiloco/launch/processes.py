@@ -71,8 +71,6 @@ def start(
     Only one thread may start processes and ask for exit codes: `multiprocessing` can read each code once.
 
     Args:
-      module: the module's name.
-      arguments: of its command line.
       environment: all of it.
       stdin: the reading end of a pipe, as its standard input, or None for an empty one.
       quiet: whether its standard output goes nowhere, or where that of the fork server goes.

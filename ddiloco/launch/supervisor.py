@@ -75,15 +75,18 @@ class Supervisor:
         observe: Observe = lambda name, pid, code: None,
         spares: Sequence[Role] = (),
         evaluator: Role | None = None,
+        parts: Sequence[Role] = (),
     ) -> None:
         """`note` takes a line on each death; learners have `late_seconds` to follow the syncer.
+
+        `parts`: the syncer's other processes, where it is several.
 
         `spares` wait to take the place of a learner that dies. The run does not depend on the `evaluator`.
         """
         self._spares = list(spares)
         self._beside = [] if evaluator is None else [evaluator]
         self._late_seconds, self._observe = late_seconds, observe
-        self._syncer, self._learners = syncer, learners
+        self._syncer, self._learners, self._parts = syncer, learners, parts
         self._config, self._note = config, note
 
     def run(self, stop: threading.Event) -> int:
@@ -94,18 +97,17 @@ class Supervisor:
             self._end_all()
 
     def _run(self, stop: threading.Event) -> int:
-        for role in (self._syncer, *self._learners, *self._spares, *self._beside):
+        for role in (self._syncer, *self._parts, *self._learners, *self._spares, *self._beside):
             self._start(role)
         while not stop.wait(POLL):
             if self._run_is_over():
                 break
-            for role in (self._syncer, *self._learners):
+            for role in (self._syncer, *self._parts, *self._learners):
                 self._note_end(role)
                 self._look_after(role)
             for role in (*self._spares, *self._beside):
                 self._look_after(role)
-            refused = [r for r in self._learners if r.over and r.process.exitcode == USAGE_ERROR]
-            if refused:
+            if any(map(_refused, self._learners)):
                 return USAGE_ERROR
             if all(self._given_up(r) for r in self._learners):
                 self._note("every learner has died, and none is restarted any more")
@@ -113,6 +115,10 @@ class Supervisor:
                 return 1
             if self._given_up(self._syncer):
                 return max(1, self._syncer.process.exitcode)
+            if any(self._given_up(r) or _refused(r) for r in self._parts):
+                self._note("a part of the syncer cannot be started any more")
+                self._stop_syncer()
+                return 1
         else:
             self._stop_syncer()
         self._wait_for_learners()
@@ -149,9 +155,9 @@ class Supervisor:
         if role.failures > self._config.restarts:
             self._note(f"the process of {role.name} {how} and is given up")
             return
-        spare = self._spare_for(role)
-        if spare is not None:
-            self._put_in(spare, role)
+        ready = [s for s in self._spares if s.process is not None and s.process.exitcode is None]
+        if ready and role.assignment:
+            self._put_in(ready[0], role)
             self._note(f"the process of {role.name} {how}; a spare takes its place")
             return
         wait = backoff(role.failures, self._config.longest_backoff)
@@ -167,11 +173,6 @@ class Supervisor:
                 if process.exitcode is None:
                     process.kill()
                     process.join()
-
-    def _spare_for(self, role: Role) -> Role | None:
-        """A running spare that can take this role."""
-        ready = [s for s in self._spares if s.process is not None and s.process.exitcode is None]
-        return ready[0] if ready and role.assignment else None
 
     def _put_in(self, spare: Role, role: Role) -> None:
         """Gives the spare's process to the role; another is made once that process has had time to begin."""
@@ -220,17 +221,22 @@ class Supervisor:
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds
-        for role in self._learners:
+        for role in (*self._learners, *self._parts):
             for process in (role.process, *role.others):
                 process.join(max(0.0, deadline - time.monotonic()))
 
     def _end_all(self) -> None:
-        for role in (self._syncer, *self._learners, *self._spares, *self._beside):
+        for role in (self._syncer, *self._parts, *self._learners, *self._spares, *self._beside):
             for process in (role.process, *role.others):
                 if process is not None and process.exitcode is None:
                     process.kill()
                     process.join()
             self._note_end(role)
+
+
+def _refused(role: Role) -> bool:
+    """Whether it has ended as it would again."""
+    return role.over and role.process.exitcode == USAGE_ERROR
 
 
 def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:

@@ -277,11 +277,8 @@ class Decoder(nnx.Module):
         """The output of the last layer for Q more places, and the cache with their keys and values.
 
         Args:
-          x_BxQxD: what the first layer reads.
           first: the place of the first of them.
-          cache: keys and values of places before them.
           mask: True (1, 1, Q, S) where a query (third axis) may see a place of the cache.
-          constrain: as in `__call__`.
         """
         config, (rows, count, _) = self.config, x_BxQxD.shape
         positions_BxQ = jnp.broadcast_to(first + jnp.arange(count), (rows, count))

@@ -210,12 +210,8 @@ class Experts(nnx.Module):
         return gated_sum(y_MxD, gates_BxLxA)
 
     def _kernels(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        dtype = self.config.compute_dtype
-        return (
-            self.gate[...].astype(dtype),
-            self.up[...].astype(dtype),
-            self.down[...].astype(dtype),
-        )
+        gate, up, down = (x[...].astype(self.config.compute_dtype) for x in (self.gate, self.up, self.down))
+        return gate, up, down
 
 
 def gated_sum(y: jax.Array, gates_BxLxA: jax.Array) -> jax.Array:

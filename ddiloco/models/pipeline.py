@@ -39,7 +39,6 @@ def through_stages(
       stacks: trees of parameters, each with an axis of its layers in front, which the stages share evenly.
       x: the first layer's input, (B, ...).
       rows: a tree of arrays (B, ...), of which each micro-batch has its own.
-      constrain: knows the stages.
       microbatches: K; a divisor of B, and at least S if there are several stacks.
       remat: what is done to a layer's step for the sake of memory.
 

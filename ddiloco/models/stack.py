@@ -108,7 +108,6 @@ def run(
       x: the first layer's input (B, ...).
       rows: what else a layer needs of each row, arrays (B, ...). With stages a call has only some rows.
       constrain: for activations outside of stages.
-      config: how the layers are held and run.
 
     Returns:
       The last layer's output; for each entry of `layers` what was told, with an axis for its layers in front.
@@ -131,8 +130,6 @@ def one_by_one(
     Args:
       layers: as `layers` made them.
       call: as what `run` is given returns; with `each` it is `(layer, x, own) -> (x, told)`.
-      x: the first layer's input.
-      remat: as in `LayersConfig`.
       each: for each entry of `layers`, in their order, what its layers get of their own: a tree of arrays
         with an axis for the layers in front, such as is returned.
     """

@@ -17,10 +17,9 @@ from ddiloco.observe.tally import COUNTS, Tally
 def recall(workdir: pathlib.Path, tally: Tally) -> None:
     """Adds what is in the files of earlier processes to the tally of this one.
 
-    Steps, tokens, states and rounds are complete. Losses of single steps are not in the files, so that curves
-    start again. Counts without lines of their own, such as bytes, and the evaluations come from the last
-    summary, at most 2 seconds old. Of a learner that the run no longer has only steps and tokens count.
-    Lines that cannot be read, such as the last one after a crash, are skipped.
+    Steps, tokens, losses, states and rounds are complete. Counts without lines of their own, such as bytes,
+    and the evaluations come from the last summary, at most 2 seconds old. Of a learner that the run no longer
+    has only steps and tokens count. Lines that cannot be read, such as a torn last one, are skipped.
     """
     moments = []
     for line in _values(workdir / "states.jsonl"):
@@ -32,7 +31,8 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
         if path.parent.name.isdigit():
             for line in _values(path):
                 learner = int(path.parent.name)
-                tally.step_done(StepDone(learner, line["step"], line["time"], line["tokens"], {}))
+                loss = {"loss": _number(line["loss"])} if "loss" in line else {}
+                tally.step_done(StepDone(learner, line["step"], line["time"], line["tokens"], loss))
     for line in _values(workdir / "rounds.jsonl"):
         tally.noted(Noted("round", line, line["time"]))
     summary = read_summary(workdir / "summary.json")
@@ -50,7 +50,11 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
 
 def _evaluation(score: dict[str, Any], started: float) -> Evaluated:
     step, tokens, seconds, loss = (score.pop(name) for name in ("step", "tokens", "seconds", "loss"))
-    return Evaluated(step, tokens, started + seconds, math.nan if loss is None else loss, score)
+    return Evaluated(step, tokens, started + seconds, _number(loss), score)
+
+
+def _number(loss: float | None) -> float:
+    return math.nan if loss is None else loss
 
 
 def _values(path: pathlib.Path) -> Iterator[dict[str, Any]]:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def figure_at(path: pathlib.Path, width: float, height: float, dpi: int = 130) -> Iterator[Figure]:
     """An empty figure, in inches; at the end of the `with` block it is written to `path` as PNG.
 
-    Raises:
-      OSError: the disk refused; no half-written figure is left.
+    Raises OSError where the disk refuses; no half-written figure is left.
     """
     # Matplotlib takes a second to import; only programs that draw should wait for it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

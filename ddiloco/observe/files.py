@@ -22,10 +22,7 @@ MAX_BYTES = 1 << 30  # of a file that grows by what a learner says
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Gives the path to write to; at the end of the `with` block the file there takes the place of `path`.
 
-    A reader sees the old file or the new one, never a part.
-
-    Raises:
-      OSError: the disk refused; the old file still stands, and nothing else is left.
+    A reader sees the old file or the new one. Raises OSError where the disk refuses; the old one then stands.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
@@ -88,11 +85,7 @@ class GrowingFile:
             self._room -= len(record)
 
     def flush(self) -> None:
-        """Writes what is pending.
-
-        Raises:
-          OSError: the disk refused; the rest stays pending.
-        """
+        """Writes what is pending; raises OSError where the disk refuses the rest, which stays pending."""
         while self._pending:
             if self._file is None:
                 self._file = self._open()

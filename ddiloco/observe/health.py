@@ -59,10 +59,7 @@ class Health:
 def serve(address: str, health: Health) -> http.server.ThreadingHTTPServer:
     """Answers GET /live and GET /ready at HOST:PORT with 200, or 503 and a line that says why not.
 
-    `shutdown` ends it; it ends with the process anyway.
-
-    Raises:
-      ConfigError: the address is not available.
+    It ends with the process. Raises ConfigError where the address is not available.
     """
 
     class Answers(http.server.BaseHTTPRequestHandler):

@@ -20,8 +20,7 @@ _about = contextvars.ContextVar("about", default=_NOTHING)
 @contextlib.contextmanager
 def about(**labels: Any) -> Iterator[None]:
     """Labels of the lines that this thread says in the `with` block; None is left out."""
-    known = {name: value for name, value in labels.items() if value is not None}
-    token = _about.set({**_about.get(), **known})
+    token = _about.set({**_about.get(), **_known(labels)})
     try:
         yield
     finally:
@@ -52,10 +51,6 @@ class JsonLines(io.TextIOBase):
         """That of the stream behind it."""
         return self._stream.fileno()
 
-    def writable(self) -> bool:
-        """It is there to be written."""
-        return True
-
     def _object(self, line: str) -> str:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         return json.dumps({"time": now, **self._labels, **_about.get(), "message": line})
@@ -63,6 +58,9 @@ class JsonLines(io.TextIOBase):
 
 def speak_json(**labels: Any) -> None:
     """From now on all that this process prints is JSON with these labels; None is left out."""
-    known = {name: value for name, value in labels.items() if value is not None}
-    sys.stdout = JsonLines(sys.stdout, {**known, "stream": "stdout"})
-    sys.stderr = JsonLines(sys.stderr, {**known, "stream": "stderr"})
+    sys.stdout = JsonLines(sys.stdout, {**_known(labels), "stream": "stdout"})
+    sys.stderr = JsonLines(sys.stderr, {**_known(labels), "stream": "stderr"})
+
+
+def _known(labels: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in labels.items() if value is not None}

@@ -1,11 +1,11 @@
 """What a run leaves about its learners and rounds: a line for each step and merge, tracebacks of deaths.
 
 Tools rely on `learners/<id>/steps.jsonl`: {"time": seconds, "step": the learner's clock, "tokens": of
-that step}, at most a second behind. `rounds.jsonl` has a line for each merge: {"time", "step", "fragment",
-"version", "learners" (in the merge), "tokens", ...}; `states.jsonl` one for each change of a learner's state;
-`recoveries.jsonl` one for each process of a learner that joined, and where its inner optimizer state came
-from; `events.jsonl` one for each alarm, and for what else is rare: {"time", "event": its name, ...}. A run
-that is resumed in the same folder adds to them.
+that step, "loss": in nats per token, null if it is not finite}, at most a second behind. `rounds.jsonl` has a
+line for each merge: {"time", "step", "fragment", "version", "learners" (in the merge), "tokens", ...};
+`states.jsonl` one for each change of a learner's state; `recoveries.jsonl` one for each process of a learner
+that joined, and where its inner optimizer state came from; `events.jsonl` one for each alarm, and for what
+else is rare: {"time", "event": its name, ...}. A run that is resumed in the same folder adds to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ddiloco.observe.files import GrowingFiles
 from ddiloco.observe.records import LearnerDied, Noted, StateChanged, StepDone
-from ddiloco.observe.scalars import as_json
+from ddiloco.observe.scalars import as_float, as_json
 
 
 class LineFiles:
@@ -26,38 +26,35 @@ class LineFiles:
         """`files` are those of the workdir."""
         self._files = files
 
+    def add(
+        self, name: str, time: float, values: Mapping[str, Any], at_once: bool = False, bounded: bool = True
+    ) -> None:
+        """Adds a line to the file of that name."""
+        line = json.dumps({"time": float(time), **as_json(values)})
+        self._files.append(name, line.encode() + b"\n", at_once, bounded)
+
     def step(self, record: StepDone) -> None:
         """Adds a line to the learner's `steps.jsonl`."""
         line = {"step": int(record.step), "tokens": int(record.tokens)}
-        self._append(f"learners/{record.learner}/steps.jsonl", record.time, line)
+        loss = {"loss": as_float(record.metrics["loss"])} if "loss" in record.metrics else {}
+        self.add(f"learners/{record.learner}/steps.jsonl", record.time, line | loss)
 
     def round(self, record: Noted, counts: Mapping[str, int]) -> None:
         """Adds a line to `rounds.jsonl`, with the bytes that learners have moved so far."""
         moved = {name: counts[name] for name in ("bytes_sent", "bytes_received")}
-        values = {**as_json(record.values), **moved}
-        self._append("rounds.jsonl", record.time, values, at_once=True, bounded=False)
-
-    def recovered(self, record: Noted) -> None:
-        """Adds a line to `recoveries.jsonl`."""
-        self._append("recoveries.jsonl", record.time, as_json(record.values))
-
-    def event(self, name: str, time: float, values: Mapping[str, Any]) -> None:
-        """Adds a line to `events.jsonl`."""
-        self._append("events.jsonl", time, {"event": name, **as_json(values)})
+        self.add("rounds.jsonl", record.time, {**record.values, **moved}, at_once=True, bounded=False)
 
     def state(self, record: StateChanged) -> None:
         """Adds a line to `states.jsonl`."""
         line = {"learner": record.learner, "state": record.state.value, "chips": record.chips}
-        self._append("states.jsonl", record.time, line, at_once=True)
+        self.add("states.jsonl", record.time, line, at_once=True)
+
+    def event(self, name: str, time: float, values: Mapping[str, Any]) -> None:
+        """Adds a line to `events.jsonl`."""
+        self.add("events.jsonl", time, {"event": name, **values})
 
     def died(self, record: LearnerDied) -> None:
         """Adds the traceback to the learner's `traceback.txt`, after those of earlier deaths."""
         text = f"died at {record.time}\n{record.traceback.rstrip()}\n\n"
         name = f"learners/{record.learner}/traceback.txt"
         self._files.append(name, text.encode(errors="replace"), bounded=True)
-
-    def _append(
-        self, name: str, time: float, values: dict[str, Any], at_once: bool = False, bounded: bool = True
-    ) -> None:
-        line = json.dumps({"time": float(time), **values})
-        self._files.append(name, line.encode() + b"\n", at_once, bounded)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ddiloco.observe import performance
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
 from ddiloco.observe.files import GrowingFiles
@@ -21,8 +20,9 @@ from ddiloco.observe.json_lines import about
 from ddiloco.observe.lines import LineFiles
 from ddiloco.observe.metrics import Metrics
 from ddiloco.observe.owner import Owner
+from ddiloco.observe.performance import together
 from ddiloco.observe.plots import plot_loss
-from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, Status
+from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, glance
 from ddiloco.observe.records import (
     Alarm,
     Evaluated,
@@ -76,17 +76,9 @@ class Monitor:
     ) -> None:
         """`live`: draw a progress line if stdout is a terminal. `log_every`: steps between metrics.
 
-        `resume`: the counts continue those that earlier processes of the run left in the workdir. `writers`:
-        where curves go.
-
-        `clock` must give the records' kind of time (unix seconds). None if that is virtual: then the latest
-        record's time is now.
-
-        Raises:
-          ValueError: `log_every` is below 1.
+        `clock` gives the records' kind of time (unix seconds); None: that is virtual, and now is the latest
+        record's. `resume`: earlier processes of the run have left counts in the workdir, which go on.
         """
-        if log_every < 1:
-            raise ValueError(f"log_every: is {log_every}, but must be at least 1")
         self.queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self._workdir = pathlib.Path(workdir)
         self._owner = Owner(self._workdir)
@@ -125,9 +117,8 @@ class Monitor:
     def stop(self, extra: Mapping[str, Any] | None = None, timeout: float = 60.0) -> dict[str, Any]:
         """Writes everything that is in the queue, draws the figure, and returns the summary.
 
-        `extra` is added to the summary in place of fields of the same name (`params_sha256`,
-        `interrupted`). After `timeout` seconds, as when a disk hangs, the latest summary is returned as
-        it is, with an alarm, and the thread is left behind. A second call returns the same summary.
+        `extra` is added to the summary (`params_sha256`, `interrupted`). After `timeout` seconds, as when a
+        disk hangs, the latest summary is returned as it is, with an alarm. A second call returns the same.
         """
         if self._thread.ident is None:
             self.start()
@@ -210,7 +201,6 @@ class Monitor:
                 f"loss of {record.learner}",
                 f"learner {record.learner}: the loss is {loss} at step {record.step}",
             )
-
         if self._tally.steps_too_long(record.learner):
             limit = f"{self._tally.info.resend_timeout:g} s of sync.resend_timeout"
             self._alarms.raise_once(
@@ -236,7 +226,7 @@ class Monitor:
                 self._lines.round(record, self._tally.counts)
                 self._look_for_left_out()
             case "recovered":
-                self._lines.recovered(record)
+                self._lines.add("recoveries.jsonl", record.time, record.values)
             case "snapshot_given_up":
                 self._say(f"snapshot {record.values.get('number')} given up: {record.values.get('reason')}")
             case "clock_ahead":
@@ -286,7 +276,6 @@ class Monitor:
 
     def _write_run_metrics(self) -> None:
         now, lines = self._now(), self._tally.timelines
-        learners = self._tally.performance.values()
         if lines.window(now) is not None:
             values = {
                 "goodput": lines.goodput(now),
@@ -294,38 +283,15 @@ class Monitor:
                 "alive": lines.alive(),
                 "merged_share": self._tally.merged_share(),
                 **{f"merged_share/{m}": share for m, share in self._tally.merged_shares().items()},
-                "mfu": performance.mfu(learners),
-                "data_wait_share": performance.data_wait_share(learners),
-                "step_seconds_p50": performance.step_seconds(learners, 0.5),
-                "step_seconds_p99": performance.step_seconds(learners, 0.99),
+                **together(self._tally.performance.values()).figures(),
             }
             self._metrics.run(self._tally.step, now, values)
 
     def _show(self) -> None:
         now, tally = self._now(), self._tally
         self._pace.add(now, tally.step, tally.tokens)
-        learners = tally.performance.values()
-        status = Status(
-            step=tally.step,
-            total_steps=tally.info.total_steps,
-            loss=tally.recent_loss,
-            tokens_per_second=self._pace.tokens_per_second(),
-            alive=tally.timelines.alive(),
-            num_learners=tally.info.num_learners,
-            merged_share=tally.merged_share(),
-            quorum=tally.rounds.last_quorum,
-            grace_seconds=tally.rounds.last_grace_seconds,
-            goodput=tally.timelines.goodput(now) if tally.timelines.window(now) else None,
-            elapsed=now - (now if tally.started is None else tally.started),
-            remaining=self._pace.seconds_for(tally.info.total_steps - tally.step),
-            mfu=performance.mfu(learners),
-            step_seconds=performance.step_seconds(learners, 0.5),
-            slow_step_seconds=performance.step_seconds(learners, 0.99),
-            data_wait_share=performance.data_wait_share(learners),
-            peak_bytes=max((size for one in learners for size in one.peak_bytes.values()), default=None),
-        )
         with self._terminal():
-            self._progress.show(status)
+            self._progress.show(glance(tally, self._pace, now))
 
     def _say(self, line: str, *, news: bool = False) -> None:
         with self._terminal():
@@ -342,15 +308,8 @@ class Monitor:
 
     def _end(self) -> None:
         # The summary comes first: a kill during matplotlib's import then loses only the figure.
-        for action in (
-            self._show,
-            self._write_run_metrics,
-            self._end_writers,
-            self._files.close,
-            self._write_summary,
-            self._plot,
-            self._write_summary,
-        ):
+        shown = (self._show, self._write_run_metrics, self._end_writers, self._files.close)
+        for action in (*shown, self._write_summary, self._plot, self._write_summary):
             self._do(action)
         with self._terminal():
             self._progress.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,43 +14,16 @@ _GROWTH = math.log(1.01)  # of one class of durations to the next: quantiles are
 PEAK_BYTES = "peak_bytes/"  # before a device's number
 
 
-class Durations:
-    """Counts of durations in classes of equal ratio: quantiles of any number of them, in bounded memory."""
-
-    def __init__(self) -> None:
-        self._counts: collections.Counter[int] = collections.Counter()
-
-    def add(self, seconds: float) -> None:
-        """Counts one; below a nanosecond all are alike."""
-        self._counts[round(math.log(max(seconds, 1e-9)) / _GROWTH)] += 1
-
-    def merged(self, others: Iterable[Durations]) -> Durations:
-        """These and the others together."""
-        result = Durations()
-        for one in (self, *others):
-            result._counts.update(one._counts)
-        return result
-
-    def quantile(self, share: float) -> float | None:
-        """The least duration that is at least as long as this share of all; None of none."""
-        wanted, passed = share * self._counts.total(), 0
-        for place, count in sorted(self._counts.items()):
-            passed += count
-            if passed >= wanted:
-                return math.exp(place * _GROWTH)
-        return None
-
-
+@dataclasses.dataclass
 class Performance:
-    """Of one learner, over the steps that this process has heard of."""
+    """Of one learner or several, over the steps that this process has heard of, in bounded memory."""
 
-    def __init__(self) -> None:
-        self.steps = Durations()
-        self.seconds = 0.0  # of steps that were timed
-        self.waited = 0.0  # for data, of these
-        self.used = 0.0  # MFU times seconds
-        self.measured = 0.0  # seconds of the steps whose MFU is known
-        self.peak_bytes: dict[str, int] = {}  # by device
+    classes: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # of durations
+    seconds: float = 0.0  # of steps that were timed
+    waited: float = 0.0  # for data, of these
+    used: float = 0.0  # MFU times seconds
+    measured: float = 0.0  # seconds of the steps whose MFU is known
+    peak_bytes: dict[str, int] = dataclasses.field(default_factory=dict)  # by device
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Takes in what `ddiloco.training.step_meter` measured of a step, if it did."""
@@ -59,42 +33,45 @@ class Performance:
         if "step_seconds" not in metrics:
             return
         seconds = as_float(metrics["step_seconds"])
-        self.steps.add(seconds)
+        self.classes[round(math.log(max(seconds, 1e-9)) / _GROWTH)] += 1
         self.seconds += seconds
         self.waited += as_float(metrics.get("data_wait_seconds", 0.0))
         if "mfu" in metrics:
             self.used += as_float(metrics["mfu"]) * seconds
             self.measured += seconds
 
+    def figures(self) -> dict[str, float | None]:
+        """MFU and the share of time that went into waiting for data, in [0, 1], and seconds of a step."""
+        return {
+            "mfu": self.used / self.measured if self.measured else None,
+            "data_wait_share": self.waited / self.seconds if self.seconds else None,
+            "step_seconds_p50": self._quantile(0.5),
+            "step_seconds_p99": self._quantile(0.99),
+        }
 
-def mfu(of: Iterable[Performance]) -> float | None:
-    """Model FLOPs utilisation in the time of all steps of these learners, in [0, 1]; None: not known."""
-    used, measured = map(sum, zip((0.0, 0.0), *((one.used, one.measured) for one in of), strict=True))
-    return used / measured if measured else None
+    def _quantile(self, share: float) -> float | None:
+        """The least duration that is at least as long as this share of all; None of none."""
+        wanted, passed = share * self.classes.total(), 0
+        for place, count in sorted(self.classes.items()):
+            passed += count
+            if passed >= wanted:
+                return math.exp(place * _GROWTH)
+        return None
 
 
-def data_wait_share(of: Iterable[Performance]) -> float | None:
-    """The share of the time of these learners' steps that went into waiting for a batch."""
-    waited, seconds = map(sum, zip((0.0, 0.0), *((one.waited, one.seconds) for one in of), strict=True))
-    return waited / seconds if seconds else None
-
-
-def step_seconds(of: Iterable[Performance], share: float) -> float | None:
-    """A quantile of the time of a step, in seconds, over the steps of these learners."""
-    return Durations().merged(one.steps for one in of).quantile(share)
+def together(of: Iterable[Performance]) -> Performance:
+    """That of all of these, but for their memory."""
+    whole = Performance()
+    for one in of:
+        whole.classes.update(one.classes)
+        for name in ("seconds", "waited", "used", "measured"):
+            setattr(whole, name, getattr(whole, name) + getattr(one, name))
+    return whole
 
 
 def summary(of: Mapping[int, Performance]) -> dict[str, Any]:
     """The fields of `summary.json`; mappings are by learner, memory also by device."""
-    everyone = of.values()
-    return {
-        "mfu": mfu(everyone),
-        "mfu_by_learner": {m: mfu([one]) for m, one in of.items()},
-        "data_wait_share": data_wait_share(everyone),
-        "data_wait_share_by_learner": {m: data_wait_share([one]) for m, one in of.items()},
-        "step_seconds_p50": step_seconds(everyone, 0.5),
-        "step_seconds_p99": step_seconds(everyone, 0.99),
-        "step_seconds_p50_by_learner": {m: one.steps.quantile(0.5) for m, one in of.items()},
-        "step_seconds_p99_by_learner": {m: one.steps.quantile(0.99) for m, one in of.items()},
-        "peak_memory_bytes": {m: one.peak_bytes for m, one in of.items() if one.peak_bytes},
-    }
+    whole, each = together(of.values()).figures(), {m: one.figures() for m, one in of.items()}
+    by_learner = {f"{name}_by_learner": {m: each[m][name] for m in each} for name in whole}
+    peaks = {m: one.peak_bytes for m, one in of.items() if one.peak_bytes}
+    return {**whole, **by_learner, "peak_memory_bytes": peaks}

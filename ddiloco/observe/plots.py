@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddiloco.observe.figures import colours, figure_at
+from ddiloco.observe.figures import colours, dress, figure_at
 from ddiloco.observe.scalars import as_float
 from ddiloco.observe.tally import Tally
 
@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def plot_loss(path: pathlib.Path, tally: Tally) -> None:
-    """Writes the figure; curves that a run does not have are left out.
-
-    Raises:
-      OSError: the disk refused; no half-written figure is left.
-    """
+    """Writes the figure, without the curves that a run does not have; raises OSError as `figure_at`."""
     with figure_at(path, 9, 5.2, dpi=160) as figure:
         axes = figure.add_subplot()
         of_learner = _draw_learners(axes, tally)
@@ -89,8 +85,7 @@ def _dress(axes: Axes, tally: Tally) -> None:
     axes.set_xlabel("global step")
     axes.set_ylabel("loss (nats/token)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.25)
-    axes.spines["right"].set_visible(False)
+    dress(axes)
     handles, _ = axes.get_legend_handles_labels()
     if handles:
         axes.legend(frameon=False, fontsize=9)
@@ -103,8 +98,6 @@ def _dress(axes: Axes, tally: Tally) -> None:
         top.xaxis.set_major_formatter(EngFormatter(sep=""))
         top.tick_params(labelsize=8, colors="0.4")
         top.spines["top"].set_color("0.7")
-    else:
-        axes.spines["top"].set_visible(False)
 
 
 def _smoothed(values: list[float]) -> np.ndarray:

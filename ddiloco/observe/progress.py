@@ -3,75 +3,57 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
-import math
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
+from ddiloco.observe.performance import together
+from ddiloco.observe.tally import Tally
 from ddiloco.observe.terminal import LONGEST_LINE, has_room, printable
+from ddiloco.observe.words import amount, clock, seconds
 
 LIVE_EVERY = 0.25
 PLAIN_EVERY = 10.0
 PLAIN_COLUMNS = 180  # of a line where there is no terminal
 
 
-@dataclasses.dataclass(frozen=True)
-class Status:
-    """A run at a glance; None is shown as a dash."""
-
-    step: int
-    total_steps: int
-    loss: float | None  # nats per token
-    tokens_per_second: float | None
-    alive: int  # learners that are not dead; those that have finished count
-    num_learners: int
-    merged_share: float | None  # of what learners trained, averaged over fragments
-    quorum: int | None  # of the last merge
-    grace_seconds: float | None  # that the last merge used
-    goodput: float | None  # in [0, 1]
-    elapsed: float  # seconds
-    remaining: float | None  # seconds
-    mfu: float | None = None  # in [0, 1]; this and what follows is left out where it is None
-    step_seconds: float | None = None  # the median
-    slow_step_seconds: float | None = None  # the 99th percentile
-    data_wait_share: float | None = None  # of the time of steps
-    peak_bytes: int | None = None  # of the device that had most in use
-
-
-def format_status(status: Status, columns: int) -> str:
-    """The status in fewer than `columns` characters; on a narrow terminal the last figures are left out."""
-    left = "-" if status.remaining is None else _clock(status.remaining)
-    parts = [
-        f"step {status.step}/{status.total_steps}",
-        f"loss {_shown(status.loss, '.3f')}",
-        f"{_amount(status.tokens_per_second)} tok/s",
-        f"alive {status.alive}/{status.num_learners}",
-        f"{_clock(status.elapsed)}<{left}",
-        f"goodput {_shown(status.goodput, '.1%')}",
-        f"merged {_shown(status.merged_share, '.0%')}",
-        *_measured(status),
-        f"quorum {_shown(status.quorum, 'd')}",
-        f"grace {_shown(None if status.grace_seconds is None else 1e3 * status.grace_seconds, '.0f')} ms",
+def glance(tally: Tally, pace: Pace, now: float) -> list[str]:
+    """A run at a glance, what matters most first; what is not known of its steps is left out."""
+    steps = together(tally.performance.values())
+    figures, rounds, lines = steps.figures(), tally.rounds, tally.timelines
+    peaks = [size for one in tally.performance.values() for size in one.peak_bytes.values()]
+    measured = {
+        "MFU {:.1%}": figures["mfu"],
+        "p50 {}": seconds(figures["step_seconds_p50"]) if steps.seconds else None,
+        "p99 {}": seconds(figures["step_seconds_p99"]) if steps.seconds else None,
+        "data wait {:.1%}": figures["data_wait_share"],
+        "peak {:.1f} GiB": max(peaks) / 2**30 if peaks else None,
+    }
+    grace = rounds.last_grace_seconds
+    goodput = lines.goodput(now) if lines.window(now) else None
+    elapsed = clock(0.0 if tally.started is None else now - tally.started)
+    return [
+        f"step {tally.step}/{tally.info.total_steps}",
+        f"loss {_shown(tally.recent_loss, '.3f')}",
+        f"{amount(pace.tokens_per_second())} tok/s",
+        f"alive {lines.alive()}/{tally.info.num_learners}",
+        f"{elapsed}<{clock(pace.seconds_for(tally.info.total_steps - tally.step))}",
+        f"goodput {_shown(goodput, '.1%')}",
+        f"merged {_shown(tally.merged_share(), '.0%')}",
+        *(said.format(value) for said, value in measured.items() if value is not None),
+        f"quorum {_shown(rounds.last_quorum, 'd')}",
+        f"grace {_shown(None if grace is None else 1e3 * grace, '.0f')} ms",
     ]
-    while len("  ".join(parts)) >= columns and len(parts) > 1:
-        parts.pop()
-    return "  ".join(parts)[: max(0, columns - 1)]
 
 
-def _measured(status: Status) -> list[str]:
-    """What is known of the steps, and nothing of the rest."""
-    parts = []
-    if status.mfu is not None:
-        parts.append(f"MFU {status.mfu:.1%}")
-    if status.step_seconds is not None and status.slow_step_seconds is not None:
-        parts.append(f"p50 {_duration(status.step_seconds)}  p99 {_duration(status.slow_step_seconds)}")
-    if status.data_wait_share is not None:
-        parts.append(f"data wait {status.data_wait_share:.1%}")
-    if status.peak_bytes is not None:
-        parts.append(f"peak {status.peak_bytes / 2**30:.1f} GiB")
-    return parts
+def fitted(parts: Sequence[str], columns: int) -> str:
+    """As many of the parts as fit in fewer than `columns` characters."""
+    shown = list(parts)
+    while len("  ".join(shown)) >= columns and len(shown) > 1:
+        shown.pop()
+    return "  ".join(shown)[: max(0, columns - 1)]
 
 
 class Pace:
@@ -117,17 +99,17 @@ class Progress:
         self.every = LIVE_EVERY if self.live else PLAIN_EVERY
         self._drawn = ""
 
-    def show(self, status: Status) -> None:
-        """Draws the live line again, or prints a plain one; to be called every `every` seconds."""
+    def show(self, parts: Sequence[str]) -> None:
+        """Draws the live line of these parts, or prints a plain one; to be called every `every` seconds."""
         if self.live and not has_room(self._out):
             return
         if self.live:
-            line = format_status(status, shutil.get_terminal_size((100, 24)).columns)
+            line = fitted(parts, shutil.get_terminal_size((100, 24)).columns)
             self._out.write("\r" + line.ljust(len(self._drawn)))
             self._drawn = line
             self._out.flush()
         elif not self.quiet:
-            self.say(format_status(status, PLAIN_COLUMNS))
+            self.say(fitted(parts, PLAIN_COLUMNS))
 
     def say(self, line: str) -> None:
         """Prints a line above the live one."""
@@ -167,25 +149,3 @@ class Progress:
 
 def _shown(value: float | None, spec: str) -> str:
     return "-" if value is None else format(value, spec)
-
-
-def _amount(value: float | None) -> str:
-    if value is None or not math.isfinite(value):
-        return "-"
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.1f}{unit}"
-    return f"{value:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(int(max(0.0, seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d{hour:02d}h"
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"

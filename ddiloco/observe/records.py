@@ -133,18 +133,13 @@ def guarded(notices: Sequence[Notice], round_id: RoundId, time: float) -> list[R
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What is known about a run before it starts.
-
-    Attributes:
-      num_learners: as many as it starts with.
-      chips_by_learner: of all that it may have.
-    """
+    """What is known about a run before it starts."""
 
     algorithm: str
-    num_learners: int
+    num_learners: int  # as many as it starts with
     num_params: int
     num_fragments: int
     total_steps: int
     seed: int
-    chips_by_learner: Mapping[int, int]
+    chips_by_learner: Mapping[int, int]  # of all that it may have
     resend_timeout: float = math.inf  # seconds after which an update that does not show is sent again

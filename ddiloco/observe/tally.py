@@ -46,6 +46,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self.by_fragment: collections.Counter[int] = collections.Counter()
+        self._resumed: dict[int, int] = {}
         self.quorums: collections.Counter[int] = collections.Counter()
         self.merged_tokens: collections.Counter[int] = collections.Counter()  # by learner, of all fragments
         self.left_out: collections.Counter[int] = collections.Counter()  # offers, by learner
@@ -63,7 +64,8 @@ class Rounds:
         fragment, quorum = int(record.values["fragment"]), int(record.values["quorum"])
         self.last_quorum = quorum
         self.last_grace_seconds = as_float(record.values.get("grace_seconds", 0.0))
-        self.by_fragment[fragment] += 1
+        if int(record.values.get("version", 0)) not in range(1, 1 + self._resumed.get(fragment, 0)):
+            self.by_fragment[fragment] += 1
         self.quorums[quorum] += 1
         self.grace_seconds += self.last_grace_seconds
         self.left_out.update(record.values.get("left_out", ()))
@@ -72,7 +74,8 @@ class Rounds:
 
     def resumed(self, versions: tuple[int, ...]) -> None:
         """Corrects the counts: each version was a merge, though a crash may have lost its line."""
-        self.by_fragment = collections.Counter(dict(enumerate(versions)))
+        self._resumed = dict(enumerate(versions))  # a part may still tell of some that were durable
+        self.by_fragment = collections.Counter(self._resumed)
 
     def mean_quorum(self) -> float | None:
         """Learners in a merge on average; None before the first."""

@@ -23,19 +23,12 @@ KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "rec
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Where a run is cut; a learner that is not in the mappings is cut at `time`.
+    """Where a run is cut; a learner that is not in the mappings is cut at `time`."""
 
-    Attributes:
-      time: of the syncer's state, in the records' clock.
-      versions: by fragment, the merges that stay.
-      times: by learner, when it recorded its state.
-      unfinished: by learner, the steps that it had started by then and finished later.
-      step: the global step.
-    """
-
-    time: float
-    versions: tuple[int, ...]
-    step: int
+    time: float  # of the syncer's state, in the records' clock
+    versions: tuple[int, ...]  # by fragment, the merges that stay
+    step: int  # the global step
+    # By learner, when it recorded its state, and the steps that it had started by then and finished later.
     times: Mapping[int, float] = dataclasses.field(default_factory=dict)
     unfinished: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
@@ -47,13 +40,8 @@ class Cut:
 def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
     """Cuts the files of the run in the workdir back; a second call changes nothing more.
 
-    What is cut off, and all that the resumed run makes again, is moved to `workdir/previous/N`.
-
-    Returns:
-      That folder.
-
-    Raises:
-      OSError: the disk refuses.
+    What is cut off, and all that the resumed run makes again, is moved to `workdir/previous/N`, which is
+    returned. Raises OSError where the disk refuses.
     """
     target = next_previous(workdir)
     others = [path for path in workdir.glob("*") if path.name not in KEPT]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -31,11 +30,7 @@ class Cut(NamedTuple):
         return tuple(shaped[slices(box)] for box in self.boxes)
 
     def check(self) -> None:
-        """Checks that the blocks lie in the array.
-
-        Raises:
-          ValueError: one does not.
-        """
+        """Raises ValueError where a block does not lie in the array."""
         for box in self.boxes:
             ends = zip(box, self.shape, strict=True)
             if not all(0 <= start <= stop <= size for (start, stop), size in ends):
@@ -123,14 +118,9 @@ def placed(
     return tuple(
         value
         if isinstance(value, jax.Array)
-        else jax.make_array_from_callback(value.shape, sharding, functools.partial(_part, value))
+        else jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
         for value, sharding in zip(values, shardings, strict=True)
     )
-
-
-def _part(value: np.ndarray | Blocks, index: tuple[slice, ...] | None) -> np.ndarray:
-    part: np.ndarray = value[index]
-    return part
 
 
 def tiled(cuts: Sequence[Cut]) -> bool:
@@ -147,14 +137,8 @@ def tiled(cuts: Sequence[Cut]) -> bool:
     if not boxes:
         return math.prod(shape) == 0
     grid = [sorted({box[axis] for box in boxes}) for axis in range(len(shape))]
-    whole = all(_covers(bounds, size) for bounds, size in zip(grid, shape, strict=True))
+    whole = all(
+        [start for start, _ in bounds] + [size] == [0, *(stop for _, stop in bounds)]
+        for bounds, size in zip(grid, shape, strict=True)
+    )
     return whole and len(boxes) == math.prod(len(bounds) for bounds in grid)
-
-
-def _covers(bounds: Sequence[tuple[int, int]], size: int) -> bool:
-    return list(_ends(bounds)) == [0, *(stop for _, stop in bounds)] and bounds[-1][1] == size
-
-
-def _ends(bounds: Sequence[tuple[int, int]]) -> Iterator[int]:
-    yield from (start for start, _ in bounds)
-    yield bounds[-1][1]

@@ -10,11 +10,10 @@ import functools
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ddiloco.outer.codecs import UPDATE_CODECS, Codec
-from ddiloco.outer.encoding import differences, wire_format
+from ddiloco.outer.codecs import UPDATE_CODECS, Codec, Shape
+from ddiloco.outer.encoding import described, differences
 from ddiloco.outer.fragments import FragmentLayout
 
 Arrays = tuple[jax.Array, ...]
@@ -51,44 +50,34 @@ class DifferenceEncoder:
 
     def __init__(self, layout: FragmentLayout, codec: str) -> None:
         """Compiles nothing yet. `codec`: one of `UPDATE_CODECS`, not f32."""
-        self._layout, self._name, self._codec = layout, codec, UPDATE_CODECS[codec]
-        self._device = jax.local_devices(backend="cpu")[0]
-        self._executables: dict[
-            tuple[tuple[int, ...], ...], tuple[jax.stages.Compiled, jax.stages.Compiled]
-        ] = {}
+        self._layout, self._codec = layout, UPDATE_CODECS[codec]
+        self._programs = functools.cache(self._compiled)
 
     def compile(self, p: int) -> None:
         """Compiles for fragment p, unless it has been done for one of the same shapes."""
-        self._programs(p)
+        self._programs(self._layout.piece_shapes(p))
 
     def __call__(self, p: int, last: Arrays, new: Arrays, left_out: Arrays) -> Difference:
         """Encodes a step of fragment p, and waits for the result.
 
         Args:
-          p: the fragment.
           last: the version before, on the CPU device.
           new: what the outer step made of it; its memory is taken.
           left_out: by earlier updates; its memory is taken.
         """
-        encode, read = self._programs(p)
+        encode, read = self._programs(self._layout.piece_shapes(p))
         arrays, wanted = encode(last, new, left_out)
         pieces, left = jax.block_until_ready(read(new, arrays, last, wanted))
         return Difference(tuple(map(np.asarray, arrays)), pieces, left)
 
-    def _programs(self, p: int) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-        shapes = self._layout.piece_shapes(p)
-        if shapes not in self._executables:
-            sharding = jax.sharding.SingleDeviceSharding(self._device)
-            described = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-            pieces = tuple(described(shape, jnp.float32) for shape in shapes)
-            arrays = tuple(described(*part) for part in wire_format(self._layout, p, self._name))
-            encode = jax.jit(functools.partial(_encode, self._codec), donate_argnums=2)
-            read = jax.jit(functools.partial(_read, self._codec), donate_argnums=(0, 3), keep_unused=True)
-            self._executables[shapes] = (
-                encode.lower(pieces, pieces, pieces).compile(),
-                read.lower(pieces, arrays, pieces, pieces).compile(),
-            )
-        return self._executables[shapes]
+    def _compiled(self, shapes: tuple[Shape, ...]) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+        pieces, arrays = described(self._codec, shapes, jax.local_devices(backend="cpu")[0])
+        encode = jax.jit(functools.partial(_encode, self._codec), donate_argnums=2)
+        read = jax.jit(functools.partial(_read, self._codec), donate_argnums=(0, 3), keep_unused=True)
+        return (
+            encode.lower(pieces, pieces, pieces).compile(),
+            read.lower(pieces, arrays, pieces, pieces).compile(),
+        )
 
 
 def _encode(codec: Codec, last: Arrays, new: Arrays, left_out: Arrays) -> tuple[Arrays, Arrays]:

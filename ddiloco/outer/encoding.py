@@ -139,13 +139,13 @@ class FragmentDecoder:
         self._layout = layout
         self._name, self._codec = codec, CODECS[codec]
         self._device = jax.local_devices(backend="cpu")[0]
-        self._executables: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
+        self._reading = functools.cache(self._compiled)
 
-    def compile(self) -> None:
-        """Compiles for all fragments, so that no round waits for it."""
+    def compile(self, fragments: Sequence[int] | None = None) -> None:
+        """Compiles for these fragments, None: for all, so that no round waits for it."""
         if not self._codec.of_parameters:
-            for p in range(self._layout.num_fragments):
-                self._executable(p)
+            for p in range(self._layout.num_fragments) if fragments is None else fragments:
+                self._reading(self._layout.piece_shapes(p))
 
     def __call__(self, p: int, arrays: Sequence[np.ndarray], anchor: Sequence[np.ndarray]) -> Sequence[Any]:
         """The pieces theta_{m,p}, float32, whose values are still to be validated.
@@ -154,7 +154,6 @@ class FragmentDecoder:
         returned as they are, unchecked.
 
         Args:
-          p: the fragment.
           arrays: what came, which may be anything.
           anchor: Theta_p(version), float32.
 
@@ -178,21 +177,25 @@ class FragmentDecoder:
             tuple(jax.device_put(aligned(np.asarray(x)), self._device) for x in group)
             for group in (arrays, anchor)
         ]
-        pieces = self._executable(p)(*placed)
+        pieces = self._reading(self._layout.piece_shapes(p))(*placed)
         return tuple(np.asarray(piece) for piece in pieces)
 
-    def _executable(self, p: int) -> jax.stages.Compiled:
-        shapes = self._layout.piece_shapes(p)
-        if shapes not in self._executables:
-            sharding = jax.sharding.SingleDeviceSharding(self._device)
-            pieces = tuple(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for shape in shapes)
-            arrays = tuple(
-                jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-                for shape, dtype in wire_format(self._layout, p, self._name)
-            )
-            read = jax.jit(functools.partial(_read, self._codec))
-            self._executables[shapes] = read.lower(arrays, pieces).compile()
-        return self._executables[shapes]
+    def _compiled(self, shapes: tuple[Shape, ...]) -> jax.stages.Compiled:
+        pieces, arrays = described(self._codec, shapes, self._device)
+        return jax.jit(functools.partial(_read, self._codec)).lower(arrays, pieces).compile()
+
+
+def described(
+    codec: Codec, shapes: Sequence[Shape], device: jax.Device
+) -> tuple[tuple[jax.ShapeDtypeStruct, ...], tuple[jax.ShapeDtypeStruct, ...]]:
+    """Float32 pieces of these shapes on the device, and the arrays that the codec makes of them."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    pieces = [(shape, jnp.float32) for shape in shapes]
+    arrays = [part for shape in shapes for part in codec.formats(shape)]
+    made, encoded = (
+        tuple(jax.ShapeDtypeStruct(*part, sharding=sharding) for part in parts) for parts in (pieces, arrays)
+    )
+    return made, encoded
 
 
 def _read(codec: Codec, arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]:

@@ -229,10 +229,6 @@ def _cut(tensors: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[_
     return pieces
 
 
-def _round_robin(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
-    return [list(pieces[p::num_fragments]) for p in range(num_fragments)]
-
-
 def _pack(pieces: Sequence[_Sized], num_fragments: int) -> list[list[_Sized]]:
     """Largest first into the lightest fragment; ties by name and row, then by fragment number."""
     bins: list[list[_Sized]] = [[] for _ in range(num_fragments)]
@@ -300,6 +296,6 @@ def _fill(sizes: Sequence[int], capacity: int, at_least: int) -> list[int]:
 
 STRATEGIES: dict[str, Callable[[Sequence[_Sized], int], list[list[_Sized]]]] = {
     "layer": _group_layers,
-    "tensor": _round_robin,
+    "tensor": lambda pieces, count: [list(pieces[p::count]) for p in range(count)],
     "balanced": _pack,
 }

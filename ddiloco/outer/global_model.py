@@ -67,6 +67,7 @@ class GlobalModel:
 
     Attributes:
       layout: the fragments.
+      fragments: those that it holds.
       decode: a `FragmentDecoder`.
 
     Example:
@@ -89,38 +90,33 @@ class GlobalModel:
         config: OuterConfig,
         num_learners: int,
         step_tokens: int | None = None,
+        fragments: Sequence[int] | None = None,
     ) -> None:
-        """Copies the parameters; versions begin at 0.
+        """Copies the parameters, float32; raises ValueError if they are not those of the layout.
 
-        Args:
-          layout: the fragments.
-          parameters: every tensor of the layout, float32.
-          config: merge rule, outer optimizer and codec.
-          num_learners: M, the most contributions that a merge can have.
-          step_tokens: the most tokens that a step of any learner can have; None: not known.
-
-        Raises:
-          ValueError: the parameters are not those of the layout.
+        `num_learners`: M, the most contributions that a merge can have. `step_tokens`: the most tokens that
+        a step of any learner can have; None: not known. `fragments`: those that it holds; None: all.
         """
         given = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         if given != dict(layout.shapes):
             wrong = sorted(set(given.items()) ^ set(layout.shapes))
             raise ValueError(f"parameters are not those of the layout; the first to differ is {wrong[0][0]}")
         self.layout = layout
+        self.fragments = tuple(range(layout.num_fragments) if fragments is None else fragments)
         self.decode = FragmentDecoder(layout, config.codec)
         self._step = OuterStep(layout, config, num_learners)
         self._new_guard = functools.partial(Guard, config.guard, step_tokens)
         self._guard = self._new_guard() if config.guard.gates else None
         self._device = jax.local_devices(backend="cpu")[0]
-        self._pieces = [self._owned(take(layout, p, parameters)) for p in range(layout.num_fragments)]
-        self._states = [self._step.init(pieces) for pieces in self._pieces]
-        self._versions = [0] * layout.num_fragments
-        self._retired: list[tuple[jax.Array, ...] | None] = [None] * layout.num_fragments
+        self._pieces = {p: self._owned(take(layout, p, parameters)) for p in self.fragments}
+        self._states = {p: self._step.init(pieces) for p, pieces in self._pieces.items()}
+        self._versions = dict.fromkeys(self.fragments, 0)
+        self._retired: dict[int, tuple[jax.Array, ...] | None] = dict.fromkeys(self.fragments)
 
     def compile(self) -> None:
-        """Compiles decoders and merges of all fragments, so that no round waits for it."""
-        self.decode.compile()
-        for p in range(self.layout.num_fragments):
+        """Compiles decoders and merges of its fragments, so that no round waits for it."""
+        self.decode.compile(self.fragments)
+        for p in self.fragments:
             self._step.compile(p)
 
     def fragment(self, p: int) -> tuple[int, tuple[np.ndarray, ...]]:
@@ -141,7 +137,6 @@ class GlobalModel:
         begins anew.
 
         Args:
-          p: the fragment.
           contributions: theta_{m,p} of each learner in the merge, checked by `validate`.
           counts: (c_steps, c_tokens) of each.
           learners: their numbers, by which the guard knows them; (): the guard is not asked.
@@ -182,10 +177,7 @@ class GlobalModel:
         cosines = sampled_cosines(anchor, contributions, norms[:, :count])
         sizes = [piece.size for piece in anchor]
         offers = offered(learners, counts, norms[:, :count], sizes, cosines)
-        length = 0.0
-        if guard.needs_length(p, offers):
-            length = math.sqrt(sum(float(np.dot(x.ravel(), x.ravel())) for x in anchor))
-        return guard.judge(p, offers, length)
+        return guard.judge(p, offers, lambda: math.sqrt(sum(float(np.vdot(x, x)) for x in anchor)))
 
     def forget_learners(self) -> None:
         """What the guard knows of learners is forgotten, as when the syncer's process begins anew."""
@@ -226,11 +218,7 @@ class GlobalModel:
         return FragmentState(version, pieces, tuple(np.array(x) for x in jax.tree.leaves(self._states[p])))
 
     def restore(self, p: int, state: FragmentState) -> None:
-        """Replaces fragment p by a copy of a saved state.
-
-        Raises:
-          ValueError: the state is of another layout or another outer optimizer.
-        """
+        """Replaces fragment p by a copy of a saved state; raises ValueError if that is of other shapes."""
         leaves, structure = jax.tree.flatten(self._states[p])
         wanted = [(x.shape, x.dtype) for x in (*self._pieces[p], *leaves)]
         given = [(np.shape(x), np.asarray(x).dtype) for x in (*state.pieces, *state.optimizer)]

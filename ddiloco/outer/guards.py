@@ -78,7 +78,7 @@ class Past:
       newest: by learner, its newest offer of this fragment in the last rounds before this one.
       scores: by learner, its newest cosines in rounds of any fragment.
       passed: the largest `pace` that has passed in the fragment's last rounds.
-      length: of the fragment's parameters before the round.
+      length: gives that of the fragment's parameters before the round, for which they are read.
       step_tokens: the most that a step of any learner can have; None: not known.
     """
 
@@ -87,7 +87,7 @@ class Past:
     newest: Mapping[int, Offered] = dataclasses.field(default_factory=dict)
     scores: Mapping[int, Sequence[float]] = dataclasses.field(default_factory=dict)
     passed: tuple[float, float] = (-math.inf, -math.inf)
-    length: float = 0.0
+    length: Callable[[], float] = lambda: 0.0
     step_tokens: int | None = None
 
 
@@ -157,7 +157,7 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
                 own > max(passed, _bound(own, values, together)) for own, passed, values in columns
             )
         else:
-            too_long = 0 < past.length * _LONGEST < offer.norm
+            too_long = 0 < past.length() * _LONGEST < offer.norm
         if too_long:
             found[offer.learner] = "its outer gradient is far longer than those of others"
     return found
@@ -264,16 +264,10 @@ class Guard:
         """The learners of which no offer is merged."""
         return frozenset(m for m, standing in self._standings.items() if standing.passed is not None)
 
-    def needs_length(self, fragment: int, offers: Sequence[Offered]) -> bool:
-        """Whether `judge` has nothing to compare some of these offers with but the parameters' length."""
-        known = {offer.learner for offer in offers if offer.moved}
-        if self._rounds[fragment] >= self._config.warm_up:
-            recent = (offer for earlier in self._recent[fragment] for offer in earlier)
-            known |= {offer.learner for offer in recent if offer.moved}
-        return len(known - self.quarantined) < 3
-
-    def judge(self, fragment: int, offers: Sequence[Offered], length: float = 0.0) -> Verdict:
-        """Takes the next round; `length` of the fragment's parameters where `needs_length` asks for it."""
+    def judge(
+        self, fragment: int, offers: Sequence[Offered], length: Callable[[], float] = lambda: 0.0
+    ) -> Verdict:
+        """Takes the next round; `length` as in `Past`."""
         for offer in offers:
             standing = self._standings.setdefault(offer.learner, _Standing())
             if offer.cosine is not None:
@@ -285,13 +279,14 @@ class Guard:
         self._recent[fragment].append(list(offers))
         passed = [offer.pace for offer in offers if offer.learner not in bad]
         if passed:
-            norms, peaks = zip(*passed, strict=True)
-            self._passed[fragment].append((max(norms), max(peaks)))
+            self._passed[fragment].append(tuple(map(max, zip(*passed, strict=True))))
         self._rounds[fragment] += 1
         here = {offer.learner for offer in offers}
         return Verdict(frozenset(bad) | (self.quarantined & here), tuple(notices))
 
-    def _out_of_line(self, fragment: int, offers: Sequence[Offered], length: float) -> dict[int, str]:
+    def _out_of_line(
+        self, fragment: int, offers: Sequence[Offered], length: Callable[[], float]
+    ) -> dict[int, str]:
         """Why each that is out of line is; learners in quarantine are judged, but by the others alone."""
         away = self.quarantined
         bad: dict[int, str] = {}
@@ -306,10 +301,7 @@ class Guard:
                 if o.learner not in away and o.moved
             },
             {m: s.scores for m, s in self._standings.items() if m not in away},
-            (
-                max(norm for norm, _ in self._passed[fragment]),
-                max(peak for _, peak in self._passed[fragment]),
-            ),
+            tuple(map(max, zip(*self._passed[fragment], strict=True))),
             length,
             self._step_tokens,
         )
@@ -349,13 +341,10 @@ def offered(
     sizes: Sequence[int],
     cosines: np.ndarray,
 ) -> list[Offered]:
-    """The numbers that gates judge by.
+    """The numbers that gates judge by; `counts`: steps and tokens, `sizes`: elements of each piece.
 
     Args:
-      learners: their numbers.
-      counts: the inner steps and the tokens of each offer.
       norms: (pieces, M), of each piece of each outer gradient.
-      sizes: elements of each piece.
       cosines: (M, M), between the outer gradients of two learners; NaN where one is zero.
 
     Example:

@@ -109,11 +109,8 @@ def direct(
       >>> print(direct(vectors, jnp.array([3.0, 1.0])).value)
       [3.   0.25]
     """
-    shares = _shares(weights)
-    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
-    value = _combine(shares, vectors, anchor)
-    length = _norm(value)
-    return Merged(value, length, norms, _mean_cosine(shares * norms, length))
+    shares, norms = _counted(vectors, weights, anchor, norms)
+    return _mixed(shares, vectors, anchor, norms)
 
 
 def rda(
@@ -141,8 +138,7 @@ def rda(
       >>> print(f"{rda(vectors, weights).length:.4f} {direct(vectors, weights).length:.4f}")
       4.0000 2.8284
     """
-    shares = _shares(weights)
-    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
+    shares, norms = _counted(vectors, weights, anchor, norms)
     pointing = jnp.where(norms > 0, shares, 0)
     scales = jnp.where(norms > 0, shares / jnp.where(norms > 0, norms, 1), 0)
     mean = _combine(scales, vectors, anchor)
@@ -174,15 +170,12 @@ def clipped(
       >>> print(3 * clipped(vectors, jnp.ones(3)).value)
       [2. 1.]
     """
-    shares = _shares(weights)
-    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
+    shares, norms = _counted(vectors, weights, anchor, norms)
     order = jnp.argsort(norms)
     below = jnp.cumsum(shares[order])
     longest = norms[order][jnp.argmax(below >= 0.5 * below[-1])]
     scales = jnp.where(norms > longest, longest / jnp.where(norms > 0, norms, 1), 1) * shares
-    value = _combine(scales, vectors, anchor)
-    length = _norm(value)
-    return Merged(value, length, norms, _mean_cosine(scales * norms, length))
+    return _mixed(scales, vectors, anchor, norms)
 
 
 def trimmed(
@@ -201,8 +194,7 @@ def trimmed(
       >>> print(trimmed(vectors, jnp.ones(4)).value)
       [2.5]
     """
-    shares = _shares(weights)
-    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
+    shares, norms = _counted(vectors, weights, anchor, norms)
     here = shares > 0
     count = here.sum()
     cut = jnp.maximum(jnp.minimum((count + 3) // 4, (count - 1) // 2), 0)
@@ -234,8 +226,7 @@ def geometric_median(
       >>> print(geometric_median(vectors, jnp.ones(3)).value.round(3))
       [1.]
     """
-    shares = _shares(weights)
-    norms = _present(norms_of(vectors, anchor) if norms is None else norms, shares)
+    shares, norms = _counted(vectors, weights, anchor, norms)
     # Of vectors of about one length, since float32 would lose the short ones beside the square of a long one.
     unit = jnp.where(norms > 0, norms, 1)
     directions = _cosines(vectors, anchor, unit, shares)
@@ -251,9 +242,7 @@ def geometric_median(
     closest = jnp.where(norms <= middle, shares, 0)
     start = closest / jnp.where(closest.sum() > 0, closest.sum(), 1)
     mix = jax.lax.fori_loop(0, _WEISZFELD, closer, start)
-    value = _combine(mix, vectors, anchor)
-    length = _norm(value)
-    return Merged(value, length, norms, _mean_cosine(mix * norms, length))
+    return _mixed(mix, vectors, anchor, norms)
 
 
 MERGE_RULES: dict[str, MergeRule] = {
@@ -265,9 +254,14 @@ MERGE_RULES: dict[str, MergeRule] = {
 }
 
 
-def _shares(weights: jax.Array) -> jax.Array:
+def _counted(
+    vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None, norms: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Each learner's share of the weights, and the norm of its vector, 0 of absent learners."""
     total = jnp.sum(weights)
-    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 0).astype(jnp.float32)
+    shares = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 0).astype(jnp.float32)
+    norms = norms_of(vectors, anchor) if norms is None else norms
+    return shares, jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed
 
 
 def _difference(vector: jax.Array, anchor: jax.Array | None) -> jax.Array:
@@ -279,10 +273,6 @@ def _norm(array: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(array)))  # a tree of partial sums in XLA, also on CPU
 
 
-def _present(norms: jax.Array, shares: jax.Array) -> jax.Array:
-    return jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed
-
-
 def _combine(scales: jax.Array, vectors: Sequence[jax.Array], anchor: jax.Array | None) -> jax.Array:
     # Two passes over the vectors, norms and then this one, are the least. Without the barriers XLA shares the
     # differences between the two and stores them all, and fuses this sum into its norm and its other uses,
@@ -291,6 +281,14 @@ def _combine(scales: jax.Array, vectors: Sequence[jax.Array], anchor: jax.Array 
     total = sum(scales[m] * _difference(vector, anchor) for m, vector in enumerate(vectors))
     combined: jax.Array = jax.lax.optimization_barrier(total)
     return combined
+
+
+def _mixed(
+    scales: jax.Array, vectors: Sequence[jax.Array], anchor: jax.Array | None, norms: jax.Array
+) -> Merged:
+    value = _combine(scales, vectors, anchor)
+    length = _norm(value)
+    return Merged(value, length, norms, _mean_cosine(scales * norms, length))
 
 
 def _mean_cosine(lengths: jax.Array, length_of_sum: jax.Array) -> jax.Array:
@@ -323,10 +321,7 @@ def _cosines(
     rows = [[jnp.zeros((), jnp.float32)] * count for _ in vectors]
     for i in range(count):
         for j in range(i, count):
-            one, other = (
-                _difference(vectors[i], anchor) / units[i],
-                _difference(vectors[j], anchor) / units[j],
-            )
+            one, other = (_difference(vectors[m], anchor) / units[m] for m in (i, j))
             rows[i][j] = rows[j][i] = jnp.sum(one * other)
     here = shares > 0
     return jnp.where(here[:, None] & here[None, :], jnp.stack([jnp.stack(row) for row in rows]), 0)

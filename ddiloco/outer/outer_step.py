@@ -67,7 +67,8 @@ class OuterStep:
         self._optimizer = make_outer_optimizer(config)
         lossy = config.update_codec != "f32"
         self._encode = DifferenceEncoder(layout, config.update_codec) if lossy else None
-        self._executables: dict[Any, jax.stages.Compiled] = {}
+        self._measuring = functools.cache(self._compiled_measure)
+        self._stepping = functools.cache(self._compiled)
 
     def init(self, pieces: Pieces) -> Any:
         """The outer optimizer's state before the first round of a fragment with these pieces."""
@@ -105,7 +106,6 @@ class OuterStep:
         """Merges one round of fragment p, and waits for the result.
 
         Args:
-          p: the fragment.
           pieces: Theta_p, float32, numpy or on the CPU device; never written.
           opt_state: the optimizer's state, whose memory the new one takes: do not use it again.
           contributions: theta_{m,p} of up to M learners, each like `pieces`; never written.
@@ -155,40 +155,34 @@ class OuterStep:
         )
 
     def _measure(self, p: int) -> jax.stages.Compiled:
-        shapes = self._layout.piece_shapes(p)
-        if shapes not in self._executables:
-            self._executables[shapes] = self._compiled_measure(shapes)
-        return self._executables[shapes]
+        return self._measuring(self._layout.piece_shapes(p))
 
     def _executable(self, p: int) -> jax.stages.Compiled:
-        rules = tuple(self._rule(piece.name) for piece in self._layout.fragments[p])
-        shapes = self._layout.piece_shapes(p)
-        if (rules, shapes) not in self._executables:
-            self._executables[rules, shapes] = self._compiled(rules, shapes)
-        return self._executables[rules, shapes]
+        merge = self._config.merge
+        rules = tuple(
+            "direct" if merge == "rda" and is_embedding(piece.name) else merge
+            for piece in self._layout.fragments[p]
+        )
+        return self._stepping(rules, self._layout.piece_shapes(p))
 
-    def _rule(self, name: str) -> str:
-        return "direct" if self._config.merge == "rda" and is_embedding(name) else self._config.merge
-
-    def _described(self, tree: Any) -> Any:
+    def _described(self, *shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
         sharding = jax.sharding.SingleDeviceSharding(self._device)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+        return tuple(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for shape in shapes)
 
     def _compiled_measure(self, shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
-        pieces = self._described(tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+        pieces = self._described(*shapes)
         return jax.jit(_norms_by_piece).lower(pieces, (pieces,) * self._num_learners).compile()
 
     def _compiled(self, rules: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
-        pieces = self._described(tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
-        state = self._described(jax.eval_shape(self._optimizer.init, pieces))
-        weights = self._described(jax.ShapeDtypeStruct((self._num_learners,), jnp.float32))
-        norms = self._described(jax.ShapeDtypeStruct((len(shapes), self._num_learners), jnp.float32))
+        pieces, count = self._described(*shapes), self._num_learners
+        state = jax.eval_shape(self._optimizer.init, pieces)
+        weights, norms = self._described((count,), (len(shapes), count))
         step = jax.jit(
             functools.partial(_step, self._optimizer, rules),
             donate_argnums=(0, 1),
             keep_unused=True,  # otherwise `spare` would be dropped
         )
-        return step.lower(pieces, state, pieces, (pieces,) * self._num_learners, weights, norms).compile()
+        return step.lower(pieces, state, pieces, (pieces,) * count, weights, norms).compile()
 
 
 def _norms_by_piece(

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from ddiloco.outer.codecs import Codec
-
-Parts = list[tuple[str, ...]]  # the mesh axes of each axis of a tensor
+from ddiloco.outer.sharded_rows import Parts, mesh_axes, spec_of
 
 
 class Encoded(NamedTuple):
@@ -35,9 +34,8 @@ def encode_sharded(codec: Codec, value: jax.Array, sharding: NamedSharding | Non
         return _encoded(codec, value, 0, flat=True)
     mesh = sharding.mesh
     assert isinstance(mesh, Mesh)
-    parts = _without_cut_blocks(mesh, value.shape, _parts(sharding, value.ndim), rows, codec.block)
-    laid = PartitionSpec(*(part or None for part in parts))
-    outside = PartitionSpec(*(part or None for part in parts[: rows + 1]))
+    parts = _without_cut_blocks(mesh, value.shape, mesh_axes(sharding, value.ndim), rows, codec.block)
+    laid, outside = spec_of(parts), spec_of(parts[: rows + 1])
     count = len(codec.formats(value.shape))
     value = jax.lax.with_sharding_constraint(value, NamedSharding(mesh, laid))
     encode: Callable[[jax.Array], Any] = jax.shard_map(
@@ -66,11 +64,6 @@ def _axes_before_blocks(shape: tuple[int, ...], block: int) -> int | None:
     """
     tails = [n for n in range(len(shape)) if math.prod(shape[n:]) % block == 0]
     return max(tails, default=None)
-
-
-def _parts(sharding: NamedSharding, axes: int) -> Parts:
-    spec = [*sharding.spec, *[None] * (axes - len(sharding.spec))]
-    return [() if part is None else (part,) if isinstance(part, str) else tuple(part) for part in spec]
 
 
 def _without_cut_blocks(mesh: Mesh, shape: tuple[int, ...], parts: Parts, rows: int, block: int) -> Parts:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+Parts = list[tuple[str, ...]]  # the mesh axes of each axis of an array
+
 
 def row_sharding(stack: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """How a row of this shape lies: as in the stack, and what divides the stack's rows divides another axis.
@@ -22,11 +24,10 @@ def row_sharding(stack: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
       >>> row_sharding(stack, (6, 8)).spec, row_sharding(stack, (5, 8)).spec
       (P('stage', 'tensor'), P(None, ('tensor', 'stage')))
     """
-    parts = [_names(part) for part in (*stack.spec, *[None] * (1 + len(shape) - len(stack.spec)))]
-    of_rows, of_axes = parts[0], parts[1:]
+    of_rows, *of_axes = mesh_axes(stack, 1 + len(shape))
     for axis in range(len(shape)) if of_rows else ():
         divided = [(*names, *of_rows) if i == axis else names for i, names in enumerate(of_axes)]
-        found = NamedSharding(stack.mesh, PartitionSpec(*(names or None for names in divided)))
+        found = NamedSharding(stack.mesh, spec_of(divided))
         if divides(found, shape):
             return found
     return NamedSharding(stack.mesh, PartitionSpec(*stack.spec[1:]))
@@ -46,11 +47,12 @@ def row_of(stack: jax.Array, row: int, sharding: NamedSharding) -> jax.Array:
 
     Left to itself, the compiler would move the whole stack.
     """
-    names = _names(sharding.spec[0] if sharding.spec else None)
+    names = mesh_axes(sharding, stack.ndim)[0]
     if not names:
         return jax.lax.index_in_dim(stack, row, keepdims=False)
     laid = row_sharding(sharding, stack.shape[1:])
-    axis = next((i for i, part in enumerate(laid.spec) if set(names) <= set(_names(part))), None)
+    parts = mesh_axes(laid, stack.ndim - 1)
+    axis = next((i for i, part in enumerate(parts) if set(names) <= set(part)), None)
     each = len(stack) // math.prod(sharding.mesh.shape[name] for name in names)
     bits = jnp.dtype(f"uint{8 * stack.dtype.itemsize}")  # whose sum with zeros is exact, of -0.0 too
 
@@ -69,5 +71,12 @@ def row_of(stack: jax.Array, row: int, sharding: NamedSharding) -> jax.Array:
     return taken(stack)
 
 
-def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (part,) if isinstance(part, str) else part or ()
+def mesh_axes(sharding: NamedSharding, axes: int) -> Parts:
+    """Those that divide each axis of an array of so many."""
+    spec = (*sharding.spec, *[None] * (axes - len(sharding.spec)))
+    return [(part,) if isinstance(part, str) else tuple(part or ()) for part in spec]
+
+
+def spec_of(parts: Parts) -> PartitionSpec:
+    """The PartitionSpec that says the same."""
+    return PartitionSpec(*(part or None for part in parts))

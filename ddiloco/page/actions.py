@@ -59,31 +59,19 @@ class Actions:
 
     def dialog(self) -> Html:
         """The button and the dialog behind it."""
-        kinds = {**OF_A_LEARNER, **OF_ALL}
-        choices = [
-            el(
-                "label",
-                el("input", type="radio", name="verb", value=verb, required=True),
-                f" {verb}: {meaning}",
-            )
-            for verb, meaning in kinds.items()
-        ]
+        verb = {"type": "radio", "name": "verb", "required": True}
         whom = {"name": "learner", "type": "number", "min": 0, "step": 1, "id": "whom"}
-        token = {
-            "name": "token",
-            "type": "password",
-            "autocomplete": "off",
-            "id": "manager",
-            "required": True,
-        }
+        token = {"name": "token", "type": "password", "autocomplete": "off", "required": True}
+        choices = [
+            el("label", el("input", value=name, **verb), f" {name}: {meaning}")
+            for name, meaning in (OF_A_LEARNER | OF_ALL).items()
+        ]
         form = el(
             "form",
             el("h2", "Manage this run", id="managing-title"),
             el("fieldset", el("legend", "What"), choices),
-            el("p", el("label", "Learner ", for_="whom"), el("input", **whom)),
-            None
-            if self._secret
-            else el("p", el("label", "Token that manages it ", for_="manager"), el("input", **token)),
+            el("label", "Learner ", el("input", **whom)),
+            None if self._secret else el("label", "Token that manages it ", el("input", **token)),
             el("p", "", id="managed", role="status"),
             el("p", el("button", "Cancel", type="button"), " ", el("button", "Go on", type="submit")),
             data_secret=self._secret,
@@ -102,15 +90,12 @@ class Actions:
         origin = request.headers.get("origin")
         if origin is not None and urllib.parse.urlsplit(origin).netloc != request.headers.get("host"):
             return told(403, "another site asks")
-        if (
-            request.headers.get("content-type") != "application/json"
-        ):  # which no form of another site can send
+        # No form of another site can send that type.
+        if request.headers.get("content-type") != "application/json":
             return told(415, "a request is application/json")
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > LONGEST:
-                return told(413, "a request is short")
+        body = await read_body(request, LONGEST)
+        if body is None:
+            return told(413, "a request is short")
         found = _read(body)
         if found is None:
             return told(400, "a request has verb, token and, for drain and evict, a learner's number")
@@ -127,6 +112,16 @@ class Actions:
         return self._secret is not None and hmac.compare_digest(token.encode(), self._secret.encode())
 
 
+async def read_body(request: Request, most: int) -> bytes | None:
+    """What was sent; None where it is longer than so many bytes."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            return None
+    return body
+
+
 def _read(body: bytes) -> tuple[str, int | None, str] | None:
     """What is asked, of which learner, and the token; None: it cannot be read."""
     try:
@@ -135,5 +130,5 @@ def _read(body: bytes) -> tuple[str, int | None, str] | None:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None
     whole = isinstance(learner, int) and not isinstance(learner, bool) and learner >= 0
-    fits = whole if verb in list(OF_A_LEARNER) else verb in list(OF_ALL) and learner is None
+    fits = whole if verb in [*OF_A_LEARNER] else verb in [*OF_ALL] and learner is None
     return (verb, learner, token) if fits and isinstance(token, str) else None

@@ -7,8 +7,8 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ddiloco.observe.words import seconds, share, size
 from ddiloco.page.view import LearnerView, RunView, SyncerView
-from ddiloco.page.words import seconds, share, size
 
 SETTLED = 4  # rounds of each fragment before anything is said of merging
 SLOW = 1.5  # times the others' step
@@ -83,10 +83,10 @@ def hung(view: RunView) -> Iterator[Advice]:
 def host_missing(view: RunView) -> Iterator[Advice]:
     """A learner of several hosts waits for one of them."""
     for one in view.learners:
-        missing = [at for at in one.hosts if not at.here and at.seconds > LONG_ABSENCE]
+        missing = [at for at in one.hosts if at.state == "gone" and at.state_seconds > LONG_ABSENCE]
         if missing and len(missing) < len(one.hosts) and one.state not in ("dead", "finished"):
             named = ", ".join(str(at.host) for at in missing)
-            longest = seconds(max(at.seconds for at in missing))
+            longest = seconds(max(at.state_seconds for at in missing))
             yield Advice(
                 f"Learner {one.learner} waits for its host {named}.",
                 f"{len(one.hosts) - len(missing)} of its {len(one.hosts)} hosts are connected to the syncer; "

@@ -25,7 +25,7 @@ class Board:
         self._share = share
         self._read_at = 0.0
         self.content = ""
-        self.cost = 0.0  # seconds that the last look took
+        self._cost = 0.0  # seconds that the last look took
 
     def read(self) -> bool:
         """Takes in what is new in the files, for a moment; returns whether that was all."""
@@ -33,11 +33,7 @@ class Board:
         return all(whole)
 
     def read_unseen(self) -> float:
-        """Reads if it is time to, so that whoever comes need not wait for days of a run to be read.
-
-        Returns:
-          Seconds until it is time again.
-        """
+        """Reads if it is time to, lest a visitor wait for days of a run; returns seconds until it is."""
         if time.monotonic() >= self._read_at:
             begun = time.thread_time()
             whole = self.read()
@@ -54,14 +50,14 @@ class Board:
         """Draws what is to be seen; returns whether it differs from before."""
         begun = time.thread_time()
         before, self.content = self.content, content(self.views(), live=True)
-        self.cost = time.thread_time() - begun
+        self._cost = time.thread_time() - begun
         return self.content != before
 
     @property
     def pause(self) -> float:
         """Seconds until the next look, so that looking takes no more than its share of a core."""
         whole = all(history.whole for history in self._histories)
-        return self._pause(self.cost, EVERY if whole else 0.0)
+        return self._pause(self._cost, EVERY if whole else 0.0)
 
     def _pause(self, spent: float, least: float) -> float:
         """Seconds until as much may be spent again; at least so many, or none while much is to be read."""

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ddiloco.observe.words import amount, clock
 from ddiloco.page.elements import Html, el
 from ddiloco.page.timeline import Span
 from ddiloco.page.view import Values
-from ddiloco.page.words import amount, clock
 
 WIDTH = 1000
 STATES = {
@@ -27,6 +27,9 @@ STATES = {
 }
 """Of a lane's states: top, height, and what it means."""
 
+HOST_STATES = {"connected": (5, 14, "host connected"), "gone": (11, 3, "host not connected")}
+
+_FORMS = STATES | HOST_STATES
 _MERGED = (22, 6)  # top and height of the strip below, which shows the share of merges that it was in
 COLOURS = 8
 
@@ -40,22 +43,24 @@ class Line(NamedTuple):
     place: int | None = None
 
 
-def lane(spans: Sequence[Span], merged: Values, slot_seconds: float, end: float, label: str) -> Html:
-    """A learner's states from the beginning of the run to `end` (seconds), and which merges it was in."""
+def lane(
+    spans: Sequence[Span], end: float, label: str, merged: Values = (), slot_seconds: float = 0.0
+) -> Html:
+    """States from the beginning of the run to `end` (seconds), and which merges a learner was in."""
     scale = WIDTH / max(end, 1e-9)
     paths: dict[str, list[str]] = {}
     for state, start, finish in spans:
-        if state in STATES and finish > start:
-            top, height, _ = STATES[state]
+        if state in _FORMS and finish > start:
+            top, height, _ = _FORMS[state]
             width = max(1.0, (min(finish, end) - start) * scale)
             paths.setdefault(state, []).append(
                 f"M{start * scale:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
             )
-    drawn = [el("path", d="".join(paths[state]), class_=f"is-{state}") for state in STATES if state in paths]
+    drawn = [el("path", d="".join(paths[state]), class_=f"is-{state}") for state in _FORMS if state in paths]
     return el(
         "svg",
         *drawn,
-        el("path", d=_strip(merged, slot_seconds * scale), class_="merged"),
+        el("path", d=_strip(merged, slot_seconds * scale), class_="merged") if merged else None,
         class_="lane",
         viewBox=f"0 0 {WIDTH} 28",
         preserveAspectRatio="none",
@@ -82,15 +87,16 @@ def _strip(merged: Values, width: float) -> str:
     return "".join(path)
 
 
-def legend() -> Html:
-    """What the forms of a lane mean."""
+def legend(hosts: bool) -> Html:
+    """What the forms of a lane mean, and of those of hosts where there are any."""
+    forms = _FORMS if hosts else STATES
     shown = [
-        el("li", _swatch(state), f" {meaning}")
-        for state, (_, _, meaning) in STATES.items()
+        _item(el("path", d=f"M0 {top}h24v{height}h-24z", class_=f"is-{state}"), meaning)
+        for state, (top, height, meaning) in forms.items()
         if state != "spare"
     ]
-    strip = el("svg", el("path", d="M0 2h24v6h-24z", class_="merged"), viewBox="0 0 24 10", class_="swatch")
-    return el("ul", shown, el("li", strip, " its work was merged"), class_="legend")
+    strip = el("path", d="M0 7h24v6h-24z", class_="merged")
+    return el("ul", shown, _item(strip, "its work was merged"), class_="legend")
 
 
 def patterns() -> Html:
@@ -104,10 +110,9 @@ def _tiled(width: int) -> dict[str, object]:
     return {"patternUnits": "userSpaceOnUse", "width": width, "height": 8}
 
 
-def _swatch(state: str) -> Html:
-    top, height, _ = STATES[state]
-    path = el("path", d=f"M0 {top}h24v{height}h-24z", class_=f"is-{state}")
-    return el("svg", path, viewBox="0 0 24 20", class_="swatch", aria_hidden="true")
+def _item(path: Html, meaning: str) -> Html:
+    drawn = el("svg", path, viewBox="0 0 24 20", class_="swatch", aria_hidden="true")
+    return el("li", drawn, f" {meaning}")
 
 
 def axis(end: float) -> Html:
@@ -129,6 +134,7 @@ def chart(
     grid = [el("line", x1=0, x2=WIDTH, y1=y, y2=y, class_="grid") for y in heights]
     ticks = [el("span", amount(tick)) for tick in reversed(at)]
     named = [line for line in lines if line.place is not None and _last(line.ys) is not None]
+    strokes = [_item(el("path", d="M0 10h24", class_=_class(line)), line.label) for line in named]
     last = "; ".join(f"{line.label} {amount(_last(line.ys))}" for line in named)
     drawing = el(
         "svg",
@@ -138,7 +144,7 @@ def chart(
         viewBox=f"0 0 {WIDTH} 200",
         preserveAspectRatio="none",
         role="img",
-        aria_label=f"{title} in {unit}. At the end: {last}." if unit else f"{title}. At the end: {last}.",
+        aria_label=f"{title}{unit and f' in {unit}'}. At the end: {last}.",
     )
     below = (
         axis(end) if not x else el("div", el("span", "0"), el("span", f"{amount(end)} {x}"), class_="axis")
@@ -148,14 +154,7 @@ def chart(
         el("figcaption", title, el("span", f" {unit}", class_="unit") if unit else None),
         el("div", el("div", ticks, class_="ticks", aria_hidden="true"), drawing, class_="plotted"),
         below,
-        el("ul", [_named(line) for line in named], class_="legend") if len(named) > 1 else None,
-    )
-
-
-def _named(line: Line) -> Html:
-    stroke = el("path", d="M0 5h24", class_=_class(line))
-    return el(
-        "li", el("svg", stroke, viewBox="0 0 24 10", class_="swatch", aria_hidden="true"), f" {line.label}"
+        el("ul", strokes, class_="legend") if len(named) > 1 else None,
     )
 
 

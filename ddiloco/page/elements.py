@@ -50,7 +50,7 @@ def table(caption: str, names: Iterable[Any], rows: Iterable[Iterable[Any]], **a
     ]
     head = el("tr", [el("th", name, scope="col") if name else el("td") for name in names])
     whole = el("table", el("caption", caption), el("thead", head), el("tbody", body), **attributes)
-    return el("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return el("div", whole, class_="scroll", tabindex="0", role="group", aria_label=caption)
 
 
 def _one(child: Any) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.page.advice import advice
-from ddiloco.page.view import LearnerView, RunView
+from ddiloco.page.view import RunView
 
 STATES = ("stepping", "waiting", "recovering", "spare", "hung", "dead", "finished", "absent")
 
@@ -16,7 +17,7 @@ class Metric(NamedTuple):
 
     name: str
     meaning: str
-    of: Callable[..., float | None]
+    of: Callable[..., Any]
 
 
 def _summary(name: str) -> Callable[[RunView], float | None]:
@@ -24,7 +25,7 @@ def _summary(name: str) -> Callable[[RunView], float | None]:
 
 
 def _syncer(name: str) -> Callable[[RunView], float | None]:
-    return lambda view: getattr(view.syncer, name)
+    return operator.attrgetter(f"syncer.{name}")
 
 
 OF_RUN = (
@@ -76,7 +77,7 @@ OF_LEARNER = (
     Metric(
         "ddiloco_learner_hosts",
         "connected, of a learner that has several",
-        lambda one: sum(at.here for at in one.hosts) if one.hosts else None,
+        lambda one: sum(at.state == "connected" for at in one.hosts) if one.hosts else None,
     ),
     Metric("ddiloco_learner_starts_total", "starts of its processes", lambda one: one.starts),
 )
@@ -84,13 +85,31 @@ OF_FRAGMENT = (
     Metric("ddiloco_fragment_version", "merges of it", lambda one: one.version),
     Metric("ddiloco_fragment_age_steps", "steps since its last merge", lambda one: one.age_steps),
 )
-OTHERS = {
-    "lost": ("ddiloco_lost_ratio", "chip time lost, by cause"),
-    "drops": ("ddiloco_drops_total", "messages dropped, by reason"),
-    "state": ("ddiloco_learner_state", "1 for the state that it is in, by state"),
-    "advice": ("ddiloco_advice", "1 for each rule of the advice that speaks, by rule and learner"),
+LABELLED = {
+    ("cause",): Metric(
+        "ddiloco_lost_ratio",
+        "chip time lost, by cause",
+        lambda view: {(cause,): share for cause, share in (view.summary.get("lost") or {}).items()},
+    ),
+    ("reason",): Metric(
+        "ddiloco_drops_total",
+        "messages dropped, by reason",
+        lambda view: {(reason,): count for reason, count in view.syncer.drops.items()},
+    ),
+    ("learner", "state"): Metric(
+        "ddiloco_learner_state",
+        "1 for the state that it is in, by state",
+        lambda view: {(one.learner, state): one.state == state for one in view.learners for state in STATES},
+    ),
+    ("rule", "learner"): Metric(
+        "ddiloco_advice",
+        "1 for each rule of the advice that speaks, by rule and learner",
+        lambda view: {(one.rule, "" if one.learner is None else one.learner): 1 for one in advice(view)},
+    ),
 }
-"""Metrics with a label of their own beside `run` and `learner`."""
+"""Metrics with labels of their own beside `run`, and a value for each of the labels' values."""
+
+METRICS = (*OF_RUN, *OF_LEARNER, *OF_FRAGMENT, *LABELLED.values())
 
 
 def exposition(views: Sequence[RunView]) -> tuple[bytes, str]:
@@ -106,48 +125,27 @@ class _Collector:
     def __init__(self, views: Sequence[RunView]) -> None:
         self._views = views
 
-    def collect(self) -> list[object]:
-        views = self._views
-        learners = [((view.name, str(one.learner)), one) for view in views for one in view.learners]
-        fragments = [((view.name, str(one.fragment)), one) for view in views for one in view.fragments]
-        runs = [((view.name,), view) for view in views]
-        return [
-            *(_family(metric, ("run",), runs) for metric in OF_RUN),
-            *(_family(metric, ("run", "learner"), learners) for metric in OF_LEARNER),
-            *(_family(metric, ("run", "fragment"), fragments) for metric in OF_FRAGMENT),
-            *self._labelled(learners),
-        ]
+    def collect(self) -> Iterator[object]:
+        for metric in OF_RUN:
+            yield self._family(metric, (), lambda view, of: {(): of(view)})
+        for metric in OF_LEARNER:
+            yield self._family(
+                metric, ("learner",), lambda view, of: {(one.learner,): of(one) for one in view.learners}
+            )
+        for metric in OF_FRAGMENT:
+            yield self._family(
+                metric, ("fragment",), lambda view, of: {(one.fragment,): of(one) for one in view.fragments}
+            )
+        for labels, metric in LABELLED.items():
+            yield self._family(metric, labels, lambda view, of: of(view))
 
-    def _labelled(self, learners: Sequence[tuple[tuple[str, str], LearnerView]]) -> Iterator[object]:
-        """The metrics with a label of their own."""
-        views = self._views
-        said = {
-            (v.name, a.rule, str("" if a.learner is None else a.learner)) for v in views for a in advice(v)
-        }
-        states = [((*at, state), float(one.state == state)) for at, one in learners for state in STATES]
-        lost = [
-            ((v.name, cause), part) for v in views for cause, part in (v.summary.get("lost") or {}).items()
-        ]
-        drops = [((v.name, reason), count) for v in views for reason, count in v.syncer.drops.items()]
-        labels: dict[str, tuple[str, ...]] = {
-            "state": ("run", "learner", "state"),
-            "advice": ("run", "rule", "learner"),
-            "lost": ("run", "cause"),
-            "drops": ("run", "reason"),
-        }
-        values: dict[str, Sequence[tuple[tuple[str, ...], Any]]]
-        values = {"state": states, "advice": [(at, 1.0) for at in sorted(said)], "lost": lost, "drops": drops}
-        for kind, (name, meaning) in OTHERS.items():
-            yield _family(Metric(name, meaning, lambda value: value), labels[kind], values[kind])
+    def _family(self, metric: Metric, labels: tuple[str, ...], values: Callable[..., Any]) -> object:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-
-def _family(metric: Metric, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], Any]]) -> object:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    kind = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
-    made = kind(metric.name, metric.meaning, labels=labels)
-    for at, of in values:
-        value = metric.of(of)
-        if value is not None:
-            made.add_metric(at, float(value))
-    return made
+        kind = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
+        family = kind(metric.name, metric.meaning, labels=("run", *labels))
+        for view in self._views:
+            for at, value in values(view, metric.of).items():
+                if value is not None:
+                    family.add_metric((view.name, *map(str, at)), float(value))
+        return family

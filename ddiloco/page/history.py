@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.observe.summary import read_summary
-from ddiloco.page.tail import EventTail, LineTail, Replaced
+from ddiloco.page.tail import LineTail, Replaced
 from ddiloco.page.timeline import Lane, Slots
 
 RECENT = 64  # rounds that `recent` figures are of
@@ -36,8 +36,10 @@ KIND = {
 }
 """What a lane shows, by `ddiloco.goodput.accounting.State`."""
 
-_SCALARS = {"train/loss": "loss", "train/mfu": "mfu", "train/step_seconds": "seconds"}
-_WAITED = "train/data_wait_seconds"
+HOST_KIND = {"host_here": "connected", "host_gone": "gone"}
+"""What the lane of a host shows, by the event."""
+
+SECONDS = ("quorum_seconds", "grace_seconds", "sync_seconds")  # of a round
 
 
 @dataclasses.dataclass
@@ -50,14 +52,13 @@ class LearnerHistory:
     tokens: int = 0
     stepped_at: float | None = None
     starts: int = 0
-    chips: int | None = None
     gaps: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=33))
     stale: collections.deque[int] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=RECENT)
     )
-    losses: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=8))
+    not_finite: bool = False  # the newest loss
     silent: bool = False  # the syncer has not heard of it
-    hosts: dict[int, tuple[bool, float]] = dataclasses.field(default_factory=dict)  # there, and since when
+    hosts: dict[int, Lane] = dataclasses.field(default_factory=dict)  # of a learner of several: see HOST_KIND
 
     @property
     def step_seconds(self) -> float | None:
@@ -67,15 +68,6 @@ class LearnerHistory:
     def standstill(self) -> float:
         """Seconds without a step after which it has hung."""
         return max(LEAST_STANDSTILL, STANDSTILL * (self.step_seconds or math.inf))
-
-
-@dataclasses.dataclass
-class FragmentHistory:
-    """The newest version of a fragment."""
-
-    version: int = 0
-    step: int = 0
-    time: float | None = None
 
 
 class History:
@@ -95,7 +87,7 @@ class History:
         self.config: dict[str, Any] = {}
         self.environment: dict[str, Any] = {}
         self.learners: dict[int, LearnerHistory] = {}
-        self.fragments: dict[int, FragmentHistory] = {}
+        self.fragments: dict[int, dict[str, Any]] = {}  # the newest round of each
         self.rounds: collections.deque[dict[str, Any]] = collections.deque(maxlen=RECENT)
         self.round_count = 0
         self.contributed = 0  # to all rounds, of `live` who were there
@@ -108,7 +100,6 @@ class History:
         self.whole = False  # whether all that there was has been read
         self._lines = {name: LineTail(root / f"{name}.jsonl") for name in ("states", "rounds", "events")}
         self._steps: dict[int, LineTail] = {}
-        self._scalars: dict[pathlib.Path, tuple[int, EventTail]] = {}
         self._summary_mark: tuple[int, int] | None = None
 
     @property
@@ -151,7 +142,7 @@ class History:
             if self.round_count % 16 == 0 and time.monotonic() > ends:
                 return False
         self._until(math.inf, ends)
-        return self._read_scalars(ends) and time.monotonic() <= ends
+        return time.monotonic() <= ends
 
     def _until(self, moment: float, ends: float = math.inf) -> None:
         """Takes in states and steps up to this moment."""
@@ -166,7 +157,7 @@ class History:
         learner = self.learners[number]
         while tail.time <= moment and tail.time < math.inf:
             line = tail.take()
-            self._step(number, learner, line["time"], int(line.get("step", 0)), int(line.get("tokens", 0)))
+            self._step(number, learner, line)
             if learner.steps % 256 == 0 and time.monotonic() > ends:
                 return
 
@@ -193,10 +184,6 @@ class History:
         for number in sorted(known - self._steps.keys()):
             self.learners.setdefault(number, LearnerHistory())
             self._steps[number] = LineTail(self.workdir / "learners" / str(number) / "steps.jsonl")
-        for path in sorted(self.workdir.glob("metrics/learner_*/events.out.tfevents.*")):
-            number = int(path.parent.name.removeprefix("learner_"))
-            if path not in self._scalars and number in known:
-                self._scalars[path] = (number, EventTail(path))
 
     def _seen(self, moment: float) -> Slots:
         self.last = max(self.last, moment)
@@ -209,12 +196,12 @@ class History:
         state = str(line.get("state"))
         self._seen(line["time"])
         learner.lane.enter(KIND.get(state, "recovering"), line["time"])
-        learner.chips = line.get("chips")
         learner.starts += state == "starting"
         if state != "stepping":
             learner.stepped_at = None
 
-    def _step(self, number: int, learner: LearnerHistory, moment: float, clock: int, tokens: int) -> None:
+    def _step(self, number: int, learner: LearnerHistory, line: Mapping[str, Any]) -> None:
+        moment, tokens = line["time"], line.get("tokens", 0)
         slots = self._seen(moment)
         if learner.stepped_at is not None:
             gap = moment - learner.stepped_at
@@ -223,26 +210,29 @@ class History:
             learner.gaps.append(gap)
         learner.stepped_at = moment
         learner.steps += 1
-        learner.clock, learner.tokens = max(learner.clock, clock), learner.tokens + tokens
+        learner.clock, learner.tokens = max(learner.clock, line.get("step", 0)), learner.tokens + tokens
         slots.add(moment, ("tokens", number), tokens)
         slots.add(moment, "tokens", tokens)
+        if "loss" in line:
+            learner.not_finite = line["loss"] is None
+        if line.get("loss") is not None:
+            slots.add(moment, ("loss", number), line["loss"])
+            slots.add(moment, ("losses", number))
 
     def _round(self, line: dict[str, Any]) -> None:
         moment, slots = line["time"], self._seen(line["time"])
         self.rounds.append(line)
         self.round_count += 1
-        fragment = self.fragments.setdefault(int(line["fragment"]), FragmentHistory())
-        fragment.version, fragment.step, fragment.time = int(line["version"]), int(line["step"]), moment
-        contributions = line.get("contributions") or []
+        self.fragments[line["fragment"]] = line
         slots.add(moment, "rounds")
         slots.add(moment, "quorum", len(line.get("learners", ())))
         slots.add(moment, "live", line.get("live", 0))
         self.contributed += len(line.get("learners", ()))
         self.live += line.get("live", 0)
-        for name in ("quorum_seconds", "grace_seconds", "sync_seconds"):
+        for name in SECONDS:
             slots.add(moment, name, line.get(name) or 0.0)
             self.sums[name] += line.get(name) or 0.0
-        for number, _, _, clock, *_ in contributions:
+        for number, _, _, clock, *_ in line.get("contributions") or []:
             slots.add(moment, ("in", number))
             if number in self.learners:
                 self.learners[number].stale.append(max(0, self.learners[number].clock - clock))
@@ -255,33 +245,8 @@ class History:
             return
         if event in ("learner_silent", "learner_returned", "learner_ready"):
             learner.silent = event == "learner_silent"
-        elif event in ("host_here", "host_gone"):
-            for host in range(int(line["hosts"])):
-                learner.hosts.setdefault(host, (False, line["time"]))
-            learner.hosts[int(line["host"])] = (event == "host_here", line["time"])
-
-    def _read_scalars(self, ends: float) -> bool:
-        for number, tail in self._scalars.values():
-            while found := tail.take():
-                for moment, values in found:
-                    self._scalar(number, moment, values)
-                if time.monotonic() > ends:
-                    return False
-        return True
-
-    def _scalar(self, number: int, moment: float, values: Mapping[str, float]) -> None:
-        if self.slots is None:
-            return
-        for tag, name in _SCALARS.items():
-            if tag not in values:
-                continue
-            value = values[tag]
-            if name == "loss":
-                self.learners[number].losses.append(value)
-            if math.isfinite(value):
-                self.slots.add(moment, (name, number), value)
-                self.slots.add(moment, ("count", name, number))
-            elif name == "loss":
-                self.slots.add(moment, ("nan", number))
-        if _WAITED in values:
-            self.slots.add(moment, ("waited", number), values[_WAITED])
+        elif event in HOST_KIND:
+            for host in set(range(int(line["hosts"]))) - learner.hosts.keys():
+                learner.hosts[host] = Lane()
+                learner.hosts[host].enter("gone", line["time"])
+            learner.hosts[int(line["host"])].enter(HOST_KIND[event], line["time"])

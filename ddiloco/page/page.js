@@ -3,7 +3,7 @@ const content = document.getElementById("content");
 const news = document.getElementById("news");
 
 function keyOf(element) {
-  return element.id || element.closest("article")?.id + element.querySelector("summary")?.textContent;
+  return element.closest("article")?.id + element.querySelector("summary")?.textContent.replace(/\d+/, "");
 }
 
 function show(html) {

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddiloco.observe.words import amount, clock, seconds, share, size
 from ddiloco.page.advice import Advice, remedy
 from ddiloco.page.drawings import Line, axis, chart, lane, legend
 from ddiloco.page.elements import Html, el, table
+from ddiloco.page.timeline import Span
 from ddiloco.page.view import EventView, LearnerView, RunView
-from ddiloco.page.words import amount, clock, seconds, share, size
 
 FEW = 8  # learners that have a colour each
+MOST_HOSTS = 8  # of a learner that have a lane each
 _CAUSES = {
     "waiting_for_peers": "waiting for peers",
     "waiting_for_network": "waiting for the network",
@@ -24,82 +26,89 @@ _CAUSES = {
 }
 
 
-_COLUMNS = (
-    "learner",
-    "now",
-    "over time",
-    "clock",
-    "tokens/s",
-    "step",
-    "data wait",
-    "MFU",
-    "merged",
-    "staleness",
-    "in rounds",
-    "sent",
-    "received",
-)
+_COLUMNS: Mapping[str, Callable[[LearnerView], str]] = {
+    "clock": lambda one: f"{one.clock}",
+    "tokens/s": lambda one: amount(one.tokens_per_second),
+    "step": lambda one: seconds(one.step_seconds),
+    "data wait": lambda one: share(one.data_wait_share),
+    "MFU": lambda one: share(one.mfu),
+    "merged": lambda one: share(one.merged_share),
+    "staleness": lambda one: "-" if one.staleness is None else f"{one.staleness:.1f} steps",
+    "in rounds": lambda one: share(one.in_recent),
+    "sent": lambda one: size(one.sent),
+    "received": lambda one: size(one.received),
+}
+_IF_KNOWN = ("data wait", "MFU")  # columns that no run without measurements has
 
 
 def learners(view: RunView, found: Sequence[Advice], key: str) -> Html:
-    """Each learner: its state, its life as a lane, and its figures."""
+    """Each learner: its state, its life as a lane, and its figures; below it, its hosts if it has several."""
     by_learner = {one.learner: one for one in reversed(found) if one.learner is not None}
-    known = [one for one in view.learners if any(_optional(one))]
-    left_out = {
-        name for place, name in enumerate(("data wait", "MFU")) if not any(_optional(o)[place] for o in known)
-    }
-    names = [name for name in _COLUMNS if name not in left_out]
-    rows = [_learner(view, one, by_learner.get(one.learner), key, names) for one in view.learners]
-    head = el("thead", el("tr", [el("th", name, scope="col", class_=_narrow(name)) for name in names]))
-    last = el(
-        "tr", el("td"), el("td"), el("td", axis(view.now), class_="wide"), class_="times", aria_hidden="true"
+    columns = [
+        name
+        for name, said in _COLUMNS.items()
+        if name not in _IF_KNOWN or any(said(one) != "-" for one in view.learners)
+    ]
+    rows = [
+        [_learner(view, one, by_learner.get(one.learner), key, columns), _hosts(view, one, len(columns))]
+        for one in view.learners
+    ]
+    names = [el("th", name, scope="col") for name in ("learner", "now", "over time", *columns)]
+    times = el("tr", el("td"), el("td"), el("td", axis(view.now), class_="wide"), class_="times")
+    whole = el(
+        "table",
+        el("caption", "Learners", class_="spoken"),
+        el("thead", el("tr", names)),
+        el("tbody", rows),
+        el("tfoot", times, aria_hidden="true"),
+        class_="learners",
     )
-    caption = el("caption", "Learners", class_="spoken")
-    whole = el("table", caption, head, el("tbody", rows), el("tfoot", last), class_="learners")
-    return el("section", el("h2", "Learners"), whole, legend(), id=f"{key}-learners", tabindex="-1")
+    shown = legend(hosts=any(one.hosts for one in view.learners))
+    return el("section", el("h2", "Learners"), whole, shown, id=f"{key}-learners", tabindex="-1")
 
 
-def _optional(one: LearnerView) -> tuple[bool, bool]:
-    return one.data_wait_share is not None, one.mfu is not None
-
-
-def _narrow(name: str) -> str | None:
-    return "wide" if name == "over time" else None
-
-
-def _learner(view: RunView, one: LearnerView, said: Advice | None, key: str, names: Sequence[str]) -> Html:
+def _learner(view: RunView, one: LearnerView, said: Advice | None, key: str, columns: Sequence[str]) -> Html:
     mark = "" if said is None else "✖ " if said.trouble else "▲ "
-    label = f"learner {one.learner}: {_path_in_words(one)}"
-    values = {
-        "now": [mark, f"{one.state} {seconds(one.state_seconds) if one.state_seconds else ''}", _hosts(one)],
-        "over time": lane(one.lane, one.merged, view.slot_seconds, view.now, label),
-        "clock": f"{one.clock}",
-        "tokens/s": amount(one.tokens_per_second),
-        "step": seconds(one.step_seconds),
-        "data wait": share(one.data_wait_share),
-        "MFU": share(one.mfu),
-        "merged": share(one.merged_share),
-        "staleness": "-" if one.staleness is None else f"{one.staleness:.1f} steps",
-        "in rounds": share(one.in_recent),
-        "sent": size(one.sent),
-        "received": size(one.received),
-    }
+    label = f"learner {one.learner}: {_path_in_words(one.lane)}"
     why = None if said is None else el("p", said.what, class_="why")
-    cells = [el("td", values[name], data_label=name, class_=_narrow(name)) for name in names[1:]]
-    head = el("th", f"{one.learner}", why, scope="row")
+    now = f"{mark}{one.state} {seconds(one.state_seconds) if one.state_seconds else ''}"
     kind = "" if said is None else "trouble" if said.trouble else "better"
-    return el("tr", head, cells, id=f"{key}-learner-{one.learner}", class_=f"{kind} {one.state}".strip())
+    return el(
+        "tr",
+        el("th", f"{one.learner}", why, scope="row"),
+        el("td", now, data_label="now"),
+        el("td", lane(one.lane, view.now, label, one.merged, view.slot_seconds), class_="wide"),
+        [el("td", _COLUMNS[name](one), data_label=name) for name in columns],
+        id=f"{key}-learner-{one.learner}",
+        class_=f"{kind} {one.state}".strip(),
+    )
 
 
-def _hosts(one: LearnerView) -> Html | None:
-    """Which of its hosts are connected, where it has several."""
-    said = [f"host {at.host} {'here' if at.here else f'gone {seconds(at.seconds)}'}" for at in one.hosts]
-    return el("ul", [el("li", line) for line in said], class_="hosts") if said else None
+def _hosts(view: RunView, one: LearnerView, columns: int) -> list[Html]:
+    """A row for each of a learner's several hosts; of many, for those that are gone or came last."""
+    known = sorted(one.hosts, key=lambda at: (at.state != "gone", at.state_seconds))
+    shown = sorted(known[:MOST_HOSTS], key=lambda at: at.host)
+    rows = [
+        el(
+            "tr",
+            el("th", el("span", f"learner {one.learner}, ", class_="spoken"), f"host {at.host}", scope="row"),
+            el("td", f"{at.state} {seconds(at.state_seconds) if at.state_seconds else ''}", data_label="now"),
+            el("td", lane(at.lane, view.now, f"host {at.host}: {_path_in_words(at.lane)}"), class_="wide"),
+            el("td", colspan=columns),
+            class_=f"host {at.state}",
+        )
+        for at in shown
+    ]
+    if more := known[MOST_HOSTS:]:
+        told = f"{sum(at.state == 'connected' for at in more)} of them are connected"
+        row = [el("th", f"{len(more)} more", scope="row"), el("td", told, colspan=columns + 2)]
+        rows.append(el("tr", row, class_="host"))
+    return rows
 
 
-def _path_in_words(one: LearnerView) -> str:
+def _path_in_words(spans: Sequence[Span]) -> str:
     total: dict[str, float] = {}
-    for state, start, end in one.lane:
+    for state, start, end in spans:
         total[state] = total.get(state, 0.0) + end - start
     return ", ".join(f"{state} {seconds(spent)}" for state, spent in total.items() if spent > 0)
 
@@ -143,16 +152,13 @@ def pairs(scores: Sequence[Mapping[str, Any]], over: str) -> tuple[list[float], 
 def lost(view: RunView) -> Html:
     """Where the chips' time went."""
     s = view.summary
-    lost = {cause: spent for cause, spent in (s.get("lost") or {}).items() if spent}
-    rows = [("stepping", share(s.get("goodput")), _bar(s.get("goodput")))]
-    rows += [(_CAUSES.get(cause, cause), share(spent), _bar(spent)) for cause, spent in _largest(lost)]
+    lost = {cause: part for cause, part in (s.get("lost") or {}).items() if part}
+    largest = sorted(lost.items(), key=lambda item: -item[1])
+    spent = {"stepping": s.get("goodput"), **{_CAUSES.get(cause, cause): part for cause, part in largest}}
+    rows = [(name, share(part), _bar(part)) for name, part in spent.items()]
     told = f"Goodput {share(s.get('goodput'))}, uptime {share(s.get('uptime'))}."
     shown = table("Where the chips' time went", ("state", "share", ""), rows)
     return el("section", el("h2", "Where the time went"), el("p", told), shown)
-
-
-def _largest(lost: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(lost.items(), key=lambda item: -item[1])
 
 
 def _bar(value: float | None) -> Html:
@@ -167,7 +173,6 @@ def syncer(view: RunView) -> Html:
     s = view.syncer
     interval = None if not s.due_per_second else 1 / s.due_per_second
     each = f"{seconds(interval)} from round to round"
-    here = f"{len(view.learners)}"
     rows = [
         ("merges a second", _figure(s.rounds_per_second), f"{_figure(s.due_per_second)} are due"),
         ("merging and writing", share(s.busy), "100% of its time"),
@@ -180,7 +185,11 @@ def syncer(view: RunView) -> Html:
         ("merges that wait", s.merging, "one is made at a time") if s.merging is not None else None,
         ("bytes in", f"{size(s.in_per_second)}/s", "its network; not measured"),
         ("bytes out", f"{size(s.out_per_second)}/s", "its network; not measured"),
-        ("learners in a merge", _figure(s.mean_quorum), f"{here}; {share(s.mean_share)} of those there"),
+        (
+            "learners in a merge",
+            _figure(s.mean_quorum),
+            f"{len(view.learners)}; {share(s.mean_share)} of those there",
+        ),
         ("rounds left out", s.skipped, f"0, of {s.rounds}; {s.abandoned} more had no quorum"),
     ]
     found = [row for row in rows if row is not None]
@@ -207,15 +216,8 @@ def fragments(view: RunView) -> Html | None:
     for one in view.fragments:
         old = one.age_steps > late
         age = "never merged" if one.age_seconds is None else f"{one.age_steps} steps old"
-        cells.append(
-            el(
-                "li",
-                el("b", f"{one.fragment}"),
-                el("span", f"version {one.version}"),
-                el("span", f"{'▲ ' if old else ''}{age}"),
-                class_="old" if old else None,
-            )
-        )
+        said = (el("b", f"{one.fragment}"), f"version {one.version}", f"{'▲ ' if old else ''}{age}")
+        cells.append(el("li", [el("span", line) for line in said], class_="old" if old else None))
     return el("section", el("h2", "Fragments"), el("ul", cells, class_="fragments"))
 
 
@@ -247,53 +249,34 @@ def _who(learners: Sequence[int], everybody: Sequence[int]) -> Html:
     signs = "".join("●" if one in learners else "·" for one in everybody)
     missing = [str(one) for one in everybody if one not in learners]
     told = f"{len(learners)} of {len(everybody)}" + (f", without {', '.join(missing)}" if missing else "")
-    return el(
-        "span",
-        el("span", signs, class_="who", aria_hidden="true"),
-        el("span", told, class_="spoken"),
-        title=told,
-    )
+    seen = el("span", signs, class_="who", aria_hidden="true")
+    return el("span", seen, el("span", told, class_="spoken"), title=told)
 
 
 def alarms(view: RunView) -> Html:
     """Alarms with what to do about them, and what else happened."""
-    alarms = [event for event in view.events if event.alarm]
-    others = [event for event in view.events if not event.alarm]
-    shown = [
-        el(
-            "li",
-            el("time", _when(event)),
-            el(
-                "div",
-                event.text,
-                el("p", el("em", "What to do: "), told) if (told := remedy(event.text)) else None,
-            ),
-        )
-        for event in alarms
-    ]
-    quiet = [el("li", el("time", _when(event)), el("div", event.text)) for event in others]
+    shown = [_event(event) for event in view.events if event.alarm]
+    quiet = [_event(event) for event in view.events if not event.alarm]
+    others = el("summary", f"What else happened ({len(quiet)})"), el("ol", quiet, class_="alarms")
     return el(
         "section",
-        el("h2", f"Alarms: {len(alarms)}" if alarms else "No alarm"),
+        el("h2", f"Alarms: {len(shown)}" if shown else "No alarm"),
         el("ol", shown, class_="alarms") if shown else None,
-        el("details", el("summary", f"What else happened ({len(quiet)})"), el("ol", quiet, class_="alarms"))
-        if quiet
-        else None,
+        el("details", others) if quiet else None,
     )
 
 
-def _when(event: EventView) -> str:
-    return "" if event.time is None else clock(event.time)
+def _event(event: EventView) -> Html:
+    told = remedy(event.text) if event.alarm else None
+    do = el("p", el("em", "What to do: "), told) if told else None
+    return el("li", el("time", "" if event.time is None else clock(event.time)), el("div", event.text, do))
 
 
-def settings(view: RunView, key: str) -> Html:
-    """The resolved settings and the summary, as they are."""
-    config = el("pre", json.dumps(view.config, indent=2), tabindex="0")
-    summary = el("pre", json.dumps(view.summary, indent=2), tabindex="0")
-    around = el("pre", json.dumps(view.environment, indent=2), tabindex="0")
-    return el(
-        "section",
-        el("details", el("summary", "Settings"), config, id=f"{key}-config"),
-        el("details", el("summary", "Versions and hardware"), around, id=f"{key}-environment"),
-        el("details", el("summary", "Summary"), summary, id=f"{key}-summary"),
-    )
+def settings(view: RunView) -> Html:
+    """The resolved settings, what the run was on, and its summary, as they are."""
+    shown = {"Settings": view.config, "Versions and hardware": view.environment, "Summary": view.summary}
+    folds = [
+        el("details", el("summary", name), el("pre", json.dumps(values, indent=2), tabindex="0"))
+        for name, values in shown.items()
+    ]
+    return el("section", folds)

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.observe.scalars import as_json
+from ddiloco.page.actions import read_body
 from ddiloco.page.board import SHARE, Board
 from ddiloco.page.elements import el
 from ddiloco.page.exposition import exposition
@@ -35,6 +36,11 @@ _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
+_HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
 _POLICY_OF_ONE_FILE = _POLICY.replace("style-src 'self'", "style-src 'unsafe-inline'")
 
 
@@ -51,10 +57,8 @@ class PageServer:
     ) -> None:
         """Takes HOST:PORT; on the loopback, which needs no credentials, another port where it is taken.
 
-        `share`: of a core that it may take. `setting`: where the address was given.
-
-        Raises:
-          ConfigError: it is not available, or needs credentials that are not there.
+        `share`: of a core that it may take. `setting`: where the address was given. Raises ConfigError where
+        it is not available, or needs credentials that are not there.
         """
         check_page(address, visitors, setting)
         self._loopback = is_loopback(address)
@@ -128,8 +132,9 @@ class PageServer:
         from starlette.responses import HTMLResponse, Response, StreamingResponse
         from starlette.routing import Route
 
+        dialog = None if self._actions is None else self._actions.dialog()
+
         def page() -> Response:
-            dialog = None if self._actions is None else self._actions.dialog()
             return HTMLResponse(document(self._board.views(), live=True, dialog=dialog))
 
         def report() -> Response:
@@ -164,9 +169,7 @@ class PageServer:
         async def answer(request: Request) -> Response:
             response = make() if self._admits(request) else HTMLResponse(_gate(), status_code=401)
             response.headers.setdefault("content-security-policy", _POLICY)
-            response.headers["cache-control"] = "no-store"
-            response.headers["x-content-type-options"] = "nosniff"
-            response.headers["referrer-policy"] = "no-referrer"
+            response.headers.update(_HEADERS)
             return response
 
         return answer
@@ -181,11 +184,9 @@ class PageServer:
         """Keeps the token that a visitor typed as a cookie of this page alone."""
         from starlette.responses import Response
 
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > LONGEST_TOKEN:
-                return Response(status_code=413)
+        body = await read_body(request, LONGEST_TOKEN)
+        if body is None:
+            return Response(status_code=413)
         token = body.decode(errors="replace").strip().removeprefix("token=")
         answer = Response(status_code=303, headers={"location": "."})
         secure = self._visitors.tls is not None
@@ -221,13 +222,11 @@ def _file(name: str, kind: str) -> Callable[[Request], Any]:
 
 def _gate() -> str:
     """The page that asks for the token."""
+    asked = {"type": "password", "name": "token", "autocomplete": "current-password", "required": True}
     form = el(
         "form",
         el("h1", "This run asks for its token"),
-        el("label", "Token of the run", for_="token"),
-        el(
-            "input", type="password", name="token", id="token", autocomplete="current-password", required=True
-        ),
+        el("label", "Token of the run ", el("input", **asked)),
         el("button", "Look", type="submit"),
         method="post",
         action="enter",

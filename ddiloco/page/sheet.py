@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ddiloco.observe.words import amount, seconds, share
 from ddiloco.page import sections
 from ddiloco.page.advice import Advice, advice
 from ddiloco.page.drawings import Line, chart, patterns
 from ddiloco.page.elements import Html, el, table
 from ddiloco.page.view import RunView
-from ddiloco.page.words import amount, seconds, share
 
 
 def document(
@@ -66,7 +66,7 @@ def _run(view: RunView, key: str, live: bool) -> Html:
         sections.fragments(view),
         sections.rounds(view),
         sections.alarms(view),
-        sections.settings(view, key),
+        sections.settings(view),
     ]
     return el("article", [part for part in parts if part], id=key, aria_label=f"run {view.name}")
 
@@ -150,30 +150,24 @@ def comparison(views: Sequence[RunView]) -> Html:
     paths = sorted(set().union(*flat))
     different = [path for path in paths if len({json.dumps(one.get(path)) for one in flat}) > 1]
     settings = [[path, *(json.dumps(one.get(path)) for one in flat)] for path in different]
-    most = max(
-        (score["tokens"] for view in views for score in view.summary.get("eval_history") or []), default=0
-    )
+    scores = [view.summary.get("eval_history") or [] for view in views]
+    most = max((score["tokens"] for of_one in scores for score in of_one), default=0)
     losses = [
-        Line(view.name, *sections.pairs(view.summary.get("eval_history") or [], "tokens"), place)
-        for place, view in enumerate(views)
+        Line(view.name, *sections.pairs(of_one, "tokens"), place)
+        for place, (view, of_one) in enumerate(zip(views, scores, strict=True))
     ]
+    drawn = chart("Loss of the global model, held-out", "nats/token", losses, most, x="tokens")
     return el(
         "section",
         el("h1", "Runs side by side"),
-        el(
-            "div",
-            table("Figures", names, rows),
-            chart("Loss of the global model, held-out", "nats/token", losses, most, x="tokens"),
-            class_="columns",
-        ),
+        el("div", table("Figures", names, rows), drawn, class_="columns"),
         table("Settings that differ", names, settings) if settings else None,
     )
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in config.items():
-        found += (
-            _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-        )
-    return found
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,4 +1,4 @@
-"""What was added to a file since one last looked, in whole lines or frames."""
+"""What was added to a file since one last looked, in whole lines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import json
 import math
 import os
 import pathlib
-import struct
 from typing import Any
-
-from tensorboardX.proto.event_pb2 import Event
 
 CHUNK = 1 << 18  # bytes that are read at a time
 
@@ -27,11 +24,7 @@ class Tail:
         self._offset, self._inode = 0, 0
 
     def bytes(self) -> bytes:
-        """Up to CHUNK bytes from where `done` last came to; none if there are no more, or no file.
-
-        Raises:
-          Replaced: the file is another one.
-        """
+        """Up to CHUNK bytes from where `done` last came to, if there are more; raises Replaced."""
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -99,24 +92,3 @@ def _value(line: bytes) -> Any:
         return json.loads(line)
     except ValueError:
         return None
-
-
-class EventTail:
-    """The scalars of one of TensorBoard's event files."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self._tail = Tail(path)
-
-    def take(self) -> list[tuple[float, dict[str, float]]]:
-        """The times and scalars of what was added, up to CHUNK bytes; raises Replaced."""
-        data, place, found = self._tail.bytes(), 0, []
-        while place + 12 <= len(data):
-            (size,) = struct.unpack_from("<Q", data, place)
-            end = place + 16 + size
-            if end > len(data):
-                break
-            event = Event.FromString(data[place + 12 : end - 4])
-            found.append((event.wall_time, {value.tag: value.simple_value for value in event.summary.value}))
-            place = end
-        self._tail.done(place)
-        return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable
 from typing import NamedTuple
+
+import numpy as np
 
 TROUBLED = ("hung", "dead")
 _WEIGHT = 8.0  # of these states when one has to stand for all in its time: a short outage is still seen
@@ -97,39 +98,16 @@ class Lane:
 
 def coarse(spans: list[Span], most: int) -> list[Span]:
     """At most so many spans in the place of these: each the state that weighs most in its time."""
-    start, end = spans[0].start, spans[-1].end
-    width = (end - start) / most
-    weights: list[dict[str, float]] = [collections.defaultdict(float) for _ in range(most)]
-    for state, begin, finish in spans:
-        for place, seconds in _parts(begin - start, finish - start, width, most):
-            weights[place][state] += seconds * (_WEIGHT if state in TROUBLED else 1.0)
-    cells = [
-        Span(max(seconds, key=seconds.__getitem__), start + place * width, start + (place + 1) * width)
-        for place, seconds in enumerate(weights)
-        if seconds
+    edges = np.linspace(spans[0].start, spans[-1].end, most + 1)
+    starts, ends = (np.array([span[place] for span in spans]) for place in (1, 2))
+    within = np.minimum.outer(edges[1:], ends) - np.maximum.outer(edges[:-1], starts)  # (most, spans)
+    states = sorted({span.state for span in spans})
+    seconds = [
+        within.clip(0.0)[:, [span.state == state for span in spans]].sum(1)
+        * (_WEIGHT if state in TROUBLED else 1.0)
+        for state in states
     ]
-    return list(_joined(cells))
-
-
-def _parts(begin: float, end: float, width: float, most: int) -> Iterator[tuple[int, float]]:
-    """The cells that a span reaches into, and for how long."""
-    place = min(int(begin / width), most - 1)
-    while begin < end and place < most:
-        until = end if place == most - 1 else min(end, (place + 1) * width)
-        yield place, until - begin
-        begin = until
-        place += 1
-
-
-def _joined(spans: Iterable[Span]) -> Iterator[Span]:
-    """Neighbours of one state as one."""
-    last: Span | None = None
-    for span in spans:
-        if last is not None and last.state == span.state:
-            last = last._replace(end=span.end)
-            continue
-        if last is not None:
-            yield last
-        last = span
-    if last is not None:
-        yield last
+    weightiest = np.argmax(seconds, axis=0)
+    first = [0, *(np.flatnonzero(np.diff(weightiest)) + 1).tolist()]
+    bounds = [*edges[first].tolist(), spans[-1].end]
+    return [Span(states[weightiest[place]], *bounds[i : i + 2]) for i, place in enumerate(first)]

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddiloco.page.history import RECENT, History, LearnerHistory
+from ddiloco.page.history import SECONDS, History, LearnerHistory
 from ddiloco.page.timeline import Slots, Span
 
 SPANS = 8192  # of all lanes together
@@ -21,11 +21,12 @@ Values = Sequence[float | None]
 
 @dataclasses.dataclass(frozen=True)
 class HostView:
-    """One of a learner's several hosts: whether it is connected to the syncer, and for how many seconds."""
+    """One of a learner's several hosts, as the syncer knows it."""
 
     host: int
-    here: bool
-    seconds: float
+    state: str  # connected, gone, or finished with its learner
+    state_seconds: float
+    lane: Sequence[Span]  # seconds since the run began
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,16 +149,11 @@ class RunView:
             value = value.get(name) if isinstance(value, Mapping) else None
         return default if value is None else value
 
-    def learner(self, number: int) -> LearnerView:
-        """The learner with this number; raises StopIteration if there is none."""
-        return next(one for one in self.learners if one.learner == number)
-
 
 def view_of(history: History) -> RunView:
     """The run as far as its files have been read."""
     slots = history.slots or Slots(0.0)
     now, summary = history.now, history.summary
-    rounds = slots.sums("rounds")
     return RunView(
         name=str(history.workdir.resolve().name),
         status=_status(history),
@@ -168,7 +164,7 @@ def view_of(history: History) -> RunView:
         summary=summary,
         config=history.config,
         environment=history.environment,
-        learners=[_learner(history, slots, number, rounds) for number in sorted(history.learners)],
+        learners=[_learner(history, slots, number) for number in sorted(history.learners)],
         fragments=_fragments(history),
         rounds=[_round(line, history.started) for line in reversed(history.rounds)][:SHOWN_ROUNDS],
         syncer=_syncer(history),
@@ -199,17 +195,16 @@ def _status(history: History) -> str:
     return "finished" if history.summary.get("finished") else "stopped"
 
 
-def _learner(history: History, slots: Slots, number: int, rounds: Sequence[float]) -> LearnerView:
+def _learner(history: History, slots: Slots, number: int) -> LearnerView:
     of, summary, now = history.learners[number], history.summary, history.now
     state, since = _state(of, now, history.going_on)
-    most = max(LEAST_SPANS, SPANS // max(1, len(history.learners)))
+    most = max(LEAST_SPANS, SPANS // sum(1 + len(one.hosts) for one in history.learners.values()))
     began = history.started
-    lane = [Span(kind, start - began, end - began) for kind, start, end in of.lane.spans(now, most)]
+    lane = _since(began, of.lane.spans(now, most))
     if state == "hung" and lane:
         stood = Span(lane[-1].state, lane[-1].start, max(lane[-1].start, since - began))
         lane[-1:] = [stood, Span("hung", stood.end, now - began)]
     recent = [number in line.get("learners", ()) for line in history.rounds]
-    seconds = sum(slots.sums(("seconds", number)))
     return LearnerView(
         learner=number,
         state=state,
@@ -218,8 +213,8 @@ def _learner(history: History, slots: Slots, number: int, rounds: Sequence[float
         tokens=of.tokens,
         tokens_per_second=_pace(slots, number, of, state, lane),
         step_seconds=of.step_seconds,
-        data_wait_share=sum(slots.sums(("waited", number))) / seconds if seconds else None,
-        mfu=_last(slots.means(("mfu", number), ("count", "mfu", number))),
+        data_wait_share=_of(summary, "data_wait_share_by_learner", number),
+        mfu=_of(summary, "mfu_by_learner", number),
         merged_share=_of(summary, "merged_share_by_learner", number),
         in_recent=statistics.fmean(recent) if recent else None,
         staleness=statistics.fmean(of.stale) if of.stale else None,
@@ -227,16 +222,28 @@ def _learner(history: History, slots: Slots, number: int, rounds: Sequence[float
         received=_of(summary, "bytes_received_by_learner", number) or 0,
         starts=of.starts,
         quarantined=number in summary.get("quarantined", ()),
-        not_finite=bool(of.losses) and of.losses[-1] - of.losses[-1] != 0.0,
+        not_finite=of.not_finite,
         left_out=_of(summary, "offers_left_out", number) or 0,
-        loss=slots.means(("loss", number), ("count", "loss", number)),
-        merged=[
-            count / total if total else None
-            for count, total in zip(slots.sums(("in", number)), rounds, strict=True)
-        ],
+        loss=slots.means(("loss", number), ("losses", number)),
+        merged=slots.means(("in", number), "rounds"),
         lane=lane,
-        hosts=[HostView(host, here, now - since) for host, (here, since) in sorted(of.hosts.items())],
+        hosts=[_host(history, of, host, most) for host in sorted(of.hosts)],
     )
+
+
+def _host(history: History, of: LearnerHistory, host: int, most: int) -> HostView:
+    """The host's connection until its learner finished, and then that it has."""
+    spans = of.hosts[host].spans(history.now, most)
+    if of.lane.state == "finished":
+        ends = of.lane.since
+        spans = [Span(state, start, min(end, ends)) for state, start, end in spans if start < ends]
+        spans.append(Span("finished", ends, max(ends, history.now)))
+    lane = _since(history.started, spans)
+    return HostView(host, lane[-1].state, lane[-1].end - lane[-1].start, lane)
+
+
+def _since(moment: float, spans: Iterable[Span]) -> list[Span]:
+    return [Span(state, start - moment, end - moment) for state, start, end in spans]
 
 
 def _state(of: LearnerHistory, now: float, going_on: bool) -> tuple[str, float]:
@@ -250,32 +257,20 @@ def _state(of: LearnerHistory, now: float, going_on: bool) -> tuple[str, float]:
 
 def _fragments(history: History) -> list[FragmentView]:
     step = max((one.clock for one in history.learners.values()), default=0)
-    count = max(int(history.summary.get("num_fragments") or 0), *(p + 1 for p in (*history.fragments, -1)))
+    count = max(int(history.summary.get("num_fragments") or 0), 1 + max(history.fragments, default=-1))
     found = []
     for p in range(count):
-        known = history.fragments.get(p)
-        if known is None or known.time is None:
-            found.append(FragmentView(p, 0, 0, step, None))
+        if line := history.fragments.get(p):
+            age = max(0, step - line["step"])
+            found.append(FragmentView(p, line["version"], line["step"], age, history.now - line["time"]))
         else:
-            age = history.now - known.time
-            found.append(FragmentView(p, known.version, known.step, max(0, step - known.step), age))
+            found.append(FragmentView(p, 0, 0, step, None))
     return found
 
 
 def _round(line: Mapping[str, Any], started: float) -> RoundView:
-    seconds = {name: float(line.get(name) or 0.0) for name in _SECONDS}
-    return RoundView(
-        time=line["time"] - started,
-        step=int(line["step"]),
-        fragment=int(line["fragment"]),
-        version=int(line["version"]),
-        learners=list(line.get("learners", ())),
-        live=int(line.get("live") or 0),
-        **seconds,
-    )
-
-
-_SECONDS = ("quorum_seconds", "grace_seconds", "sync_seconds")
+    known = {name: line.get(name) or 0 for name in ("step", "fragment", "version", "live", *SECONDS)}
+    return RoundView(time=line["time"] - started, learners=list(line.get("learners", ())), **known)
 
 
 def _syncer(history: History) -> SyncerView:
@@ -285,7 +280,7 @@ def _syncer(history: History) -> SyncerView:
     last = list(history.rounds)[1:]  # whose work is all in the span
     merges, writes = (_known(last, name) for name in ("merge_seconds", "disk_seconds"))
     spent = sum(merges) + sum(writes) if merges else sum(_known(last, "sync_seconds"))
-    mean = {name: history.sums[name] / count if count else None for name in _SECONDS}
+    mean = {name: history.sums[name] / count if count else None for name in SECONDS}
     return SyncerView(
         rounds=count,
         skipped=summary.get("rounds_skipped") or 0,
@@ -373,25 +368,16 @@ def _pace(slots: Slots, number: int, of: LearnerHistory, state: str, lane: Seque
     return sum(recent) / (len(recent) * slots.width) if recent else None
 
 
-def _rates(history: History, slots: Slots) -> list[float]:
-    """Tokens a second of all learners in each slot, as means over a few steps."""
+def _rates(history: History, slots: Slots) -> Values:
+    """Tokens a second of all learners in each slot that is over, as means over a few steps."""
     steps = [one.step_seconds for one in history.learners.values() if one.step_seconds]
     count = max(1, round(2 * max(steps, default=0.0) / slots.width))
-    sums, found = slots.sums("tokens"), []
-    for place in range(len(sums)):
-        first = max(0, place + 1 - count)
-        ends = min((place + 1) * slots.width, max(history.now - history.started, first * slots.width + 1e-9))
-        found.append(sum(sums[first : place + 1]) / max(ends - first * slots.width, slots.width / 2))
-    return found
-
-
-def _last(values: Values) -> float | None:
-    return next((value for value in reversed(values) if value is not None), None)
+    over = slots.sums("tokens")[: int((history.now - history.started) / slots.width)]
+    spans = [over[max(0, place + 1 - count) : place + 1] for place in range(len(over))]
+    rates: list[float | None] = [sum(span) / (len(span) * slots.width) for span in spans]
+    return rates + [None] * (slots.used - len(over))
 
 
 def _of(summary: Mapping[str, Any], name: str, number: int) -> Any:
     """The learner's entry of a mapping in `summary.json`, whose keys are strings."""
     return (summary.get(name) or {}).get(str(number))
-
-
-assert RECENT >= SHOWN_ROUNDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import os
 import pathlib
 import socket
 import ssl
@@ -16,18 +17,13 @@ from ddiloco.page.actions import Actions
 
 @dataclasses.dataclass(frozen=True)
 class Visitors:
-    """Who may look at a page that can be reached from other machines.
+    """Who may look at a page that can be reached from other machines."""
 
-    Attributes:
-      admits: judges the token that a visitor shows; None: there is none.
-      tls: the authority's certificate, and this end's own certificate and key, in PEM; None: no TLS. Without
-        `admits` visitors show a certificate of that authority.
-      actions: what they may have the run do, with credentials of their own; None: nothing.
-    """
-
-    admits: Callable[[str], bool] | None = None
+    admits: Callable[[str], bool] | None = None  # judges the token that a visitor shows
+    # The authority's certificate, and this end's own and its key, in PEM. Without `admits` visitors show a
+    # certificate of that authority.
     tls: tuple[bytes, bytes, bytes] | None = None
-    actions: Actions | None = None
+    actions: Actions | None = None  # what they may have the run do, with credentials of their own
 
 
 SETTING = "config.log.page"
@@ -36,12 +32,9 @@ NOBODY = Visitors()
 
 
 def check_page(address: str, visitors: Visitors = NOBODY, setting: str = SETTING) -> None:
-    """Checks that nobody beyond this machine can look without credentials; an empty address is none.
+    """Raises ConfigError where the address is not HOST:PORT, or others reach it and need no credentials.
 
-    `setting`: where the address was given.
-
-    Raises:
-      ConfigError: it is not HOST:PORT, or not of the loopback, and there is neither token nor TLS.
+    `setting`: where the address was given; an empty one is none.
     """
     if not address:
         return
@@ -66,23 +59,17 @@ def is_loopback(address: str) -> bool:
 def listen(address: str, setting: str = SETTING) -> socket.socket:
     """A socket at HOST:PORT; on the loopback at another port where that one is taken.
 
-    Raises:
-      ConfigError: the address is not available.
+    Raises ConfigError where the address is not available.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     reason = None
     for tried in (int(port), 0) if is_loopback(address) else (int(port),):
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            made.bind((host, tried))
-            made.listen(64)
-            return made
+            return socket.create_server((host, tried), family=family, backlog=64)
         except OSError as error:
-            made.close()
-            reason = error.strerror
+            reason = os.strerror(error.errno or 0)
     raise ConfigError(f"{setting}: {address}: cannot be listened on: {reason}")
 
 

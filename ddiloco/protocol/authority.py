@@ -98,7 +98,9 @@ class Authority:
     def connected(self, part: int) -> list[news.News]:
         """What a part must know that was started, or has a new connection."""
         self._stuck[part] = self._over[part] = False
-        roll: list[news.News] = [] if self._not_yet else [news.AllPresent()]
+        roll: list[news.News] = [news.RollCall()]
+        if not self._not_yet:
+            roll.append(news.AllPresent())
         for m in self.members.present():
             if m.state is State.JOINING:
                 roll.append(news.Admitted(m.learner, m.incarnation))

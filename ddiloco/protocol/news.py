@@ -11,6 +11,11 @@ from ddiloco.protocol.messages import Report, RoundId
 
 
 @dataclasses.dataclass(frozen=True)
+class RollCall:
+    """A new connection: what was told before is void, who is there follows, and the part says all again."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Admitted:
     """A learner is to be welcomed: every part sends it its fragments."""
 
@@ -65,7 +70,7 @@ class Noted:
     round: RoundId
 
 
-News = Admitted | Begun | Heard | Left | Returned | AllPresent | Noted
+News = RollCall | Admitted | Begun | Heard | Left | Returned | AllPresent | Noted
 """What the authority tells those who merge."""
 
 

@@ -10,9 +10,12 @@ part in one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 from ddiloco.protocol import actions, events, news
+from ddiloco.protocol.authority import Authority
+from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.rounds import Rounds
@@ -24,6 +27,96 @@ Said = list[actions.SyncerAction | news.Word]
 def fragments_of(part: int, parts: int, num_fragments: int) -> tuple[int, ...]:
     """Fragment p belongs to part p mod S."""
     return tuple(range(part, num_fragments, parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class FromPart:
+    """The word of a part, as it comes to the authority."""
+
+    part: int
+    word: news.Word
+
+
+@dataclasses.dataclass(frozen=True)
+class PartConnected:
+    """A part has a new connection to the authority."""
+
+    part: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ToPart:
+    """News of the authority for one part; None: for every one."""
+
+    part: int | None
+    news: news.News
+
+
+class AuthorityCore:
+    """The authority's process: decides for a syncer of several parts, as `SyncerCore` does for one of one."""
+
+    def __init__(self, policy: SyncPolicy, total_steps: int | None, state: SyncerState, parts: int) -> None:
+        """`state`: what is durable of all fragments, and who is known."""
+        self.policy = policy
+        self.total_steps = total_steps
+        self._members = Membership()
+        self._authority = Authority(policy, total_steps, state, self._members, parts)
+
+    def handle(
+        self, event: events.FromLearner | events.Timeout | FromPart | PartConnected, now: float
+    ) -> list[actions.SyncerAction | ToPart]:
+        """Takes one event, returns what follows, in order; `now` is in seconds and never falls."""
+        out: list[actions.SyncerAction | ToPart] = []
+        match event:
+            case FromPart(part, word):
+                out += _addressed(self._authority.hear(word, part), part)
+            case PartConnected(part):
+                out += _addressed(self._authority.connected(part), part)
+            case events.Timeout():
+                pass
+            case _:
+                out += _addressed(self._authority.handle(event, now))
+        return [*out, *_addressed(self._authority.mark_silent(now)), *_addressed(self._authority.conclude())]
+
+    def next_deadline(self) -> float | None:
+        """When to send it a Timeout, in the seconds of `now`; None if only an event can change anything."""
+        return self._authority.next_deadline()
+
+    def state(self) -> SyncerState:
+        """What must survive a crash, as of now."""
+        return self._authority.state()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return self._authority.finished
+
+    @property
+    def step(self) -> int:
+        """The newest global step of which a round was merged."""
+        return self._authority.merged.step
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment."""
+        return self._authority.merged.versions
+
+    @property
+    def vector_clock(self) -> VectorClock:
+        """What learners have reported, and the versions that have been broadcast."""
+        versions = {p: version for p, version in enumerate(self.versions) if version}
+        return VectorClock(self._members.steps(), versions)
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The learners that count towards a quorum."""
+        return tuple(m.learner for m in self._members.live())
+
+
+def _addressed(
+    said: Sequence[actions.SyncerAction | news.News], part: int | None = None
+) -> list[actions.SyncerAction | ToPart]:
+    return [ToPart(part, thing) if isinstance(thing, news.News) else thing for thing in said]
 
 
 class Part:
@@ -38,6 +131,7 @@ class Part:
         lineage: int = 0,
     ) -> None:
         """`state`: what is durable of its fragments; of others it may say anything."""
+        self.policy = policy
         self.lineage = lineage
         self._members = Membership()
         self._rounds = Rounds(policy, total_steps, state, self._members, fragments, lineage)
@@ -47,26 +141,48 @@ class Part:
         """What was merged of its fragments, as far as the authority knows of it."""
         return self._rounds.merged
 
-    def connected(self, now: float) -> Said:
-        """Begins with a new connection to the authority, which then has a roll call for it."""
-        out: Said = []
-        for m in self._members.present():  # a round that waited for it may go on
-            out += self.hear(news.Left(m.learner, m.incarnation, gone=True), now)
-        return [*out, *self._rounds.committed()]
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """By fragment; of those that are not its own they say nothing."""
+        return self._rounds.merged.versions
+
+    @property
+    def step(self) -> int:
+        """The newest global step of which it has merged a round."""
+        return self._rounds.merged.step
+
+    @property
+    def unnoted(self) -> bool:
+        """Whether a merge is durable that the authority has not answered for."""
+        return any(r.committed for r in self._rounds.open)
+
+    def is_early(self, event: events.FragmentArrived) -> bool:
+        """Whether the offer is here before the report of its step, which comes by way of the authority."""
+        m = self._members.current(event.contribution.learner, event.contribution.incarnation)
+        return m is not None and m.state is State.LIVE and m.step < event.contribution.step
 
     def handle(
         self,
-        event: events.FragmentArrived | events.OfferFailed | events.MergeFinished | events.Timeout,
+        event: events.FragmentArrived
+        | events.OfferFailed
+        | events.MergeFinished
+        | events.Timeout
+        | news.News,
         now: float,
     ) -> Said:
-        """Takes what concerns its rounds."""
-        out = [] if isinstance(event, events.Timeout) else self._rounds.handle(event, now)
-        return [*out, *self._rounds.advance(now)]
-
-    def hear(self, told: news.News, now: float) -> Said:
-        """Takes the news of the authority."""
-        self._follow(told, now)
-        return [*self._rounds.hear(told, now), *self._rounds.advance(now)]
+        """Takes what concerns its rounds, and the news of the authority."""
+        match event:
+            case news.RollCall():
+                out: Said = []
+                for m in self._members.present():  # a round that waited for it may go on
+                    out += self.handle(news.Left(m.learner, m.incarnation, gone=True), now)
+                return [*out, *self._rounds.committed(), *self._rounds.advance(now)]
+            case events.Timeout():
+                return self._rounds.advance(now)
+            case events.FragmentArrived() | events.OfferFailed() | events.MergeFinished():
+                return [*self._rounds.handle(event, now), *self._rounds.advance(now)]
+        self._follow(event, now)
+        return [*self._rounds.hear(event, now), *self._rounds.advance(now)]
 
     def next_deadline(self) -> float | None:
         """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""

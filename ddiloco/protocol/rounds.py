@@ -58,7 +58,8 @@ class Rounds:
         self._touched: set[int] = set()  # fragments whose rounds may go on by what came for them alone
         self._moved = self._ask_all = True  # whether any round may go on, and any learner may be asked
         self._heard: set[int] = set()  # learners that may be asked
-        self._stuck = self._over = False
+        self._stuck: bool | None = False  # as the authority has heard; None: it is to hear
+        self._over = False
 
     def handle(
         self, event: events.FragmentArrived | events.OfferFailed | events.MergeFinished, now: float
@@ -115,7 +116,7 @@ class Rounds:
 
     def committed(self) -> list[news.Committed]:
         """Its newest versions, for an authority that may not know them; where it ends is said again."""
-        self._stuck, self._over, self._moved = False, False, True
+        self._stuck, self._over, self._moved = None, False, True
         state, own = self._updates.merged, self._updates.fragments
         steps, versions, lineages = state.merged_steps, state.versions, state.lineages
         known = [news.Committed(RoundId(steps[p], p), versions[p], lineages[p]) for p in own]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,8 @@ import numpy as np
 
 from ddiloco.data.shards import reshard
 from ddiloco.disk.durable import Start
-from ddiloco.disk.run_mark import new_run
 from ddiloco.disk.snapshots.array_names import named, numbered
-from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
+from ddiloco.disk.snapshots.parts import SYNCER_PART, is_fragments_part, learner_part
 from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotPart
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.disk.tape.header import ResumedWith
@@ -59,7 +59,7 @@ class ResumedLearner:
 
 def run_of(snapshot: Snapshot | None) -> str:
     """The id of the run that resumes from the snapshot, or of one that begins."""
-    return (snapshot is not None and snapshot.header.get("run")) or new_run()
+    return (snapshot is not None and snapshot.header.get("run")) or secrets.token_hex(16)
 
 
 class Origin:
@@ -86,17 +86,19 @@ class Origin:
     def start(self) -> Start:
         """The state that the syncer begins with."""
         part = self._snapshot.part(SYNCER_PART)
-        arrays, values = part.arrays, part.state
+        arrays, values = dict(part.arrays), part.state
+        for name in filter(is_fragments_part, self._snapshot.parts):  # of a syncer of several processes
+            arrays |= self._snapshot.part(name).arrays
         state = SyncerState(
             tuple(values["versions"]),
             tuple(values["merged_steps"]),
             tuple((int(learner), int(number)) for learner, number in values["incarnations"]),
             tuple(values["lineages"]),
         )
-        fragments = [
-            FragmentState(version, numbered(f"fragment/{p}", arrays), numbered(f"outer/{p}", arrays))
+        fragments = {
+            p: FragmentState(version, numbered(f"fragment/{p}", arrays), numbered(f"outer/{p}", arrays))
             for p, version in enumerate(state.versions)
-        ]
+        }
         return Start(state, fragments)
 
     @functools.cached_property

@@ -1,9 +1,7 @@
-"""The syncer's thread: drives a SyncerCore and merges what learners contribute."""
+"""A thread of the syncer: drives a core, and merges what learners contribute."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import dataclasses
 import queue
 import threading
 import time
@@ -16,97 +14,93 @@ import numpy as np
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
-from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, pieces_sha256
-from ddiloco.outer.guards import Notice
-from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.outer.global_model import FragmentState, GlobalModel
+from ddiloco.protocol import actions, events, news
+from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import Arrivals, Pieces, SnapshotBegun, Told, fragments_with
-from ddiloco.roles.links import LearnerLink, Links
-from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
+from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told
+from ddiloco.roles.links import WHICHEVER, LearnerLink, Links
+from ddiloco.roles.merging import Arrived, Gathered, Merged, Merging
+from ddiloco.roles.snapshots.fragments import FragmentsRecording
+from ddiloco.roles.snapshots.messages import (
+    CutBegun,
+    FragmentsWritten,
+    PartWritten,
+    SnapshotMessage,
+    StateRecorded,
+)
 from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the last snapshot to be written once the run is over
+_NOTED_SECONDS = 10.0  # for the authority to note a part's last merges
 
 
-@dataclasses.dataclass(frozen=True)
-class Arrived:
-    """A learner's fragment is here, decoded and validated."""
-
-    event: events.FragmentArrived
-    pieces: Pieces
-
-
-@dataclasses.dataclass(frozen=True)
-class Merged:
-    """A merge is done and, unless nothing was merged, committed."""
-
-    event: events.MergeFinished
-    pieces: Pieces  # of the newest version
-    difference: Pieces  # from the version before, in the update codec; (): the pieces are sent
-    metrics: Mapping[str, Any]  # for the record of the round
-    sha256: bytes | None  # of the pieces of a new version; None if no tape is kept
-    empty: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Gathered:
-    """Copies of all fragments for a snapshot, after the merges so far; empty if they could not be copied."""
-
-    fragments: list[FragmentState]
-
-
-@dataclasses.dataclass(frozen=True)
 class Stop:
     """Wakes the thread up, to end."""
 
 
-Message = events.SyncerEvent | Arrived | Merged | Exception | Gathered | SnapshotMessage | Completed | Stop
+Decided = Sequence[actions.SyncerAction | news.Word | ToPart]
+FromOthers = FromPart | PartConnected | news.News | CutBegun | FragmentsWritten
+"""What the authority and the parts of a syncer tell each other."""
+
+Message = (
+    events.SyncerEvent
+    | FromOthers
+    | Arrived
+    | Merged
+    | Exception
+    | Gathered
+    | SnapshotMessage
+    | Completed
+    | Stop
+)
 
 
 class SyncerWorker:
-    """The syncer's thread; sole owner of its core and of the committed fragments that it hands out.
+    """A syncer's thread; sole owner of its core and of the committed fragments that it hands out.
 
-    Offers are decoded on the threads that bring them. Merges run one after the other on another thread, the
-    only one that changes the GlobalModel; meanwhile further threads make fragments durable, each by itself.
-    All report to this thread through its inbox.
+    The core says which syncer it is: with a `SyncerCore` the only process of one, with an `AuthorityCore` the
+    process that learners join, which merges nothing, with a `Part` one that merges some of the fragments.
+
+    Offers are decoded on the threads that bring them, merges made on others (`Merging`). All report to this
+    thread through its inbox.
     """
 
     def __init__(
         self,
-        core: SyncerCore,
-        model: GlobalModel,
+        core: SyncerCore | AuthorityCore | Part,
+        model: GlobalModel | None,
         record: Callable[[Any], None],
-        on_commit: Callable[[int, list[Pieces]], None],
+        on_commit: Callable[[int, list[Pieces]], None] = lambda step, fragments: None,
         durable: DurableState | None = None,
         tape: SyncerTape | None = None,
+        pass_on: Callable[[ToPart | PartConnected | CutBegun | news.Word], None] = lambda thing: None,
     ) -> None:
         """`on_commit` gets step and fragments. `durable` is None if no state needs to outlive the process.
 
-        `tape` is None if none is kept.
+        `model` is None for an authority. `tape` is None if none is kept. `pass_on`: to the other processes of
+        the syncer, without waiting; a PartConnected says that the part is told all from now on.
         """
         self._snapshots: SnapshotTaker | None = None
-        self.core = core
+        self._recording: FragmentsRecording | None = None
+        self.core: Any = core
         self.ended = threading.Event()  # finished, stopped or failed
         self.failure: str | None = None
-        self._model = model
-        self._record = record
-        self._on_commit = on_commit
+        self._record, self._on_commit, self._pass_on = record, on_commit, pass_on
         self._durable = durable
         self._tape = tape or SyncerTape()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._held: Message | None = None  # taken out of the inbox, and next
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
         self._links = Links()
-        self._committed: list[Pieces] = [model.fragment(p)[1] for p in range(core.policy.num_fragments)]
-        self._differences: dict[int, Pieces] = {}  # by fragment, the newest
-        self._arrivals: Arrivals[Pieces] = Arrivals()
-        self._merging = 0  # rounds under way: one is merged at a time, others wait or are made durable
-        self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
-        at_once = max(1, core.policy.overlap)  # rounds that may merge, each of another fragment
-        self._committer = concurrent.futures.ThreadPoolExecutor(at_once, "syncer-commit")
-        self._commits: dict[int, concurrent.futures.Future[None]] = {}  # by fragment, the merging thread's
+        self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
+        self._model = model
+        self._merging: Merging | None = None
+        if model is not None:
+            put = self._inbox.put
+            self._merging = Merging(model, core.policy.overlap, put, record, durable, self._tape)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
 
@@ -118,30 +112,25 @@ class SyncerWorker:
         """Has snapshots taken; call it before `start`."""
         self._snapshots = taker
 
+    def take_part_in_snapshots(self, recording: FragmentsRecording) -> None:
+        """Has a part's fragments recorded when the authority takes a snapshot; call it before `start`."""
+        self._recording = recording
+
     def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
         """Sets how to reach a learner; call it before the learner's first event."""
         self._links.set(learner, incarnation, link)
 
-    def send(self, event: events.SyncerEvent | SnapshotMessage | Completed) -> None:
+    def send(self, event: events.SyncerEvent | SnapshotMessage | Completed | FromOthers) -> None:
         """Puts an event, or a message about a snapshot, into the inbox; never waits."""
         self._inbox.put(event)
 
-    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
+    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], epoch: int = 0) -> None:
         """Takes a learner's fragment, encoded, in host memory; decodes it on the calling thread.
 
-        It is decoded against the committed version: the core drops contributions that were made on another.
+        `epoch`: of the last snapshot that the learner had recorded its state for when it made it.
         """
-        p, c = event.round.fragment, event.contribution
-        try:
-            pieces = self._model.decode(p, arrays, self._committed[p])
-            self._model.validate(p, pieces)
-        except Exception as error:
-            self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)
-            self._inbox.put(events.OfferFailed(event.round, c.learner, c.incarnation, str(error)))
-            return
-        size = sum(array.nbytes for array in arrays)
-        self._record(records.Transferred(c.learner, sent=size, received=0))
-        self._inbox.put(Arrived(event, pieces))
+        assert self._merging is not None, "learners offer to who merges"
+        self._merging.take_offer(event, arrays, epoch)
 
     def stop(self, timeout: float) -> bool:
         """Ends the thread after the merges under way; whether it ended within `timeout` seconds."""
@@ -160,8 +149,11 @@ class SyncerWorker:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         finally:
-            self._end_merges()
-            self._tape.end([self._model.fragment(p)[0] for p in range(len(self._committed))])
+            versions: list[int] = []
+            if self._merging is not None and self._model is not None:
+                self._merging.end()
+                versions = [self._model.fragment(p)[0] for p in self._model.fragments]
+            self._tape.end(versions)
             self.ended.set()
 
     def _next(self) -> Message:
@@ -180,28 +172,29 @@ class SyncerWorker:
         if self._snapshots is not None:
             self._snapshots.timeout(time.monotonic())
         match message:
-            case Arrived(event, pieces):
-                decided = self._decide(event, pieces)
-                self._arrivals.keep(event, decided, pieces)
-                self._carry_out(decided)
+            case Arrived():
+                if not self._comes_early(message):
+                    decided = self._decide(message.event, message.pieces)
+                    self._merging.arrivals.keep(message.event, decided, message.pieces)
+                    self._carry_out(decided)
             case Merged():
-                self._merging -= 1
-                self._carry_out(self._note_merge(message), message.metrics)
+                self._carry_out(self._note_merge(message))
                 if not message.empty:
-                    self._on_commit(self.core.step, list(self._committed))
-                may_take = self._snapshots is not None and not self.core.finished
-                if may_take and self._snapshots.wanted(self.core.step):
-                    self._merger.submit(self._gather)
+                    self._on_commit(self.core.step, self._merging.newest())
+                if self._snapshot_is_due():
+                    self._merging.gather()
             case Exception():  # a merge failed, and the syncer fails with it
                 raise message
             case Gathered(fragments):
-                self._begin_snapshot(fragments)
+                self._record_state(fragments)
             case StateRecorded() | PartWritten() | Completed():
                 self._take_of_snapshot(message)
             case Stop():
                 pass
             case events.LearnerJoined():
                 self._take_joins(message)
+            case CutBegun() | FragmentsWritten() | PartConnected() | FromPart() | news.Heard():
+                self._take_of_another(message)
             case event:
                 self._carry_out(self._decide(event))
                 if isinstance(event, events.LearnerLost):
@@ -225,16 +218,53 @@ class SyncerWorker:
         for join in joins:
             self._links.joined(join)
 
+    def _comes_early(self, arrived: Arrived) -> bool:
+        """Whether an offer is here before what its learner told the authority; then it waits for that."""
+        if self._recording is not None and self._recording.holds(arrived):
+            return True
+        if not isinstance(self.core, Part) or not self.core.is_early(arrived.event):
+            return False
+        self._early[arrived.event.contribution.learner, arrived.event.round.fragment] = arrived
+        return True
+
+    def _take_of_another(
+        self, message: CutBegun | FragmentsWritten | PartConnected | FromPart | news.Heard
+    ) -> None:
+        """Takes what another process of the syncer says; it is trusted."""
+        match message:
+            case news.Heard(report):
+                self._carry_out(self._decide(message))
+                for key in [key for key in self._early if key[0] == report.learner]:
+                    self._take(self._early.pop(key))
+            case CutBegun(number, learners):
+                begun = SnapshotBegun(number, self.core.versions)
+                for learner in learners:
+                    self._links.deliver((learner, WHICHEVER), begun)
+                self._recording.begun(number)
+                self._merging.gather()
+            case FragmentsWritten():
+                if self._snapshots is not None:
+                    self._snapshots.take_fragments(message)
+            case PartConnected(part):
+                if self._snapshots is not None:
+                    self._snapshots.part_lost(part)
+                self._pass_on(message)
+                self._carry_out(self._decide(message))
+            case FromPart():
+                self._carry_out(self._decide(message))
+                if self._snapshot_is_due():
+                    self._record_state([])
+
     def _take_of_snapshot(self, message: SnapshotMessage | Completed) -> None:
         try:
             if self._snapshots is not None:
                 self._snapshots.take(message)
             elif not isinstance(message, Completed):
-                self._perform(actions.Drop(message.learner, "about a snapshot, but none are taken"), {})
+                self._perform(actions.Drop(message.learner, "about a snapshot, but none are taken"))
         except Exception as error:
             if isinstance(message, Completed):
                 raise
-            self._perform(self._refused(message.learner, error), {})
+            self._perform(self._refused(message.learner, error))
 
     def _refused(self, learner: int, error: Exception, round_id: RoundId | None = None) -> actions.Drop:
         """For what a learner sent and nothing here has a case for: counted, and no reason to end."""
@@ -242,7 +272,7 @@ class SyncerWorker:
         self._record(records.Alarm(sentence, time.time()))
         return actions.Drop(learner, f"it made the syncer fail: {type(error).__name__}", round_id)
 
-    def _decide(self, event: events.SyncerEvent, pieces: Pieces = ()) -> list[actions.SyncerAction]:
+    def _decide(self, event: events.SyncerEvent | FromOthers, pieces: Pieces = ()) -> Decided:
         """Has the core handle an event; a snapshot under way sees it before, the tape after.
 
         No event of a learner raises: what the core has no case for is dropped.
@@ -260,35 +290,49 @@ class SyncerWorker:
         self._tape.heard(event, decided, now)
         return decided
 
-    def _note_merge(self, merged: Merged) -> list[actions.SyncerAction]:
-        p = merged.event.round.fragment
-        if not merged.empty:
-            self._committed[p], self._differences[p] = merged.pieces, merged.difference
+    def _note_merge(self, merged: Merged) -> Decided:
+        self._merging.take(merged)
         decided = self._decide(merged.event)
         if merged.sha256 is not None:
+            p = merged.event.round.fragment
             self._tape.committed(p, self.core.versions[p], merged.sha256)
         return decided
 
-    def _begin_snapshot(self, fragments: list[FragmentState]) -> None:
+    def _snapshot_is_due(self) -> bool:
+        may_take = self._snapshots is not None and not self.core.finished
+        return may_take and self._snapshots.wanted(self.core.step)
+
+    def _record_state(self, fragments: list[FragmentState]) -> None:
+        """Records this process's state for a snapshot, and has the others record theirs."""
+        if self._recording is not None:
+            for early in self._recording.record(self.core.merged, fragments):
+                self._take(early)
+            return
         newest = dict(self.core.state().incarnations)
         for mark in self._snapshots.begin(self.core, fragments, time.monotonic()):
             begun = SnapshotBegun(mark.number, self.core.versions)
             self._links.deliver((mark.learner, newest[mark.learner]), begun)
+        if self._merging is None and self._snapshots.cut is not None:
+            self._pass_on(self._snapshots.cut)
 
     def _finish_merges(self) -> None:
         """Notes the merges that were under way when the thread was stopped, since they are durable."""
-        self._end_merges()
-        while self._held is not None or not self._inbox.empty():
-            message = self._next()
-            if isinstance(message, Merged):
-                decided = self._note_merge(message)
-                records_only = [action for action in decided if isinstance(action, actions.Record)]
-                self._carry_out(records_only, message.metrics)
+        if self._merging is None:
+            return
+        self._merging.end()
+        deadline = time.monotonic() + _NOTED_SECONDS
+        while self._held is not None or not self._inbox.empty() or self._waits_for_note(deadline):
+            try:
+                message = self._held or self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            self._held = None
+            if isinstance(message, Merged | news.News):
+                decided = self._note_merge(message) if isinstance(message, Merged) else self._decide(message)
+                self._carry_out([x for x in decided if isinstance(x, actions.Record | news.Word)])
 
-    def _end_merges(self) -> None:
-        """Waits for the merge under way, and until all that was merged is durable."""
-        self._merger.shutdown(wait=True, cancel_futures=True)
-        self._committer.shutdown(wait=True)
+    def _waits_for_note(self, deadline: float) -> bool:
+        return isinstance(self.core, Part) and self.core.unnoted and time.monotonic() < deadline
 
     def _finish_snapshot(self) -> None:
         """Lets a snapshot that only has to be written become complete, though the run is over."""
@@ -304,96 +348,45 @@ class SyncerWorker:
                 self._snapshots.take(message)
         self._snapshots.close(_SNAPSHOT_SECONDS)
 
-    def _carry_out(
-        self, decided: Sequence[actions.SyncerAction], metrics: Mapping[str, Any] | None = None
-    ) -> None:
-        """`metrics`: of the merge that these actions follow from."""
-        for action in decided:
-            self._perform(action, metrics or {})
+    def _carry_out(self, decided: Decided) -> None:
+        for thing in decided:
+            if isinstance(thing, actions.SyncerAction):
+                self._perform(thing)
+            else:
+                self._pass_on(thing)
 
-    def _perform(self, action: actions.SyncerAction, metrics: Mapping[str, Any]) -> None:
+    def _perform(self, action: actions.SyncerAction) -> None:
         match action:
             case actions.Tell(receivers, event):
-                delivery = Told(event, [self._committed[p] for p in fragments_with(event)])
-                if isinstance(event, events.UpdateArrived):
-                    difference = self._differences.get(event.fragment, ())
-                    delivery = dataclasses.replace(delivery, difference=difference)
+                delivery = Told(event) if self._merging is None else self._merging.told(event)
                 for receiver in receivers:
                     self._links.deliver(receiver, delivery)
             case actions.Merge():
-                self._merging += 1
-                self._merger.submit(self._merge, action, self._arrivals.take(action))
+                self._merging.merge(action)
             case actions.Drop():
                 values = {"learner": action.learner, "reason": action.reason}
                 self._record(records.Noted("drop", values, time.time()))
             case actions.Record():
-                self._note(action, metrics)
+                self._note(action)
             case actions.Finish():
                 self.ended.set()
 
-    def _note(self, action: actions.Record, metrics: Mapping[str, Any]) -> None:
-        values = action.values
-        if action.name == "round":
-            values = {**values, **metrics, "inbox": self._inbox.qsize(), "merging": self._merging}
+    def _note(self, action: actions.Record) -> None:
+        values: Mapping[str, Any] = action.values
+        if self._merging is not None:
+            self._merging.arrivals.forget(action)
+            if action.name == "round":
+                metrics = self._merging.metrics.pop(values["fragment"], {})
+                busy = {"inbox": self._inbox.qsize(), "merging": self._merging.under_way}
+                values = {**values, **metrics, **busy}
         if action.name == "learner_silent" and self._snapshots is not None:
             self._snapshots.silent(values["learner"])
-        self._arrivals.forget(action)
         self._record(records.Noted(action.name, values, time.time()))
 
-    # The methods below run on other threads, and change nothing of this object but the inbox.
 
-    def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
-        begun = time.monotonic()
-        try:
-            made = self._model.merge(
-                action.round.fragment,
-                [pieces for _, pieces in given],
-                [(c.steps, c.tokens) for c, _ in given],
-                [c.learner for c, _ in given],
-            )
-        except Exception as error:
-            self._inbox.put(error)
-            return
-        self._note_guarded(made.notices, action.round)
-        seconds = time.monotonic() - begun
-        commit = self._committer.submit(self._commit, action.round, made, seconds)
-        self._commits[action.round.fragment] = commit
-
-    def _commit(self, which: RoundId, made: NextVersion, merge_seconds: float) -> None:
-        """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
-        try:
-            sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
-            begun = time.monotonic()
-            needless = made.empty or self._durable is None
-            committed = needless or self._durable.commit(which, self._model)
-        except Exception as error:
-            self._inbox.put(error)
-            return
-        if committed:  # else the run is over, without this merge
-            metrics = {**made.metrics, "merge_seconds": merge_seconds}
-            if not needless:
-                metrics["disk_seconds"] = time.monotonic() - begun
-            finished = events.MergeFinished(which, made.left_out)
-            self._inbox.put(Merged(finished, made.pieces, made.difference, metrics, sha256, made.empty))
-
-    def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
-        for record in records.guarded(notices, round_id, time.time()):
-            self._record(record)
-
-    def _gather(self) -> None:
-        """Copies the fragments for a snapshot, between two merges and once all before are committed."""
-        concurrent.futures.wait(self._commits.values())
-        try:
-            states = [self._model.state(p) for p in range(self._model.layout.num_fragments)]
-        except Exception as error:  # such as no memory for the copies
-            self._record(
-                records.Alarm(f"a snapshot is not begun: {type(error).__name__}: {error}", time.time())
-            )
-            states = []
-        self._inbox.put(Gathered(states))
-
-
-def _learner(event: events.SyncerEvent) -> int | None:
+def _learner(event: events.SyncerEvent | FromOthers) -> int | None:
     """The learner that an event comes from; None: it is the syncer's own."""
+    if not isinstance(event, events.SyncerEvent):
+        return None
     said = getattr(event, "report", None) or getattr(event, "contribution", event)
     return getattr(said, "learner", None)

@@ -28,7 +28,7 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "optax", "grain", "ddiloco")
 
 
 class Tapes:
-    """Makes the tapes of a run, unless its settings ask for none or it has no folder."""
+    """Makes a run's tapes, unless its settings ask for none, it has no folder, or its syncer has parts."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class Tapes:
         run: str = "",
     ) -> None:
         """`clock`: the cores' time, in seconds. `wall`: unix seconds. `record` gets alarms. `run`: its id."""
-        self.folder = None if workdir is None or not experiment.tape.enabled else workdir / FOLDER
+        taped = experiment.tape.enabled and not experiment.has_parts
+        self.folder = workdir / FOLDER if workdir is not None and taped else None
         self._most_bytes = experiment.tape.max_gib * (1 << 30)
         self._experiment, self._layout, self._record = experiment, layout, record
         self._clock, self._wall, self._run = clock, wall, run

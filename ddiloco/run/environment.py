@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -19,7 +20,7 @@ def write_environment(workdir: pathlib.Path, devices: Iterable[str]) -> None:
     """Writes the file; `devices`: the kinds of those that learners of this process have. Raises OSError."""
     found = {
         "python": platform.python_version(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": installed(_PACKAGES),
         "system": platform.platform(),
         "cores": os.cpu_count(),
         "devices": sorted(devices),
@@ -28,8 +29,10 @@ def write_environment(workdir: pathlib.Path, devices: Iterable[str]) -> None:
         new.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those that are there."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ddiloco.baselines.virtual import run_virtual_baseline
+from ddiloco.baselines.virtual import run_virtual_baseline, steps_within
 from ddiloco.baselines.virtual import run_without_arrays as run_job_without_arrays
 from ddiloco.baselines.wall import BaselineRun
 from ddiloco.config import ConfigError
@@ -36,15 +37,14 @@ from ddiloco.page.server import PageServer
 from ddiloco.page.visitors import NOBODY, Visitors, check_page
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
-from ddiloco.run.budget import with_steps
 from ddiloco.run.environment import write_environment
 from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import BASELINES, Experiment, to_json
+from ddiloco.settings.experiment import BASELINES, Experiment, to_json, with_steps_of_tokens
 from ddiloco.training.loop import MakeLoop
 from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, lives
 from ddiloco.virtual.lives import write_trace
-from ddiloco.virtual.run import run_virtual
-from ddiloco.virtual.without_arrays import run_without_arrays
+from ddiloco.virtual.run import VirtualRun
+from ddiloco.virtual.without_arrays import rehearse, run_without_arrays
 
 Runner = Callable[[Assembly, Callable[[Any], None], threading.Event, Snapshot | None], Outcome]
 
@@ -74,9 +74,6 @@ def run_job(
     First the workdir is locked, then `claim` called; only then is anything in the workdir touched.
 
     Args:
-      experiment: all settings.
-      workdir: where the run writes everything.
-      stop: ends the run early.
       live: whether to draw a progress line.
       runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
       resume: whether this process is restarted in a run that is still going on; None: if one has begun in the
@@ -111,6 +108,22 @@ def run_job(
         going_on = resume is not False and _has_begun(workdir, resume)
         with _page(experiment, workdir, visitors):
             return _run_owned(experiment, assembly, workdir, stop, live, runner, going_on, profile)
+
+
+def with_steps(experiment: Experiment, assembly: Callable[[], Assembly]) -> Experiment:
+    """The experiment with `train.steps` set by its budget of tokens or of time, if it has one.
+
+    Under the virtual driver a rehearsal finds the steps; else all learners are assumed to be equally fast.
+    """
+    if experiment.train.tokens is None and experiment.virtual.seconds is None:
+        return experiment
+    if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
+        steps = rehearse(experiment, traffic(assembly().layout, experiment.outer))
+    elif experiment.train.tokens is not None:
+        return with_steps_of_tokens(experiment)
+    else:
+        steps = steps_within(experiment, assembly().num_params, experiment.virtual.seconds)
+    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
 
 
 @contextlib.contextmanager
@@ -217,7 +230,7 @@ def _run(
     if assembly is not None and baseline:
         return run_virtual_baseline(assembly, record, stop)
     if assembly is not None:
-        return run_virtual(assembly, record, stop, workdir)
+        return VirtualRun(assembly, record, stop, workdir).run()
     if baseline:
         return run_job_without_arrays(experiment, assembly_of(experiment).num_params, record, stop)
     plan = traffic(assembly_of(experiment).layout, experiment.outer)
@@ -225,11 +238,7 @@ def _run(
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:
-    """Writes the run's config and, in virtual time, the trace of what happens to its learners.
-
-    Raises:
-      ConfigError: the workdir cannot be written to.
-    """
+    """Writes config and, in virtual time, learners' lives; raises ConfigError if the disk refuses."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         if not resume:

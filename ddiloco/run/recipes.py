@@ -85,11 +85,7 @@ class ModelRecipe:
         self.batches(shards)
 
     def check_fit(self, mesh: Mesh, rows: int) -> None:
-        """Checks that rows and parameters divide: a step's rows also into micro-batches.
-
-        Raises:
-          ConfigError: they do not.
-        """
+        """Raises ConfigError if rows or parameters do not divide: a step's rows also into micro-batches."""
         e = self._experiment
         ways, parts = rows_divisor(mesh), e.inner.accumulation
         for name, count in (("train.batch_size", rows), ("eval.batch_size", e.eval.batch_size)):
@@ -213,11 +209,7 @@ class LoopRecipe:
         return self.program(mesh, kind).shardings
 
     def program(self, mesh: Mesh, kind: int) -> LoopProgram:
-        """The learner's loop, compiled.
-
-        Raises:
-          ConfigError: it is not a valid Loop, or its parameters differ from the syncer's.
-        """
+        """The learner's loop, compiled; raises ConfigError if it is not as the syncer's, or invalid."""
         with self._making:
             if (mesh, kind) not in self._programs:
                 program = self._made(kind, mesh)
@@ -288,11 +280,7 @@ class LoopRecipe:
 
 
 def load_factory(name: str) -> MakeLoop:
-    """The function that `module:function` or `file.py:function` names.
-
-    Raises:
-      ConfigError: there is none, or it cannot be imported.
-    """
+    """What `module:function` or `file.py:function` names; raises ConfigError if it cannot be imported."""
     where, _, function = name.rpartition(":")
     try:
         if where == "__main__":

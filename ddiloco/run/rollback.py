@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ddiloco.config import ConfigError
 from ddiloco.disk import kept
-from ddiloco.disk.ownership import owned
+from ddiloco.disk.ownership import owned, owned_fragments
 from ddiloco.observe.files import read_lines
 from ddiloco.observe.trimming import Cut, trim
 
@@ -43,7 +43,8 @@ def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     """
     if not workdir.is_dir():
         raise ConfigError(f"workdir: {workdir}: is no folder")
-    with owned(workdir):
+    known = [int(path.name.rpartition("-")[2]) for path in (workdir / _SYNCER).glob("fragment-[0-9]*")]
+    with owned(workdir), owned_fragments(workdir / _SYNCER, known):
         return _roll_back(workdir, step)
 
 
@@ -61,7 +62,9 @@ def _roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     back = kept.as_of(made, step)
     versions = tuple(one.version for one in back.values())
     newest = max(one.step for one in back.values())
-    previous = trim(workdir, Cut(_time_of(workdir, versions), versions, newest))
+    rounds = [values for _, values in read_lines(workdir / "rounds.jsonl") if values]
+    last = max((r["time"] for r in rounds if r["version"] <= versions[r["fragment"]]), default=0.0)
+    previous = trim(workdir, Cut(last, versions, newest))
     if (workdir / _SNAPSHOTS).exists():
         previous.mkdir(parents=True, exist_ok=True)
         shutil.move(workdir / _SNAPSHOTS, previous / _SNAPSHOTS)
@@ -80,9 +83,3 @@ def _make(folder: pathlib.Path, made: pathlib.Path, chosen: dict[str, kept.Kept]
             if one.version <= chosen[name].version:
                 kept.linked_or_copied(one.path, made / kept.FOLDER / one.path.name)
         kept.linked_or_copied(chosen[name].path, made / name)
-
-
-def _time_of(workdir: pathlib.Path, versions: tuple[int, ...]) -> float:
-    """When the last of the rounds that stay was merged (unix seconds); 0 if none stays."""
-    rounds = [values for _, values in read_lines(workdir / "rounds.jsonl") if values]
-    return max((r["time"] for r in rounds if r["version"] <= versions[r["fragment"]]), default=0.0)

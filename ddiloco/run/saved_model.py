@@ -28,11 +28,7 @@ class SavedModel(NamedTuple):
 
 
 def saved_model(workdir: pathlib.Path) -> SavedModel:
-    """The newest checkpoint; of a run of processes that has left none, what its syncer has made durable.
-
-    Raises:
-      ConfigError: there is neither, or it cannot be used; the message is one line.
-    """
+    """The newest checkpoint, else what a syncer has made durable; raises ConfigError if there is neither."""
     try:
         mark = run_mark.begun(workdir / FOLDER)
         if mark is not None and not (workdir / "checkpoints").exists():
@@ -48,5 +44,5 @@ def _durable(workdir: pathlib.Path, run: str) -> SavedModel:
     layout = assembly_of(experiment).layout
     durable = DurableState(workdir / FOLDER, layout, lambda record: None, threading.Event(), run)
     start = durable.load()
-    params = assemble(layout, [fragment.pieces for fragment in start.fragments])
+    params = assemble(layout, [fragment.pieces for fragment in start.fragments.values()])
     return SavedModel(experiment, params, start.state.step)

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from ddiloco.protocol import events, messages
+from ddiloco.protocol import events, messages, news
 from ddiloco.schema import events_pb2 as pb
 
 Event = events.LearnerEvent | events.SyncerEvent
@@ -20,8 +20,13 @@ _PARTS = (
     messages.Contribution,
     messages.Given,
 )
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*typing.get_args(Event), *_PARTS)}
-_FIELDS = {_KINDS[field.message_type.name]: field.name for field in pb.Event.DESCRIPTOR.fields}
+_UNIONS = {pb.Event: Event, pb.News: news.News, pb.Word: news.Word}
+_KINDS: dict[str, type] = {
+    kind.__name__: kind for union in _UNIONS.values() for kind in typing.get_args(union)
+} | {kind.__name__: kind for kind in _PARTS}
+_FIELDS = {
+    _KINDS[field.message_type.name]: field.name for union in _UNIONS for field in union.DESCRIPTOR.fields
+}
 
 
 def message_of(event: Event) -> pb.Event:
@@ -31,6 +36,30 @@ def message_of(event: Event) -> pb.Event:
 
 def event_of(message: pb.Event) -> Event:
     """The event that a message holds. Raises ValueError: it holds none."""
+    return _held(message)
+
+
+def news_message(told: news.News) -> pb.News:
+    """The message of news of the authority."""
+    return pb.News(**{_FIELDS[type(told)]: dataclasses.asdict(told)})
+
+
+def news_of(message: pb.News) -> news.News:
+    """The news that a message holds. Raises ValueError: it holds none."""
+    return _held(message)
+
+
+def word_message(word: news.Word) -> pb.Word:
+    """The message of the word of a part."""
+    return pb.Word(**{_FIELDS[type(word)]: dataclasses.asdict(word)})
+
+
+def word_of(message: pb.Word) -> news.Word:
+    """The word that a message holds. Raises ValueError: it holds none."""
+    return _held(message)
+
+
+def _held(message: pb.Event | pb.News | pb.Word) -> Any:
     kind = message.WhichOneof("kind")
     if kind is None:
         raise ValueError("an empty event")
@@ -42,12 +71,14 @@ def read(message: Message) -> Any:
     kind = _KINDS[message.DESCRIPTOR.name]
     if kind is events.LearnerJoined and not message.HasField("step"):
         return events.LearnerJoined(message.learner, message.incarnation)
+    if kind is news.Heard and not message.HasField("step_time"):
+        return news.Heard(read(message.report), None)
     return kind(*(_value(getattr(message, field.name)) for field in dataclasses.fields(kind)))
 
 
 def _value(value: Any) -> Any:
     match value:
-        case int() | str():
+        case int() | float() | str():
             return value
         case Message():
             return read(value)

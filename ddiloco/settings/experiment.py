@@ -217,6 +217,7 @@ class Experiment:
             yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None {where}"
         if self.driver == "remote":
             yield from self._problems_of_timeouts()
+            yield from self._problems_of_parts()
         if isinstance(self.model, LoopConfig):
             yield from self._problems_of_a_loop()
         sync = self.sync
@@ -240,6 +241,14 @@ class Experiment:
             yield f"remote.max_learners: is {most}, but must be None where driver is {self.driver}"
         if isinstance(self.model, LoopConfig):
             yield f"remote.max_learners: is {most}, but must be None for a loop, which alone knows its data"
+
+    def _problems_of_parts(self) -> Iterator[str]:
+        """Whether each process of the syncer has something to merge, and learners that it can serve."""
+        parts, fragments = self.remote.parts, self.sync.num_fragments
+        if parts > fragments:
+            yield f"remote.parts: is {parts}, but must be at most sync.num_fragments, {fragments}"
+        if parts > 1 and max(self.remote.hosts, default=1) > 1:
+            yield f"remote.parts: is {parts}, but must be 1 where remote.hosts has several of a learner"
 
     def _problems_of_timeouts(self) -> Iterator[str]:
         """Which waits of processes end before what they wait for can have come."""
@@ -295,6 +304,11 @@ class Experiment:
         """Into how many shards the data is divided."""
         return self.sync.num_learners * self.train.sub_shards
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether the syncer is several processes."""
+        return self.driver == "remote" and self.remote.parts > 1
+
     def hosts(self, learner: int) -> int:
         """Processes that driver=remote starts for the learner."""
         return self.remote.hosts[learner] if self.remote.hosts else 1
@@ -305,11 +319,7 @@ class Experiment:
 
 
 def parse(config: Mapping[str, Any]) -> Experiment:
-    """An Experiment from a ConfigDict or from what `to_json` gave.
-
-    Raises:
-      ConfigError: a setting is unknown or has an impossible value; the message is one line.
-    """
+    """An Experiment from a ConfigDict or from what `to_json` gave; raises ConfigError, in one line."""
     values = dict(config.items())
     model = dict(values.pop("model", {}).items())
     name = model.pop("name", "dense")

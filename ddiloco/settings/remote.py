@@ -16,6 +16,13 @@ class RemoteConfig:
         "by learner, processes that driver=remote starts for it, which share its mesh; (): one each",
         at_least=1,
     )
+    parts: int = setting(
+        1,
+        "processes of the syncer that merge fragments; 1: the one that learners join. Fragment p belongs to "
+        "process p mod S",
+        at_least=1,
+        at_most=4096,
+    )
     max_learners: int | None = setting(
         None,
         "learners that a run may have at most, up to twice sync.num_learners; None: no more than those",

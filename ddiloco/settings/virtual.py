@@ -58,11 +58,7 @@ class VirtualConfig:
             raise ValueError(f"trace: is {self.trace}, but {wanted}; lives is {self.lives}")
 
     def check(self, num_learners: int) -> None:
-        """Checks that the settings fit the number of learners.
-
-        Raises:
-          ValueError: they do not; the message names the field.
-        """
+        """Raises ValueError, which begins with the field, if settings do not fit the number of learners."""
         for name in BY_LEARNER:
             count = len(getattr(self, name))
             if count not in (1, num_learners) and (count or name != "bandwidth"):

@@ -39,11 +39,7 @@ class Task(abc.ABC):
     """Of the order of the data, and of sampling."""
 
     def check(self) -> None:  # noqa: B027 (a task may have nothing to check)
-        """Checks that the settings fit each other, without reading anything.
-
-        Raises:
-          ValueError: they do not; the message names the field under `config`.
-        """
+        """Reads nothing; raises ValueError, which names the field, if settings do not fit each other."""
 
     @property
     @abc.abstractmethod

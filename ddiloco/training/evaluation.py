@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
 from ddiloco.training.parameters import Parameters
-from ddiloco.training.sharding import batch_sharding, constrainer, parameter_shardings, replicated
+from ddiloco.training.sharding import OnMesh, batch_sharding, parameter_shardings, replicated
 from ddiloco.training.step import shard_batch
 
 EvalStep = Callable[[Parameters, Batch], LossSums]
@@ -28,7 +28,7 @@ class Score(NamedTuple):
 
 def make_eval_step(model_config: Any, mesh: Mesh, loss: Loss = next_token_loss) -> EvalStep:
     """The jitted `(params, batch) -> LossSums` of one batch, without z-loss."""
-    constrain = constrainer(mesh)
+    constrain = OnMesh(mesh)
 
     def step(params: Parameters, batch: Batch) -> LossSums:
         return loss(model_config, params, batch, 0.0, constrain)
@@ -44,11 +44,7 @@ def evaluate(
     batches: Iterable[Mapping[str, np.ndarray]],
     mesh: Mesh,
 ) -> Score:
-    """The score over all batches, host arrays; sums over batches are float64 on the host.
-
-    Raises:
-      ValueError: no target in any batch counts.
-    """
+    """The score over all batches, host arrays, summed in float64; raises ValueError if no target counts."""
     total: LossSums | None = None
     ahead: LossSums | None = None
     for batch in batches:

@@ -25,11 +25,7 @@ class LoopProgram:
     """
 
     def __init__(self, loop: Loop, place: Place) -> None:
-        """Calls `init` to see what its state is made of.
-
-        Raises:
-          ConfigError: `params` does not give float32 leaves of the state.
-        """
+        """Calls `init` to see its state; raises ConfigError if `params` gives no float32 leaves."""
         self.loop, self.mesh = loop, place.mesh
         self._device = place.mesh.devices.flat[0]
         self._copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
@@ -46,11 +42,7 @@ class LoopProgram:
         self._all = [_abstract(leaf) for leaf in self._all]
 
     def compile(self) -> None:
-        """Takes a step on a state that is thrown away.
-
-        Raises:
-          ConfigError: the loop does not give what a Loop must; the message says what was expected.
-        """
+        """Takes a step on a state that is thrown away; raises ConfigError for what a Loop must not give."""
         batch = next(iter(self.loop.batches()), None)
         if batch is None:
             raise ConfigError("loop.batches: gave no batch, but must give an endless iterator of them")

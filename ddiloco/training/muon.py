@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from ddiloco.models.parameter import Axes
 
 Matrices = Mapping[str, MuonDimensionNumbers]
-
-
-class MuonState(NamedTuple):
-    """The state of either part, in which the parameters that the other one moves do not occur."""
-
-    matrices: optax.OptState
-    others: optax.OptState
 
 
 def matrices_of(axes: Mapping[str, Axes]) -> dict[str, MuonDimensionNumbers]:
@@ -61,32 +53,19 @@ def muon(
         (arXiv 2502.16982, equation 4: 0.2 is Adam's, so that both parts share a learning rate).
       others: moves all other parameters.
     """
-    inner = scale_by_muon(beta=momentum, mu_dtype=mu_dtype, weight_dimension_numbers=lambda _: dict(matrices))
 
-    def init(params: Mapping[str, Any]) -> MuonState:
-        mine, rest = _parted(params, matrices)
-        return MuonState(inner.init(mine), others.init(rest))
+    def dimensions(params: Mapping[str, Any]) -> dict[str, MuonDimensionNumbers | optax.MaskedNode]:
+        return {name: matrices.get(name, optax.MaskedNode()) for name in params}
 
-    def update(
-        updates: Mapping[str, jax.Array], state: MuonState, params: Mapping[str, jax.Array] | None = None
-    ) -> tuple[dict[str, jax.Array], MuonState]:
-        del params
-        mine, rest = _parted(updates, matrices)
-        mine, of_matrices = inner.update(mine, state.matrices)
-        rest, of_others = others.update(rest, state.others)
-        scaled = {
-            name: update * _scale(update.shape, matrices[name], update_rms) for name, update in mine.items()
-        }
-        return {**scaled, **rest}, MuonState(of_matrices, of_others)
+    def scaled(name: str, x: Any) -> Any:
+        if name not in matrices:  # masked
+            return x
+        sides = (math.prod(x.shape[i] for i in side) for side in matrices[name])
+        return x * (update_rms * math.sqrt(max(sides)))
 
-    return optax.GradientTransformation(init, update)
-
-
-def _parted(arrays: Mapping[str, Any], matrices: Matrices) -> tuple[dict[str, Any], dict[str, Any]]:
-    mine = {name: array for name, array in arrays.items() if name in matrices}
-    return mine, {name: array for name, array in arrays.items() if name not in matrices}
-
-
-def _scale(shape: tuple[int, ...], matrix: MuonDimensionNumbers, update_rms: float) -> float:
-    sides = (math.prod(shape[i] for i in side) for side in matrix)
-    return update_rms * math.sqrt(max(sides))
+    inner = scale_by_muon(beta=momentum, mu_dtype=mu_dtype, weight_dimension_numbers=dimensions)
+    scale = optax.stateless(lambda updates, _: {name: scaled(name, x) for name, x in updates.items()})
+    parts = {"matrices": optax.chain(inner, scale), "others": others}
+    return optax.partition(
+        parts, lambda params: {n: "matrices" if n in matrices else "others" for n in params}
+    )

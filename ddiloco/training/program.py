@@ -55,12 +55,6 @@ def _placed(value: np.ndarray | Blocks, sharding: jax.sharding.Sharding) -> jax.
     return jax.make_array_from_callback(value.shape, sharding, lambda index: own(value[index]))
 
 
-def _compiled(lowered: jax.stages.Lowered, mesh: Mesh, saved: str | None) -> jax.stages.Compiled:
-    if saved is not None:
-        return executable.load(pathlib.Path(saved), lowered, mesh)
-    return lowered.compile(compiler_options=compiler_options(mesh))
-
-
 class TrainProgram:
     """Compiled when made, so that no learner compiles in the run; learners on one mesh share it."""
 
@@ -83,8 +77,11 @@ class TrainProgram:
         self._laid = state_shardings(model_config, inner, mesh)
         self.shardings = self._laid.params
         state = abstract_state(model_config, inner, mesh)
-        traced = traced_step(model_config, inner, total_steps, mesh, rows, row, loss)
-        self._step = _compiled(traced.lower(), mesh, saved_step)
+        lowered = traced_step(model_config, inner, total_steps, mesh, rows, row, loss).lower()
+        if saved_step is None:
+            self._step = lowered.compile(compiler_options=compiler_options(mesh))
+        else:
+            self._step = executable.load(pathlib.Path(saved_step), lowered, mesh)
         optimizer = make_inner_optimizer(inner, total_steps, logical_axes(model_config))
         init = jax.jit(optimizer.init, out_shardings=self._laid.opt_state)
         self._init_optimizer = init.lower(state.params).compile()

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from ddiloco.models import model_of
 from ddiloco.models.parameter import Constrain, unconstrained
 from ddiloco.training.parameters import forward, module_of
-from ddiloco.training.sharding import constrainer
+from ddiloco.training.sharding import OnMesh
 
 
 def sample(
@@ -158,4 +158,4 @@ def _constrain(params: Mapping[str, jax.Array]) -> Constrain:
     """Constrains activations on the mesh that the parameters lie on, if they do."""
     sharding = getattr(next(iter(params.values())), "sharding", None)
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-    return constrainer(mesh) if isinstance(mesh, Mesh) else unconstrained
+    return OnMesh(mesh) if isinstance(mesh, Mesh) else unconstrained

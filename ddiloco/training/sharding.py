@@ -63,11 +63,7 @@ def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedShardin
 
 
 def check_divided(model_config: Any, mesh: Mesh) -> None:
-    """Checks that no large parameter lies whole on devices that should have shared it.
-
-    Raises:
-      ConfigError: one does.
-    """
+    """Raises ConfigError if a large parameter lies whole on devices that should have shared it."""
     shapes = {name: leaf.shape for name, leaf in abstract_parameters(model_config).items()}
     total = sum(map(math.prod, shapes.values()))
     shardings = parameter_shardings(model_config, mesh)
@@ -179,11 +175,9 @@ class OnMesh(Constrain):
 
     @property
     def stages(self) -> int:  # type: ignore[override]
-        """As in `Constrain`."""
         return self.mesh.shape["stage"]
 
     def inside_stage(self) -> Constrain:
-        """As in `Constrain`."""
         return dataclasses.replace(self, free=tuple(name for name in self.free if name != "stage"))
 
     def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
@@ -193,15 +187,8 @@ class OnMesh(Constrain):
         return jax.lax.with_sharding_constraint(x, partition(self.mesh, axes, x.shape, self.free))
 
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
-        """As in `Constrain`."""
         return partition(self.mesh, axes, shape, self.free).spec
 
     def local_rows(self, rows: int) -> int:
-        """As in `Constrain`."""
         (local,) = partition(self.mesh, ("batch",), (rows,), self.free).shard_shape((rows,))
         return local
-
-
-def constrainer(mesh: Mesh) -> Constrain:
-    """Constrains activations on this mesh."""
-    return OnMesh(mesh)

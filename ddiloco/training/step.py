@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,8 +20,8 @@ from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
 from ddiloco.training.parameters import Parameters, abstract_parameters, logical_axes
 from ddiloco.training.sharding import (
+    OnMesh,
     batch_sharding,
-    constrainer,
     parameter_shardings,
     replicated,
     rows_divisor,
@@ -59,6 +60,14 @@ def _laid(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
+def shard_bytes(tree: Any) -> int:
+    """What of abstract arrays one device has."""
+    return sum(
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
 def state_shardings(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainState:
     """The sharding of every array of the state."""
     return jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model_config, inner, mesh))
@@ -79,7 +88,7 @@ def make_train_step(
       ValueError: on tracing, where the rows of the batch are not a multiple of `accumulation`.
     """
     optimizer = make_inner_optimizer(inner, total_steps, logical_axes(model_config))
-    constrain = constrainer(mesh)
+    constrain = OnMesh(mesh)
 
     def sums_of(params: Parameters, batch: Batch) -> LossSums:
         return loss(model_config, params, batch, inner.z_loss, constrain)
@@ -160,11 +169,7 @@ def abstract_batch(
 
 
 def shard_batch(batch: Mapping[str, np.ndarray | Blocks], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts a batch, of which this process has at least the rows of its devices, on the mesh.
-
-    Raises:
-      ValueError: the rows do not divide among the devices.
-    """
+    """Puts a batch, or its devices' rows of it, on the mesh; raises ValueError if rows do not divide."""
     _check_rows(next(iter(batch.values())).shape[0], mesh)
     laid = [batch_sharding(mesh)] * len(batch)
     return dict(zip(batch, placed(tuple(batch.values()), laid), strict=True))

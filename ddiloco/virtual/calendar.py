@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen when, and a clock that jumps from one entry to the next."""
+"""Virtual time: what is to happen when, a clock that jumps from one entry to the next, and alarms."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ class Calendar:
         self._entries: list[_Entry] = []
 
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Enters a call of `call(*arguments)` at `time`.
-
-        Raises:
-          ValueError: `time` is before now, or NaN.
-        """
+        """Enters a call of `call(*arguments)` at `time`; raises ValueError if that is before now, or NaN."""
         if not time >= self.now:
             raise ValueError(f"{time} is not a time from {self.now} on")
         heapq.heappush(self._entries, _Entry(time, self._made, call, arguments))
@@ -47,3 +43,27 @@ class Calendar:
         self.happened += 1
         entry.call(*entry.arguments)
         return True
+
+
+class Alarm:
+    """A call that is to be made at the earliest of the times asked for, as for a core's next deadline."""
+
+    def __init__(self, calendar: Calendar, call: Callable[[], None]) -> None:
+        self._calendar, self._call = calendar, call
+        self._at: float | None = None
+        self._cleared = 0  # times so far
+
+    def set(self, deadline: float | None) -> None:
+        """At this time too, or now if it is past; None: no other than before."""
+        if deadline is not None and (self._at is None or deadline < self._at):
+            self._at = max(deadline, self._calendar.now)
+            self._calendar.at(self._at, self._ring, self._at, self._cleared)
+
+    def clear(self) -> None:
+        """At no time any more, until it is set again."""
+        self._at, self._cleared = None, self._cleared + 1
+
+    def _ring(self, at: float, cleared: int) -> None:
+        if (at, cleared) == (self._at, self._cleared):  # else an earlier time has replaced it
+            self._at = None
+            self._call()

@@ -42,7 +42,7 @@ def chips_by_learner(experiment: Experiment) -> dict[int, int]:
             return job_chips(v.failures, v.num_chips, learners, elastic=True)
         return dict.fromkeys(range(learners), v.num_chips // learners)
     if v.lives == "failures":
-        return job_chips(v.failures, v.num_chips, 1, elastic=_is_elastic(experiment))
+        return job_chips(v.failures, v.num_chips, 1, elastic=experiment.algorithm != "data_parallel")
     extra = v.spare_capacity.extra_learners if v.lives == "spare_capacity" else 0
     return {0: v.num_chips, **dict.fromkeys(range(1, extra + 1), v.num_chips // learners)}
 
@@ -61,20 +61,15 @@ def horizon(experiment: Experiment) -> float:
 def fleet_changes(experiment: Experiment) -> list[JobChange]:
     """What the failure model does to the experiment's jobs: one for each learner, or one in all."""
     v = experiment.virtual
-    baseline = experiment.algorithm in BASELINES
-    jobs = 1 if baseline else experiment.sync.num_learners
+    jobs = 1 if experiment.algorithm in BASELINES else experiment.sync.num_learners
     until = horizon(experiment)
     interruptions = draw_interruptions(v.failures, v.num_chips, experiment.seed, until)
-    elastic = not baseline or _is_elastic(experiment)
+    elastic = experiment.algorithm != "data_parallel"
     return job_changes(v.failures, interruptions, v.num_chips, jobs, experiment.seed, until, elastic)
 
 
 def lives(experiment: Experiment) -> list[Change]:
-    """What happens to the learners of a decoupled run, drawn from the seed or read from the trace.
-
-    Raises:
-      ConfigError: the trace cannot be read, or the fleet is impossible.
-    """
+    """What happens to a decoupled run's learners, drawn or read from the trace; may raise ConfigError."""
     v, learners = experiment.virtual, experiment.sync.num_learners
     match v.lives:
         case "trace":
@@ -90,11 +85,7 @@ def lives(experiment: Experiment) -> list[Change]:
 
 
 def check_fleet(experiment: Experiment) -> None:
-    """Finds impossible settings before anything is compiled.
-
-    Raises:
-      ConfigError: an impossible fleet or a bad trace, in one line that names the field.
-    """
+    """Raises ConfigError for an impossible fleet or a bad trace, before anything is compiled."""
     if base_learners(experiment) < 1:
         raise ConfigError(
             f"config.virtual.spare_capacity.extra_learners: is "
@@ -116,7 +107,14 @@ def check_fleet(experiment: Experiment) -> None:
 
 def step_times(experiment: Experiment) -> list[Callable[[], float]]:
     """For each learner, a source of the seconds of its next step on all its chips."""
-    return [_step_time(experiment, m) for m in range(experiment.sync.num_learners)]
+    v = experiment.virtual
+
+    def source(learner: int) -> Callable[[], float]:
+        rng = random.Random(f"{experiment.seed} speed {learner}")
+        mean = v.of("step_seconds", learner) * spread(rng, v.speed_variation)
+        return lambda: mean * spread(rng, v.step_variation)
+
+    return [source(m) for m in range(experiment.sync.num_learners)]
 
 
 def make_fleet(
@@ -157,17 +155,6 @@ def make_fleet(
 def spread(rng: random.Random, deviation: float) -> float:
     """A normal factor about 1, at least 0.1; where the deviation is 0 it is 1, and nothing is drawn."""
     return max(0.1, rng.gauss(1.0, deviation)) if deviation else 1.0
-
-
-def _is_elastic(experiment: Experiment) -> bool:
-    return experiment.algorithm != "data_parallel"
-
-
-def _step_time(experiment: Experiment, learner: int) -> Callable[[], float]:
-    v = experiment.virtual
-    rng = random.Random(f"{experiment.seed} speed {learner}")
-    mean = v.of("step_seconds", learner) * spread(rng, v.speed_variation)
-    return lambda: mean * spread(rng, v.step_variation)
 
 
 def _changes_of_jobs(changes: list[JobChange], chips: Mapping[int, int]) -> list[Change]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -169,17 +168,10 @@ class VirtualRun:
 
     def _start(self, learner: int) -> TrainingArrays:
         """Arrays of a learner's next process; it continues the same batches, so that no row comes twice."""
-        erred = functools.partial(self._erred, learner)
+
+        def erred(step: int, devices: list[str]) -> None:
+            for found in records.corruption(learner, step, devices, self._fleet.calendar.now):
+                self._record(found)
+
         self.learners[learner] = TrainingArrays(self._equipment[learner], erred)
         return self.learners[learner]
-
-    def _erred(self, learner: int, step: int, devices: list[str]) -> None:
-        for found in records.corruption(learner, step, devices, self._fleet.calendar.now):
-            self._record(found)
-
-
-def run_virtual(
-    assembly: Assembly, record: Record, stop: threading.Event, workdir: pathlib.Path | None = None
-) -> Outcome:
-    """Makes and runs a VirtualRun."""
-    return VirtualRun(assembly, record, stop, workdir).run()

@@ -11,7 +11,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.exchange import Arrivals, fragments_with
-from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.calendar import Alarm, Calendar
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
 
 Deliver = Callable[[int, int, events.FromSyncer, Sequence[Payload], int], None]  # whom, ..., bytes
@@ -39,7 +39,7 @@ class VirtualSyncer:
         self._merge_time = merge_time
         self._deliver = deliver
         self._process = 0
-        self._timeout_at: float | None = None
+        self._alarm = Alarm(calendar, lambda: self.take(events.Timeout()))
         self._arrivals: Arrivals[Payload] = Arrivals()
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
         self.core: SyncerCore | None = SyncerCore(policy, total_steps)
@@ -54,7 +54,7 @@ class VirtualSyncer:
         self.core = None
         self._process += 1
         self._sent.clear()
-        self._timeout_at = None
+        self._alarm.clear()
 
     def restart(self) -> None:
         """A new process, from what was durable."""
@@ -81,7 +81,7 @@ class VirtualSyncer:
         self._observer.syncer_handled(event, out, self._calendar.now)
         for action in out:
             self._perform(action, payload)
-        self._set_alarm()
+        self._alarm.set(self.core.next_deadline())
 
     def _perform(self, action: actions.SyncerAction, metrics: Any) -> None:
         match action:
@@ -122,14 +122,3 @@ class VirtualSyncer:
             self._observer.merged(action, self._calendar.now)
         self._observer.guarded(action.round, made.notices, self._calendar.now)
         self.take(events.MergeFinished(action.round, made.left_out), made.metrics)
-
-    def _set_alarm(self) -> None:
-        deadline = self.core.next_deadline()
-        if deadline is not None and (self._timeout_at is None or deadline < self._timeout_at):
-            self._timeout_at = max(deadline, self._calendar.now)
-            self._calendar.at(self._timeout_at, self._fire, self._process, self._timeout_at)
-
-    def _fire(self, process: int, time: float) -> None:
-        if process == self._process and time == self._timeout_at:  # else an earlier timeout has replaced it
-            self._timeout_at = None
-            self.take(events.Timeout())

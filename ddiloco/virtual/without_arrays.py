@@ -20,19 +20,9 @@ Record = Callable[[Any], None]
 
 
 def run_without_arrays(
-    experiment: Experiment,
-    traffic: Traffic,
-    record: Record,
-    stop: threading.Event,
+    experiment: Experiment, traffic: Traffic, record: Record, stop: threading.Event
 ) -> Outcome:
-    """Plays the run; batches count as full.
-
-    Args:
-      experiment: of the virtual driver.
-      traffic: bytes of each fragment.
-      record: takes the records of the run.
-      stop: ends it early.
-    """
+    """Plays the run; batches count as full."""
     observer = RecordingObserver(record, merged=lambda step: None)
     fleet = _counting_fleet(experiment, experiment.train.steps, CountingSyncer(traffic), observer)
     failure = play(fleet, experiment, observer, stop)

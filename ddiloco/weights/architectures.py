@@ -18,11 +18,7 @@ COUNTERPARTS: dict[str, Callable[[Any], Counterpart]] = {
 
 
 def counterpart_of(config: Any) -> Counterpart:
-    """The counterpart of a model with these settings.
-
-    Raises:
-      ConfigError: there is no architecture that is like it.
-    """
+    """The counterpart of a model with these settings; raises ConfigError if there is none."""
     for name, make in COUNTERPARTS.items():
         if type(config) is MODELS[name].config:
             return make(config)

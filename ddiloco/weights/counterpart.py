@@ -54,11 +54,7 @@ class Counterpart:
         return {**told, **self.more[name]}
 
     def check(self, folder: pathlib.Path) -> None:
-        """Checks that the files in `folder` are of this architecture and of our settings.
-
-        Raises:
-          ConfigError: they are not; the message is one line and names the setting.
-        """
+        """Raises ConfigError, which names the setting, if the files in `folder` are not of this model."""
         if self.differences:
             raise ConfigError(f"config.{'; '.join(self.differences)}")
         for name, fields in self.files.items():

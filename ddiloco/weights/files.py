@@ -88,11 +88,7 @@ class Files:
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens the files and reads their headers; `path`: a folder or a file.
-
-        Raises:
-          ConfigError: there are none, or one is damaged; the message is one line.
-        """
+        """Reads the headers; `path`: a folder or a file. Raises ConfigError if it cannot."""
         self._path = path
         self._files: dict[str, Any] = {}
         self.shapes: dict[str, Shape] = {}
@@ -106,11 +102,7 @@ class Files:
                 self.shapes[name] = tuple(opened.get_slice(name).get_shape())
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor as float32.
-
-        Raises:
-          ConfigError: it is not of floating point, or the file cannot be read.
-        """
+        """A tensor as float32; raises ConfigError if it has another kind of numbers, or cannot be read."""
         try:
             dtype = self._files[name].get_slice(name).get_dtype()
             if dtype not in _READ:

@@ -20,11 +20,7 @@ class InitialWeights(Mapping[str, np.ndarray]):
     """Parameters by layer, float32; each is read when it is asked for, and only the last is kept."""
 
     def __init__(self, config: Any, path: pathlib.Path) -> None:
-        """Opens the files, reads their headers and checks that they are of a model with these settings.
-
-        Raises:
-          ConfigError: they are not, or cannot be read; the message is one line, and names setting or tensor.
-        """
+        """Reads headers alone; raises ConfigError if they are not of a model with these settings."""
         counterpart = counterpart_of(config)
         counterpart.check(path.parent if path.is_file() else path)
         self._table, self._shapes, self._files = counterpart.table, parameter_shapes(config), Files(path)

@@ -26,7 +26,9 @@ def tokenizer_files(data: DataConfig) -> TokenizerFiles:
     ids = {"pad_token_id": tokenizer.pad, "bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos}
     entries = {"max_position_embeddings": data.sequence_length, **ids}
     if data.tokenizer == "byte":
-        contents = {"tokenizer.json": _byte_level(), "tokenizer_config.json": _config(data.sequence_length)}
+        plain = {"clean_up_tokenization_spaces": False, "model_max_length": data.sequence_length}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **_SPECIAL, **plain}
+        contents = {"tokenizer.json": _byte_level(), "tokenizer_config.json": config}
         files = {name: json.dumps(content).encode() for name, content in contents.items()}
         return TokenizerFiles(files, entries, [])
     model = pathlib.Path(data.tokenizer_model or "").expanduser().read_bytes()
@@ -54,11 +56,6 @@ def _byte_level() -> dict[str, Any]:
         "decoder": level,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
-
-
-def _config(length: int) -> dict[str, Any]:
-    plain = {"clean_up_tokenization_spaces": False, "model_max_length": length}
-    return {"tokenizer_class": "PreTrainedTokenizerFast", **_SPECIAL, **plain}
 
 
 def _characters() -> list[str]:

@@ -57,11 +57,7 @@ def training_arrays(equipment: Equipment, fragments: list[Any]) -> TrainingArray
 
 
 def run_to_the_end(assembly: Assembly, workdir: pathlib.Path | None = None) -> list[Any]:
-    """Trains in threads of this process; the records of it.
-
-    Raises:
-      RuntimeError: the run failed.
-    """
+    """Trains in threads of this process; the records of it. Raises RuntimeError if the run failed."""
     records: list[Any] = []
     outcome = LocalRun(assembly, records.append, threading.Event(), workdir).run()
     if outcome.failure is not None:

@@ -34,7 +34,7 @@ def run(quick: bool = False) -> list[dict]:
       A row per measurement, in GB/s of payload: `measured`, `reference` (the plain jitted weighted average of
       the same arrays, which takes new memory for its result), their `ratio`, and `limit` (numpy copying the
       payload to memory that it has). The rules by their bare names write their result where the one before
-      was, as the global model has them do; `*_new_memory` take new memory as the reference does.
+      was, as the global model has them do.
       `global_model_*` are whole rounds of the syncer: merge, Nesterov step, metrics.
     """
     rows_of_fragment = 128 if quick else 4096
@@ -77,9 +77,6 @@ def _candidates(shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
     }
     for name, rule in MERGE_RULES.items():
         candidates[name] = _into_kept_memory(rule, vectors, weights)
-    for name, rule in MERGE_RULES.items():
-        merge = jax.jit(lambda vectors, weights, rule=rule: rule(vectors, weights).value)
-        candidates[f"{name}_new_memory"] = lambda merge=merge: merge(vectors, weights)
     for name in MERGE_RULES:
         candidates[f"global_model_{name}"] = _round_of(name, theta, sent)
     return candidates

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import pathlib
 import socket
@@ -17,11 +16,13 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 from ddiloco.launch import processes
+from ddiloco.observe.files import read_lines
 from experiments.bench.measuring import row
 
 WAYS = ("restart", "restart_forked", "restart_spare")
 LEARNERS, VICTIM = 3, 1
 PATIENCE = 300.0
+ROOT, ENVIRONMENT = pathlib.Path(__file__).parents[2], {**os.environ, "CI": "true"}
 SETTINGS = (
     "--config.driver=remote",
     f"--config.sync.num_learners={LEARNERS}",
@@ -106,7 +107,7 @@ class _Job:
     def seconds_of(self, command: list[str]) -> float:
         """How long a process takes beside the learners."""
         begun = time.monotonic()
-        subprocess.run(command, check=True, cwd=_root(), env=self._environment(), stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
         return time.monotonic() - begun
 
     def replace(self, way: str) -> tuple[float, float]:
@@ -121,7 +122,8 @@ class _Job:
         if way == "restart":
             self._learners[VICTIM] = self._learner(VICTIM)
         elif way == "restart_forked":
-            self._learners[VICTIM] = self._forked()
+            arguments = self._arguments(f"--syncer={self._address}", f"--learner_id={VICTIM}")
+            self._learners[VICTIM] = processes.start("experiments.learner", arguments, ENVIRONMENT)
         else:
             self._learners[VICTIM] = ready
             ready.stdin.write(f"{VICTIM} {self._address}\n".encode())
@@ -155,31 +157,25 @@ class _Job:
     def _learner(self, m: int) -> subprocess.Popen:
         return self._program("learner", f"--syncer={self._address}", f"--learner_id={m}")
 
-    def _forked(self) -> BaseProcess:
-        arguments = self._arguments(f"--syncer={self._address}", f"--learner_id={VICTIM}")
-        return processes.start("experiments.learner", arguments, self._environment())
-
     def _arguments(self, *more: str) -> list[str]:
         return ["--config=configs/dense.py:tiny", *self.settings, f"--workdir={self._folder}", *more]
 
     def _program(self, name: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, "-m", f"experiments.{name}", *self._arguments(*arguments)],
-            cwd=_root(),
-            env=self._environment(),
+            cwd=ROOT,
+            env=ENVIRONMENT,
             stdin=stdin if stdin is not None else subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
 
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, "CI": "true"}
-
     def _steps(self, m: int) -> list[float]:
-        return [line["time"] for line in _lines(self._folder / "learners" / str(m) / "steps.jsonl")]
+        lines = read_lines(self._folder / "learners" / str(m) / "steps.jsonl")
+        return [line["time"] for _, line in lines if line]
 
     def _merged_after(self, begun: float) -> float | None:
-        lines = _lines(self._folder / "rounds.jsonl")
-        return next((r["time"] for r in lines if r["time"] > begun and VICTIM in r["learners"]), None)
+        rounds = [r for _, r in read_lines(self._folder / "rounds.jsonl") if r and r["time"] > begun]
+        return next((r["time"] for r in rounds if VICTIM in r["learners"]), None)
 
     def _until(self, condition: Callable[[], bool]) -> None:
         pause, deadline = threading.Event(), time.monotonic() + PATIENCE
@@ -193,14 +189,3 @@ def _kill(process: subprocess.Popen | BaseProcess) -> None:
     """Ends a process, however it was started, and waits for that."""
     process.kill()
     process.wait() if isinstance(process, subprocess.Popen) else process.join()
-
-
-def _lines(path: pathlib.Path) -> list[dict]:
-    """The whole lines of a file that grows."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
-
-
-def _root() -> pathlib.Path:
-    return pathlib.Path(__file__).parents[2]

@@ -61,11 +61,7 @@ def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -
 
 
 def replay(seed: int) -> None:
-    """Runs one schedule and prints its plan and its last events.
-
-    Raises:
-      Violation: a rule was broken.
-    """
+    """Runs one schedule and prints its plan and its last events; raises Violation if a rule was broken."""
     schedule = RandomSchedule(draw_plan(seed))
     try:
         schedule.run()

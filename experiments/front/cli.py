@@ -104,11 +104,7 @@ def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -
 
 
 def load_module(path: str, flag: str) -> types.ModuleType:
-    """The Python file that a flag names.
-
-    Raises:
-      UsageError: no such file.
-    """
+    """The Python file that a flag names; raises UsageError if there is no such file."""
     if not pathlib.Path(path).is_file():
         raise UsageError(f"{flag}: {path}: no such file")
     spec = importlib.util.spec_from_file_location(f"{flag}_file", path)
@@ -136,11 +132,7 @@ def call(argument: str, function: str, flag: str) -> Any:
 
 
 def load_config(argument: str) -> ConfigDict:
-    """The ConfigDict that `FILE.py[:PRESET]` stands for.
-
-    Raises:
-      UsageError: no such file, or the file knows no such preset.
-    """
+    """The ConfigDict that `FILE.py[:PRESET]` stands for; raises UsageError if there is none."""
     return call(argument, "get_config", "config")
 
 
@@ -162,11 +154,7 @@ def reaching(flag: str, path: pathlib.Path) -> Iterator[None]:
 
 
 def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
-    """The folder that a flag names, made where it was not there.
-
-    Raises:
-      UsageError: it cannot be made.
-    """
+    """The folder that a flag names, made where it was not there; raises UsageError."""
     folder = pathlib.Path(path)
     with reaching(flag, folder):
         folder.mkdir(parents=True, exist_ok=True)

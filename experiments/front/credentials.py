@@ -61,11 +61,7 @@ def _read_secret(path: str, flag: str) -> bytes:
 
 
 def check_address(address: str, flag: str) -> str:
-    """The address, checked to be HOST:PORT.
-
-    Raises:
-      ConfigError: it is not.
-    """
+    """The address; raises ConfigError if that is not HOST:PORT."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{flag}: is {address!r}, but must be HOST:PORT")

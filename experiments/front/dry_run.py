@@ -21,7 +21,7 @@ from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.parameters import num_parameters
 from ddiloco.training.sharding import parameter_shardings
-from ddiloco.training.step import abstract_batch, abstract_state, make_train_step
+from ddiloco.training.step import abstract_batch, abstract_state, make_train_step, shard_bytes
 
 _STEP_SECONDS = (0.5, 1.0, 2.0, 4.0)
 
@@ -63,8 +63,7 @@ def describe(experiment: Experiment) -> str:
         raise ConfigError("config.model.name: is loop, about which nothing is known before it is made")
     assembly = assembly_of(experiment)
     layout = assembly.layout
-    meshes = assembly.learner_meshes()
-    recipe = ModelRecipe(experiment)
+    meshes, recipe = assembly.learner_meshes(), ModelRecipe(experiment)
     task, rows = task_of(experiment), experiment.batch_size(0)
     for learner, mesh in enumerate(meshes):
         recipe.check_fit(mesh, experiment.batch_size(learner))
@@ -72,10 +71,6 @@ def describe(experiment: Experiment) -> str:
     step = make_train_step(experiment.model, experiment.inner, experiment.train.steps, meshes[0], task.loss)
     clock = jax.ShapeDtypeStruct((), jnp.int32)
     jax.eval_shape(step, state, abstract_batch(meshes[0], rows, task.row), clock)
-    shard_bytes = sum(
-        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
-        for leaf in jax.tree.leaves(state)
-    )
     anchors = _anchors(experiment, layout, meshes[0])
     params = num_parameters(experiment.model)
     length = task.row_tokens
@@ -86,7 +81,7 @@ def describe(experiment: Experiment) -> str:
         f"algorithm    {experiment.algorithm}, {experiment.sync.num_learners} learners",
         f"parameters   {params:,} ({_size(4 * params)} in float32){_activated(experiment, params)}",
         f"mesh         {shape} for each learner, {len(jax.devices())} devices in all",
-        f"memory       {_size(shard_bytes)} of parameters and optimizer state on each device{anchors}",
+        f"memory       {_size(shard_bytes(state))} of parameters and optimizer state on each device{anchors}",
         f"step         {rows} x {length} tokens and {flops:.3g} FLOP a learner, {tokens:,} tokens in all",
     ]
     return "\n".join([*head, *_fragments(layout), *_bandwidth(experiment, layout)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, REFUSED, SYNCER, Assignment
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.json_lines import speak_json
 from ddiloco.observe.summary import read_summary
@@ -58,15 +59,15 @@ def role_main(
         run = None if assignment.workdir is None else assignment.workdir.name
         learner = assignment.learner if assignment.role == LEARNER else None
         speak_json(run=run, role=assignment.role, learner=learner)
-    health = Health()
+    process = _Process(assignment, experiment, security, stop, received)
     if assignment.health:
-        serve(check_address(assignment.health, "health"), health)
+        serve(check_address(assignment.health, "health"), process.health)
     platform.prepare()
     if assignment.role == SYNCER:
-        return _syncer(assignment, experiment, security, stop, received, health, finish)
-    if assignment.role == LEARNER:
-        return _learner(assignment, experiment, security, stop, received, health, profile, spare)
-    return _evaluator(assignment, experiment, stop, received, health)
+        return process.syncer(finish)
+    if assignment.role == PART:
+        return process.part()
+    return process.learner(profile, spare) if assignment.role == LEARNER else process.evaluator()
 
 
 def exit_code(
@@ -80,60 +81,176 @@ def exit_code(
         return REFUSED
 
 
-def _syncer(
-    assignment: Assignment,
-    experiment: Experiment,
-    security: Security,
-    stop: threading.Event,
-    received: Sequence[int],
-    health: Health,
-    finish: bool,
-) -> int:
-    from ddiloco.disk.durable import FOLDER, DurableStateError
-    from ddiloco.disk.run_mark import RunMarkError
-    from ddiloco.page.visitors import Visitors, check_page
-    from ddiloco.remote.syncer.listening import Listening, take_descriptors
-    from ddiloco.remote.syncer.process import run_syncer
-    from ddiloco.remote.wire.security import check_reach
-    from ddiloco.run.job import run_job
-    from ddiloco.settings.experiment import with_steps_of_tokens
-    from ddiloco.training import platform
+@dataclasses.dataclass
+class _Process:
+    """What each role's process has, and how it runs; each method returns the exit code."""
 
-    address = check_address(assignment.syncer, "listen")
-    check_reach(address, security)
-    actions = _actions(security)
-    visitors = Visitors(security.admits_token if security.asks else None, security.tls, actions)
-    check_page(experiment.log.page, visitors)
-    workdir = assignment.workdir
-    if assignment.resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
-        cli.tell(
-            f"the run in {workdir} is over"
-        )  # an engine that starts everything again, also after the end
-        return DONE
-    take_descriptors()
-    platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
-    roles.name_process(assignment.name)
-    learners = range(experiment.most_learners)
-    listening = Listening(
-        address, security, experiment.remote, sum(map(experiment.hosts, learners)), health.ready.set
-    )
-    runner = functools.partial(
-        run_syncer,
-        listening=listening,
-        security=security,
-        folder=workdir / FOLDER,
-        alone=finish,
-        actions=actions,
-    )
-    live, resume = ending.is_live(), assignment.resume
-    try:
-        result = run_job(
-            experiment, workdir, stop, live, runner, resume, claim=listening.claim, visitors=visitors
+    assignment: Assignment
+    experiment: Experiment
+    security: Security
+    stop: threading.Event
+    received: Sequence[int]
+    health: Health = dataclasses.field(default_factory=Health)
+
+    def syncer(self, finish: bool) -> int:
+        from ddiloco.disk.durable import FOLDER, DurableStateError
+        from ddiloco.disk.run_mark import RunMarkError
+        from ddiloco.page.visitors import Visitors, check_page
+        from ddiloco.remote.syncer.listening import Listening, take_descriptors
+        from ddiloco.remote.syncer.process import run_syncer
+        from ddiloco.remote.wire.security import check_reach
+        from ddiloco.run.job import run_job
+        from ddiloco.settings.experiment import with_steps_of_tokens
+        from ddiloco.training import platform
+
+        experiment, security = self.experiment, self.security
+        address = check_address(self.assignment.syncer, "listen")
+        check_reach(address, security)
+        actions = _actions(security)
+        visitors = Visitors(security.admits_token if security.asks else None, security.tls, actions)
+        check_page(experiment.log.page, visitors)
+        workdir, resume = self.assignment.workdir, self.assignment.resume
+        if resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
+            cli.tell(f"the run in {workdir} is over")  # an engine starts everything again, also after the end
+            return DONE
+        take_descriptors()
+        platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
+        roles.name_process(self.assignment.name)
+        hosts = sum(map(experiment.hosts, range(experiment.most_learners)))
+        listening = Listening(address, security, experiment.remote, hosts, self.health.ready.set)
+        runner = functools.partial(
+            run_syncer,
+            listening=listening,
+            security=security,
+            folder=workdir / FOLDER,
+            alone=finish,
+            actions=actions,
         )
-    except (DurableStateError, RunMarkError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
-    return ending.tell(result, workdir, received)
+        live = ending.is_live()
+        try:
+            result = run_job(
+                experiment, workdir, self.stop, live, runner, resume, claim=listening.claim, visitors=visitors
+            )
+        except (DurableStateError, RunMarkError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return FAILED
+        return ending.tell(result, workdir, self.received)
+
+    def part(self) -> int:
+        from ddiloco.disk.durable import FOLDER
+        from ddiloco.remote.syncer.listening import Listening, take_descriptors
+        from ddiloco.remote.syncer.part import run_part
+        from ddiloco.remote.wire.security import check_reach
+        from ddiloco.training import platform
+
+        experiment, assignment = self.experiment, self.assignment
+        parts = experiment.remote.parts
+        if assignment.part >= parts:
+            raise cli.UsageError(
+                f"part: is {assignment.part}, but must be below {parts}, by config.remote.parts"
+            )
+        address = check_address(assignment.listen, "listen")
+        authority = check_address(assignment.syncer, "authority")
+        check_reach(address, self.security)
+        take_descriptors()
+        platform.compute_on_cpu()
+        roles.name_process(assignment.name)
+        listening = Listening(
+            address, self.security, experiment.remote, experiment.most_learners, self.health.ready.set
+        )
+        failure = run_part(
+            self._assembly(),
+            self.stop,
+            listening=listening,
+            security=self.security,
+            authority=authority,
+            part=assignment.part,
+            folder=assignment.workdir / FOLDER,
+        )
+        if failure is not None:
+            print(f"error: {assignment.name} of the syncer: {failure}", file=sys.stderr)
+            return FAILED
+        return 128 + self.received[0] if self.received else DONE
+
+    def learner(self, profiled: str | None, spare: Callable[[], Assignment | None] | None) -> int:
+        import jax
+
+        from ddiloco.launch import processes
+        from ddiloco.observe.profile import Watches
+        from ddiloco.remote.learner.process import LearnerProcess
+
+        place = _place(self.assignment)
+        if place is not None and spare is not None:
+            raise cli.UsageError("spare: cannot stand in for one of several processes of a learner")
+        if place is not None:
+            place.join()
+        assembly = self._assembly()
+        if place is not None and place.number:
+            return self._follow(place, assembly)
+        process = LearnerProcess(assembly, self.security, place)
+        if spare is not None:
+            roles.name_process("spare")
+            process.compile()
+            given = spare()
+            if given is None:  # the run has ended without need of it
+                return 0
+            self.assignment = given
+        assignment, workdir = self.assignment, self.assignment.workdir
+        address = check_address(assignment.syncer, "syncer")
+        roles.name_process(assignment.name)
+        if profiled and workdir is None:
+            raise cli.UsageError("profile: needs --workdir, where the trace goes")
+        profile = roles.profile(profiled, workdir)
+        self.health.waits = self.experiment.sync.max_run_ahead is not None
+        watches = Watches([self.health] if profile is None else [self.health, profile])
+        stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
+        failure = process.run(
+            assignment.learner, address, self.stop, self._note, self._folder(), workdir, stepping, watches
+        )
+        if failure is not None:
+            print(f"error: {assignment.name}: {failure}", file=sys.stderr)
+            return FAILED
+        return self._ended(process.preempted)
+
+    def _follow(self, place: HostPlace, assembly: Assembly) -> int:
+        from ddiloco.remote.learner.follower import Follower
+
+        address = check_address(self.assignment.syncer, "syncer")
+        roles.name_process(self.assignment.name)
+        follower = Follower(place, assembly, self.security, self.assignment.learner, address, self._folder())
+        self.health.ready.set()
+        return self._ended(follower.run(self.stop))
+
+    def evaluator(self) -> int:
+        from ddiloco.remote.evaluator import EvaluatorProcess
+
+        workdir = self.assignment.workdir
+        roles.name_process(self.assignment.name)
+        with cli.reaching("workdir", workdir):
+            process = EvaluatorProcess(self._assembly(), workdir, self._note)
+            self.health.ready.set()
+            process.run(self.stop)
+        return 128 + self.received[0] if self.received else 0
+
+    def _assembly(self) -> Assembly:
+        from ddiloco.run.recipes import assembly_of
+        from ddiloco.settings.experiment import with_steps_of_tokens
+
+        return assembly_of(with_steps_of_tokens(self.experiment))
+
+    def _note(self, line: str) -> None:
+        cli.tell(f"{self.assignment.name}: {line}")
+
+    def _folder(self) -> pathlib.Path | None:
+        """Where a learner keeps copies of its inner optimizer state; None: nowhere."""
+        a = self.assignment
+        return None if a.workdir is None else a.workdir / "learners" / str(a.learner)
+
+    def _ended(self, preempted: bool) -> int:
+        """Of a learner that did not fail; `preempted`: another of its processes had a signal."""
+        if self.received:
+            return 128 + self.received[0]
+        return PREEMPTED if preempted else DONE
 
 
 def _actions(security: Security) -> Actions | None:
@@ -153,61 +270,6 @@ def _is_over(workdir: pathlib.Path, experiment: Experiment) -> bool:
     return summary.get("finished") is True and isinstance(step, int) and step >= experiment.train.steps
 
 
-def _learner(
-    assignment: Assignment,
-    experiment: Experiment,
-    security: Security,
-    stop: threading.Event,
-    received: Sequence[int],
-    health: Health,
-    profiled: str | None,
-    spare: Callable[[], Assignment | None] | None,
-) -> int:
-    import jax
-
-    from ddiloco.launch import processes
-    from ddiloco.observe.profile import Watches
-    from ddiloco.remote.learner.process import LearnerProcess
-    from ddiloco.run.recipes import assembly_of
-    from ddiloco.settings.experiment import with_steps_of_tokens
-
-    place = _place(assignment)
-    if place is not None and spare is not None:
-        raise cli.UsageError("spare: cannot stand in for one of several processes of a learner")
-    if place is not None:
-        place.join()
-    assembly = assembly_of(with_steps_of_tokens(experiment))
-    if place is not None and place.number:
-        return _follower(assignment, place, assembly, security, stop, received, health)
-    process = LearnerProcess(assembly, security, place)
-    if spare is not None:
-        roles.name_process("spare")
-        process.compile()
-        given = spare()
-        if given is None:  # the run has ended without need of it
-            return 0
-        assignment = given
-    learner, address = assignment.learner, check_address(assignment.syncer, "syncer")
-    roles.name_process(assignment.name)
-
-    def note(line: str) -> None:
-        cli.tell(f"{assignment.name}: {line}")
-
-    workdir = assignment.workdir
-    folder = _folder(assignment)
-    if profiled and workdir is None:
-        raise cli.UsageError("profile: needs --workdir, where the trace goes")
-    profile = roles.profile(profiled, workdir)
-    health.waits = experiment.sync.max_run_ahead is not None
-    watches = Watches([health] if profile is None else [health, profile])
-    stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
-    failure = process.run(learner, address, stop, note, folder, workdir, stepping, watches)
-    if failure is not None:
-        print(f"error: {assignment.name}: {failure}", file=sys.stderr)
-        return FAILED
-    return _ended(received, process.preempted)
-
-
 def _place(assignment: Assignment) -> HostPlace | None:
     """Which of the learner's hosts this process is; None: the only one."""
     if assignment.processes == 1:
@@ -216,57 +278,3 @@ def _place(assignment: Assignment) -> HostPlace | None:
 
     coordinator = check_address(assignment.coordinator, "coordinator")
     return HostPlace(assignment.process, assignment.processes, coordinator)
-
-
-def _follower(
-    assignment: Assignment,
-    place: HostPlace,
-    assembly: Assembly,
-    security: Security,
-    stop: threading.Event,
-    received: Sequence[int],
-    health: Health,
-) -> int:
-    from ddiloco.remote.learner.follower import Follower
-
-    learner, address = assignment.learner, check_address(assignment.syncer, "syncer")
-    roles.name_process(assignment.name)
-    follower = Follower(place, assembly, security, learner, address, _folder(assignment))
-    health.ready.set()
-    return _ended(received, follower.run(stop))
-
-
-def _folder(assignment: Assignment) -> pathlib.Path | None:
-    """Where a learner keeps copies of its inner optimizer state; None: nowhere."""
-    return None if assignment.workdir is None else assignment.workdir / "learners" / str(assignment.learner)
-
-
-def _ended(received: Sequence[int], preempted: bool) -> int:
-    """The exit code of a learner that did not fail; `preempted`: another of its processes had a signal."""
-    if received:
-        return 128 + received[0]
-    return PREEMPTED if preempted else DONE
-
-
-def _evaluator(
-    assignment: Assignment,
-    experiment: Experiment,
-    stop: threading.Event,
-    received: Sequence[int],
-    health: Health,
-) -> int:
-    from ddiloco.remote.evaluator import EvaluatorProcess
-    from ddiloco.run.recipes import assembly_of
-    from ddiloco.settings.experiment import with_steps_of_tokens
-
-    roles.name_process(assignment.name)
-
-    def note(line: str) -> None:
-        cli.tell(f"{assignment.name}: {line}")
-
-    workdir = assignment.workdir
-    with cli.reaching("workdir", workdir):
-        process = EvaluatorProcess(assembly_of(with_steps_of_tokens(experiment)), workdir, note)
-        health.ready.set()
-        process.run(stop)
-    return 128 + received[0] if received else 0

@@ -103,11 +103,7 @@ def define_profile() -> flags.FlagHolder:
 
 
 def profile(steps: str | None, workdir: pathlib.Path | None):
-    """The StepProfile of `FIRST:LAST`; None of None.
-
-    Raises:
-      UsageError: these are no steps.
-    """
+    """The StepProfile of `FIRST:LAST`; None of None. Raises UsageError if these are no steps."""
     if steps is None or workdir is None:
         return None
     from ddiloco.observe.profile import FOLDER, StepProfile

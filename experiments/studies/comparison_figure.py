@@ -72,7 +72,8 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
             continue
         width = max(1.8, 4.0 - 0.6 * place)  # of two curves that are one, both are seen
         axes.plot(*zip(*mean, strict=True), color=colour, lw=width, label=row["label"])
-        tops.append(_top(mean))
+        begin = mean[0][0] + _SKIPPED * (mean[-1][0] - mean[0][0])
+        tops.append(max((height for place, height in mean if place >= begin), default=mean[-1][1]))
     if tops and y == "loss":
         lowest, highest = min(y for line in axes.lines for y in line.get_ydata()), max(tops)
         margin = 0.06 * (highest - lowest) or 0.1
@@ -174,8 +175,3 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         return []
     values = [np.interp(places, *zip(*curve, strict=True)) for curve in curves]
     return list(zip(places, np.mean(values, axis=0).tolist(), strict=True))
-
-
-def _top(curve: Curve) -> float:
-    start, end = curve[0][0], curve[-1][0]
-    return max((y for x, y in curve if x >= start + _SKIPPED * (end - start)), default=curve[-1][1])

@@ -125,11 +125,7 @@ def run_lacking(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned,
 
 
 def parse_seeds(texts: Sequence[str]) -> list[int]:
-    """The seeds of the flag.
-
-    Raises:
-      UsageError: none, one twice, or one that is no whole number from 0 on.
-    """
+    """The seeds of the flag; raises UsageError for none, one twice, or one that is no whole number."""
     for text in texts:
         if not (text.isascii() and text.isdigit()):
             raise cli.UsageError(f"seeds: {text!r} is not a whole number from 0 on")

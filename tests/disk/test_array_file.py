@@ -1,6 +1,5 @@
 """Array files keep values, shapes and dtypes, those that NumPy lacks too."""
 
-import hashlib
 import zlib
 
 import jax.numpy as jnp
@@ -26,14 +25,6 @@ def test_a_file_ends_with_the_crc_of_all_before(tmp_path):
     data = (tmp_path / "file").read_bytes()
     assert data.startswith(b"magic\ncrc32\n")
     assert int.from_bytes(data[-4:], "little") == zlib.crc32(data[:-4])
-
-
-def test_files_of_earlier_versions_with_a_sha256_are_read(tmp_path):
-    array_file.save(tmp_path / "file", b"magic\n", {"step": 3}, [np.float32([1, 2])])
-    data = (tmp_path / "file").read_bytes()
-    body = b"magic\n" + data.removeprefix(b"magic\ncrc32\n")[:-4]
-    header, [array] = array_file.parse(body + hashlib.sha256(body).digest(), b"magic\n")
-    assert header == {"step": 3} and array.tolist() == [1, 2]
 
 
 def test_one_changed_bit_is_found_wherever_it_is(tmp_path):

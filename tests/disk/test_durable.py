@@ -63,7 +63,7 @@ def test_what_was_committed_is_there_to_the_bit_with_the_optimizer_s_state(disk)
     start = disk.state.load()
     own = disk.state.lineage
     assert start.state == SyncerState((2, 1), (3, 2), ((0, 1), (1, 1001)), (own, own))
-    for p, state in enumerate(start.fragments):
+    for p, state in start.fragments.items():
         again.restore(p, state)
     assert again.sha256() == trained.sha256()
     merge(trained, 0, 7.0)
@@ -76,7 +76,7 @@ def test_a_run_that_has_merged_nothing_goes_on_from_its_beginning(disk):
     start = disk.state.load()
     assert start.state == SyncerState.initial(2)
     again = GlobalModel(LAYOUT, {name: 0 * tensor for name, tensor in THETA.items()}, CONFIG, 1)
-    for p, state in enumerate(start.fragments):
+    for p, state in start.fragments.items():
         again.restore(p, state)
     assert again.sha256() == model().sha256()
 

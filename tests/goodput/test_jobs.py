@@ -251,7 +251,7 @@ def test_the_simulators_sums_are_those_of_timelines_fed_with_the_same_changes(se
     lanes = dataclasses.replace(_Lanes.of([kind], [fleet], 1), entropy=[(seed, job) for job in range(jobs)])
     ledger = _Ledger(lanes, horizon, (1, 2))
     source = ListedInterruptions(fleet, interruptions)
-    engine = Jobs(model, lanes.slices, lanes.elastic, source, Draws(lanes.entropy), ledger, horizon)
+    engine = Jobs(model, lanes.slices, lanes.elastic, source, Draws(lanes.entropy), ledger.add, horizon)
     for until in (5_000.0, 12_000.0, horizon):
         engine.run(until)
         ledger.settle(until)

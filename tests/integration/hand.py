@@ -60,6 +60,11 @@ class Job:
         where = [f"--listen={self.address}", *more]
         return self._start("experiments.syncer", where, affliction, before, **environment)
 
+    def part(self, part, *more, affliction=None):
+        """Starts the process of one of the syncer's parts."""
+        where = [f"--part={part}", f"--authority={self.address}", "--listen=127.0.0.1:0", *more]
+        return self._start("experiments.syncer", where, affliction)
+
     def learner(self, learner, *more, address=None, affliction=None, before=()):
         """Starts a learner's process; `before`: the command that runs it."""
         where = [f"--syncer={address or self.address}", f"--learner_id={learner}", *more]

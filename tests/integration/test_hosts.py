@@ -54,7 +54,8 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
     assert [r["learners"] for r in lines(tmp_path / "two" / "rounds.jsonl")] == [[0, 1]] * 3
     assert [view.hosts for view in read_view(tmp_path / "one").learners] == [[], []]
     hosts, _ = (view.hosts for view in read_view(tmp_path / "two").learners)
-    assert [at.host for at in hosts] == [0, 1]
+    assert [(at.host, at.state) for at in hosts] == [(0, "finished"), (1, "finished")]
+    assert all("connected" in [span.state for span in at.lane] for at in hosts)
     # Sums over two devices have one order, whichever library adds; over four they may differ.
     if devices == 4:
         assert two["params_sha256"] == one["params_sha256"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddiloco.models.pipeline import through_stages
-from ddiloco.training.sharding import constrainer
+from ddiloco.training.sharding import OnMesh
 from tests.training.batches import mesh_of
 
 ROWS, WIDTH = 24, 4
@@ -51,7 +51,7 @@ def test_stages_give_what_layers_one_after_another_give(stages, repeats, each, m
         for _ in range(repeats)
     ]
     x, rows = jax.random.normal(next(keys), (ROWS, WIDTH)), jnp.arange(ROWS) / ROWS
-    constrain = constrainer(mesh_of(8, stage=stages))
+    constrain = OnMesh(mesh_of(8, stage=stages))
 
     def piped(stacks, x, rows):
         save = jax.checkpoint if remat else lambda step: step

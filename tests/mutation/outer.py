@@ -32,14 +32,14 @@ MUTANTS = (
     ),
     Mutant(
         "merging: norms of absent learners count",
-        "return jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed",
-        "return norms",
+        "return shares, jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed",
+        "return shares, norms",
         MERGING,
     ),
     Mutant(
         "outer step: embeddings are merged by direction too",
-        '"direct" if self._config.merge == "rda" and is_embedding(name) else self._config.merge',
-        "self._config.merge",
+        '"direct" if merge == "rda" and is_embedding(piece.name) else merge',
+        "merge",
         ("outer/test_outer_step.py", "outer/test_global_model.py"),
     ),
     Mutant(

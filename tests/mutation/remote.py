@@ -57,13 +57,13 @@ MUTANTS = (
     ),
     Mutant(
         "outbox: records that are confirmed are sent again",
-        "while self._records and self._first < following:",
-        "while self._records and self._first < following - 1:",
+        "while self._kept and self._first < following:",
+        "while self._kept and self._first < following - 1:",
         WIRE,
     ),
     Mutant(
         "outbox: what a lost connection may have lost is not said anew",
-        "self._sent = self._first\n            if self._presence",
+        "self._records.send_again()\n            if self._presence",
         "if self._presence",
         WIRE,
     ),
@@ -141,8 +141,8 @@ MUTANTS = (
     ),
     Mutant(
         "disk: a file whose checksum does not fit is read",
-        "if not data.startswith(magic) or check != data[-end:]:",
-        "if not data.startswith(magic):",
+        "if not data.startswith(begin) or check != data[-_CRC_BYTES:]:",
+        "if not data.startswith(begin):",
         ("test_durable.py", "remote/test_donor.py"),
     ),
 )

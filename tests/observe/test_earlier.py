@@ -45,7 +45,7 @@ THEN = [
     Transferred(0, 1, 2),
     Noted("drop", {"learner": 0, "reason": "late"}, 106.5),
     Noted("recovered", {"learner": 1, "inner_state": "peer", "donor_step": 4}, 106.5),
-    merge(1, 1, [0], 106.5),
+    merge(1, 3, [0], 106.5),
     StateChanged(1, State.STEPPING, 107.0),
     *steps(1, 3, 1, 108.0),
     Evaluated(5, 90, 108.5, 3.0, {"accuracy": 0.75}),
@@ -67,6 +67,7 @@ CONTINUED = (
     "bytes_received_by_learner",
     "drops",
     "inner_states",
+    "train_loss",
 )
 
 
@@ -86,11 +87,18 @@ def test_merges_whose_lines_a_crash_took_count_by_the_durable_versions(tmp_path)
     assert told["mean_quorum"] == 1.5
 
 
+def test_a_merge_that_was_durable_as_the_run_resumed_counts_once_though_its_line_comes_later(tmp_path):
+    monitor(tmp_path, *FIRST)
+    told = monitor(tmp_path, Resumed((1, 3), 105.0), *THEN, resume=True)
+    assert (told["outer_steps"], told["rounds"]) == ({"0": 1, "1": 3}, 4)
+
+
 def test_torn_and_foreign_lines_are_passed_over(tmp_path):
     monitor(tmp_path, *FIRST)
     for name in ("states.jsonl", "rounds.jsonl", "learners/0/steps.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write('{"time": 103.9, "st')
+    (tmp_path / "events.jsonl").write_bytes(b"\xff\xfe\n")
     (tmp_path / "learners" / "notes").mkdir()
     told = monitor(tmp_path, *THEN, resume=True)
     assert told["tokens"] == {"0": 50, "1": 30}

@@ -10,7 +10,7 @@ import pytest
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import monitor as monitor_module
-from ddiloco.observe.monitor import FLUSH_EVERY, POLL, Monitor
+from ddiloco.observe.monitor import FLUSH_EVERY, POLL
 from ddiloco.observe.records import (
     Alarm,
     Evaluated,
@@ -46,8 +46,8 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     assert summary == SUMMARY
     assert json.loads((workdir / "summary.json").read_text()) == SUMMARY
     assert lines(workdir, 1) == [
-        {"time": 12.5, "step": 1, "tokens": 50},
-        {"time": 15.0, "step": 2, "tokens": 50},
+        {"time": 12.5, "step": 1, "tokens": 50, "loss": 5.0},
+        {"time": 15.0, "step": 2, "tokens": 50, "loss": None},
     ]
     assert (workdir / "learners/1/traceback.txt").read_text() == f"died at 15.0\n{TRACEBACK}\n"
     written = scalars(workdir / "metrics" / "global")
@@ -284,8 +284,3 @@ def test_what_the_run_knows_better_replaces_the_monitors_own_figures(make):
         "interrupted": True,
     }
     assert monitor.stop()["interrupted"] is True
-
-
-def test_steps_between_metrics_must_be_at_least_one(tmp_path, run_info):
-    with pytest.raises(ValueError, match="log_every: is 0, but must be at least 1"):
-        Monitor(tmp_path, run_info(), live=False, log_every=0)

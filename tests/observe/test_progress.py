@@ -1,31 +1,20 @@
 """The line that the terminal shows, and the lines above it."""
 
-import dataclasses
 import io
-import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.observe.progress import LIVE_EVERY, PLAIN_EVERY, Pace, Progress, Status, format_status
+from ddiloco.goodput.accounting import State
+from ddiloco.observe.progress import LIVE_EVERY, PLAIN_EVERY, Pace, Progress, fitted, glance
+from ddiloco.observe.records import Noted, StateChanged
+from ddiloco.observe.tally import Tally
+from tests.observe.monitor_script import step
 
-STATUS = Status(
-    step=1200,
-    total_steps=5000,
-    loss=2.34567,
-    tokens_per_second=123456.0,
-    alive=3,
-    num_learners=4,
-    merged_share=0.9149,
-    quorum=3,
-    grace_seconds=0.0421,
-    goodput=0.9876,
-    elapsed=3725.0,
-    remaining=59.0,
-)
 WIDTH = 80  # of a terminal
-UNKNOWN = Status(0, 10, None, None, 2, 2, None, None, None, None, 0.0, None)
+KNOWN = ["step 1200/5000", "loss 2.346", "123 k tok/s", "alive 3/4"]
+UNKNOWN = ["step 0/10", "loss -", "- tok/s"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,74 +22,52 @@ def _terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
 
 
-def test_a_hundred_columns_show_everything():
-    begin = "loss 2.346  123.5k tok/s  alive 3/4  1:02:05<0:59  goodput 98.8%"
-    figures = f"{begin}  merged 91%  quorum 3  grace 42 ms"
-    assert format_status(STATUS, 120) == f"step 1200/5000  {figures}"
-    usual = dataclasses.replace(STATUS, elapsed=725.0, step=400, total_steps=500)
-    assert format_status(usual, 100).endswith("quorum 3")  # the grace window is in the metrics
+@pytest.fixture
+def tally(run_info):
+    """A run of four learners, of which one has died, at its 725th second."""
+    tally = Tally(run_info(4, num_fragments=1, total_steps=500), 0.0)
+    for learner in range(4):
+        tally.state_changed(StateChanged(learner, State.STEPPING, 0.0))
+    tally.state_changed(StateChanged(3, State.FAILED, 362.5))
+    for learner in range(3):
+        tally.step_done(step(learner, 400, 720.0, tokens=100, loss=2.34567))
+    values = {"step": 400, "fragment": 0, "quorum": 3, "grace_seconds": 0.0421}
+    tally.noted(Noted("round", {**values, "contributions": [[m, 1, 0, 1, 1, 91] for m in range(3)]}, 721.0))
+    return tally
 
 
-def test_what_was_measured_of_steps_is_shown_where_there_is_room():
-    measured = dataclasses.replace(
-        STATUS,
-        mfu=0.4321,
-        step_seconds=0.1234,
-        slow_step_seconds=1.5,
-        data_wait_share=0.004,
-        peak_bytes=3 << 29,
+def paced(*samples):
+    pace = Pace()
+    for sample in samples:
+        pace.add(*sample)
+    return pace
+
+
+def test_a_glance_has_what_matters_most_first(tally):
+    pace = paced((700.0, 300, 0), (720.0, 400, 2_469_120))
+    assert "  ".join(glance(tally, pace, 725.0)) == (
+        "step 400/500  loss 2.346  123 k tok/s  alive 3/4  12:05<0:20  goodput 87.5%  merged 91%  quorum 3  "
+        "grace 42 ms"
     )
-    line = format_status(measured, 180)
-    assert "merged 91%  MFU 43.2%  p50 123 ms  p99 1.50 s  data wait 0.4%  peak 1.5 GiB  quorum" in line
 
 
-def test_what_is_not_known_yet_is_a_dash():
-    assert format_status(UNKNOWN, 100) == (
-        "step 0/10  loss -  - tok/s  alive 2/2  0:00<-  goodput -  merged -  quorum -  grace - ms"
+def test_what_was_measured_of_steps_is_shown(tally):
+    measured = {"step_seconds": 0.1234, "data_wait_seconds": 0.0005, "mfu": 0.4321, "peak_bytes/0": 3 << 29}
+    tally.step_done(step(0, 401, 721.0, **measured))
+    line = "  ".join(glance(tally, paced(), 725.0))
+    assert "merged 88%  MFU 43.2%  p50 124 ms  p99 124 ms  data wait 0.4%  peak 1.5 GiB  quorum" in line
+
+
+def test_what_is_not_known_yet_is_a_dash(run_info):
+    assert "  ".join(glance(Tally(run_info(2), None), Pace(), 0.0)) == (
+        "step 0/4  loss -  - tok/s  alive 2/2  0:00<-  goodput -  merged -  quorum -  grace - ms"
     )
 
 
-numbers = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
-counts = st.integers(0, 10**12)
-
-
-@given(
-    st.builds(
-        Status,
-        step=counts,
-        total_steps=counts,
-        loss=numbers,
-        tokens_per_second=numbers,
-        alive=counts,
-        num_learners=counts,
-        merged_share=st.one_of(st.none(), st.floats(0, 1)),
-        quorum=st.one_of(st.none(), counts),
-        grace_seconds=numbers,
-        goodput=st.one_of(st.none(), st.floats(0, 1)),
-        elapsed=st.floats(-1e9, 1e9),
-        remaining=st.one_of(st.none(), st.floats(0, 1e9)),
-    ),
-    st.integers(1, 200),
-)
-def test_no_status_is_as_wide_as_the_terminal_and_the_step_comes_first(status, columns):
-    line = format_status(status, columns)
-    assert len(line) < columns and "\n" not in line
-    assert line.startswith(f"step {status.step}/{status.total_steps}"[: columns - 1])
-
-
-@pytest.mark.parametrize(
-    ("rate", "shown"),
-    [(0.0, "0"), (999.4, "999"), (1e3, "1.0k"), (2.5e6, "2.5M"), (7.25e9, "7.2G"), (math.inf, "-")],
-)
-def test_rates_have_a_unit(rate, shown):
-    assert f"  {shown} tok/s" in format_status(dataclasses.replace(STATUS, tokens_per_second=rate), 120)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0:00"), (61, "1:01"), (3600, "1:00:00"), (90000, "1d01h"), (-5, "0:00")]
-)
-def test_times_are_short(seconds, shown):
-    assert f"  {shown}<0:59" in format_status(dataclasses.replace(STATUS, elapsed=seconds), 120)
+@given(st.lists(st.text("abc ", min_size=1, max_size=60), min_size=1, max_size=12), st.integers(1, 200))
+def test_no_line_is_as_wide_as_the_terminal_and_the_first_part_comes_first(parts, columns):
+    line = fitted(parts, columns)
+    assert len(line) < columns and line.startswith(parts[0][: columns - 1])
 
 
 def test_pace_is_that_of_the_window():
@@ -117,8 +84,8 @@ def test_pace_is_that_of_the_window():
 
 def test_pace_ignores_a_clock_that_was_set_back_and_knows_no_end_of_a_run_at_rest():
     pace = Pace()
-    for time, step in ((5.0, 1), (4.0, 9), (5.0, 9), (7.0, 1)):
-        pace.add(time, step, step)
+    for time, at in ((5.0, 1), (4.0, 9), (5.0, 9), (7.0, 1)):
+        pace.add(time, at, at)
     assert pace.tokens_per_second() == 0.0
     assert pace.seconds_for(1) is None
 
@@ -128,13 +95,13 @@ def test_lines_stand_above_the_live_one_which_is_drawn_over(terminal):
     progress = Progress(live=True)
     assert progress.live and progress.every == LIVE_EVERY
     progress.say("before")
-    progress.show(STATUS)
+    progress.show(KNOWN)
     progress.say("an evaluation")
     progress.show(UNKNOWN)
     progress.news("a return")
     progress.end()
     progress.say("after")
-    last = format_status(UNKNOWN, WIDTH)
+    last = fitted(UNKNOWN, WIDTH)
     assert screen.lines() == ["before", "an evaluation", "a return", last, "after", ""]
 
 
@@ -144,7 +111,7 @@ def test_warnings_go_to_stderr_and_leave_the_live_line_in_place(terminal):
     progress.show(UNKNOWN)
     progress.warn("the disk is full")
     assert err.getvalue() == "ddiloco: the disk is full\n"
-    assert screen.lines() == [format_status(UNKNOWN, WIDTH)]
+    assert screen.lines() == [fitted(UNKNOWN, WIDTH)]
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -153,18 +120,18 @@ def test_without_a_terminal_every_line_is_plain(monkeypatch, live):
     out = io.StringIO()
     progress = Progress(live, out=out)
     assert not progress.live and progress.every == PLAIN_EVERY
-    progress.show(STATUS)
+    progress.show(KNOWN)
     progress.news("a return")
     progress.say("an evaluation")
     progress.end()
-    assert out.getvalue() == f"{format_status(STATUS, 120)}\na return\nan evaluation\n"
+    assert out.getvalue() == f"{fitted(KNOWN, 120)}\na return\nan evaluation\n"
 
 
 def test_in_ci_only_evaluations_and_problems_are_shown(monkeypatch, terminal):
     monkeypatch.setenv("CI", "true")
     screen, err = terminal(), io.StringIO()
     progress = Progress(live=True, err=err)
-    progress.show(STATUS)
+    progress.show(KNOWN)
     progress.news("a return")
     progress.say("an evaluation")
     progress.warn("a problem")

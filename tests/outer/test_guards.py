@@ -38,7 +38,7 @@ def test_honest_learners_are_never_left_out_whatever_their_number_and_the_learni
         scale = min(1.0, (round_ // 3 + 0.5) / 20) * (1 + np.cos(np.pi * round_ / 130)) / 2
         cosine = None if len(here) < 3 or alone else 0.15
         offers = [honest(rng, int(m), scale, cosine, int(rng.integers(6, 33))) for m in here]
-        verdict = guard.judge(round_ % 3, offers, length=100.0)
+        verdict = guard.judge(round_ % 3, offers, length=lambda: 100.0)
         assert not verdict.left_out
         assert not verdict.notices
 
@@ -86,17 +86,19 @@ def test_whoever_took_more_steps_may_go_further():
     assert not norm(offers, Past(), CONFIG)
 
 
+def unread() -> float:
+    raise AssertionError("the parameters are read for nothing")
+
+
 def test_alone_in_a_round_it_is_compared_with_what_others_offered_before():
     rng = np.random.default_rng(0)
     guard = Guard(CONFIG)
     for learner in (0, 1, 2, 3, 0, 1):
         assert not guard.judge(5, [honest(rng, learner, cosine=None)]).left_out
     liar = honest(rng, 3, scale=30.0, cosine=None)
-    assert guard.judge(5, [liar]).left_out == {3}
+    assert guard.judge(5, [liar], length=unread).left_out == {3}
     assert not guard.judge(6, [liar]).left_out, "of another fragment nothing is known yet"
-    assert guard.needs_length(6, [liar])
-    assert not guard.needs_length(5, [liar])
-    assert guard.judge(6, [liar], length=liar.norm / 31).left_out == {3}
+    assert guard.judge(6, [liar], length=lambda: liar.norm / 31).left_out == {3}
 
 
 @pytest.mark.parametrize("others", [[], [0]])
@@ -105,12 +107,11 @@ def test_with_fewer_than_three_learners_only_what_no_learner_could_have_done_is_
     guard = Guard(CONFIG)
     for round_ in range(40):
         offers = [honest(rng, m, cosine=None) for m in (*others, 9)]
-        assert guard.needs_length(0, offers)
-        assert not guard.judge(0, offers, length=100.0).left_out
+        assert not guard.judge(0, offers, length=lambda: 100.0).left_out
         if round_ % 10 == 9:
             near, far = (honest(rng, 9, scale=scale, cosine=None) for scale in (20.0, 1e6))
-            assert not guard.judge(0, [*offers[:-1], near], length=100.0).left_out
-            assert guard.judge(0, [*offers[:-1], far], length=100.0).left_out == {9}
+            assert not guard.judge(0, [*offers[:-1], near], length=lambda: 100.0).left_out
+            assert guard.judge(0, [*offers[:-1], far], length=lambda: 100.0).left_out == {9}
     assert not guard.quarantined
 
 
@@ -120,7 +121,7 @@ def test_the_last_learner_that_is_left_is_not_held_against_those_that_went_long_
     for round_ in range(60):
         here = range(3) if round_ < 6 else [0]
         offers = [honest(rng, m, scale=(round_ + 0.5) / 60, cosine=None) for m in here]
-        assert not guard.judge(0, offers, length=10.0).left_out
+        assert not guard.judge(0, offers, length=lambda: 10.0).left_out
 
 
 def test_a_new_pace_of_all_learners_is_believed_once_half_have_shown_it():
@@ -243,9 +244,8 @@ def test_learners_whose_rows_did_not_move_are_no_measure_for_one_whose_did():
     still = [Offered(m, 24, 1e-8, 1e-10) for m in range(3)]
     for length in (0.03, 0.003, 0.1):
         moved = Offered(3, 24, length, length / 50)
-        assert guard.needs_length(0, [*still, moved])
-        assert not guard.judge(0, [*still, moved], length=1.0).left_out
-    assert guard.judge(0, [*still, Offered(3, 24, 40.0, 1.0)], length=1.0).left_out == {3}
+        assert not guard.judge(0, [*still, moved], length=lambda: 1.0).left_out
+    assert guard.judge(0, [*still, Offered(3, 24, 40.0, 1.0)], length=lambda: 1.0).left_out == {3}
 
 
 def test_what_is_no_longer_than_what_passed_before_is_not_left_out():

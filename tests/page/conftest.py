@@ -21,8 +21,17 @@ RUNS = {
         "algorithm": "streaming",
         "steps": 60,
     },
+    "restarts": {"lives": "\n".join(f"{t},2,fail,\n{t + 5},2,recover," for t in (20, 80, 140, 200))},
+    "late_offers": {"latency": [0.0, 0.0, 0.0, 9.0]},
+    "far_apart": {"latency": [2.5]},
 }
-OTHERS = {"nan": planted.with_nan, "slow_disk": planted.with_slow_disk}
+OTHERS = {
+    "nan": planted.with_arrays,
+    "inflated": functools.partial(planted.with_arrays, arrays=planted.Inflated),
+    "slow_disk": planted.with_slow_disk,
+    "hang": planted.with_hang,
+    "missing_host": planted.with_missing_host,
+}
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Small runs in virtual time with trouble planted in them, as whole jobs that leave their files."""
 
+import os
 import pathlib
+import shutil
 import threading
 from typing import Any
 from unittest import mock
@@ -9,6 +11,8 @@ import jax
 import numpy as np
 
 from ddiloco.disk import checkpoints
+from ddiloco.goodput.accounting import State
+from ddiloco.observe import monitor, records
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.run import job
 from ddiloco.virtual.run import RecordingObserver, VirtualRun
@@ -53,23 +57,81 @@ def with_slow_disk(workdir: pathlib.Path, data_dir: str, learner: int = 2) -> pa
         return timed(workdir, data_dir, step_seconds=[1.0, 1.0, 3.0, 1.0])
 
 
+def halfway(workdir: pathlib.Path, data_dir: str, observe: Any = None, hide: Any = (), **more: Any) -> Any:
+    """What a run without arrays has left when learner 0 has taken 200 of its 300 steps, as it goes on.
+
+    `observe` is called with the observer, learner and clock of each step; states in `hide` are told nobody.
+    """
+    stepped, entered = RecordingObserver.stepped, RecordingObserver.entered
+
+    def told(observer, number, clock, tokens, metrics, now):
+        stepped(observer, number, clock, tokens, metrics, now)
+        if observe:
+            observe(observer, number, clock, now)
+        if (number, clock) == (0, 200):
+            for _ in range(2):  # between the two it has written the summary
+                done = records.Flush(threading.Event())
+                observer._record(done)
+                done.done.wait()
+            shutil.copytree(workdir.with_name(f"{workdir.name}.whole"), workdir)
+
+    def seen(observer, number, state, chips, now):
+        if state not in hide:
+            entered(observer, number, state, chips, now)
+
+    patched = mock.patch.multiple(RecordingObserver, stepped=told, entered=seen)
+    with patched, mock.patch.object(monitor, "SUMMARY_EVERY", 0.0):
+        timed(workdir.with_name(f"{workdir.name}.whole"), data_dir, **more)
+    os.utime(workdir / "summary.json", (2e9, 2e9))  # it goes on, however late somebody looks
+    return workdir
+
+
+def with_hang(workdir: pathlib.Path, data_dir: str, learner: int = 2) -> pathlib.Path:
+    """A run that goes on, of which one learner takes no step any more, and nobody knows why."""
+    return halfway(workdir, data_dir, hide=[State.DETECTING], lives=f"100,{learner},detect,")
+
+
+def with_missing_host(workdir: pathlib.Path, data_dir: str, learner: int = 2) -> pathlib.Path:
+    """A run that goes on, of which one learner's third host has lost its connection."""
+
+    def observe(observer, number, clock, now):
+        if number == learner and clock in (1, 100, 120, 150):
+            hosts = range(3) if clock == 1 else [2]
+            name = "host_gone" if clock in (100, 150) else "host_here"
+            for host in hosts:
+                observer.noted(name, {"learner": learner, "host": host, "hosts": 3}, now)
+
+    return halfway(workdir, data_dir, observe)
+
+
 class Spoilt(TrainingArrays):
-    """A learner whose parameters are NaN from its ninth step on."""
+    """A learner whose parameters are multiplied by this from its ninth step on."""
+
+    factor = np.nan
 
     def step(self, clock):
-        if clock == 8:
+        if clock == 8 or (clock > 8 and np.isfinite(self.factor)):
             self._state = jax.tree.map(
-                lambda x: x * np.nan if jax.numpy.issubdtype(x.dtype, jax.numpy.floating) else x, self._state
+                lambda x: x * self.factor if jax.numpy.issubdtype(x.dtype, jax.numpy.floating) else x,
+                self._state,
             )
         return super().step(clock)
 
 
-def with_nan(workdir: pathlib.Path, data_dir: str, learner: int = 1) -> pathlib.Path:
-    """A run with arrays of which one learner is spoilt."""
+class Inflated(Spoilt):
+    """A learner whose parameters grow by a tenth with each step."""
+
+    factor = 1.1
+
+
+def with_arrays(
+    workdir: pathlib.Path, data_dir: str, arrays: type[TrainingArrays] = Spoilt, learner: int = 1
+) -> pathlib.Path:
+    """A run with arrays of which one learner has these."""
     start = VirtualRun._start
 
     def spoilt(run: VirtualRun, number: int) -> TrainingArrays:
-        return Spoilt(run._equipment[number]) if number == learner else start(run, number)
+        return arrays(run._equipment[number]) if number == learner else start(run, number)
 
     experiment = virtual(
         data_dir,

@@ -10,7 +10,9 @@ import threading
 import pytest
 
 from ddiloco.page import board
+from ddiloco.page.actions import Actions
 from ddiloco.page.server import PageServer
+from ddiloco.page.sheet import asset, document
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
@@ -29,7 +31,7 @@ addEventListener("load", () => setTimeout(() => {
   const wide = [...document.querySelectorAll("main *")].filter(one => !one.closest(inside) &&
     one.getBoundingClientRect().right > innerWidth + 1).map(one => one.tagName + "." + one.className);
   const lane = document.querySelector(".lane").getBoundingClientRect();
-  const names = [...document.querySelectorAll("a, summary, input, [role=region], [role=img]")]
+  const names = [...document.querySelectorAll("a, summary, input, [role=group], [role=img]")]
     .filter(one => !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.length));
   const colours = getComputedStyle(document.body);
   document.title = JSON.stringify({wide, lane: [lane.width, lane.height], nameless: names.length,
@@ -52,8 +54,6 @@ def browse(tmp_path):
 
 @pytest.mark.parametrize(("width", "dark"), [(1300, False), (500, True)])
 def test_nothing_is_cut_off_and_everything_has_a_name(browse, view_of, tmp_path, width, dark):
-    from ddiloco.page.sheet import document
-
     page = tmp_path / "page.html"
     page.write_text(document([view_of("lives")], inline=True).replace("</body>", PROBE))
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
@@ -66,24 +66,41 @@ def test_nothing_is_cut_off_and_everything_has_a_name(browse, view_of, tmp_path,
 
 
 AXE = """<script>
-addEventListener("load", () => axe.run().then(found => document.title = JSON.stringify({
-  passed: found.passes.map(rule => rule.id),
-  wrong: found.violations.map(rule => [rule.id, rule.nodes.map(node => node.target.join(" ")).slice(0, 3)]),
-})));
+addEventListener("load", async () => {
+  OPEN
+  const found = await axe.run();
+  document.title = JSON.stringify({
+    passed: found.passes.map(rule => rule.id),
+    wrong: found.violations.map(rule => [rule.id, rule.nodes.map(node => node.target.join(" ")).slice(0, 3)]),
+    seen: found.passes.find(rule => rule.id === "color-contrast").nodes.map(node => node.target.join(" ")),
+  });
+});
 </script></body>"""
+ASK = """
+  document.getElementById("manage").click();
+  const form = document.querySelector("dialog form");
+  form.elements.verb.value = "drain";
+  form.dispatchEvent(new Event("input"));
+  form.elements.token.value = document.getElementById("whom").value = "1";
+  form.requestSubmit();
+"""
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["page", "dialog"])
 @pytest.mark.parametrize(("width", "dark"), [(1300, False), (1300, True), (500, False), (500, True)])
-def test_axe_finds_nothing_wrong(browse, view_of, tmp_path, width, dark):
-    from ddiloco.page.sheet import document
-
-    script = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text()
-    page, probe = tmp_path / "page.html", f"<script>{script}</script>{AXE}"
-    page.write_text(document([view_of("lives")], inline=True).replace("</body>", probe))
+def test_axe_finds_nothing_wrong(browse, view_of, tmp_path, width, dark, asked):
+    views, dialog = [view_of("lives"), view_of("missing_host")], Actions(lambda token: True).dialog()
+    scripts = [(importlib.resources.files("axe_core_python") / "axe.min.js").read_text()]
+    scripts += [asset("actions.js").replace("const ", "var ")] * asked  # which would come after the page
+    probe = AXE.replace("OPEN", ASK if asked else "")
+    added = "".join(f"<script>{script}</script>" for script in scripts)
+    page = tmp_path / "page.html"
+    page.write_text(document(views, inline=True, dialog=dialog).replace("</body>", added + probe))
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     dom, _ = browse(page.as_uri(), scheme, width=width).communicate(timeout=60)
     told = json.loads(html.unescape(dom.split("<title>")[1].split("</title>")[0]))
-    assert told["wrong"] == [] and {"color-contrast", "region", "aria-roles"} <= set(told["passed"])
+    assert told["wrong"] == [] and {"region", "aria-roles"} <= set(told["passed"])
+    assert ("#managing-title" in told["seen"]) is asked
 
 
 def test_news_reach_the_reader_and_so_does_the_end(browse, run_of, tmp_path, monkeypatch):

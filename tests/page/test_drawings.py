@@ -38,7 +38,7 @@ def test_nothing_known_is_nothing_drawn():
 
 def test_a_lane_has_a_form_for_each_state_and_a_bar_for_each_time_of_merging():
     spans = [Span("stepping", 0.0, 50.0), Span("dead", 50.0, 100.0)]
-    drawn = lane(spans, [1.0, None, 0.0, 0.5], 25.0, 100.0, "learner 0")
+    drawn = lane(spans, 100.0, "learner 0", [1.0, None, 0.0, 0.5], 25.0)
     paths = dict(re.findall(r'd="([^"]*)" class="([^"]*)"', drawn))
     forms = {name: path for path, name in paths.items()}
     assert forms["is-stepping"] == "M0.0 1h500.0v18h-500.0z" and forms["is-dead"].startswith("M500.0 8h500.0")

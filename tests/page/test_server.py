@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ddiloco.config import ConfigError
 from ddiloco.observe import monitor
 from ddiloco.page import board
-from ddiloco.page.exposition import OF_FRAGMENT, OF_LEARNER, OF_RUN, OTHERS
+from ddiloco.page.exposition import METRICS
 from ddiloco.page.server import PageServer
 from ddiloco.page.visitors import Visitors, check_page
 from ddiloco.run import job
@@ -143,9 +143,7 @@ def test_it_ends_with_the_run_though_somebody_watches(serve, run_of, monkeypatch
 def test_prometheus_reads_every_metric_with_its_labels(client, run_of):
     answer = client.get("/metrics")
     families = {family.name: family for family in text_string_to_metric_families(answer.text)}
-    named = [metric.name for metric in (*OF_RUN, *OF_LEARNER, *OF_FRAGMENT)]
-    named += [name for name, _ in OTHERS.values()]
-    assert set(families) == {name.removesuffix("_total") for name in named}
+    assert set(families) == {metric.name.removesuffix("_total") for metric in METRICS}
     clocks = families["ddiloco_learner_clock"].samples
     assert {one.labels["learner"]: one.value for one in clocks} == {"0": 300, "1": 199, "2": 300, "3": 300}
     states = [one.labels for one in families["ddiloco_learner_state"].samples if one.value]

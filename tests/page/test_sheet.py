@@ -45,7 +45,7 @@ class Page(html.parser.HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-@pytest.mark.parametrize("name", ["steady", "lives", "thin_link", "nan", "all_links_thin"])
+@pytest.mark.parametrize("name", ["steady", "lives", "thin_link", "nan", "all_links_thin", "missing_host"])
 def test_a_page_is_well_formed_and_its_ids_are_unique(view_of, name):
     page = Page(document([view_of(name)]))
     ids = collections.Counter(attributes["id"] for _, attributes in page.elements if "id" in attributes)
@@ -79,10 +79,22 @@ def test_what_is_drawn_is_said_in_words_too(view_of):
     assert second == "learner 2: stepping 3 min, dead 70 s, recovering 30 s"
 
 
+def test_each_host_of_a_learner_has_a_row_and_of_many_those_in_trouble(view_of):
+    view = view_of("missing_host")
+    assert "learner 2, host 2 gone 50 s" in Page(document([view])).text
+    three = view.learners[2].hosts
+    hosts = [dataclasses.replace(at, host=at.host + 3 * times) for times in range(5) for at in three]
+    learners = [dataclasses.replace(one, hosts=hosts) if one.learner == 2 else one for one in view.learners]
+    page = Page(document([dataclasses.replace(view, learners=learners)]))
+    assert [f"host {host} gone" in page.text for host in (2, 5, 8, 11, 14)] == [True] * 5
+    assert "7 more 7 of them are connected" in page.text and "host connected" in page.text
+
+
 def test_states_differ_by_form_and_not_by_colour_alone():
-    from ddiloco.page.drawings import STATES
+    from ddiloco.page.drawings import HOST_STATES, STATES
     from ddiloco.page.sheet import asset
 
+    assert len({(top, height) for top, height, _ in HOST_STATES.values()}) == len(HOST_STATES)
     hatched = {name for name in STATES if re.search(rf"\.is-{name} \{{ fill: url", asset("page.css"))}
     forms = [(top, height, name if name in hatched else "") for name, (top, height, _) in STATES.items()]
     assert len(set(forms)) == len(STATES)

@@ -34,10 +34,10 @@ def test_rounds_and_fragments_are_those_of_the_files(run_of):
 
 def test_lanes_tell_the_lives_of_learners(view_of):
     view = view_of("lives")
-    second = [(span.state, round(span.start)) for span in view.learner(2).lane if span.end > span.start]
+    second = [(span.state, round(span.start)) for span in view.learners[2].lane if span.end > span.start]
     assert second == [("stepping", 0), ("dead", 50), ("recovering", 120), ("stepping", 150)]
-    assert view.learner(1).state == "dead" and view.learner(2).starts == 2
-    last = [[share for share in view.learner(m).merged if share is not None][-1] for m in (0, 1)]
+    assert view.learners[1].state == "dead" and view.learners[2].starts == 2
+    last = [[share for share in view.learners[m].merged if share is not None][-1] for m in (0, 1)]
     assert last == [1.0, 0.0]
 
 
@@ -47,7 +47,7 @@ def test_staleness_is_what_a_learner_did_since_its_offer(view_of):
     assert all(one.staleness == 0 for one in view_of("steady").learners)
 
 
-def test_losses_come_from_the_events_and_one_that_is_nan_is_seen(view_of):
+def test_losses_are_those_of_the_steps_and_one_that_is_nan_is_seen(view_of):
     view = view_of("nan")
     assert [one.not_finite for one in view.learners] == [False, True, False]
     ends = [next(loss for loss in reversed(one.loss) if loss is not None) for one in view.learners]
@@ -67,17 +67,31 @@ def test_the_load_of_a_syncer_is_that_of_the_last_rounds(run_of, tmp_path):
     assert load.in_per_second == moved / span > 0
 
 
-def test_hosts_of_a_learner_are_here_or_gone(run_of, tmp_path):
+def test_hosts_of_a_learner_have_lanes_of_their_own(view_of):
+    first, second, third = view_of("missing_host").learners[2].hosts
+    assert [(span.state, span.start, span.end) for span in third.lane] == [
+        ("connected", 1.0, 100.0),
+        ("gone", 100.0, 120.0),
+        ("connected", 120.0, 150.0),
+        ("gone", 150.0, 200.0),
+    ]
+    assert (third.state, third.state_seconds) == ("gone", 50.0)
+    assert [at.state for at in (first, second)] == ["connected"] * 2
+    assert not view_of("missing_host").learners[1].hosts
+
+
+def test_hosts_of_a_learner_finish_with_it(run_of, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(run_of("steady"), workdir)
-    told = [("host_here", 0, 5.0), ("host_here", 1, 6.0), ("host_gone", 1, 250.0)]
+    told = [("host_here", 0, 5.0), ("host_here", 1, 6.0), ("host_gone", 0, 301.0), ("host_gone", 1, 250.0)]
     with (workdir / "events.jsonl").open("a") as file:
         for event, host, time in told:
             line = {"time": time, "event": event, "learner": 2, "host": host, "hosts": 3}
             file.write(json.dumps(line) + "\n")
-    view = read_view(workdir)
-    here = [(at.host, at.here, round(view.now - at.seconds)) for at in view.learner(2).hosts]
-    assert here == [(0, True, 5), (1, False, 250), (2, False, 5)] and list(view.learner(1).hosts) == []
+    lanes = [[(span.state, span.start) for span in at.lane] for at in read_view(workdir).learners[2].hosts]
+    assert lanes[0] == [("connected", 5.0), ("finished", 300.0)]
+    assert lanes[1] == [("gone", 5.0), ("connected", 6.0), ("gone", 250.0), ("finished", 300.0)]
+    assert lanes[2] == [("gone", 5.0), ("finished", 300.0)]
 
 
 def test_bytes_by_learner_add_up_to_those_of_the_run(view_of):
@@ -128,13 +142,14 @@ def test_a_run_that_moves_away_while_it_is_looked_through_is_read_anew(run_of, t
     shutil.copytree(run_of("lives"), target)
 
     def gone_by_then(path):
-        if str(path) == str(target / "metrics") and (target / "metrics").exists():
-            (target / "metrics").rename(tmp_path / "elsewhere")
+        if str(path) == str(target / "learners") and (target / "learners").exists():
+            (target / "learners").rename(tmp_path / "elsewhere")
         return looked(path)
 
     monkeypatch.setattr(os, "scandir", gone_by_then)
     history = History(target)
     assert not history.read()
+    (tmp_path / "elsewhere").rename(target / "learners")
     while not history.read():
         pass
     assert view_of(history).learners
@@ -158,7 +173,7 @@ def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_
     view = read_view(target)
     assert view.status == "running"
     assert [one.state for one in view.learners] == ["stepping", "stepping", "hung", "stepping"]
-    assert view.learner(2).state_seconds == 100.0 and view.learner(2).lane[-1].state == "hung"
+    assert view.learners[2].state_seconds == 100.0 and view.learners[2].lane[-1].state == "hung"
 
 
 def test_a_folder_without_a_run_has_an_empty_view(tmp_path):

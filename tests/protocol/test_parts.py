@@ -21,11 +21,10 @@ def test_a_new_authority_hears_what_was_committed_and_that_a_part_has_no_round_l
     state = SyncerState((0, 2, 0), (0, 4, 0), lineages=(0, 7, 0))
     part = Part(POLICY, 4, state, [1])
     known = news.Committed(RoundId(4, 1), 2, 7)
-    assert part.connected(0.0) == [known]
-    assert news.Over() in part.hear(news.AllPresent(), 0.0)
-    assert news.Over() not in part.hear(news.AllPresent(), 0.0)
-    assert known in part.connected(1.0)
-    assert news.Over() in part.hear(news.AllPresent(), 1.0)
+    for now in (0.0, 1.0):
+        said = part.handle(news.RollCall(), now)
+        assert {known, news.Over(), news.Stuck(False)} <= set(said)
+        assert news.Over() not in part.handle(news.AllPresent(), now)
 
 
 def test_an_authority_takes_what_it_did_not_know_and_answers_each():

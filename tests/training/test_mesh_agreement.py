@@ -11,7 +11,7 @@ from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import init_parameters
-from ddiloco.training.sharding import constrainer
+from ddiloco.training.sharding import OnMesh
 from ddiloco.training.step import make_train_step, shard_batch
 from tests.training.batches import TINY, init_state, mesh_of, packed_batch
 
@@ -53,7 +53,7 @@ def test_the_kernel_of_attention_runs_inside_of_stages():
     params = init_parameters(CONFIG, 0)
 
     def loss(params, config, mesh):
-        return next_token_loss(config, params, batch, constrain=constrainer(mesh)).objective
+        return next_token_loss(config, params, batch, constrain=OnMesh(mesh)).objective
 
     gradient = jax.jit(jax.value_and_grad(loss), static_argnums=(1, 2))
     staged = dataclasses.replace(SCANNED, attention="splash")

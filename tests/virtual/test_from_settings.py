@@ -8,7 +8,7 @@ from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.lives import JobChange
 from ddiloco.observe import records
-from ddiloco.run.budget import with_steps
+from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse, to_json
 from ddiloco.virtual import from_settings as virtual_fleet

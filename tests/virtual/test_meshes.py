@@ -7,7 +7,7 @@ import pytest
 
 from ddiloco.observe import records
 from ddiloco.run.recipes import assembly_of
-from ddiloco.virtual.run import run_virtual
+from ddiloco.virtual.run import VirtualRun as FleetRun
 from tests import workbench
 from tests.virtual_runs import VirtualRun, virtual
 
@@ -20,7 +20,7 @@ def run(data_dir, num_devices, mesh, **layers):
     with workbench.devices(num_devices):
         assembly = assembly_of(experiment)
         assembly.check()
-        outcome = run_virtual(assembly, taken.append, threading.Event())
+        outcome = FleetRun(assembly, taken.append, threading.Event()).run()
     return VirtualRun(outcome, taken, experiment)
 
 

@@ -40,6 +40,21 @@ def learner_part(learner: int) -> str:
     return f"learner_{learner:03d}"
 
 
+def fragments_part(part: int) -> str:
+    """The name of what a part of the syncer contributes: arrays of some of the fragments."""
+    return f"fragments_{part:03d}"
+
+
+def is_fragments_part(name: str) -> bool:
+    """Whether a part is one that `fragments_part` names."""
+    return name.startswith("fragments_")
+
+
+def is_syncers(name: str) -> bool:
+    """Whether a part is one of the syncer's."""
+    return name == SYNCER_PART or is_fragments_part(name)
+
+
 def parts_folder(snapshots: pathlib.Path) -> pathlib.Path:
     """Where the parts of a run's snapshots are written first."""
     return snapshots / STAGING
@@ -72,11 +87,7 @@ class PartFiles:
 
     @classmethod
     def from_json(cls, values: Any) -> PartFiles:
-        """From what `to_json` gave.
-
-        Raises:
-          ValueError: it is something else, or a path leads out of the part's folder.
-        """
+        """From what `to_json` gave; raises ValueError for anything else, or paths that lead elsewhere."""
         try:
             part = build(cls, values, "part")
         except ConfigError:
@@ -155,11 +166,7 @@ def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFil
 
 
 def check_listing(folder: pathlib.Path, files: PartFiles) -> None:
-    """Checks, without opening any, that a part's files are all there with their sizes, and no others.
-
-    Raises:
-      SnapshotError: they are not.
-    """
+    """Raises SnapshotError unless a part's files are there with their sizes, alone; opens none."""
     with _as_snapshot_error(folder):
         there = files_under(folder)
         if there != sorted(files.files):
@@ -172,11 +179,7 @@ def check_listing(folder: pathlib.Path, files: PartFiles) -> None:
 
 
 def check_bytes(folder: pathlib.Path, files: PartFiles, below: str = "") -> None:
-    """Checks every byte of those files of a part whose paths begin with `below`.
-
-    Raises:
-      SnapshotError: a file is damaged.
-    """
+    """Raises SnapshotError if a file of a part, of those whose paths begin with `below`, is damaged."""
     with _as_snapshot_error(folder):
         for path, written in files.files.items():
             if path.startswith(below) and _digest(folder / path) != written:
@@ -184,22 +187,14 @@ def check_bytes(folder: pathlib.Path, files: PartFiles, below: str = "") -> None
 
 
 def read_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
-    """Reads the state of a part, without its arrays.
-
-    Raises:
-      SnapshotError: it is damaged.
-    """
+    """The state of a part, without its arrays; raises SnapshotError if it is damaged."""
     with _as_snapshot_error(folder):
         check_bytes(folder, files, "state/")
         return _restore(folder, state=ocp.args.JsonRestore()).state["state"]
 
 
 def read_part(folder: pathlib.Path, content: str) -> SnapshotPart:
-    """Reads a part; its arrays are on the host, with dtypes and shapes as they were.
-
-    Raises:
-      SnapshotError: its sha256 is not `content`.
-    """
+    """Reads a part, its arrays on the host; raises SnapshotError if its sha256 is not `content`."""
     with _as_snapshot_error(folder):
         items = {"arrays": ocp.args.PyTreeRestore()} if (folder / "arrays").is_dir() else {}
         read = _restore(folder, state=ocp.args.JsonRestore(), **items)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from ddiloco.config import ConfigError, Leaf
-from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part
+from ddiloco.disk.snapshots.parts import is_syncers, learner_part
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotStore
 from ddiloco.observe.trimming import Cut, trim
 from ddiloco.settings.experiment import DECOUPLED_FAMILY, Experiment, all_settings, parse
@@ -22,25 +20,19 @@ def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
     Raises:
       ConfigError: there is none, or the run cannot resume from it with these settings.
     """
-    folder, own = workdir / FOLDER, [SYNCER_PART] if experiment.driver == "remote" else None
+    folder, own = workdir / FOLDER, is_syncers if experiment.driver == "remote" else None
     snapshot = SnapshotStore(folder, experiment.snapshot.keep).newest(_warn, own)
     if snapshot is None:
         raise ConfigError(f"config.resume: is true, but there is no complete snapshot in {folder}")
-    check_resumable(parse(snapshot.header["experiment"]), experiment, _furthest(snapshot.header))
+    header = snapshot.header
+    clocks = header.get("clocks", {}).get("learners", {})  # of learners, of which a run must not end before
+    furthest = max([header["step"], *(clock["learners"][m][1] for m, clock in clocks.items())])
+    check_resumable(parse(header["experiment"]), experiment, furthest)
     return snapshot
 
 
 def check_resumable(then: Experiment, now: Experiment, step: int = 0) -> None:
-    """Checks that a run may resume with other settings.
-
-    Args:
-      then: the settings of the run that took the snapshot.
-      now: the settings to resume with.
-      step: the global step of the snapshot.
-
-    Raises:
-      ConfigError: a setting has changed that must not change; the message is one line.
-    """
+    """Raises ConfigError if a run that was `then`, at this global step, may not resume as it is `now`."""
     before = {leaf.path: leaf for leaf in all_settings(then)}
     after = {leaf.path: leaf for leaf in all_settings(now)}
     for path, leaf in (before | after).items():
@@ -66,39 +58,24 @@ def why_fixed(leaf: Leaf, then: Experiment, now: Experiment) -> str | None:
 
 
 def trim_records(snapshot: Snapshot, workdir: pathlib.Path) -> pathlib.Path:
-    """Cuts the run's records back to the snapshot; gives the folder with the rest.
-
-    Raises:
-      ConfigError: the disk refuses, or the snapshot has been damaged since it was opened.
-    """
+    """Cuts the run's records back to the snapshot; gives the folder with the rest. May raise ConfigError."""
+    header = snapshot.header
     try:
-        previous = trim(workdir, _cut(snapshot))
+        states = {m: snapshot.state(learner_part(m)) for m in header.get("learners", ())}
+        cut = Cut(
+            time=header["time"],
+            versions=tuple(header.get("versions", ())),
+            step=header["step"],
+            times={m: state["time"] for m, state in states.items()},
+            unfinished={m: state["unfinished"] for m, state in states.items()},
+        )
+        previous = trim(workdir, cut)
     except SnapshotError as error:
         raise ConfigError(f"config.resume: {error}") from None
     except OSError as error:
         raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
-    _warn(
-        f"resuming from snapshot {snapshot.number}, step {snapshot.header['step']}; the rest is in {previous}"
-    )
+    _warn(f"resuming from snapshot {snapshot.number}, step {header['step']}; the rest is in {previous}")
     return previous
-
-
-def _cut(snapshot: Snapshot) -> Cut:
-    header = snapshot.header
-    states = {m: snapshot.state(learner_part(m)) for m in header.get("learners", ())}
-    return Cut(
-        time=header["time"],
-        versions=tuple(header.get("versions", ())),
-        step=header["step"],
-        times={m: state["time"] for m, state in states.items()},
-        unfinished={m: state["unfinished"] for m, state in states.items()},
-    )
-
-
-def _furthest(header: Mapping[str, Any]) -> int:
-    """The step of the learner furthest ahead; a resumed run must not end before it."""
-    clocks = header.get("clocks", {}).get("learners", {})
-    return max([header["step"], *(clock["learners"][m][1] for m, clock in clocks.items())])
 
 
 def _warn(line: str) -> None:

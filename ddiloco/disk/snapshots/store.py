@@ -13,7 +13,7 @@ import json
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddiloco.config import build
@@ -68,11 +68,7 @@ class Snapshot:
         self._files = parts
 
     def part(self, name: str) -> SnapshotPart:
-        """A part, its arrays on the host.
-
-        Raises:
-          SnapshotError: there is no such part, or it is damaged.
-        """
+        """A part, its arrays on the host."""
         return read_part(self.folder / name, self._file(name).content)
 
     def state(self, name: str) -> dict[str, Any]:
@@ -97,8 +93,12 @@ class SnapshotStore:
 
     def next_number(self) -> int:
         """A number above all that were given before or are on the disk."""
-        self._given = max([self._given, *self._numbers()]) + 1
+        self._given = self.last_number() + 1
         return self._given
+
+    def last_number(self) -> int:
+        """The largest number that was given or is on the disk; 0: none."""
+        return max([self._given, *self._numbers()])
 
     def complete(self, number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> None:
         """Makes a snapshot of these parts complete; returns when it is durable.
@@ -125,7 +125,9 @@ class SnapshotStore:
         """Removes a snapshot that was given up; parts that are still being written go later."""
         _remove(self._at(number))
 
-    def newest(self, warn: Callable[[str], None], own: Collection[str] | None = None) -> Snapshot | None:
+    def newest(
+        self, warn: Callable[[str], None], own: Callable[[str], bool] | None = None
+    ) -> Snapshot | None:
         """The newest snapshot that `open` accepts and whose states can be read; None if there is none.
 
         `warn` gets a line about each one that is skipped.
@@ -140,15 +142,10 @@ class SnapshotStore:
                 warn(f"{error}; this snapshot is skipped")
         return None
 
-    def open(self, number: int, own: Collection[str] | None = None) -> Snapshot:
-        """A complete snapshot: all its files are there, with their sizes.
+    def open(self, number: int, own: Callable[[str], bool] | None = None) -> Snapshot:
+        """A complete snapshot: all its files are there, with their sizes; raises SnapshotError.
 
-        Args:
-          number: its number.
-          own: the parts to check byte by byte; None: all.
-
-        Raises:
-          SnapshotError: it is incomplete or damaged.
+        `own`: whether to check a part, by its name, byte by byte; None: all are.
         """
         folder = self._at(number)
         try:
@@ -160,7 +157,7 @@ class SnapshotStore:
                 raise ValueError(f"{strange[0]} does not belong there")
             for name, part in parts.items():
                 check_listing(folder / name, part)
-                if own is None or name in own:
+                if own is None or own(name):
                     check_bytes(folder / name, part)
         except FileNotFoundError:
             raise SnapshotError(f"{folder}: is incomplete: it has no {_MANIFEST}") from None
@@ -200,11 +197,7 @@ class Clocks:
 
 
 def check_cut(header: Mapping[str, Any]) -> None:
-    """Checks that the states in a snapshot are a consistent cut; a header without `clocks` is of one state.
-
-    Raises:
-      ValueError: they are not.
-    """
+    """Raises ValueError if states are no consistent cut; a header without `clocks` is of one state."""
     if "clocks" not in header:
         return
     clocks = build(Clocks, header["clocks"], "clocks")

@@ -161,11 +161,7 @@ class Decoder:
         self._reports = _Reports()
 
     def __call__(self, payload: bytes) -> list[Entry]:
-        """The entries of a record.
-
-        Raises:
-          ValueError: the record cannot be read.
-        """
+        """The entries of a record; raises ValueError if it cannot be read."""
         try:
             return [self._entry(message) for message in pb.Record.FromString(payload).entries]
         except (DecodeError, ValueError, KeyError, TypeError) as error:
@@ -184,14 +180,11 @@ class Decoder:
         return Entry(None, _NOTES[kind](value))
 
 
-def _adopted(m: pb.Adopted) -> Adopted:
-    o = m.origin
-    origin = InnerOrigin(o.learner, o.process, o.number) if m.HasField("origin") else None
-    return Adopted(origin, m.fresh)
-
-
 _NOTES = {
-    "adopted": _adopted,
+    "adopted": lambda m: Adopted(
+        InnerOrigin(m.origin.learner, m.origin.process, m.origin.number) if m.HasField("origin") else None,
+        m.fresh,
+    ),
     "gave": lambda m: Gave(m.number),
     "committed": lambda m: Committed(m.fragment, m.version, m.sha256),
     "end": lambda m: End(tuple(m.versions)),

@@ -70,11 +70,7 @@ class Content(NamedTuple):
 
 
 def read(path: pathlib.Path) -> Content:
-    """Reads a tape, which may still be being written: an unfinished last record is left out.
-
-    Raises:
-      TapeError: it cannot be read, is no tape, or is damaged anywhere.
-    """
+    """Reads a tape, without an unfinished last record; raises TapeError if it is damaged, or none."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -140,7 +140,6 @@ class LearnerTape(Recorder):
         record: Callable[[records.Record], None] = lambda record: None,
         most_bytes: float = math.inf,
     ) -> None:
-        """As for `Recorder`."""
         super().__init__(path, header, record, most_bytes)
         self._learner, self._process = learner, process
         self._given = 0

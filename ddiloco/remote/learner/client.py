@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import grpc
@@ -14,17 +14,19 @@ from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.learner.pace import Pace
+from ddiloco.remote.learner.part_connections import PartConnections
 from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.event_messages import syncer_event
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
 from ddiloco.roles.inbox import Inbox
-from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
+from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig, backoff
 
@@ -79,6 +81,7 @@ class SyncerClient:
         self.refusal: str | None = None  # one line: why the syncer will never let it in
         self.replaced = False  # whether it is refused because another process has its place
         self.connections = self.malformed = 0
+        self.epoch = 0  # the last snapshot that the learner has recorded its state for
         self.pace = Pace()  # of welcomes
         self._address, self._learner, self._process = address, learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
@@ -109,10 +112,12 @@ class SyncerClient:
         """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask anew."""
         connection = self._connection
         if connection is not None:
-            connection.streams.send(round_id, contribution, offer)
+            connection.send(round_id, contribution, offer)
 
     def tell_of_snapshot(self, message: SnapshotMessage) -> None:
         """Sends a message about a snapshot; never waits. One about a part goes after its steps' records."""
+        if isinstance(message, StateRecorded):
+            self.epoch = message.number
         sent = snapshot_message(message, self._terms.num_fragments)
         if isinstance(message, PartWritten):
             self.outbox.say_after_records(sent)
@@ -254,17 +259,15 @@ class _Connection:
     ) -> None:
         self._client, self._channels, self._control = client, channels, control
         self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
-        self.streams = Streams(
-            channels,
-            self._metadata,
-            client._terms,
-            client._decode,
-            client._deliver,
-            client.outbox.send,
-            self.broke,
-            client.pace,
-            client._host,
-        )
+        self._collector = Collector(client._terms.num_fragments)
+        self._parts: PartConnections | None = None
+        self._streams: Streams | None = None
+        if accepted.parts:
+            self._parts = PartConnections(
+                self._metadata, client._security, client._config, self._make_streams, self._take, self.broke
+            )
+        else:
+            self._streams = self._make_streams(channels, self._metadata, self.broke)
         self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
@@ -276,9 +279,37 @@ class _Connection:
         client.outbox.accepted()
         client.accepted.set()
 
+    def _make_streams(
+        self,
+        channels: list[grpc.Channel],
+        metadata: Sequence[tuple[str, str]],
+        broke: Callable[[Exception], None],
+    ) -> Streams:
+        client = self._client
+        return Streams(
+            channels,
+            metadata,
+            client._terms,
+            client._decode,
+            client._deliver,
+            client.outbox.send,
+            broke,
+            client.pace,
+            client._host,
+            self._collector,
+        )
+
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        """Sends an offer to who merges the fragment; never waits."""
+        if self._streams is not None:
+            self._streams.send(round_id, contribution, offer)
+        elif self._parts is not None:
+            self._parts.send(round_id, contribution, offer, self._client.epoch)
+
     def serve(self) -> None:
         """Runs until the connection ends."""
-        self.streams.start()
+        if self._streams is not None:
+            self._streams.start()
         try:
             for data in self._control:
                 self._take(parse(pb.ToLearner, data))
@@ -288,7 +319,10 @@ class _Connection:
             raise
         finally:
             self._control.cancel()
-            self.streams.close()
+            if self._streams is not None:
+                self._streams.close()
+            if self._parts is not None:
+                self._parts.close()
 
     def broke(self, error: Exception) -> None:
         """Ends it: without updates the connection is of no use."""
@@ -310,6 +344,8 @@ class _Connection:
                 client.outbox.taken(message.records_taken.next)
             case "leave":
                 client._leave()
+            case "parts_at" if self._parts is not None:
+                self._parts.at(message.parts_at.addresses)
             case "snapshot_begun":
                 client.put(SnapshotBegun(message.snapshot_begun.snapshot, ()))
             case _:

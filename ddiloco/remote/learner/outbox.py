@@ -15,6 +15,7 @@ from ddiloco.protocol import events
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.record_messages import LearnerRecord, record_message
+from ddiloco.remote.wire.unconfirmed import Unconfirmed
 
 MOST_EVENTS = 64
 MOST_RECORDS = 500_000  # about 60 MB: two days without the syncer at three steps a second
@@ -33,17 +34,14 @@ class Outbox:
 
     def __init__(self, learner: int, most_records: int = MOST_RECORDS) -> None:
         self.coalesced = 0  # reports that a newer one overtook
-        self.given_up = 0  # records beyond the bound
         self.unreadable = 0  # records whose metrics could not be read
         self._learner = learner
-        self._most_records = most_records
         self._change = threading.Condition()
         self._events: collections.deque[pb.FromLearner] = collections.deque()
         self._presence: pb.FromLearner | None = None  # the last join or report
         self._state: pb.Record | None = None  # the last change of the learner's
-        self._records: collections.deque[pb.Record] = collections.deque()
+        self._records: Unconfirmed[pb.Record] = Unconfirmed(most_records)
         self._position: dict[str, Any] | None = None  # of the batches; goes with every batch of records
-        self._first = self._sent = 0  # numbers of the oldest record kept, and of the next one to send
         self._waiting_since: float | None = None  # the oldest record that is not sent
         self._due = 0  # number of the first record that may wait longer than the messages
         self._connection = 0
@@ -85,17 +83,14 @@ class Outbox:
     def taken(self, following: int) -> None:
         """The syncer has all records before this number."""
         with self._change:
-            while self._records and self._first < following:
-                self._records.popleft()
-                self._first += 1
-            self._sent = max(self._sent, self._first)
+            self._records.confirm(following)
             self._change.notify_all()
 
     def connected(self) -> int:
         """Starts another connection and returns its number; the one before gets nothing any more."""
         with self._change:
             self._connection += 1
-            self._sent = self._first
+            self._records.send_again()
             if self._presence is not None and self._presence not in self._events:
                 self._events.append(self._presence)
             self._change.notify_all()
@@ -135,12 +130,12 @@ class Outbox:
     def _next(self, connection: int) -> pb.FromLearner | None:
         with self._change:
             while self._connection == connection:
-                unsent = self._first + len(self._records) - self._sent
+                unsent = self._records.unsent
                 now = time.monotonic()
                 if unsent and self._waiting_since is None:
                     self._waiting_since = now
                 left = self._waiting_since + BATCH_EVERY - now if unsent else None
-                if unsent and self._sent < self._due:
+                if unsent and self._records.sent < self._due:
                     return self._batch()
                 if self._events:
                     return self._events.popleft()
@@ -150,11 +145,9 @@ class Outbox:
             return None
 
     def _batch(self) -> pb.FromLearner:
-        start = self._sent - self._first
-        chosen = [self._records[i] for i in range(start, min(start + BATCH, len(self._records)))]
+        first, chosen = self._records.batch(BATCH)
         position = "" if self._position is None else json.dumps(self._position)
-        batch = pb.Records(first=self._sent, records=chosen, position=position)
-        self._sent += len(chosen)
+        batch = pb.Records(first=first, records=chosen, position=position)
         self._waiting_since = None
         return pb.FromLearner(records=batch)
 
@@ -167,7 +160,7 @@ class Outbox:
                 continue
             if isinstance(record, pb.FromLearner):
                 with self._change:
-                    self._due = self._first + len(self._records)
+                    self._due = self._records.end
                 self.say(record)
                 continue
             try:
@@ -182,16 +175,10 @@ class Outbox:
             self._records.append(message)
             if message.HasField("state_changed"):
                 self._state = message
-            if len(self._records) > self._most_records:
-                self._records.popleft()
-                self._first += 1
-                self._sent = max(self._sent, self._first)
-                self.given_up += 1
-                if self.given_up == 1:
-                    sentence = "records of steps were given up: the syncer was away too long"
-                    alarm = record_message(records.Alarm(sentence, time.time()))
-                    self._records.append(alarm)
-            if (self._first + len(self._records) - self._sent) % BATCH == 1:  # the first of those that wait
+            if self._records.given_up == 1:
+                sentence = "records of steps were given up: the syncer was away too long"
+                self._records.append(record_message(records.Alarm(sentence, time.time())))
+            if self._records.unsent % BATCH == 1:  # the first of those that wait
                 self._change.notify_all()
 
 

@@ -233,7 +233,7 @@ class LearnerProcess:
         if not client.resume_from or workdir is None or self._lead is not None:
             return None
         try:
-            snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from, own=())
+            snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from, own=lambda name: False)
             if snapshot.header.get("run", client.run) != client.run:
                 raise SnapshotError(f"{snapshot.folder}: is of another run than the syncer's")
             origin = Origin(snapshot, self._experiment, self._assembly.layout)

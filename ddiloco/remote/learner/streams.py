@@ -45,6 +45,7 @@ class _Offer(NamedTuple):
     round: RoundId
     contribution: Contribution
     offer: Offer
+    epoch: int
 
 
 class _Offers:
@@ -96,6 +97,7 @@ class Streams:
         broke: Callable[[Exception], None],
         pace: Pace,
         host: Host | None = None,
+        collector: Collector | None = None,
     ) -> None:
         """`deliver` takes welcomes and updates, `failed` offers that the devices could not give.
 
@@ -105,7 +107,7 @@ class Streams:
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
         self._metadata, self._terms, self._host = (*metadata, *named), terms, host
         self._deliver, self._failed, self._broke = deliver, failed, broke
-        self._collector = Collector(terms.num_fragments)
+        self._collector = collector or Collector(terms.num_fragments)
         self._held = None if decode is None else Held(decode if host is None else _in_blocks(decode, terms))
         self._offers = _Offers()
         self._channels, self._pace = channels, pace
@@ -116,9 +118,9 @@ class Streams:
             for target in (self._take_updates, self._send_offers):
                 threading.Thread(target=target, args=(channel,), name="fragments", daemon=True).start()
 
-    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
-        """Sends an offer; never waits."""
-        self._offers.put(_Offer(round_id, contribution, offer))
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer, epoch: int = 0) -> None:
+        """Sends an offer; never waits. `epoch`: the last snapshot that the learner is recorded for."""
+        self._offers.put(_Offer(round_id, contribution, offer, epoch))
 
     def close(self) -> None:
         """Ends the threads."""
@@ -198,7 +200,7 @@ class Streams:
             parts = offer.offer.own_blocks()
             arrays = tuple(block for part in parts for block in part.blocks.values())
             cuts = [cut_message(part.cut) for part in parts]
-        header = up_header(offer.round, offer.contribution, payload_bytes(arrays))
+        header = up_header(offer.round, offer.contribution, payload_bytes(arrays), offer.epoch)
         header.arrays.extend(cuts)
 
         def messages() -> Iterator[bytes]:

@@ -74,6 +74,11 @@ class Listening:
         if not self.port:
             self.port = self._security.listen(self._server, self._address)
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT, once the port is taken."""
+        return f"{self._address.rpartition(':')[0]}:{self.port}"
+
     def begin(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> int:
         """Answers from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
         self.claim()

@@ -28,7 +28,7 @@ class OfferIntake:
         self,
         terms: Terms,
         send: Callable[[events.SyncerEvent | SnapshotMessage], None],
-        take_offer: Callable[[events.FragmentArrived, Sequence[np.ndarray]], None],
+        take_offer: Callable[[events.FragmentArrived, Sequence[np.ndarray], int], None],
         record: Callable[[object], None],
         count: Callable[[int, WireError], None],
     ) -> None:
@@ -41,17 +41,17 @@ class OfferIntake:
         self._check_deadline(session, context)
         begun = time.monotonic()
         with session.call("offers", context) as host:
-            offer, arrays = self._read(session, host, requests, context)
+            offer, epoch, arrays = self._read(session, host, requests, context)
         if time.monotonic() - begun > self._terms.offer_timeout / 2:
             limit = f"{self._terms.offer_timeout:g} s of sync.offer_timeout"
             sentence = f"learner {session.learner}: an offer took more than half of the {limit}"
             self._record(records.Alarm(sentence, time.time()))
         if arrays is not None:
-            self._take_offer(offer, arrays)
+            self._take_offer(offer, arrays, epoch)
 
     def _read(
         self, session: Session, host: int, requests: Iterator[bytes], context: grpc.ServicerContext
-    ) -> tuple[events.FragmentArrived, Sequence[np.ndarray] | None]:
+    ) -> tuple[events.FragmentArrived, int, Sequence[np.ndarray] | None]:
         offer = None
         try:
             header = parse(pb.UpHeader, next(requests, b""))
@@ -60,7 +60,7 @@ class OfferIntake:
                 self._record(drop(session.learner, "wire: unawaited fragment"))
                 context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment")
             offer = announced
-            return offer, self._arrays(session, host, header, offer, requests)
+            return offer, header.epoch, self._arrays(session, host, header, offer, requests)
         except WireError as error:
             self._count(session.learner, error)
             self._broken(offer, error.reason)

@@ -6,23 +6,30 @@ import contextlib
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState
+from ddiloco.disk.ownership import owned_fragments
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.page.actions import Actions
+from ddiloco.protocol.parts import AuthorityCore
+from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
+from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
 from ddiloco.remote.syncer.scoring import Scoring
 from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.wire.agreement import LARGEST
 from ddiloco.remote.wire.management import Command
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
@@ -62,42 +69,42 @@ class SyncerRun:
           SnapshotError: the snapshot has been damaged since it was opened.
         """
         e = assembly.experiment
-        positions = Positions(durable.folder)
-        durable.sweep()
-        if snapshot is not None:
-            begin_from(snapshot, assembly, durable, positions)
-            durable.complete()
-        start = durable.load() if resumed or snapshot is not None else None
-        self._assembly = assembly
-        self._record = record
+        self._assembly, self._record, self._durable = assembly, record, durable
         self._stop, self._alone = stop, alone
-        if start is None:
-            initial = assembly.initial_parameters()
-        else:
-            initial = assemble(assembly.layout, [fragment.pieces for fragment in start.fragments])
-        self._model = GlobalModel(assembly.layout, initial, e.outer, e.most_learners, step_tokens(e))
-        if start is None:
-            durable.begin(self._model)
-            durable.complete()
-        else:
-            start.restore(self._model)
-            record(records.Resumed(start.state.versions, time.time()))
-        state = start.state if start is not None else None
-        core = SyncerCore(e.sync, e.train.steps, state, durable.lineage)
-        workdir = durable.folder.parent
-        resumed_from = ResumedFrom.load(durable.folder) if start is not None else None
+        self.locks = contextlib.ExitStack()
+        positions, workdir = Positions(durable.folder), durable.folder.parent
+        state = self._durable_state(resumed, snapshot, positions)
+        goes_on = resumed or snapshot is not None
+        resumed_from = ResumedFrom.load(durable.folder) if goes_on else None
         snapshot_name = None if resumed_from is None else resumed_from.name
-        tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
-        tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
+        links: PartLinks | None = None
+        core: SyncerCore | AuthorityCore
         # Others read what was committed from the disk.
-        self._syncer = SyncerWorker(core, self._model, record, lambda step, pieces: None, durable, tape)
+        if self._model is not None:
+            core = SyncerCore(e.sync, e.train.steps, state, durable.lineage)
+            tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
+            tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
+            self._syncer = SyncerWorker(core, self._model, record, durable=durable, tape=tape)
+        else:
+            core = AuthorityCore(e.sync, e.train.steps, state, e.remote.parts)
+            passed = lambda thing: links.pass_on(thing)  # noqa: E731
+            self._syncer = SyncerWorker(core, None, record, durable=durable, pass_on=passed)
         taker = None
+        parts = 0 if self._model is not None else e.remote.parts
         if e.snapshot.every:
             header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
             keep_also = snapshot_name if e.tape.enabled else None
-            taker = SnapshotTaker(workdir / FOLDER, e.snapshot, header, core.step, send, record, keep_also)
+            taker = SnapshotTaker(
+                workdir / FOLDER, e.snapshot, header, core.step, send, record, keep_also, parts
+            )
             self._syncer.take_snapshots(taker)
-        if start is not None:
+        if parts:
+            mark = run_mark.begun(durable.folder)
+            assert mark is not None, "it was completed above"
+            epoch = (lambda: LARGEST) if taker is None else lambda: taker.epoch
+            terms = terms_of(e, assembly.layout)
+            links = PartLinks(parts, terms, security, mark, self._syncer.send, record, epoch)
+        if goes_on:
             lost = positions.load()
             if lost is not None:
                 record(records.Alarm(lost, time.time()))
@@ -121,13 +128,14 @@ class SyncerRun:
             resumed_from,
             durable.run,
             management,
+            links,
         )
         if actions is not None:
             actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))
         self._server.know(core.state().incarnations)
         self._server.start(listening)  # learners compile while this process does
         self._scoring = Scoring(assembly, workdir, durable.run, record)
-        if not resumed:  # else learners wait: the first merge compiles for itself
+        if not resumed and self._model is not None:  # else learners wait: the first merge compiles for itself
             self._model.compile()
 
     def run(self) -> Outcome:
@@ -136,10 +144,57 @@ class SyncerRun:
             self._serve()
         self._server.stop(_LEAVE_SECONDS)
         self._syncer.stop(_LEAVE_SECONDS)
-        params, core = self._model.parameters(), self._syncer.core
+        params, core = self._parameters(), self._syncer.core
         last = self._scoring.last(core.step, self._server.intake.tokens, core.versions, params)
         failure = self._failure(last.problem)
         return Outcome(params, core.step, last.loss, self._alone or core.finished, failure, last.sample)
+
+    def _durable_state(
+        self, resumed: bool, snapshot: Snapshot | None, positions: Positions
+    ) -> SyncerState | None:
+        """Makes durable what the run begins with, and the model unless others merge; what is known."""
+        assembly, durable, e = self._assembly, self._durable, self._assembly.experiment
+        layout, parts = assembly.layout, e.remote.parts
+        self._model: GlobalModel | None = None
+        durable.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            if parts == 1 or not resumed:  # else parts of it may be at work
+                stack.enter_context(owned_fragments(durable.folder, range(layout.num_fragments)))
+                durable.sweep(range(layout.num_fragments))
+            durable.sweep()
+            if snapshot is not None:
+                begin_from(snapshot, assembly, durable, positions)
+                durable.complete()
+            if not resumed and snapshot is None:
+                self._model = self._new_model(assembly.initial_parameters())
+                durable.begin(self._model)
+                durable.complete()
+            if parts == 1:
+                self.locks.push(stack.pop_all())
+        if parts > 1:
+            self._model = None
+            state = durable.state()
+        elif self._model is not None:
+            return None
+        else:
+            start = durable.load()
+            pieces = [fragment.pieces for fragment in start.fragments.values()]
+            self._model = self._new_model(assemble(layout, pieces))
+            start.restore(self._model)
+            state = start.state
+        if resumed or snapshot is not None:
+            self._record(records.Resumed(state.versions, time.time()))
+        return state
+
+    def _new_model(self, parameters: Mapping[str, np.ndarray]) -> GlobalModel:
+        e = self._assembly.experiment
+        return GlobalModel(self._assembly.layout, parameters, e.outer, e.most_learners, step_tokens(e))
+
+    def _parameters(self) -> dict[str, np.ndarray]:
+        if self._model is not None:
+            return self._model.parameters()
+        fragments = self._durable.load().fragments.values()
+        return assemble(self._assembly.layout, [fragment.pieces for fragment in fragments])
 
     def _serve(self) -> None:
         self._server.open()
@@ -182,4 +237,5 @@ def run_syncer(
         with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
             durable.complete()
     made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, snapshot, actions)
-    return made.run()
+    with made.locks:
+        return made.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ddiloco.disk.scores import Scored, Scores, Wanted, new_ask
+from ddiloco.disk.scores import Scored, Scores, Wanted
 from ddiloco.observe import records
 from ddiloco.observe.summary import read_summary
 from ddiloco.roles.assembly import Assembly
@@ -60,7 +61,7 @@ class Scoring:
             return LastScore(None, None, None)
         self.take()
         if self._scores.attended() is not None:
-            wanted = Wanted(self._run, new_ask(), step, tokens, versions)
+            wanted = Wanted(self._run, secrets.token_hex(8), step, tokens, versions)
             self._scores.want(wanted)
             answer = self._answer(wanted.ask)
             self._scores.want(wanted._replace(over=True))

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
-import numpy as np
 
 from ddiloco.observe import records
-from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.admission import LEAP, Admission, present_session
 from ddiloco.remote.syncer.allowances import Allowances
+from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer
 from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
-from ddiloco.remote.syncer.offers import OfferIntake, drop
+from ddiloco.remote.syncer.offers import drop
+from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.blocks import wanted_cuts
 from ddiloco.remote.wire.downlink import NewestFragments
 from ddiloco.remote.wire.event_messages import learner_event
 from ddiloco.remote.wire.security import Security, donor_address
@@ -55,18 +53,20 @@ class SyncerServer:
         config: RemoteConfig,
         connect: Callable[[int, int, LearnerLink], None],
         send: Callable[[events.SyncerEvent | SnapshotMessage], None],
-        take_offer: Callable[[events.FragmentArrived, Sequence[np.ndarray]], None],
+        take_offer: TakeOffer,
         record: Callable[[object], None],
         positions: Positions | None = None,
         resumed_from: ResumedFrom | None = None,
         run: str = "",
         management: Management | None = None,
+        parts: PartLinks | None = None,
     ) -> None:
         """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
         `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id. `management`: answers
-        an operator.
+        an operator. `parts`: the processes that merge, where this one does not.
         """
+        self._parts = parts
         self.intake = RecordIntake(record)
         self.positions = positions or Positions(None)
         self._resumed_from = resumed_from
@@ -74,7 +74,7 @@ class SyncerServer:
         self._connect, self._send, self._record = connect, send, record
         self._config, self._run = config, run
         self._peers_token = secrets.token_hex(16)
-        self._admission = Admission(terms, run)
+        self._admission = Admission(terms, run, wire.MOST_HOSTS if parts is None else 1)
         self._admitting = threading.Lock()
         self._rejoins, self._messages = Allowances(REJOINS, 1.0), Allowances(MESSAGES, 500.0)
         self._lock = threading.Lock()
@@ -84,16 +84,15 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
-        self._offer_intake = OfferIntake(terms, send, take_offer, record, self._count)
+        self._calls = FragmentCalls(terms, self._find, send, take_offer, record)
         self._management = management or Management(security, terms.most_learners)
         self._management.attach(self._all_sessions, self._end)
         self._handlers = {
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
-            # Their one request says nothing and is not waited for: a call that sends none costs nothing.
-            "Updates": grpc.stream_stream_rpc_method_handler(self._updates),
             "Peers": grpc.stream_stream_rpc_method_handler(self._peers),
-            "Offers": grpc.stream_unary_rpc_method_handler(self._offers),
+            **({} if parts is None else {"Part": grpc.stream_stream_rpc_method_handler(parts.answer)}),
+            **(self._calls.handlers if parts is None else {}),
         }
         self._listening: Listening | None = None
 
@@ -107,6 +106,9 @@ class SyncerServer:
             where = Listening(where, self._security, self._config, self._terms.most_learners)
         self._listening = where
         where.gate.refused = self._without_credentials
+        self._calls.handshakes = where.handshakes
+        if self._parts is not None:
+            self._parts.handshakes = where.handshakes
         return where.begin(self._handlers)
 
     def open(self) -> None:
@@ -156,6 +158,8 @@ class SyncerServer:
             late = list(self._sessions.values())
         for session in late:
             self._end(session, "it did not leave in time")
+        if self._parts is not None:
+            self._parts.leave(timeout)
         if self._listening is not None:
             self._listening.stop(grace=1.0)
         self.intake.end()
@@ -182,38 +186,6 @@ class SyncerServer:
         if session.reason.startswith("malformed"):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.reason)
 
-    def _updates(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        session = self._session(context)
-        with session.call("updates", context) as host, self._seen(session, host):
-            needs = None if session.hosts == 1 else self._needs(requests, context)
-            yield from session.down.messages(host, needs)
-
-    @contextlib.contextmanager
-    def _seen(self, session: Session, host: int) -> Iterator[None]:
-        """Records that one of a learner's several hosts is connected as long as the `with` block lasts."""
-        values = {"learner": session.learner, "host": host, "hosts": session.hosts}
-        if session.hosts > 1:
-            self._record(records.Noted("host_here", values, time.time()))
-        try:
-            yield
-        finally:
-            if session.hosts > 1:
-                self._record(records.Noted("host_gone", values, time.time()))
-
-    def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:
-        """By fragment, the blocks of each piece that one of a learner's hosts needs."""
-        with self._listening.handshakes.one(context):
-            first = next(requests, b"")
-        try:
-            return wanted_cuts(parse(pb.Wanted, first), self._terms.down)
-        except WireError as error:
-            self._count(None, error)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-    def _offers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        self._offer_intake.take(self._session(context), requests, context)
-        return b""
-
     def _manage(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._listening.handshakes.one(context):
             yield from self._management.answer(requests, context)
@@ -221,7 +193,7 @@ class SyncerServer:
     def _peers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Learners that may have an inner state to give, beginning with the one after the asking learner."""
         del requests
-        own = self._session(context).learner
+        own = self._calls.session(context).learner
         with self._lock:
             others = [s for s in self._sessions.values() if s.learner != own and s.incarnation and s.donor]
         others.sort(key=lambda s: ((s.learner - own) % self._terms.most_learners, -s.process))
@@ -233,13 +205,9 @@ class SyncerServer:
         self._record(drop(None, "wire: wrong token"))
         self._alarm(f"a call from {host} without the join token was refused")
 
-    def _session(self, context: grpc.ServicerContext) -> Session:
+    def _find(self, name: str) -> Session | None:
         with self._lock:
-            name = wire.metadata_value(context.invocation_metadata(), wire.SESSION_KEY)
-            session = self._sessions.get(name)
-        if session is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such session")
-        return session
+            return self._sessions.get(name)
 
     def _welcome_session(self, first: bytes, context: grpc.ServicerContext) -> Session:
         """The session of a learner that fits this run; aborts the call otherwise."""
@@ -248,7 +216,7 @@ class SyncerServer:
             if message.WhichOneof("kind") != "hello":
                 raise WireError("unexpected message", "a connection begins with a hello")
         except WireError as error:
-            self._count(None, error)
+            self._calls.count(None, error)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         with self._admitting:
             return self._admitted(message.hello, context)
@@ -276,6 +244,8 @@ class SyncerServer:
         self.intake.joined(hello.learner, hello.process)
         with self._lock:
             self._sessions[session.name] = session
+        if self._parts is not None:
+            self._parts.opened(session)
         origin = self._resumed_from
         accepted = pb.Accepted(
             session=session.name,
@@ -284,8 +254,11 @@ class SyncerServer:
             resume_from=0 if origin is None else origin.number_for(hello.learner, known),
             run=self._run,
             peers_token=self._peers_token,
+            parts=0 if self._parts is None else self._parts.count,
         )
         session.say(pb.ToLearner(accepted=accepted))
+        if self._parts is not None:
+            self._parts.tell_where(session)
         if self._over or self._management.drained(hello.learner):  # it was away when it was told
             session.deliver(Leave())
         return session
@@ -307,7 +280,7 @@ class SyncerServer:
                     reason = events.LEFT
                     break
         except WireError as error:
-            self._count(session.learner, error)
+            self._calls.count(session.learner, error)
             reason = f"malformed: {error}"
         except Exception as error:  # gRPC raises bare Exceptions where a stream breaks
             reason = str(error).splitlines()[0] if str(error) else "connection lost"
@@ -337,7 +310,7 @@ class SyncerServer:
 
     def _hear_event(self, session: Session, event: events.SyncerEvent) -> None:
         if isinstance(event, events.OfferFailed):
-            self._send(event)
+            (self._send if self._parts is None else self._parts.forward)(event)
             return
         report = event.report if isinstance(event, events.StepReported) else event
         if report.incarnation > session.newest_incarnation + LEAP:
@@ -365,13 +338,10 @@ class SyncerServer:
         with self._lock:
             self._sessions.pop(session.name, None)
             self._changed.notify_all()
+        if self._parts is not None:
+            self._parts.closed(session)
         if session.incarnation:
             self._send(events.LearnerLost(session.learner, session.incarnation, reason))
-
-    def _count(self, learner: int | None, error: WireError) -> None:
-        self._record(drop(learner, f"wire: {error.reason}"))
-        if learner is not None:
-            self._alarm(f"learner {learner}: what it sent was refused: {error.reason}")
 
     def _alarm(self, sentence: str) -> None:
         self._record(records.Alarm(sentence, time.time()))

@@ -14,7 +14,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Given
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
-from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told
+from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told, fragments_with
 
 MOST_DIFFERENCES = 32  # differences that are sent together
 MOST_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
@@ -125,7 +125,7 @@ class Downlink:
             case events.Welcomed() as event:
                 lineages = event.lineages or (0,) * len(event.versions)
                 held = zip(event.versions, event.merged_steps, lineages, message.fragments, strict=True)
-                for p, version in enumerate(held):
+                for p, version in zip(fragments_with(event), held, strict=True):
                     self._newest.put(p, Version(*version))
                 self._welcome_with(event)
 
@@ -138,7 +138,7 @@ class Downlink:
             if event.incarnation == self._welcome:
                 return
             self._welcome, self._step = event.incarnation, event.step
-            self._welcoming = list(range(len(event.versions)))
+            self._welcoming = list(fragments_with(event))
             self._updates.clear()
             self._sent.clear()
             self._change.notify_all()

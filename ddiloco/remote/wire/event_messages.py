@@ -69,10 +69,10 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
     return _short(codec.event_of(message.event))
 
 
-def up_header(round_id: RoundId, contribution: Contribution, size: int) -> pb.UpHeader:
-    """The header of a contribution of `size` bytes to a round."""
+def up_header(round_id: RoundId, contribution: Contribution, size: int, epoch: int = 0) -> pb.UpHeader:
+    """The header of a contribution of `size` bytes to a round, made after the cut of snapshot `epoch`."""
     fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
-    return pb.UpHeader(round=fields[0], contribution=fields[1], size=size)
+    return pb.UpHeader(round=fields[0], contribution=fields[1], size=size, epoch=epoch)
 
 
 def offer_of(header: pb.UpHeader, learner: int, num_fragments: int) -> events.FragmentArrived:

@@ -86,6 +86,28 @@ def learner_record(message: pb.Record, learner: int) -> LearnerRecord:
     raise WireError("malformed record", "an empty one")
 
 
+def part_record_message(record: records.Record) -> pb.PartRecords.One:
+    """The message of a record of a syncer's part. Raises TypeError: records of this kind are not sent."""
+    if isinstance(record, records.Transferred):
+        values = {"learner": record.learner, "sent": record.sent, "received": record.received}
+        return pb.PartRecords.One(transferred=values)
+    return pb.PartRecords.One(record=record_message(record))
+
+
+def part_record(message: pb.PartRecords.One) -> records.Record:
+    """The record in a message of a part, which is trusted. Raises WireError: it holds none that is sent."""
+    match message.record.WhichOneof("kind"):
+        case "noted":
+            m = message.record.noted
+            return records.Noted(m.name, json.loads(m.json), m.time)
+        case "alarm":
+            return records.Alarm(message.record.alarm.sentence, message.record.alarm.time)
+        case None if message.HasField("transferred"):
+            t = message.transferred
+            return records.Transferred(t.learner, t.sent, t.received)
+    raise WireError("malformed record", "none that a part sends")
+
+
 def _time(seconds: float) -> float:
     if not (math.isfinite(seconds) and 0 <= seconds < 1e11):
         raise WireError("malformed record", f"at time {seconds}")

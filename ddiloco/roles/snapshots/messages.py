@@ -1,4 +1,4 @@
-"""A learner's messages to the syncer about a snapshot."""
+"""What processes tell each other about a snapshot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 
 from ddiloco.disk.snapshots.parts import PartFiles
 from ddiloco.protocol.clocks import VectorClock
+from ddiloco.protocol.messages import RoundId
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,3 +47,32 @@ class PartWritten:
 
 
 SnapshotMessage = StateRecorded | PartWritten
+"""A learner's messages to the syncer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CutBegun:
+    """The authority of a syncer has recorded its state for snapshot `number`, in which these learners are."""
+
+    number: int
+    learners: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionWritten:
+    """A version of a fragment, made in a round by the start of a syncer that drew the lineage."""
+
+    round: RoundId
+    version: int
+    lineage: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentsWritten:
+    """The result of writing the fragments of a part of the syncer: the files, or why there are none."""
+
+    part: int
+    number: int
+    files: PartFiles | None
+    versions: tuple[VersionWritten, ...]
+    problem: str = ""

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from ddiloco.disk.snapshots.array_names import named
-from ddiloco.disk.snapshots.parts import SYNCER_PART, check_listing, learner_part, parts_folder
+from ddiloco.disk.snapshots.parts import (
+    SYNCER_PART,
+    check_listing,
+    fragments_part,
+    learner_part,
+    parts_folder,
+)
 from ddiloco.disk.snapshots.store import (
     Clocks,
     PartFiles,
@@ -30,13 +36,20 @@ from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
+from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.snapshot import Mark, SnapshotCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
+from ddiloco.roles.snapshots.messages import (
+    CutBegun,
+    FragmentsWritten,
+    PartWritten,
+    SnapshotMessage,
+    StateRecorded,
+)
 from ddiloco.settings.experiment import Experiment, SnapshotConfig, to_json
 
-_SYNCER = -1  # the syncer's number among those whose parts are awaited
+_SYNCER = -1  # the syncer's number among those whose parts are awaited; those below are its parts'
 _FLUSH_SECONDS = 2.0  # for earlier records to reach the run's files before a snapshot is complete
 _MOST_IN_FLIGHT = 10_000  # messages kept; more than the channels of any fleet hold
 
@@ -85,11 +98,14 @@ class SnapshotTaker:
         send: Callable[[SnapshotMessage | Completed], None],
         record: Callable[[Any], None],
         keep_also: SnapshotName | None = None,
+        parts: int = 0,
     ) -> None:
         """`folder`: of the run's snapshots. `header`: what is the same in all of them. `step`: the syncer's.
 
         `send` puts a message into the syncer's inbox, from any thread. `keep_also` stays besides the newest.
+        `parts`: processes that write the fragments; 0: the syncer's thread has them.
         """
+        self._awaited = {_SYNCER, *(_SYNCER - 1 - part for part in range(parts))}  # beside learners
         self.folder = folder
         self.writer = PartWriter(parts_folder(folder))
         self._store = SnapshotStore(folder, config.keep, keep_also)
@@ -116,16 +132,19 @@ class SnapshotTaker:
         self._gathering = True
         return True
 
-    def begin(self, core: SyncerCore, fragments: Sequence[FragmentState], now: float) -> list[Mark]:
+    def begin(
+        self, core: SyncerCore | AuthorityCore, fragments: Sequence[FragmentState], now: float
+    ) -> list[Mark]:
         """Records the syncer's state; gives the marks to send before anything else. `now` is monotonic.
 
         Args:
           core: the syncer's.
-          fragments: those gathered after `wanted`.
+          fragments: those gathered after `wanted`; where parts have them, none.
         """
         self._gathering = False
         state = core.state()
-        if tuple(fragment.version for fragment in fragments) != state.versions:
+        alone = len(self._awaited) == 1
+        if alone and tuple(fragment.version for fragment in fragments) != state.versions:
             return []  # they could not be gathered, or a merge was left out because the run ends
         newest = dict(state.incarnations)
         skipped = self._spoilt & set(core.live)
@@ -146,7 +165,32 @@ class SnapshotTaker:
         self._write_when_recorded()
         return marks
 
-    def heard(self, event: events.SyncerEvent, arrays: Sequence[np.ndarray] | None) -> None:
+    @property
+    def cut(self) -> CutBegun | None:
+        """What the syncer's parts are told, once `begin` has recorded its state; None: it has not."""
+        taking = self._taking
+        return None if taking is None else CutBegun(taking.number, tuple(taking.asked))
+
+    def take_fragments(self, message: FragmentsWritten) -> None:
+        """Takes what a part of the syncer has written; ignores it if it is of another snapshot."""
+        taking = self._taking
+        if taking is None or message.number != taking.number:
+            return
+        if message.files is None:
+            self._give_up(message.problem, {_SYNCER}, alarm=True)
+            return
+        taking.parts[_SYNCER - 1 - message.part] = message.files
+        for made in message.versions:
+            taking.state = taking.state.with_version(made.round, made.version, made.lineage)
+            taking.clock = taking.clock.merged(made.round.fragment, made.version)
+        self._write_when_recorded()
+
+    def part_lost(self, part: int) -> None:
+        """A part of the syncer was started anew, or has lost its connection: it may not know of the cut."""
+        if self._taking is not None and not self._taking.completing:
+            self._give_up(f"part {part} of the syncer was away")
+
+    def heard(self, event: object, arrays: Sequence[np.ndarray] | None) -> None:
         """Takes an event before the syncer handles it: it may have been in flight, or end a channel."""
         taking = self._taking
         if taking is None or taking.writing:
@@ -226,6 +270,11 @@ class SnapshotTaker:
         return None if self._taking is None or self._taking.completing else self._core.next_deadline()
 
     @property
+    def epoch(self) -> int:
+        """The newest snapshot that was ever begun in the folder; 0: none."""
+        return self._store.last_number()
+
+    @property
     def nearly_complete(self) -> bool:
         """Whether one is under way that only has to be written."""
         return self._taking is not None and self._taking.writing
@@ -241,6 +290,8 @@ class SnapshotTaker:
         taking = self._taking
         if taking is None or taking.writing or not self._core.done:
             return
+        if not self._awaited - {_SYNCER} <= set(taking.parts):
+            return
         taking.writing = True
         state = {**dataclasses.asdict(taking.state), "in_flight": taking.in_flight}
         future = self.writer.write(taking.number, SYNCER_PART, SnapshotPart(taking.arrays, state))
@@ -248,7 +299,11 @@ class SnapshotTaker:
 
     def _complete_when_written(self) -> None:
         taking = self._taking
-        if not taking.writing or taking.completing or not {_SYNCER, *taking.clocks} <= set(taking.parts):
+        if (
+            not taking.writing
+            or taking.completing
+            or not {*self._awaited, *taking.clocks} <= set(taking.parts)
+        ):
             return
         taking.completing = True
         learners = sorted(taking.clocks)
@@ -262,7 +317,7 @@ class SnapshotTaker:
             "clocks": dataclasses.asdict(Clocks(taking.clock, taking.clocks)),
             "in_flight": [f"{m['message']} of learner {m['learner']}" for m in taking.in_flight],
         }
-        parts = {m: taking.parts[m] for m in (*learners, _SYNCER)}
+        parts = {m: taking.parts[m] for m in (*learners, *sorted(self._awaited))}
         self._finisher.submit(self._complete, taking.number, header, parts)
 
     def _complete(self, number: int, header: dict[str, Any], parts: Mapping[int, PartFiles]) -> None:
@@ -296,7 +351,7 @@ class SnapshotTaker:
     def _completed(self) -> None:
         taking = self._end()
         self._spoilt = set()
-        files = [file for m in (*taking.clocks, _SYNCER) for file in taking.parts[m].files.values()]
+        files = [file for m in (*taking.clocks, *self._awaited) for file in taking.parts[m].files.values()]
         values = {
             "number": taking.number,
             "step": taking.state.step,
@@ -311,7 +366,7 @@ class SnapshotTaker:
     def _give_up(self, problem: str, by: Collection[int] = (), alarm: bool = False) -> None:
         """Gives up the snapshot under way; `by`: the learners that it fails for, if it is not the syncer."""
         taking = self._end()
-        self._spoilt = set(by) - {_SYNCER}
+        self._spoilt = {m for m in by if m > _SYNCER}
         if alarm and self._spoilt:
             problem = f"{problem} (learner {min(self._spoilt)})"
         self._given_up(taking.number, taking.state.step, problem, alarm)
@@ -338,7 +393,9 @@ def snapshot_header(experiment: Experiment, layout: FragmentLayout, run: str) ->
 
 
 def _part(learner: int) -> str:
-    """The name of a learner's part, or the syncer's."""
+    """The name of a learner's part, or of one of the syncer's."""
+    if learner < _SYNCER:
+        return fragments_part(_SYNCER - 1 - learner)
     return SYNCER_PART if learner == _SYNCER else learner_part(learner)
 
 
@@ -346,7 +403,7 @@ def _after(step: int, every: int) -> int:
     return (step // every + 1) * every if every else 0
 
 
-def _sender(event: events.SyncerEvent) -> tuple[int | None, int]:
+def _sender(event: object) -> tuple[int | None, int]:
     match event:
         case events.StepReported(report=sent) | events.FragmentArrived(contribution=sent):
             return sent.learner, sent.incarnation

@@ -25,11 +25,7 @@ class Journal:
     """
 
     def __init__(self, path: pathlib.Path, clock: Callable[[], float] = time.time) -> None:
-        """Begins a new file.
-
-        Raises:
-          OSError: it cannot be written.
-        """
+        """Begins a new file; raises OSError."""
         self._file = path.open("w")
         self._clock = clock
         self._lock = threading.Lock()

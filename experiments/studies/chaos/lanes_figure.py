@@ -25,11 +25,7 @@ _MARKS = {"kill": ("x", "#c0392b"), "hang": ("s", "#8e6bb0"), "partition": ("D",
 
 
 def draw(path: pathlib.Path, trace: Trace) -> None:
-    """Writes the figure; seconds count from the first step of any learner.
-
-    Raises:
-      OSError: the disk refused; no half-written figure is left.
-    """
+    """Writes the figure; seconds count from the first step of any learner. May raise OSError."""
     lanes = {target: lane(trace, target) for target in trace.marks}
     start = min((trace.marks[m][0].time for m in trace.learners if trace.marks[m]), default=0.0)
     with figure_at(path, 12, 1.6 + 0.55 * len(lanes)) as figure:

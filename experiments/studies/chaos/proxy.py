@@ -42,11 +42,7 @@ class Proxy:
         return self._server.sockets[0].getsockname()[:2]
 
     def start(self) -> Proxy:
-        """Begins to listen; returns itself.
-
-        Raises:
-          OSError: no port can be had.
-        """
+        """Begins to listen; returns itself. Raises OSError if no port can be had."""
         self._thread.start()
         self._do(self._listen())
         return self

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ddiloco.observe.files import read_lines
 from experiments.studies.chaos.processes import KINDS, SYNCER, learner_name
 
 _UNDO = {"resume": "hang", "heal": "partition"}
@@ -83,11 +83,8 @@ def read_trace(workdir: pathlib.Path, faults: pathlib.Path, learners: int) -> Tr
     """Reads a run's steps and rounds from its workdir, and what befell it from the journal `faults`.
 
     What other learners than the first `learners` have contributed is left out.
-
-    Raises:
-      OSError: there is no journal.
     """
-    journal = lines_of(faults.read_text())
+    journal = _lines(faults)
     rounds = [
         {**line, "contributions": [c for c in line["contributions"] if c[0] < learners]}
         for line in _lines(workdir / "rounds.jsonl")
@@ -109,13 +106,8 @@ def read_trace(workdir: pathlib.Path, faults: pathlib.Path, learners: int) -> Tr
     )
 
 
-def lines_of(text: str) -> list[dict[str, Any]]:
-    """The JSON of each complete line; a last one that a killed process tore is left out."""
-    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
-
-
 def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    return lines_of(path.read_text()) if path.exists() else []
+    return [values for _, values in read_lines(path) if values]
 
 
 def _steps(lines: Iterable[Mapping[str, Any]]) -> list[Mark]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import math
 import pathlib
 import re
@@ -20,6 +19,7 @@ from jax.sharding import Mesh
 from ddiloco.config import ConfigError
 from ddiloco.outer.codecs import CODECS
 from ddiloco.roles.transfer import FragmentTransfer
+from ddiloco.run.environment import installed
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
@@ -30,7 +30,7 @@ from ddiloco.training.mesh import carve
 from ddiloco.training.platform import compiler_options
 from ddiloco.training.program import traced_step
 from ddiloco.training.sharding import parameter_shardings
-from ddiloco.training.step import abstract_batch, abstract_state
+from ddiloco.training.step import abstract_batch, abstract_state, shard_bytes
 from experiments.studies.compiling.cost import COLLECTIVES, Cost, cost_of
 from experiments.studies.compiling.hlo import parse
 from experiments.studies.compiling.kernels import kernel_flops
@@ -85,11 +85,7 @@ class Compilation:
     """The programs of one learner of an experiment on a slice."""
 
     def __init__(self, experiment: Experiment, where: Slice) -> None:
-        """Compiles nothing yet.
-
-        Raises:
-          ConfigError: mesh, rows, parameters and slice do not fit each other.
-        """
+        """Compiles nothing yet; raises ConfigError if mesh, rows and slice do not fit each other."""
         if isinstance(experiment.model, LoopConfig):
             raise ConfigError("config.model.name: is loop, whose step is compiled by whoever wrote it")
         self.experiment, self.slice = experiment, where
@@ -116,7 +112,7 @@ class Compilation:
     @property
     def state_bytes(self) -> float:
         """Parameters and optimizer state on one chip."""
-        return _shard_bytes(self._state)
+        return shard_bytes(self._state)
 
     @property
     def anchor_bytes(self) -> float:
@@ -124,7 +120,7 @@ class Compilation:
         outer = self.experiment.outer
         if CODECS[outer.codec].of_parameters:
             return 0.0
-        return (2 if outer.error_feedback else 1) * _shard_bytes(self._state.params)
+        return (2 if outer.error_feedback else 1) * shard_bytes(self._state.params)
 
     @property
     def model_flops(self) -> float:
@@ -210,7 +206,7 @@ def report(preset: str, topology: str, compilation: Compilation, programs: list[
         "loops_of_unknown_length": step.cost.endless,
         "roofline": None if chip is None or step.problem else roofline(step.cost, flops, chip),
         "programs": [program.as_json() for program in programs],
-        "versions": _versions(),
+        "versions": {"jax": None, "libtpu": None, **installed(("jax", "libtpu"))},
     }
 
 
@@ -286,13 +282,6 @@ def text(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _shard_bytes(tree: Any) -> float:
-    return sum(
-        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
-        for leaf in jax.tree.leaves(tree)
-    )
-
-
 @contextlib.contextmanager
 def _afresh() -> Iterator[None]:
     """Compiles without JAX's cache: seconds would tell nothing, and what is loaded cannot be saved again."""
@@ -324,13 +313,3 @@ def _exhausted(name: str, seconds: float, message: str) -> Program:
     scale = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     used = float(found[1]) * scale[found[2]] if found else math.inf
     return Program(name, seconds, temp=used, problem=message.splitlines()[0])
-
-
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for package in ("jax", "libtpu"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found

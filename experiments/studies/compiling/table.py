@@ -6,7 +6,7 @@ import json
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.front.tables import markdown, number
@@ -38,7 +38,7 @@ def compile_all(folder: pathlib.Path, tell: Callable[[str], None]) -> list[dict[
     What lies in the folder already is not compiled again; what cannot be compiled is told and left out.
     """
     found = []
-    for preset, topology in _pairs():
+    for preset, topology in ((preset, one) for preset, slices in GRID.items() for one in slices):
         output = folder / f"{preset}-{topology}.json".replace(":", "-")
         if not output.exists():
             tell(f"{preset} on {topology}")
@@ -48,12 +48,7 @@ def compile_all(folder: pathlib.Path, tell: Callable[[str], None]) -> list[dict[
                 [sys.executable, "-m", "experiments.compile", *asked], capture_output=True, text=True
             )
             if done.returncode:
-                lines = done.stderr.strip().splitlines()
-                tell(
-                    next(
-                        (line for line in lines if "Error: " in line or line.startswith("error:")), lines[-1]
-                    )
-                )
+                tell(_problem(done.stderr))
                 continue
         found.append({**json.loads(output.read_text()), "preset": preset})
     return found
@@ -70,10 +65,6 @@ def _problem(stderr: str) -> str:
     """The line that says why, which the compiler follows with where."""
     lines = stderr.strip().splitlines()
     return next((line for line in lines if "Error: " in line or line.startswith("error: ")), lines[-1])
-
-
-def _pairs() -> Iterator[tuple[str, str]]:
-    return ((preset, topology) for preset, topologies in GRID.items() for topology in topologies)
 
 
 def _row(one: Mapping[str, Any]) -> list[str]:

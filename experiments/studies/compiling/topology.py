@@ -35,11 +35,7 @@ class Slice(NamedTuple):
 
 
 def slice_of(topology: str) -> Slice:
-    """The devices of `v5p:4x4x4`, or with `here` those of this process.
-
-    Raises:
-      UsageError: there is no such slice, or no TPU compiler.
-    """
+    """The devices of `v5p:4x4x4`, or with `here` those of this process; may raise UsageError."""
     if topology == HERE:
         devices = jax.devices()
         kinds = {chip.kind: chip for chip in CHIPS.values()}

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def draw_all(stem: pathlib.Path, cells: Sequence[Cell]) -> list[pathlib.Path]:
-    """Writes STEM_goodput.png, STEM_attribution.png and STEM_uptime.png; returns their paths.
-
-    Raises:
-      OSError: the disk refused; no half-written figure is left.
-    """
+    """Writes STEM_goodput.png, STEM_attribution.png, STEM_uptime.png; returns their paths."""
     paths = []
     for name, draw in (
         ("goodput", _draw_goodput),

@@ -20,7 +20,7 @@ from ddiloco.goodput.accounting import COUNTED, State, shares
 from ddiloco.goodput.coverage import covered
 from ddiloco.goodput.failures import Division, FailureModel, divide
 from ddiloco.goodput.interruptions import Draws
-from ddiloco.goodput.jobs import Jobs
+from ddiloco.goodput.jobs import Jobs, Stretch
 from experiments.studies.goodput.systems import System, system_of
 
 DAY = 24 * 3600.0  # seconds
@@ -91,7 +91,7 @@ def simulate(simulation: Simulation, progress: Callable[[float], None] = lambda 
     draws = Draws(lanes.entropy)
     ledger = _Ledger(lanes, horizon, depths=(1, simulation.quorum or 1))
     source = _DrawnInterruptions(model, lanes.slices, draws)
-    jobs = Jobs(model, lanes.slices, lanes.elastic, source, draws, ledger, horizon)
+    jobs = Jobs(model, lanes.slices, lanes.elastic, source, draws, ledger.add, horizon)
     busiest = lanes.slices.max() * model.chips_per_slice * model.hazard(horizon)
     stretches = max(1, math.ceil(busiest / _STRETCH))
     for stretch in range(1, stretches + 1):
@@ -142,7 +142,6 @@ class _DrawnInterruptions:
         self.resized(np.arange(len(slices)), np.zeros(len(slices)), slices)
 
     def take(self, lanes: np.ndarray) -> tuple[np.ndarray, None]:
-        """As of `interruptions.Source`."""
         return self.next[lanes] + self._model.return_time(self._draws.take(lanes)), None
 
     def resized(self, lanes: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
@@ -185,16 +184,9 @@ class _Ledger:
         self._spans: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # lanes, starts, ends: STEPPING
         self.seconds_stepping = np.zeros((len(depths), lanes.run[-1] + 1))  # [depths, runs]
 
-    def add(
-        self,
-        lanes: np.ndarray,
-        state: State,
-        starts: np.ndarray,
-        ends: np.ndarray,
-        slices: np.ndarray,
-        speed: np.ndarray | float,
-    ) -> None:
-        """As of `jobs.Ledger`. Chips faster than the slowest of their job wait for it at every step."""
+    def add(self, stretch: Stretch) -> None:
+        """Chips faster than the slowest of their job wait for it at every step."""
+        lanes, state, starts, ends, slices, speed = stretch
         starts, ends = np.minimum(starts, self._horizon), np.minimum(ends, self._horizon)
         seconds = ends - starts
         inside = seconds * slices

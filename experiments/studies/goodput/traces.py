@@ -41,11 +41,7 @@ class Outages:
 
 
 def read_outages(path: pathlib.Path, servers: int | None = None) -> Outages:
-    """The outages of a published trace; `servers` where more were watched than the file names.
-
-    Raises:
-      ValueError: the file has none of the formats.
-    """
+    """A published trace; `servers` where more were watched than it names. May raise ValueError."""
     text = path.read_text()
     if path.suffix == ".csv":
         return _added_and_removed(csv.reader(text.splitlines()))

@@ -17,11 +17,7 @@ from experiments.studies.replay.recorded import Recorded
 
 
 def parse_round(text: str, fragments: int) -> RoundId:
-    """The round that STEP or STEP:FRAGMENT names; the first stands for the last fragment of that step.
-
-    Raises:
-      UsageError: the text is neither.
-    """
+    """The round that STEP or STEP:FRAGMENT names, the first for the step's last; raises UsageError."""
     step, colon, fragment = text.partition(":")
     if not step.isdigit() or (colon and not fragment.isdigit()):
         raise cli.UsageError(f"until: is {text!r}, but must be STEP or STEP:FRAGMENT")

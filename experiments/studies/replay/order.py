@@ -63,11 +63,7 @@ def perform(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: False) -
 
 
 def perform_all(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: False) -> None:
-    """Like `perform`.
-
-    Raises:
-      TapeError: an actor needs something that is on no tape.
-    """
+    """Like `perform`; raises TapeError if an actor needs something that is on no tape."""
     stuck = perform(plan, do, over)
     if stuck:
         made = {work.makes for actor in plan.actors for work in actor.works} | plan.given

@@ -199,11 +199,7 @@ class Plan:
 
 
 def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> Plan:
-    """Runs every core over its tape.
-
-    Raises:
-      TapeError: a core cannot have had the events on its tape, or tapes contradict each other.
-    """
+    """Runs every core over its tape; raises TapeError if it cannot have had those events."""
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
     syncer = _Syncer(tapes, policy, total_steps, _adoptions(learners))
     return Plan(learners, syncer.actor())

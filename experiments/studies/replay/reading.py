@@ -54,11 +54,7 @@ class RunTapes:
 
 
 def read_tape(path: pathlib.Path) -> Tape | None:
-    """A tape; None if the process was killed before it had written the header.
-
-    Raises:
-      TapeError: it cannot be read, or is damaged.
-    """
+    """A tape; None if its process was killed before it had a header. Raises TapeError if it is damaged."""
     content = read(path)
     if not content.records:
         return None
@@ -75,11 +71,7 @@ def read_tape(path: pathlib.Path) -> Tape | None:
 
 
 def read_run(workdir: pathlib.Path) -> RunTapes:
-    """The tapes in a run's folder.
-
-    Raises:
-      TapeError: there are none, or one is damaged.
-    """
+    """The tapes in a run's folder; raises TapeError if there are none, or one is damaged."""
     folder = workdir / FOLDER
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     if not paths:

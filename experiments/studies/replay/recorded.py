@@ -39,7 +39,11 @@ def recorded(workdir: str | None) -> Iterator[Recorded]:
         raise cli.UsageError("workdir: is missing; give --workdir=DIR, the folder of a run")
     folder = pathlib.Path(workdir)
     try:
-        experiment, tapes = recorded_experiment(folder), read_run(folder)
+        experiment = recorded_experiment(folder)
+        if experiment.has_parts:
+            parts = f"config.remote.parts is {experiment.remote.parts}"
+            raise cli.UsageError(f"workdir: {parts}, and a syncer of several processes keeps no tapes")
+        tapes = read_run(folder)
         for warning in tapes.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         yield Recorded(folder, experiment, tapes, make_plan(experiment, tapes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.resuming import Origin
 from ddiloco.roles.taping import fingerprint, machine_of
-from ddiloco.roles.transfer import Offer, host_arrays
+from ddiloco.roles.transfer import host_arrays
 from ddiloco.settings.experiment import BASELINES, Experiment, parse, step_tokens
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import Uses, perform_all
@@ -58,11 +58,7 @@ class Replayed(NamedTuple):
 
 
 def recorded_experiment(workdir: pathlib.Path) -> Experiment:
-    """The settings of the run in a folder.
-
-    Raises:
-      TapeError: they cannot be read, or are those of a baseline, which keeps no tapes.
-    """
+    """The settings of a run; raises TapeError if unreadable, or a baseline's, which keeps no tapes."""
     path = workdir / "config.json"
     try:
         experiment = parse(json.loads(path.read_text()))
@@ -240,7 +236,7 @@ class _Replay:
     def _merge(self, work: plans.Merge) -> None:
         p = work.round.fragment
         anchor = self._model.fragment(p)[1]
-        given = [self._pieces(p, self._things[key], anchor) for key, _ in work.given]
+        given = [self._model.decode(p, self._things[key].on_host(), anchor) for key, _ in work.given]
         if work.process != self._process:
             self._process = work.process
             self._model.forget_learners()
@@ -261,9 +257,6 @@ class _Replay:
         if self._uses.wanted(key):
             self._things[key] = pieces
         self._progress(work)
-
-    def _pieces(self, p: int, offer: Offer, anchor: Sequence[np.ndarray]) -> Sequence[Any]:
-        return self._model.decode(p, offer.on_host(), anchor)
 
     def _mismatch(self, work: plans.Merge) -> str:
         learners = sorted({key.learner for key, _ in work.given})

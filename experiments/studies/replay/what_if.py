@@ -15,13 +15,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ddiloco.config import build, to_dict
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.calendar import Alarm, Calendar
+from experiments.front import cli
 from experiments.studies.replay.plan import Handled, Plan
+from experiments.studies.replay.recorded import Recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +152,7 @@ class WhatIf:
         self._shadows: dict[int, tuple[int, _Shadow]] = {}  # by learner, its newest incarnation
         self._rounds: list[dict[str, Any]] = []
         self._counts: collections.Counter[str] = collections.Counter()
-        self._timeout_at: float | None = None
+        self._alarm = Alarm(self._calendar, lambda: self._take(events.Timeout()))
         self._begun = entries[0].now if entries else 0.0
         self._merged_at = self._begun
         self._calendar.now = self._begun
@@ -192,18 +195,9 @@ class WhatIf:
             self._offer(event.report.learner, event.report.incarnation)
 
     def _take(self, event: events.SyncerEvent) -> None:
-        now = self._calendar.now
-        for action in self._core.handle(event, now):
+        for action in self._core.handle(event, self._calendar.now):
             self._perform(action)
-        deadline = self._core.next_deadline()
-        if deadline is not None and (self._timeout_at is None or deadline < self._timeout_at):
-            self._timeout_at = max(deadline, now)
-            self._calendar.at(self._timeout_at, self._time_out, self._timeout_at)
-
-    def _time_out(self, at: float) -> None:
-        if at == self._timeout_at:
-            self._timeout_at = None
-            self._take(events.Timeout())
+        self._alarm.set(self._core.next_deadline())
 
     def _perform(self, action: actions.SyncerAction) -> None:
         after = self._calendar.after
@@ -326,3 +320,25 @@ def _outcome(rounds: list[dict[str, Any]], counts: collections.Counter[str], sec
         sync_seconds=mean("sync_seconds"),
         seconds=seconds,
     )
+
+
+def compare(run: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
+    """Prints figures of the run, its own policy simulated, and the one with these overrides of the policy."""
+    changes = {}
+    for path, value in overrides:
+        group, _, name = path.partition(".")
+        if group != "sync" or name == "num_learners":
+            raise cli.UsageError(f"config.{path}: --what_if changes config.sync, but for num_learners")
+        changes[name] = cli.literal(value)
+    sync, steps = run.experiment.sync, run.experiment.train.steps
+    policy = build(SyncPolicy, {**to_dict(sync), **changes}, "config.sync")
+    columns = {
+        "recorded": recorded(run.plan),
+        "same policy": what_if(run.plan, sync, steps),
+        "what if": what_if(run.plan, policy, steps),
+    }
+    print(", ".join(f"{name}={value}" for name, value in changes.items()) or "nothing is changed")
+    print(f"{'':18}" + "".join(f"{name:>14}" for name in columns))
+    for field in dataclasses.fields(Outcome):
+        values = [getattr(outcome, field.name) for outcome in columns.values()]
+        print(f"{field.name:18}" + "".join(f"{value:14.6g}" for value in values))

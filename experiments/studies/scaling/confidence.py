@@ -57,11 +57,7 @@ def percentiles(draw: Callable[[], Mapping[str, float]], draws: int) -> dict[str
 
 
 def hold_out_largest(law: Law, losses: Measurements) -> HeldOut:
-    """Fits the law to all sizes but the largest, and tells it about that one.
-
-    Raises:
-      ScalingError: there is one size, or the others do not determine the law.
-    """
+    """Fits the law without the largest size, and tells it about that one; may raise ScalingError."""
     size = largest(losses)
     seen = {place: values for place, values in losses.items() if place.params != size}
     unseen = {place: float(np.mean(values)) for place, values in losses.items() if place.params == size}

@@ -113,11 +113,7 @@ def redrawn(losses: Measurements, rng: np.random.Generator) -> dict[Place, list[
 
 
 def largest(losses: Measurements) -> int:
-    """The largest N.
-
-    Raises:
-      ScalingError: there are fewer than two sizes.
-    """
+    """The largest N; raises ScalingError if there are fewer than two sizes."""
     sizes = {place.params for place in losses}
     if len(sizes) < 2:
         raise ScalingError(f"sizes: there is {len(sizes)} size of a model, but holding one out needs two")

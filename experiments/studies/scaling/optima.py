@@ -85,11 +85,7 @@ def lowest(values: Sequence[float], losses: Sequence[float]) -> float | None:
 
 
 def fit_optima(optima: Mapping[Place, float]) -> Fit:
-    """The power law of the best values, in those of N and M that vary.
-
-    Raises:
-      ScalingError: neither does, or there are no more values than the law has parameters.
-    """
+    """The power law of the best values, in what varies of N and M; may raise ScalingError."""
     places = list(optima)
     sizes, learners = {place.params for place in places}, {place.learners for place in places}
     if len(sizes) < 2 and len(learners) < 2:

@@ -67,11 +67,7 @@ class Invariants:
     def learner_handled(
         self, process: object, core: LearnerCore, event: events.LearnerEvent, out: list[actions.LearnerAction]
     ) -> None:
-        """A learner's core took an event.
-
-        Raises:
-          Violation: what followed breaks a rule.
-        """
+        """A learner's core took an event; raises Violation if what followed breaks a rule."""
         ledger = self._ledgers.setdefault(process, ProcessLedger())
         ledger.handled(core, event, out)
         if core.recovered:
@@ -89,11 +85,7 @@ class Invariants:
     def syncer_handled(
         self, core: SyncerCore, event: events.SyncerEvent, out: list[actions.SyncerAction], now: float
     ) -> None:
-        """The syncer's core took an event.
-
-        Raises:
-          Violation: what followed breaks a rule.
-        """
+        """The syncer's core took an event; raises Violation if what followed breaks a rule."""
         if self._syncer is None or self._syncer.core is not core:
             self._syncer = _Process(core)
         if not any(isinstance(action, actions.Drop) and action.reason == TAKEN for action in out):

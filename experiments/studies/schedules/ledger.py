@@ -43,11 +43,7 @@ class ProcessLedger:
     def handled(
         self, core: LearnerCore, event: events.LearnerEvent, out: list[actions.LearnerAction]
     ) -> None:
-        """Counts an event and the actions that followed.
-
-        Raises:
-          Violation: the core's actions do not agree with the ledger.
-        """
+        """Counts an event and the actions that followed; raises Violation if they do not agree."""
         done = self.steps  # the step of a report: the one that finished, or else the newest
         match event:
             case events.StepStarted():

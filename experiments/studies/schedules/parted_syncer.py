@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
 
 from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.authority import Authority
-from ddiloco.protocol.membership import Membership
-from ddiloco.protocol.parts import Part, fragments_of
+from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart, fragments_of
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.roles.exchange import fragments_with
-from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.calendar import Alarm, Calendar
 from ddiloco.virtual.ports import CountingSyncer, Observer
 from ddiloco.virtual.syncer_process import Deliver
 
@@ -28,7 +27,7 @@ class _Process:
     number: int  # of the part; -1: the authority
     core: Any = None
     starts: int = 0
-    alarm_at: float | None = None
+    alarm: Alarm | None = None
     heard_until: float = 0.0  # messages to it keep their order: no later one arrives before this
     connection: int = 0  # between a part and the authority; those of an older one are lost
 
@@ -59,6 +58,8 @@ class PartedSyncer:
         self._starts = 0
         self._parts = [_Process(s) for s in range(parts)]
         self._authority = _Process(-1)
+        for process in (self._authority, *self._parts):
+            process.alarm = Alarm(calendar, functools.partial(self._handle, process, events.Timeout()))
         self.restart()
 
     @property
@@ -80,7 +81,7 @@ class PartedSyncer:
     def live(self) -> tuple[int, ...]:
         """As the authority has it."""
         core = self._authority.core
-        return () if core is None else tuple(m.learner for m in core.members.live())
+        return () if core is None else core.live
 
     def next_deadline(self) -> float | None:
         """Each process sets its own alarm."""
@@ -95,7 +96,7 @@ class PartedSyncer:
             self.on_death(process.number)
             process.core = None
             process.starts += 1
-            process.alarm_at = None
+            process.alarm.clear()
 
     def restart(self) -> None:
         """Starts what is down, from what is durable, and connects it."""
@@ -104,9 +105,7 @@ class PartedSyncer:
                 self._starts += 1
                 if process is self._authority:
                     parts = len(self._parts)
-                    process.core = Authority(
-                        self._policy, self._total_steps, self.durable, Membership(), parts
-                    )
+                    process.core = AuthorityCore(self._policy, self._total_steps, self.durable, parts)
                     for part in self._parts:
                         self._connect(part)
                 else:
@@ -115,17 +114,10 @@ class PartedSyncer:
                     self._connect(process)
 
     def _connect(self, part: _Process) -> None:
-        """A new connection: the part says what it has committed, and hears who is there."""
+        """A new connection: the part hears who is there, and says what it has committed."""
         part.connection += 1
-        now = self._calendar.now
-        if part.core is None or self._authority.core is None:
-            return
-        said = part.core.connected(now)
-        if any(isinstance(thing, actions.SyncerAction) for thing in said):
-            self._observe(events.Timeout(), said)
-        self._carry_out(part, said)
-        for told in self._authority.core.connected(part.number):
-            self._send(part, part, told)
+        if part.core is not None and self._authority.core is not None:
+            self._handle(self._authority, PartConnected(part.number))
 
     # Messages.
 
@@ -144,41 +136,34 @@ class PartedSyncer:
                 event = events.OfferFailed(event.round, c.learner, c.incarnation, problem)
         self._handle(part, event)
 
-    def _handle(self, process: _Process, event: events.SyncerEvent) -> None:
-        core, now = process.core, self._calendar.now
-        if core is None:
+    def _handle(
+        self, process: _Process, event: events.SyncerEvent | PartConnected | FromPart | news.News
+    ) -> None:
+        if process.core is None:
             return
-        if process is self._authority:
-            said = [] if isinstance(event, events.Timeout) else core.handle(event, now)
-            if isinstance(event, events.LearnerJoined):
-                self.durable = self.durable.with_incarnations(core.members.incarnations())
-            said = [*said, *core.mark_silent(now), *core.conclude()]
-        else:
-            said = core.handle(event, now)
-        self._observe(event, said)
+        said = process.core.handle(event, self._calendar.now)
+        if isinstance(event, events.LearnerJoined):
+            self.durable = self.durable.with_incarnations(process.core.state().incarnations)
+        out = [thing for thing in said if isinstance(thing, actions.SyncerAction)]
+        if out or not isinstance(event, PartConnected):  # at the very start there is nobody to observe it
+            seen = event if isinstance(event, events.SyncerEvent) else events.Timeout()
+            self._observer.syncer_handled(seen, out, self._calendar.now)
         self._carry_out(process, said)
 
-    def _hear(self, process: _Process, part: _Process, connection: int, told: news.News | news.Word) -> None:
-        if process.core is None or connection != part.connection:
-            return
-        if process is self._authority:
-            said = [*process.core.hear(told, part.number), *process.core.conclude()]
-        else:
-            said = process.core.hear(told, self._calendar.now)
-        self._observe(events.Timeout(), said)
-        self._carry_out(process, said, part)
+    def _hear(self, process: _Process, part: _Process, connection: int, told: news.News | FromPart) -> None:
+        if connection == part.connection:
+            self._handle(process, told)
 
-    def _observe(self, event: events.SyncerEvent, said: list[Any]) -> None:
-        out = [thing for thing in said if isinstance(thing, actions.SyncerAction)]
-        self._observer.syncer_handled(event, out, self._calendar.now)
-
-    def _carry_out(self, process: _Process, said: list[Any], to: _Process | None = None) -> None:
+    def _carry_out(self, process: _Process, said: list[Any]) -> None:
         for thing in said:
             match thing:
-                case news.Noted():
-                    self._send(to, to, thing)
                 case news.Committed() | news.Stuck() | news.Over() | news.Doubted():
-                    self._send(self._authority, process, thing)
+                    self._send(self._authority, process, FromPart(process.number, thing))
+                case ToPart(None, told):
+                    for part in self._parts:
+                        self._send(part, part, told)
+                case ToPart(number, told):
+                    self._send(self._parts[number], self._parts[number], told)
                 case actions.Tell(receivers, event):
                     payload = [None for _ in fragments_with(event)]
                     for receiver in receivers:
@@ -191,12 +176,9 @@ class PartedSyncer:
                     self._observer.noted(thing.name, thing.values, self._calendar.now)
                 case actions.Finish():
                     self.finished_at = self._calendar.now
-                case _:
-                    for part in self._parts:
-                        self._send(part, part, thing)
         self._set_alarm(process)
 
-    def _send(self, to: _Process, part: _Process, told: news.News | news.Word) -> None:
+    def _send(self, to: _Process, part: _Process, told: news.News | FromPart) -> None:
         """Over the connection of a part, which keeps the order."""
         at = self._calendar.now + self._rng.expovariate(1 / DELAY)
         to.heard_until = at = max(at, to.heard_until)
@@ -213,14 +195,3 @@ class PartedSyncer:
             self._observer.merged(merge, self._calendar.now)
         if part.starts == starts:
             self._handle(part, events.MergeFinished(merge.round, made.left_out))
-
-    def _set_alarm(self, process: _Process) -> None:
-        deadline = None if process.core is None else process.core.next_deadline()
-        if deadline is not None and (process.alarm_at is None or deadline < process.alarm_at):
-            process.alarm_at = max(deadline, self._calendar.now)
-            self._calendar.at(process.alarm_at, self._fire, process, process.starts, process.alarm_at)
-
-    def _fire(self, process: _Process, starts: int, time: float) -> None:
-        if process.starts == starts and process.alarm_at == time:
-            process.alarm_at = None
-            self._handle(process, events.Timeout())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import random
+from typing import Any
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
@@ -13,12 +15,12 @@ from ddiloco.virtual.ports import Observer
 from experiments.studies.schedules.faults import FAULTS, LONGEST, syncer_crash
 from experiments.studies.schedules.invariants import Invariants
 from experiments.studies.schedules.ledger import Violation, require
-from experiments.studies.schedules.timeline import Timeline
 from experiments.studies.schedules.weather import Weather, WeatheredFleet
 
 MAX_EVENTS = 100_000
 SLOWEST = 10.0  # seconds of a step, at most
 RETURN = 5.0  # seconds within which the dead are back after the storm
+KEPT = 60  # events, the last ones of a schedule, that can be told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +115,7 @@ class RandomSchedule(Observer):
     def __init__(self, plan: Plan, checked: bool = True) -> None:
         self.plan = plan
         self.checked = checked
-        self.timeline = Timeline()
+        self._last: collections.deque[tuple[float, Any, Any, list[Any]]] = collections.deque(maxlen=KEPT)
         self.invariants = Invariants(plan.policy, plan.total_steps, plan.parts)
         self.commit_times: list[float] = []
         self.states: set[int] = set()  # that the syncer was in, told apart by `_state_of`
@@ -137,11 +139,7 @@ class RandomSchedule(Observer):
         return self.fleet.calendar.happened
 
     def run(self) -> None:
-        """Runs through the storm and on to the end of the run.
-
-        Raises:
-          Violation: a rule was broken, or the run did not end.
-        """
+        """Runs through the storm and on to the end; raises Violation if a rule breaks, or none comes."""
         calendar = self.fleet.calendar
         for learner, at in enumerate(self.plan.joins):
             calendar.at(at, self.fleet.recover, learner)
@@ -167,14 +165,18 @@ class RandomSchedule(Observer):
         plan = self.plan
         faults = [f"{at:10.3f}  {name} of {learner}" for at, name, learner in plan.faults]
         about = dataclasses.replace(plan, faults=())
-        return [str(about), *faults, f"{plan.storm:10.3f}  calm", "", *self.timeline.lines()]
+        lines = [str(about), *faults, f"{plan.storm:10.3f}  calm", ""]
+        for now, who, event, out in self._last:
+            lines.append(f"{now:10.3f}  {who}: {_say(event)}")
+            lines += [f"{'':14}-> {_say(action)}" for action in out]
+        return lines
 
     # As an Observer.
 
     def syncer_handled(self, event: events.SyncerEvent, out: list[actions.SyncerAction], now: float) -> None:
         """Checks, and now and then kills the syncer in a merge."""
         if self.checked:
-            self.timeline.add(now, "syncer", event, out)
+            self._last.append((now, "syncer", event, out))
             self.invariants.syncer_handled(self.fleet.syncer.core, event, out, now)
             if isinstance(core := self.fleet.syncer.core, SyncerCore):
                 self.states.add(_state_of(core))
@@ -191,13 +193,13 @@ class RandomSchedule(Observer):
         """Checks."""
         if not self.checked:
             return
-        self.timeline.add(now, learner, event, out)
+        self._last.append((now, f"learner {learner.number}", event, out))
         self.invariants.learner_handled(learner, learner.core, event, out)
 
     def merged(self, merge: actions.Merge, now: float) -> None:
         """Checks, and now and then kills the syncer after the commit, before its core hears of it."""
         if self.checked:
-            self.timeline.add(now, "commit", merge, [])
+            self._last.append((now, "commit", merge, []))
             self.invariants.commit(merge, self.fleet.syncer.lineage)
             self.commit_times.append(now)
             self._check_pace(now)
@@ -266,3 +268,18 @@ def explore(seed: int) -> RandomSchedule:
     except Violation as violation:
         raise Violation(f"python -m experiments.bench schedules --seed={seed}: {violation}") from violation
     return schedule
+
+
+def _say(of: Any) -> str:
+    match of:
+        case actions.TellSyncer(event):
+            return f"Tell {_say(event)}"
+        case events.StepReported(report):
+            counters = " ".join(f"v{c.version}+{c.steps}" for c in report.counters)
+            return f"StepReported {report.learner}#{report.incarnation} step {report.step}: {counters}"
+        case actions.Merge(round=which, version=version, contributions=given):
+            who = ", ".join(f"{c.learner}#{c.incarnation} {c.steps} steps" for c in given)
+            return f"Merge {which.step}/{which.fragment} into version {version}: {who}"
+        case actions.Record(name=name, values=values):
+            return f"Record {name} {dict(values)}"
+    return str(of)

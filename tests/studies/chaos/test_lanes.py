@@ -17,7 +17,7 @@ from experiments.studies.chaos.lanes import (
     timelines,
 )
 from experiments.studies.chaos.lanes_figure import draw
-from experiments.studies.chaos.traces import Blow, Life, lines_of, read_trace
+from experiments.studies.chaos.traces import Blow, Life, read_trace
 
 T0 = 1_000_000.0
 
@@ -205,11 +205,6 @@ def test_a_step_that_was_told_to_two_syncers_is_one_step(made, tmp_path):
     path.write_text(path.read_text() + path.read_text())
     again = read_trace(tmp_path, tmp_path / "faults.jsonl", 2)
     assert len(again.marks["learner 0"]) == len(again.marks["learner 1"])
-
-
-def test_a_torn_last_line_is_left_out():
-    assert lines_of('{"a": 1}\n{"a": 2}\n{"a"') == [{"a": 1}, {"a": 2}]
-    assert lines_of("") == []
 
 
 def test_the_report_tells_all_of_it_and_the_figure_is_drawn(made, tmp_path):

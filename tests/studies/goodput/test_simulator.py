@@ -11,8 +11,8 @@ from ddiloco.goodput.accounting import Timelines
 from ddiloco.goodput.failures import YEAR, FailureModel
 from ddiloco.goodput.interruptions import draw_interruptions
 from ddiloco.goodput.lives import job_changes, job_chips
-from experiments.studies.goodput.analytic import elastic_goodput, inelastic_goodput
 from experiments.studies.goodput.simulator import DAY, Simulation, simulate
+from experiments.studies.goodput.systems import elastic_goodput, inelastic_goodput
 
 SYSTEMS = ("data_parallel", "elastic_data_parallel", "decoupled:2", "decoupled:4", "decoupled:8")
 

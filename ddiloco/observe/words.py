@@ -1,6 +1,8 @@
-"""Amounts as people say them."""
+"""Amounts as people say them; a dash is not known."""
 
 from __future__ import annotations
+
+import math
 
 
 def seconds(value: float | None) -> str:
@@ -16,9 +18,11 @@ def seconds(value: float | None) -> str:
     return f"{value / 3600:.1f} h" if value < 172800 else f"{value / 86400:.1f} days"
 
 
-def clock(value: float) -> str:
+def clock(value: float | None) -> str:
     """A moment of a run, as a clock that began with it shows it."""
-    minutes, second = divmod(round(value), 60)
+    if value is None:
+        return "-"
+    minutes, second = divmod(max(0, round(value)), 60)
     hours, minute = divmod(minutes, 60)
     if hours >= 48:
         return f"{value / 86400:.1f} d"
@@ -27,12 +31,12 @@ def clock(value: float) -> str:
 
 def size(value: float | None) -> str:
     """Bytes."""
-    return "-" if value is None else amount(value, "B")
+    return amount(value, "B")
 
 
 def amount(value: float | None, unit: str = "") -> str:
     """A number with three digits, and the letter of its thousands."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "-"
     prefixes = iter("kMGT")
     prefix = ""

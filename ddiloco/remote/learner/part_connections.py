@@ -1,0 +1,143 @@
+"""A learner's connections with the parts of its syncer, as long as the one with the authority lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import grpc
+
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.remote.learner.streams import Streams
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.security import Security
+from ddiloco.roles.transfer import Offer
+from ddiloco.settings.remote import RemoteConfig, backoff
+
+if TYPE_CHECKING:
+    MakeStreams = Callable[
+        [list[grpc.Channel], Sequence[tuple[str, str]], Callable[[Exception], None]], Streams
+    ]
+
+
+class _PartConnection:
+    """Keeps the connection with one part: a part that dies comes back, perhaps at another address."""
+
+    def __init__(self, connections: PartConnections, address: str) -> None:
+        self.address = address
+        self.streams: Streams | None = None  # while there is a connection
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._control: grpc.Call | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="part", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        with self._lock:
+            if self._control is not None:
+                self._control.cancel()
+
+    def _run(self) -> None:
+        failures, longest = 0, self._connections.config.longest_backoff
+        while not self._closing.is_set():
+            failures += 1
+            try:
+                self._connect()
+            except grpc.RpcError as error:
+                if error.code() is wire.CONNECT_ANEW and not self._closing.is_set():
+                    self._connections.broke(WireError("a part of the syncer has lost messages"))
+                    return
+                if error.code() is grpc.StatusCode.CANCELLED:
+                    failures = 0
+            except Exception as error:  # whatever it is, all must be connected again
+                self._connections.broke(error)
+                return
+            self._closing.wait(backoff(max(1, failures), longest))
+
+    def _connect(self) -> None:
+        """Runs one connection to its end; raises grpc.RpcError when it broke, or could not be made."""
+        made = self._connections
+        with contextlib.ExitStack() as stack:
+            channels = [
+                stack.enter_context(made.security.channel(self.address, wire.options(made.config.keepalive)))
+                for _ in range(made.config.connections)
+            ]
+            control = channels[0].stream_stream(wire.CONTROL)(iter(()), metadata=made.metadata)
+            stack.callback(control.cancel)
+            with self._lock:
+                self._control = control
+                if self._closing.is_set():
+                    return
+            streams = made.make_streams(channels, made.metadata, lambda error: control.cancel())
+            stack.callback(streams.close)
+            streams.start()
+            self.streams = streams
+            try:
+                for data in control:
+                    made.take(parse(pb.ToLearner, data))
+            finally:
+                self.streams = None
+
+
+class PartConnections:
+    """For any thread. What parts say goes to the learner's worker as what an only syncer says."""
+
+    def __init__(
+        self,
+        metadata: Sequence[tuple[str, str]],
+        security: Security,
+        config: RemoteConfig,
+        make_streams: MakeStreams,
+        take: Callable[[pb.ToLearner], None],
+        broke: Callable[[Exception], None],
+    ) -> None:
+        """`metadata`: of every call, with the session. `make_streams`: of channels, metadata and what to call
+        when they break. `take` gets a part's messages; `broke` hears that all must be connected anew."""
+        self.metadata, self.security, self.config = metadata, security, config
+        self.make_streams, self.take, self.broke = make_streams, take, broke
+        self._lock = threading.Lock()
+        self._parts: list[_PartConnection | None] = []
+        self._closed = False
+
+    def at(self, addresses: Sequence[str]) -> None:
+        """Connects with the parts at these addresses; an empty one is of a part that is not there yet."""
+        with self._lock:
+            if self._closed:
+                return
+            before = self._parts or [None] * len(addresses)
+            self._parts = [self._moved(*both) for both in zip(before, addresses, strict=True)]
+
+    def _moved(self, part: _PartConnection | None, address: str) -> _PartConnection | None:
+        if part is not None and part.address == address:
+            return part
+        if part is not None:
+            part.close()
+        if not address:
+            return None
+        made = _PartConnection(self, address)
+        made.start()
+        return made
+
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer, epoch: int) -> None:
+        """Sends an offer to the part that has the fragment; dropped while that is not there."""
+        with self._lock:
+            part = self._parts[round_id.fragment % len(self._parts)] if self._parts else None
+        streams = None if part is None else part.streams
+        if streams is not None:
+            streams.send(round_id, contribution, offer, epoch)
+
+    def close(self) -> None:
+        """Ends all of them."""
+        with self._lock:
+            self._closed = True
+            for part in self._parts:
+                if part is not None:
+                    part.close()

@@ -1,0 +1,239 @@
+"""A part of the syncer as a process: merges some of the fragments, and exchanges them with learners."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+
+from ddiloco.config import ConfigError
+from ddiloco.disk import run_mark
+from ddiloco.disk.durable import DurableState, DurableStateError
+from ddiloco.disk.ownership import owned_fragments
+from ddiloco.disk.snapshots.parts import PartWriter, parts_folder
+from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
+from ddiloco.observe import records
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.protocol.parts import Part, fragments_of
+from ddiloco.remote.syncer.fragment_calls import FragmentCalls
+from ddiloco.remote.syncer.listening import Listening
+from ddiloco.remote.syncer.session import Session
+from ddiloco.remote.syncer.uplink import PartPlace, Uplink
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.downlink import NewestFragments
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import Terms, terms_of
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.links import WHICHEVER
+from ddiloco.roles.snapshots.fragments import FragmentsRecording
+from ddiloco.roles.snapshots.messages import CutBegun
+from ddiloco.roles.syncer_worker import SyncerWorker
+from ddiloco.schema import codec
+from ddiloco.settings.experiment import step_tokens
+
+_LEAVE_SECONDS = 60.0  # for threads to end
+_RECORDS_SECONDS = 10.0  # for the last records to be confirmed
+
+
+class PartServer:
+    """Answers learners, in the sessions that the authority has opened for them."""
+
+    def __init__(
+        self, terms: Terms, security: Security, worker: SyncerWorker, uplink: Uplink, patience: float
+    ) -> None:
+        """`patience`: seconds that a learner may be ahead of the authority's word of it."""
+        self._security, self._worker, self._uplink = security, worker, uplink
+        self._patience = patience
+        self._change = threading.Condition()
+        self._sessions: dict[str, Session] = {}
+        self._attached: set[str] = set()  # sessions to which a learner has come
+        self._newest = NewestFragments()
+        self._calls = FragmentCalls(terms, self._find, worker.send, worker.take_offer, uplink.record)
+
+    def start(self, listening: Listening) -> None:
+        """Answers from now on."""
+        self._calls.handshakes = listening.handshakes
+        control = grpc.stream_stream_rpc_method_handler(self._control)
+        listening.begin({"Control": control, **self._calls.handlers})
+
+    def open(self, name: str, learner: int, process: int) -> None:
+        """A learner may come in this session; what is for it waits there until it does."""
+
+        def moved(size: int) -> None:
+            self._uplink.record(records.Transferred(learner, sent=0, received=size))
+
+        session = Session(name, learner, process, self._newest, moved=moved)
+        with self._change:
+            self._sessions[name] = session
+            self._change.notify_all()
+        self._worker.connect(learner, WHICHEVER, session)
+
+    def close(self, name: str | None = None) -> None:
+        """It may not any longer; None: no learner may, until the authority opens sessions anew."""
+        with self._change:
+            names = list(self._sessions) if name is None else [name]
+            ended = [session for n in names if (session := self._sessions.pop(n, None)) is not None]
+            self._attached.difference_update(names)
+        for session in ended:
+            session.close("connection lost")
+
+    def _find(self, name: str) -> Session | None:
+        """The session of this name; waits for one of which the authority has yet to tell."""
+        with self._change:
+            self._change.wait_for(lambda: name in self._sessions, self._patience)
+            return self._sessions.get(name)
+
+    def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """What the part asks of a learner; once a session: what was on its way is lost with the call."""
+        del requests
+        session = self._calls.session(context)
+        if self._security.caller(context).learner not in (None, session.learner):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "these are another learner's credentials")
+        with self._change:
+            again = session.name in self._attached
+            self._attached.add(session.name)
+        if again:
+            context.abort(wire.CONNECT_ANEW, "messages were lost: connect anew to the authority too")
+        if not context.add_callback(lambda: session.close("connection lost")):
+            return
+        yield from session.messages()
+
+
+class PartRun:
+    """One process that is a part of the syncer of a run."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        stop: threading.Event,
+        listening: Listening,
+        security: Security,
+        authority: str,
+        place: PartPlace,
+        folder: pathlib.Path,
+    ) -> None:
+        """`authority`: HOST:PORT. `folder`: of the durable state, the same as the authority's."""
+        e = assembly.experiment
+        self._assembly, self._stop, self._listening, self._security = assembly, stop, listening, security
+        self._place, self._folder = place, folder
+        self._terms = terms_of(e, assembly.layout)
+        self._own = fragments_of(place.part, place.parts, assembly.layout.num_fragments)
+        nothing = np.float32(0)  # what was committed takes its place
+        empty = {name: np.broadcast_to(nothing, shape) for name, shape in assembly.layout.shapes}
+        self._model = GlobalModel(assembly.layout, empty, e.outer, e.most_learners, step_tokens(e), self._own)
+        self._locks = contextlib.ExitStack()
+        self._uplink = Uplink(authority, place, self._terms, security, e.remote, self._take)
+        self._worker: SyncerWorker | None = None
+        self._server: PartServer | None = None
+        self._writer: PartWriter | None = None
+        self._over = threading.Event()  # the authority has said so
+        self._problem: str | None = None
+
+    def run(self) -> str | None:
+        """Merges until the authority has it leave or `stop` is set; why it failed, None if it did not.
+
+        Raises:
+          ConfigError: the authority refuses it, or other processes have its fragments.
+        """
+        with self._locks:
+            self._uplink.start()
+            self._model.compile()
+            while not (self._stop.wait(0.1) or self._over.is_set() or self._ended()):
+                pass
+            if self._worker is not None:
+                self._worker.stop(_LEAVE_SECONDS)
+            self._uplink.finish(_RECORDS_SECONDS)
+            if self._writer is not None:
+                self._writer.close(_RECORDS_SECONDS)
+            self._listening.stop(grace=1.0)
+        return self._failure()
+
+    def _ended(self) -> bool:
+        failed = self._worker is not None and self._worker.ended.is_set()
+        return failed or self._uplink.over.is_set() or self._problem is not None
+
+    def _failure(self) -> str | None:
+        if self._worker is not None and self._worker.failure is not None:
+            return f"it failed: {self._worker.failure}"
+        if self._uplink.refusal is not None:
+            return f"the authority refused it: {self._uplink.refusal}"
+        return "the run was started anew" if self._uplink.outdated else self._problem
+
+    # Called by the uplink's thread.
+
+    def _take(self, message: pb.ToPart) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "begin":
+            self._begin(message.begin)
+        elif kind == "leave":
+            self._over.set()
+        elif self._worker is not None and self._server is not None:
+            self._take_begun(self._worker, self._server, kind, message)
+
+    def _take_begun(
+        self, worker: SyncerWorker, server: PartServer, kind: str | None, message: pb.ToPart
+    ) -> None:
+        match kind:
+            case "news":
+                worker.send(codec.news_of(message.news))
+            case "session" if message.session.over:
+                server.close(message.session.name)
+            case "session":
+                server.open(message.session.name, message.session.learner, message.session.process)
+            case "cut_begun":
+                worker.send(CutBegun(message.cut_begun.snapshot, tuple(message.cut_begun.learners)))
+            case "offer_failed":
+                worker.send(codec.event_of(message.offer_failed))
+
+    def _begin(self, begin: pb.ToPart.Begin) -> None:
+        mark = run_mark.RunMark(begin.run, begin.start)
+        if self._server is not None:
+            self._server.close()  # the authority tells of all that are there
+            return
+        try:
+            self._load(mark, begin.epoch)
+        except (DurableStateError, run_mark.RunMarkError, ConfigError, OSError, ValueError) as error:
+            self._problem = str(error)
+
+    def _load(self, mark: run_mark.RunMark, epoch: int) -> None:
+        """Begins with what is durable of its fragments."""
+        e, place = self._assembly.experiment, self._place
+        if run_mark.begun(self._folder) != mark:
+            raise DurableStateError(f"{self._folder}: is not of the authority's run")
+        self._locks.enter_context(owned_fragments(self._folder, self._own))
+        uplink, keep = self._uplink, e.remote.keep_versions
+        durable = DurableState(self._folder, self._assembly.layout, uplink.record, self._stop, mark.run, keep)
+        durable.sweep(self._own)
+        start = durable.load(self._own)
+        start.restore(self._model)
+        core = Part(e.sync, e.train.steps, start.state, self._own, durable.lineage)
+        worker = SyncerWorker(core, self._model, uplink.record, durable=durable, pass_on=uplink.say)
+        self._writer = PartWriter(parts_folder(self._folder.parent / SNAPSHOTS))
+        recording = FragmentsRecording(place.part, self._own, epoch, self._writer, uplink.tell_of_fragments)
+        worker.take_part_in_snapshots(recording)
+        server = PartServer(self._terms, self._security, worker, uplink, e.remote.handshake)
+        uplink.mark = mark
+        self._worker, self._server = worker, server
+        worker.start()
+        server.start(self._listening)
+
+
+def run_part(
+    assembly: Assembly,
+    stop: threading.Event,
+    *,
+    listening: Listening,
+    security: Security,
+    authority: str,
+    part: int,
+    folder: pathlib.Path,
+) -> str | None:
+    """Makes and runs a PartRun that listens where `listening` does; why it failed, None if it did not."""
+    listening.claim()
+    place = PartPlace(part, assembly.experiment.remote.parts, listening.address)
+    return PartRun(assembly, stop, listening, security, authority, place, folder).run()

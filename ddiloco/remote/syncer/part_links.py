@@ -1,0 +1,286 @@
+"""The authority's end of its parts: a stream with each, on which news go out and words come in."""
+
+from __future__ import annotations
+
+import collections
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from ddiloco.disk.run_mark import RunMark
+from ddiloco.disk.snapshots.parts import PartFiles
+from ddiloco.observe import records
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
+from ddiloco.remote.syncer.listening import Handshakes
+from ddiloco.remote.syncer.session import Session
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.record_messages import part_record
+from ddiloco.remote.wire.security import PART, Security, host_of
+from ddiloco.remote.wire.terms import Terms, difference
+from ddiloco.roles.snapshots.messages import CutBegun, FragmentsWritten, VersionWritten
+from ddiloco.schema import codec
+
+MOST_WAITING = 100_000  # messages to a part that does not read; then its connection is ended
+
+
+class _Link:
+    """The connection of one part's process."""
+
+    def __init__(self, part: int, process: int) -> None:
+        self.part, self.process = part, process
+        self.listens = False  # whether its roll call has begun, before which no news is for it
+        self._change = threading.Condition()
+        self._waiting: collections.deque[pb.ToPart] = collections.deque()
+        self._closed = False
+
+    def say(self, message: pb.ToPart) -> None:
+        with self._change:
+            if len(self._waiting) >= MOST_WAITING:
+                self._closed = True
+            self._waiting.append(message)
+            self._change.notify_all()
+
+    def messages(self) -> Iterator[bytes]:
+        while True:
+            with self._change:
+                while not self._waiting or self._closed:
+                    if self._closed:
+                        return
+                    self._change.wait()
+                message = self._waiting.popleft()
+            yield message.SerializeToString()
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+
+class PartLinks:
+    """For any thread; what the worker passes on to a part keeps its order.
+
+    Attributes:
+      count: S.
+      handshakes: of the server that it answers at; set it before that begins.
+    """
+
+    handshakes: Handshakes
+
+    def __init__(
+        self,
+        count: int,
+        terms: Terms,
+        security: Security,
+        mark: RunMark,
+        send: Callable[[FromPart | PartConnected | FragmentsWritten], None],
+        record: Callable[[records.Record], None],
+        epoch: Callable[[], int],
+    ) -> None:
+        """`mark`: of what is on the disk. `send`: puts something into the worker's inbox.
+
+        `epoch`: the number of the newest snapshot that was begun.
+        """
+        self.count = count
+        self._terms, self._security, self._mark = terms, security, mark
+        self._send, self._record, self._epoch = send, record, epoch
+        self._change = threading.Condition()
+        self._links: dict[int, _Link] = {}
+        self._addresses = [""] * count
+        self._sessions: dict[str, Session] = {}
+        self._taken: dict[int, tuple[int, int]] = {}  # by part: its process, and the record that comes next
+        self._leaving = False
+
+    # What the worker and the server call.
+
+    def pass_on(self, thing: ToPart | PartConnected | CutBegun) -> None:
+        """Tells one part or all of them; a part is told nothing before its roll call."""
+        with self._change:
+            match thing:
+                case PartConnected(part):
+                    if part in self._links:
+                        self._links[part].listens = True
+                case ToPart(part, told):
+                    self._say(pb.ToPart(news=codec.news_message(told)), part)
+                case CutBegun(number, learners):
+                    self._say(pb.ToPart(cut_begun=pb.ToPart.CutBegun(snapshot=number, learners=learners)))
+
+    def forward(self, event: events.OfferFailed) -> None:
+        """Tells the part that asked."""
+        with self._change:
+            message = pb.ToPart(offer_failed=codec.message_of(event))
+            self._say(message, event.round.fragment % self.count)
+
+    def opened(self, session: Session) -> None:
+        """A learner may come to the parts in this session."""
+        with self._change:
+            self._sessions[session.name] = session
+            for link in self._links.values():
+                link.say(_told_of(session))
+
+    def closed(self, session: Session) -> None:
+        """It may not any longer."""
+        with self._change:
+            self._sessions.pop(session.name, None)
+            for link in self._links.values():
+                link.say(_told_of(session, over=True))
+
+    def tell_where(self, session: Session) -> None:
+        """Tells a learner where the parts answer."""
+        with self._change:
+            session.say(pb.ToLearner(parts_at=pb.PartsAt(addresses=self._addresses)), replaces=True)
+
+    def leave(self, timeout: float) -> bool:
+        """Has the parts end once all that they have merged is noted; whether they did."""
+        deadline = time.monotonic() + timeout
+        with self._change:
+            self._leaving = True
+            for link in self._links.values():
+                link.say(pb.ToPart(leave=pb.Leave()))
+            while self._links and (left := deadline - time.monotonic()) > 0:
+                self._change.wait(left)
+            return not self._links
+
+    def _say(self, message: pb.ToPart, part: int | None = None) -> None:
+        for link in self._links.values():
+            if link.listens and part in (None, link.part):
+                link.say(message)
+
+    # The call of a part, in threads of gRPC's.
+
+    def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The handler of the call."""
+        with self.handshakes.one(context):
+            first = next(requests, b"")
+        link = self._connected(self._hello(first, context), context)
+        if not context.add_callback(lambda: self._gone(link)):
+            self._gone(link)
+        reader = threading.Thread(
+            target=self._read, args=(link, requests), name=f"part-{link.part}", daemon=True
+        )
+        reader.start()
+        yield from link.messages()
+
+    def _hello(self, first: bytes, context: grpc.ServicerContext) -> pb.FromPart.Hello:
+        if self._security.caller(context).learner not in (None, PART):
+            whose = "these credentials are not of a syncer's process"
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, whose)
+        try:
+            message = parse(pb.FromPart, first)
+        except WireError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        hello = message.hello
+        misfit = self._misfit(hello)
+        if misfit is not None:
+            self._record(records.Alarm(f"part {hello.part} of the syncer is refused: {misfit}", time.time()))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, misfit)
+        if hello.run and RunMark(hello.run, hello.start) != self._mark:
+            context.abort(wire.CONNECT_ANEW, "the run was started anew: read it from the disk")
+        return hello
+
+    def _misfit(self, hello: pb.FromPart.Hello) -> str | None:
+        """In one line, why the part is none of this run."""
+        if hello.version != wire.VERSION:
+            return f"the authority speaks version {wire.VERSION} of the wire, the part {hello.version}"
+        if (hello.parts, hello.part < hello.parts) != (self.count, True):
+            return f"it is part {hello.part} of {hello.parts}, where there are {self.count}"
+        if hello.fingerprint != self._terms.fingerprint:
+            return "its model or fragments are others: the layouts' fingerprints differ"
+        return difference(self._terms.rules, hello.rules)
+
+    def _connected(self, hello: pb.FromPart.Hello, context: grpc.ServicerContext) -> _Link:
+        link = _Link(hello.part, hello.process)
+        with self._change:
+            present = self._links.get(hello.part)
+            if present is not None and present.process != hello.process:
+                context.abort(grpc.StatusCode.UNAVAILABLE, f"another process is part {hello.part}")
+            if present is not None:
+                present.close()
+            self._links[hello.part] = link
+            begin = pb.ToPart.Begin(run=self._mark.run, start=self._mark.start, epoch=self._epoch())
+            link.say(pb.ToPart(begin=begin))
+            if self._leaving:
+                link.say(pb.ToPart(leave=pb.Leave()))
+            for session in self._sessions.values():
+                link.say(_told_of(session))
+            self._addresses[hello.part] = _reached(hello.address, context.peer())
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            self.tell_where(session)
+        self._send(PartConnected(hello.part))
+        return link
+
+    def _gone(self, link: _Link) -> None:
+        link.close()
+        with self._change:
+            if self._links.get(link.part) is link:
+                del self._links[link.part]
+                self._change.notify_all()
+
+    def _read(self, link: _Link, requests: Iterator[bytes]) -> None:
+        try:
+            for data in requests:
+                if self._links.get(link.part) is not link or not self._take(link, parse(pb.FromPart, data)):
+                    break
+        except WireError as error:
+            alarm = f"part {link.part} of the syncer: what it sent cannot be read: {error}"
+            self._record(records.Alarm(alarm, time.time()))
+        except Exception:  # gRPC raises bare Exceptions where a stream breaks
+            pass
+        finally:
+            self._gone(link)
+
+    def _take(self, link: _Link, message: pb.FromPart) -> bool:
+        """Takes a part's message; whether another may come."""
+        match message.WhichOneof("kind"):
+            case "word":
+                self._send(FromPart(link.part, codec.word_of(message.word)))
+            case "records":
+                following = self._take_records(link, message.records)
+                link.say(pb.ToPart(records_taken=pb.RecordsTaken(next=following)))
+            case "fragments_written":
+                self._send(_written(link.part, message.fragments_written))
+            case "goodbye":
+                return False
+        return True
+
+    def _take_records(self, link: _Link, message: pb.PartRecords) -> int:
+        """Passes on the records that are new: a connection repeats what the one before may have lost."""
+        process, following = self._taken.get(link.part, (link.process, 0))
+        if process != link.process:
+            following = 0
+        for number, one in enumerate(message.records, message.first):
+            if number >= following:
+                self._record(part_record(one))
+                following = number + 1
+        self._taken[link.part] = link.process, following
+        return following
+
+
+def _told_of(session: Session, over: bool = False) -> pb.ToPart:
+    told = pb.ToPart.Session(name=session.name, learner=session.learner, process=session.process, over=over)
+    return pb.ToPart(session=told)
+
+
+def _reached(address: str, peer: str) -> str:
+    """Where learners reach a part that listens at HOST:PORT; its peer's host if that is every one."""
+    host, _, port = address.rpartition(":")
+    return f"{host_of(peer)}:{port}" if host in ("", "0.0.0.0", "[::]", "*") else address
+
+
+def _written(part: int, message: pb.FragmentsWritten) -> FragmentsWritten:
+    try:
+        files = PartFiles.from_json(json.loads(message.files)) if message.files else None
+    except ValueError as error:
+        raise WireError("malformed message", str(error)) from None
+    versions = tuple(
+        VersionWritten(RoundId(made.step, made.fragment), made.version, made.lineage)
+        for made in message.versions
+    )
+    return FragmentsWritten(part, message.snapshot, files, versions, message.problem)

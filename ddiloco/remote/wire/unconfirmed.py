@@ -1,0 +1,60 @@
+"""Messages that are kept until the other end says that it has them, whatever connection takes them there."""
+
+from __future__ import annotations
+
+import collections
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Unconfirmed(Generic[T]):
+    """Messages in their order, numbered from 0; whoever uses it sees to it that one thread does at a time.
+
+    Attributes:
+      given_up: the oldest ones, of which there were more than `most`.
+      sent: the number of the next one to send.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.given_up = self.sent = self._first = 0
+        self._most = most
+        self._kept: collections.deque[T] = collections.deque()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def end(self) -> int:
+        """The number of the next one to be put in."""
+        return self._first + len(self._kept)
+
+    @property
+    def unsent(self) -> int:
+        """How many are still to be sent."""
+        return self.end - self.sent
+
+    def append(self, message: T) -> None:
+        """Puts one in, and gives the oldest up if there are too many."""
+        self._kept.append(message)
+        if len(self._kept) > self._most:
+            self.given_up += 1
+            self.confirm(self._first + 1)
+
+    def confirm(self, following: int) -> None:
+        """The other end has all before this number."""
+        while self._kept and self._first < following:
+            self._kept.popleft()
+            self._first += 1
+        self.sent = max(self.sent, self._first)
+
+    def send_again(self) -> None:
+        """A connection is lost, and with it perhaps all that it has sent and nobody has confirmed."""
+        self.sent = self._first
+
+    def batch(self, most: int) -> tuple[int, list[T]]:
+        """The next ones to send, and the number of the first; they count as sent."""
+        first, start = self.sent, self.sent - self._first
+        chosen = [self._kept[i] for i in range(start, min(start + most, len(self._kept)))]
+        self.sent += len(chosen)
+        return first, chosen

@@ -1,0 +1,184 @@
+"""Merges fragments and makes them durable, beside the thread of the syncer that decides on it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddiloco.disk.durable import DurableState
+from ddiloco.disk.tape.recorder import SyncerTape
+from ddiloco.observe import records
+from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, pieces_sha256
+from ddiloco.outer.guards import Notice
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.roles.exchange import Arrivals, Pieces, Told, fragments_with
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrived:
+    """A learner's fragment is here, decoded and validated; `epoch`: of the last snapshot that it is after."""
+
+    event: events.FragmentArrived
+    pieces: Pieces
+    epoch: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """A merge is done and, unless nothing was merged, committed."""
+
+    event: events.MergeFinished
+    pieces: Pieces  # of the newest version
+    difference: Pieces  # from the version before, in the update codec; (): the pieces are sent
+    metrics: Mapping[str, Any]  # for the record of the round
+    sha256: bytes | None  # of the pieces of a new version; None if no tape is kept
+    empty: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """Copies of all fragments for a snapshot, after the merges so far; empty if they could not be copied."""
+
+    fragments: list[FragmentState]
+
+
+class Merging:
+    """The fragments of one process of the syncer, owned by that process's thread.
+
+    Merges run one after the other on a thread, the only one that changes the GlobalModel; meanwhile further
+    threads make fragments durable, each by itself. What comes of it goes to the owner's inbox.
+
+    Attributes:
+      under_way: rounds that are being merged; one at a time, others wait or are made durable.
+      arrivals: the offers that rounds wait with.
+      metrics: by fragment, of its newest merge, for the record of that round.
+    """
+
+    def __init__(
+        self,
+        model: GlobalModel,
+        overlap: int,
+        send: Callable[[Arrived | Merged | Gathered | Exception | events.OfferFailed], None],
+        record: Callable[[Any], None],
+        durable: DurableState | None,
+        tape: SyncerTape,
+    ) -> None:
+        """`overlap`: rounds that may merge at a time. `send` puts something into the owner's inbox."""
+        self.under_way = 0
+        self.arrivals: Arrivals[Pieces] = Arrivals()
+        self.metrics: dict[int, Mapping[str, Any]] = {}
+        self._model, self._send, self._record = model, send, record
+        self._durable, self._tape = durable, tape
+        self._committed = {p: model.fragment(p)[1] for p in model.fragments}
+        self._differences: dict[int, Pieces] = {}  # by fragment, the newest
+        self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
+        self._committer = concurrent.futures.ThreadPoolExecutor(max(1, overlap), "syncer-commit")
+        self._commits: dict[int, concurrent.futures.Future[None]] = {}  # by fragment, the merging thread's
+
+    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], epoch: int = 0) -> None:
+        """Decodes a learner's fragment on the calling thread, whichever that is.
+
+        It is decoded against the committed version: the core drops contributions that were made on another.
+        """
+        p, c = event.round.fragment, event.contribution
+        try:
+            pieces = self._model.decode(p, arrays, self._committed[p])
+            self._model.validate(p, pieces)
+        except Exception as error:
+            self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)
+            self._send(events.OfferFailed(event.round, c.learner, c.incarnation, str(error)))
+            return
+        size = sum(array.nbytes for array in arrays)
+        self._record(records.Transferred(c.learner, sent=size, received=0))
+        self._send(Arrived(event, pieces, epoch))
+
+    def told(self, event: events.FromSyncer) -> Told:
+        """The event with the fragments that go with it."""
+        told = Told(event, [self._committed[p] for p in fragments_with(event)])
+        if not isinstance(event, events.UpdateArrived):
+            return told
+        return dataclasses.replace(told, difference=self._differences.get(event.fragment, ()))
+
+    def merge(self, action: actions.Merge) -> None:
+        """Begins a merge; answered by Merged."""
+        self.under_way += 1
+        self._merger.submit(self._merge, action, self.arrivals.take(action))
+
+    def take(self, merged: Merged) -> None:
+        """Takes a merge that is done; call it before the core handles its event."""
+        self.under_way -= 1
+        p = merged.event.round.fragment
+        self.metrics[p] = merged.metrics
+        if not merged.empty:
+            self._committed[p], self._differences[p] = merged.pieces, merged.difference
+
+    def newest(self) -> list[Pieces]:
+        """The committed fragments."""
+        return [self._committed[p] for p in sorted(self._committed)]
+
+    def gather(self) -> None:
+        """Has the fragments copied for a snapshot; answered by Gathered."""
+        self._merger.submit(self._gather)
+
+    def end(self) -> None:
+        """Waits for the merge under way, and until all that was merged is durable; begins no further one."""
+        self._merger.shutdown(wait=True, cancel_futures=True)
+        self._committer.shutdown(wait=True)
+
+    # The methods below run on other threads, and change nothing of this object but the last commits.
+
+    def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
+        begun = time.monotonic()
+        try:
+            made = self._model.merge(
+                action.round.fragment,
+                [pieces for _, pieces in given],
+                [(c.steps, c.tokens) for c, _ in given],
+                [c.learner for c, _ in given],
+            )
+        except Exception as error:
+            self._send(error)
+            return
+        self._note_guarded(made.notices, action.round)
+        seconds = time.monotonic() - begun
+        commit = self._committer.submit(self._commit, action.round, made, seconds)
+        self._commits[action.round.fragment] = commit
+
+    def _commit(self, which: RoundId, made: NextVersion, merge_seconds: float) -> None:
+        """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
+        try:
+            sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
+            begun = time.monotonic()
+            needless = made.empty or self._durable is None
+            committed = needless or self._durable.commit(which, self._model)
+        except Exception as error:
+            self._send(error)
+            return
+        if committed:  # else the run is over, without this merge
+            metrics = {**made.metrics, "merge_seconds": merge_seconds}
+            if not needless:
+                metrics["disk_seconds"] = time.monotonic() - begun
+            finished = events.MergeFinished(which, made.left_out)
+            self._send(Merged(finished, made.pieces, made.difference, metrics, sha256, made.empty))
+
+    def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
+        for record in records.guarded(notices, round_id, time.time()):
+            self._record(record)
+
+    def _gather(self) -> None:
+        """Copies the fragments between two merges, and once all before are committed."""
+        concurrent.futures.wait(self._commits.values())
+        try:
+            states = [self._model.state(p) for p in self._model.fragments]
+        except Exception as error:  # such as no memory for the copies
+            self._record(
+                records.Alarm(f"a snapshot is not begun: {type(error).__name__}: {error}", time.time())
+            )
+            states = []
+        self._send(Gathered(states))

@@ -1,0 +1,80 @@
+"""What a part of the syncer gives to a snapshot: its fragments, once those who offer know of the snapshot."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Sequence
+
+from ddiloco.disk.snapshots.array_names import named
+from ddiloco.disk.snapshots.parts import PartFiles, PartWriter, SnapshotPart, fragments_part
+from ddiloco.outer.global_model import FragmentState
+from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.state import SyncerState
+from ddiloco.roles.merging import Arrived
+from ddiloco.roles.snapshots.messages import FragmentsWritten, PartWritten, VersionWritten
+
+
+class FragmentsRecording:
+    """Used by the part's thread; only writing is done on another.
+
+    An offer that was made after its learner had recorded its state waits until this part has, too: offers and
+    the word of the snapshot come over different connections.
+    """
+
+    def __init__(
+        self,
+        part: int,
+        own: Sequence[int],
+        epoch: int,
+        writer: PartWriter,
+        send: Callable[[FragmentsWritten], None],
+    ) -> None:
+        """`own`: the part's fragments. `epoch`: the newest snapshot, which is not under way any more.
+
+        `send` tells the authority, from any thread.
+        """
+        self._part, self._own = part, own
+        self._recorded = self._begun = epoch
+        self._writer, self._send = writer, send
+        self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
+
+    def holds(self, arrived: Arrived) -> bool:
+        """Whether the offer waits; a learner's next one for the fragment takes its place."""
+        if arrived.epoch <= self._recorded:
+            return False
+        self._early[arrived.event.contribution.learner, arrived.event.round.fragment] = arrived
+        return True
+
+    def begun(self, number: int) -> None:
+        """The authority has begun a snapshot; the fragments are being gathered."""
+        self._begun = max(self._begun, number)
+
+    def record(self, state: SyncerState, fragments: Sequence[FragmentState]) -> list[Arrived]:
+        """Has the fragments as they are now written; gives the offers that need not wait any longer.
+
+        Args:
+          state: what was merged of them.
+          fragments: those gathered; (): they could not be copied.
+        """
+        number, self._recorded = self._begun, self._begun
+        versions = []
+        arrays = {}
+        for p, fragment in zip(self._own, fragments, strict=False):
+            at = RoundId(state.merged_steps[p], p)
+            versions.append(VersionWritten(at, fragment.version, state.lineages[p]))
+            arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
+        if not fragments:
+            self._send(FragmentsWritten(self._part, number, None, (), "its fragments could not be copied"))
+        else:
+            name = fragments_part(self._part)
+            writing = self._writer.write(number, name, SnapshotPart(arrays, {"fragments": list(self._own)}))
+
+            def written(done: concurrent.futures.Future[PartFiles]) -> None:
+                result = PartWritten.of(self._part, number, done)
+                told = FragmentsWritten(self._part, number, result.files, tuple(versions), result.problem)
+                self._send(told)
+
+            writing.add_done_callback(written)
+        ready = [early for early in self._early.values() if early.epoch <= self._recorded]
+        self._early = {key: early for key, early in self._early.items() if early.epoch > self._recorded}
+        return ready

@@ -1,0 +1,124 @@
+"""A syncer of several processes: an authority and parts, of which any may die and come back."""
+
+import json
+import signal
+
+from ddiloco.disk import array_file
+from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
+from tests.integration.hand import LIMIT, assert_counted_once, assert_nothing_twice
+
+CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)", "--config.remote.parts=2")
+TWO = ("--config.driver=remote", "--config.remote.parts=2")
+WAITING = (
+    "--config=configs/dense.py:streaming",
+    "--config.sync.max_run_ahead=0",
+    "--config.sync.interval=6",
+    "--config.train.min_step_seconds=()",
+)
+
+
+def summary_of(workdir):
+    return json.loads((workdir / "summary.json").read_text())
+
+
+def test_where_all_are_waited_for_two_parts_come_to_the_parameters_of_threads(programs, tmp_path):
+    found = []
+    for name, changes in (("threads", ["--config.driver=local"]), ("parts", TWO)):
+        done = programs.train(tmp_path / name, *WAITING, *changes)
+        assert (done.returncode, done.stderr) == (0, "")
+        summary = summary_of(tmp_path / name)
+        assert (summary["finished"], summary["drops"]) == (True, {})
+        of_all = ("params_sha256", "eval_loss", "outer_steps", "bytes_sent", "bytes_received")
+        found.append([summary[name] for name in of_all])
+    assert found[0] == found[1]
+    assert found[0][2] == {"0": 2, "1": 2, "2": 2}
+    done = programs.run("replay", f"--workdir={tmp_path / 'parts'}")
+    assert (done.returncode, "config.remote.parts is 2" in done.stderr) == (2, True), done.stderr
+
+
+def durable(job):
+    """By fragment, the version on disk; loading sees that no file is damaged."""
+    paths = sorted((job.workdir / "syncer").glob("fragment-*"))
+    headers = [array_file.load(path, b"ddiloco fragment 1\n")[0] for path in paths]
+    return [header["version"] for header in headers]
+
+
+def more_of(job, fragments, by=2):
+    """Whether each of these fragments gets so many more versions from now on."""
+    before = durable(job)
+    return lambda: all(durable(job)[p] >= before[p] + by for p in fragments)
+
+
+def test_any_process_dies_and_nothing_is_lost_or_merged_twice(job):
+    syncer, learners = job.syncer(), [job.learner(m) for m in (0, 1)]
+    parts = [job.part(0), job.part(1, affliction="merge:3")]
+    parts[1].wait(LIMIT)
+    assert parts[1].returncode == -signal.SIGKILL, parts[1].communicate()
+    before = durable(job)
+    assert before[1] == 2, "the third merge was not committed"
+    job.wait_for(more_of(job, [0, 2]), "merges of the other part", [syncer, parts[0], *learners])
+    assert durable(job)[1] == before[1]
+    parts[1] = job.part(1, affliction="write:4")
+    parts[1].wait(LIMIT)
+    assert parts[1].returncode == -signal.SIGKILL, parts[1].communicate()
+    assert durable(job)[1] == before[1] + 3
+    parts[1] = job.part(1)
+    job.wait_for(more_of(job, [0, 1, 2]), "merges of all", [syncer, *parts, *learners])
+    syncer.kill()
+    own = [job.own_step(m) for m in (0, 1)]
+    on = lambda: all(job.own_step(m) > own[m] + 10 for m in (0, 1))  # noqa: E731
+    job.wait_for(on, "steps without an authority", [*parts, *learners])
+    syncer = job.syncer("--resume")
+    job.wait_for(more_of(job, [0, 1, 2]), "merges with the new authority", [syncer, *parts, *learners])
+    both = lambda: any(r["learners"] == [0, 1] for r in job.rounds())  # noqa: E731
+    job.wait_for(both, "a merge of both", [syncer, *parts, *learners])
+    assert job.end(syncer)[0] == 143
+    assert [job.left(process)[0] for process in (*learners, *parts)] == [0, 0, 0, 0]
+    assert_nothing_twice(job)
+    assert_counted_once(job, (0, 1))
+    for p, version in enumerate(durable(job)):
+        made = [r["version"] for r in job.rounds() if r["fragment"] == p]
+        assert made == sorted(made) and made[-1] == version
+    assert job.summary()["outer_steps"] == {str(p): version for p, version in enumerate(durable(job))}
+    # The same run with another number of parts.
+    three = "--config.remote.parts=3"
+    syncer, parts = job.syncer("--resume", three), [job.part(part, three) for part in range(3)]
+    learners = [job.learner(m, three) for m in (0, 1)]
+    job.wait_for(more_of(job, [0, 1, 2], by=1), "merges of three", [syncer, *parts, *learners])
+    old = job.part(1)  # of two
+    assert job.left(old)[0] == 1
+    assert job.end(syncer)[0] == 143
+    assert [job.left(process)[0] for process in (*learners, *parts)] == [0] * 5
+    assert_nothing_twice(job)
+
+
+def test_a_snapshot_of_two_parts_is_one_cut_and_a_run_of_one_process_resumes_from_it(programs, tmp_path):
+    workdir = tmp_path / "run"
+    more = ("--config.train.steps=48", "--config.snapshot.every=8", "--config.snapshot.keep=1000")
+    done = programs.train(workdir, *TWO, *more)
+    assert done.returncode == 0, done.stderr
+    summary = summary_of(workdir)
+    store = SnapshotStore(workdir / FOLDER, 1000)
+    newest = store.newest(lambda line: None)
+    assert summary["snapshots"] and newest is not None
+    rounds = [json.loads(line) for line in (workdir / "rounds.jsonl").read_text().splitlines()]
+    learners = [f"learner_{m:03d}" for m in newest.header["learners"]]
+    assert learners and set(newest.parts) == {"syncer", "fragments_000", "fragments_001", *learners}
+    for number in range(1, newest.number + 1):
+        try:
+            snapshot = store.open(number)
+        except Exception:  # given up
+            continue
+        versions = snapshot.header["versions"]
+        assert snapshot.state("syncer")["versions"] == versions
+        for m in snapshot.header["learners"]:
+            state = snapshot.state(f"learner_{m:03d}")
+            for p, (version, *_) in enumerate(state["fragments"]):
+                assert version <= versions[p]
+            given = [c for r in rounds if r["version"] <= versions[r["fragment"]] for c in r["contributions"]]
+            assert all(step <= state["clock"] for learner, _, _, step, *_ in given if learner == m)
+    more = ("--config.driver=remote", "--config.train.steps=60", "--config.resume=true")
+    done = programs.train(workdir, *more)
+    assert done.returncode == 0, done.stderr
+    assert summary_of(workdir)["finished"]
+    assert summary_of(workdir)["step"] > newest.header["step"]

@@ -36,12 +36,12 @@ class Assignment:
       processes: how many the learner has.
       coordinator: HOST:PORT of the learner's process 0, where it has several.
       syncer: HOST:PORT, at which the syncer listens and to which learners and its parts connect.
-      part: which part of the syncer this is, from 0.
-      listen: HOST:PORT, at which a part answers learners.
       workdir: the run's folder for syncer and evaluator, a learner's for what it keeps; None: it keeps none.
       resume: whether a syncer goes on with the run in the workdir; None: if one has begun there.
       health: HOST:PORT at which probes are answered; empty: nowhere.
       grace: seconds from the word to stop to the end of the process; 0: as many as it takes.
+      part: which part of the syncer this is, from 0.
+      listen: HOST:PORT, at which a part answers learners.
     """
 
     role: str
@@ -50,12 +50,12 @@ class Assignment:
     processes: int = 1
     coordinator: str = ""
     syncer: str = "127.0.0.1:7070"
-    part: int = 0
-    listen: str = ""
     workdir: pathlib.Path | None = None
     resume: bool | None = False
     health: str = ""
     grace: float = 0.0
+    part: int = 0
+    listen: str = ""
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ WORKDIR = pathlib.Path("/data/run")
 CASES = [
     Assignment("syncer", syncer="10.0.0.1:7070", workdir=WORKDIR, resume=None, health="0.0.0.0:8080"),
     Assignment("syncer", workdir=WORKDIR, grace=25.0, resume=True),
+    Assignment("part", syncer="syncer:7070", part=1, listen="10.0.0.2:7170", workdir=WORKDIR),
     Assignment("learner", learner=0, syncer="syncer:7070"),
     Assignment("learner", 3, 1, 4, "host-0:8476", "syncer:7070", WORKDIR, health=":8080", grace=2.5),
     Assignment("evaluator", workdir=WORKDIR, health="[::]:8080"),
@@ -33,7 +34,7 @@ def program(programs):
 
 @pytest.mark.parametrize("given", CASES, ids=lambda given: given.name)
 def test_the_program_reads_what_the_launcher_says(given, program):
-    done = program(given.role, given.environment())
+    done = program(given.module.rpartition(".")[2], given.environment())
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)[0]
     if given.role == "evaluator":

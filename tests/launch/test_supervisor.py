@@ -32,7 +32,7 @@ with open({path!r}, "a") as file:
 class Run:
     """A supervisor of small programs, in a thread."""
 
-    def __init__(self, folder, syncer, *learners, spare=None, environment=os.environ):
+    def __init__(self, folder, syncer, *learners, spare=None, part=None, environment=os.environ):
         self.folder, self.told, self.ends = folder, [], []
         self.environment = environment
         self.stop, self.codes = threading.Event(), []
@@ -49,6 +49,7 @@ class Run:
             late_seconds=2.0,
             observe=lambda name, pid, code: code is not None and self.ends.append(name),
             spares=spares,
+            parts=[] if part is None else [self._role("part", part)],
         )
         self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
         self._thread.start()
@@ -90,8 +91,8 @@ def importable(tmp_path, monkeypatch):
 def run(tmp_path):
     made = []
 
-    def start(*programs):
-        made.append(Run(tmp_path, *programs))
+    def start(*programs, **more):
+        made.append(Run(tmp_path, *programs, **more))
         return made[-1]
 
     yield start
@@ -115,6 +116,16 @@ def test_a_killed_syncer_is_started_again_to_go_on(run):
     it.kill("syncer")
     until(lambda: len(it.starts("syncer")) == 2)
     assert [words[1:] for words in it.starts("syncer")] == [[], ["again"]]
+
+
+def test_a_killed_part_of_the_syncer_is_started_again_and_one_that_cannot_be_ends_the_run(run):
+    it = run(ENDS_AT_THE_WORD, STANDS, part=STANDS)
+    for again in range(1, 4):  # restarts + 1
+        until(lambda again=again: len(it.starts("part")) == again)
+        it.kill("part")
+    assert it.end() == 1
+    assert it.told[-1] == "a part of the syncer cannot be started any more"
+    assert len(it.starts("syncer")) == len(it.starts("learner 0")) == 1
 
 
 def test_the_word_to_stop_goes_to_the_syncer_and_all_end(run):

@@ -93,7 +93,7 @@ class SyncerEnd:
             config,
             self._connect,
             self.heard.put,
-            lambda *offer: self.offers.put(offer),
+            lambda event, arrays, epoch: self.offers.put((event, arrays)),
             self.records.append,
             **more,
         )

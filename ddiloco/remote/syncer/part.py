@@ -161,7 +161,7 @@ class PartRun:
         if self._worker is not None and self._worker.failure is not None:
             return f"it failed: {self._worker.failure}"
         if self._uplink.refusal is not None:
-            return f"the authority refused it: {self._uplink.refusal}"
+            return f"it is not connected any more: {self._uplink.refusal}"
         return "the run was started anew" if self._uplink.outdated else self._problem
 
     # Called by the uplink's thread.

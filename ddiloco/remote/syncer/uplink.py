@@ -16,7 +16,7 @@ from ddiloco.observe import records
 from ddiloco.protocol import news
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.agreement import parse
 from ddiloco.remote.wire.record_messages import part_record_message
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
@@ -58,7 +58,7 @@ class Uplink:
     ) -> None:
         """`authority`: HOST:PORT. `take` gets every message, and may take its time."""
         self.mark = RunMark("", "")  # of what the part has loaded
-        self.refusal: str | None = None  # why the authority will never let it in
+        self.refusal: str | None = None  # why there will never be a connection any more
         self.outdated = False  # whether the run was started anew: this process cannot go on with it
         self.over = threading.Event()  # nothing comes any more
         self._authority, self._place, self._terms = authority, place, terms
@@ -129,8 +129,8 @@ class Uplink:
                 if wire.permanent(error.code()):
                     self.refusal = error.details() or error.code().name
                 self.outdated = error.code() is wire.CONNECT_ANEW
-            except WireError as error:
-                self.refusal = str(error)
+            except Exception as error:  # of what it has taken: this process is of no use any more
+                self.refusal = f"{type(error).__name__}: {error}"
             finally:
                 with self._change:
                     self._control = None

@@ -1,0 +1,154 @@
+"""The stream between a syncer's authority and its parts: who is let in, and what comes over it, once."""
+
+import contextlib
+import queue
+
+import grpc
+import pytest
+
+from ddiloco.disk.run_mark import RunMark
+from ddiloco.observe import records
+from ddiloco.protocol import news
+from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
+from ddiloco.remote.syncer.part_links import PartLinks
+from ddiloco.remote.syncer.uplink import PartPlace, Uplink
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.security import Security
+from ddiloco.roles.snapshots.messages import CutBegun
+from ddiloco.schema import codec
+from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, until
+
+TOKENS = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})
+MARK, NONE = RunMark("run", "start"), RunMark("", "")
+COMMITTED = news.Committed(RoundId(4, 1), 2, 7)
+
+
+class AuthorityEnd:
+    """A server for two parts, what its worker would hear, and its monitor."""
+
+    def __init__(self, security, mark=MARK, address="127.0.0.1:0"):
+        self.heard, self.records = queue.SimpleQueue(), []
+        self.links = PartLinks(2, TERMS, security, mark, self.heard.put, self.records.append, lambda: 3)
+        self.end = SyncerEnd(security=security, address=address, parts=self.links)
+
+    def next(self):
+        return self.heard.get(timeout=PATIENCE)
+
+
+class PartEnd:
+    """The uplink of a part, and what comes."""
+
+    def __init__(self, address, security, part=0, parts=2, mark=NONE):
+        self.heard = queue.SimpleQueue()
+        place = PartPlace(part, parts, f"127.0.0.1:{7100 + part}")
+        self.uplink = Uplink(address, place, TERMS, security, CONFIG, self.heard.put)
+        self.uplink.mark = mark
+        self.uplink.start()
+
+    def next(self, kind):
+        message = self.heard.get(timeout=PATIENCE)
+        assert message.HasField(kind), message
+        return getattr(message, kind)
+
+
+@pytest.fixture
+def stack():
+    with contextlib.ExitStack() as made:
+        yield made
+
+
+def connected(stack, security=TOKENS):
+    authority = AuthorityEnd(security)
+    stack.callback(authority.end.server.stop, 1.0)
+    part = PartEnd(authority.end.address, security)
+    stack.callback(part.uplink.finish, 1.0)
+    begin = part.next("begin")
+    assert (begin.run, begin.start, begin.epoch) == ("run", "start", 3)
+    assert authority.next() == PartConnected(0)
+    return authority, part
+
+
+def test_news_come_in_order_after_the_roll_call_and_words_and_records_once(stack):
+    authority, part = connected(stack)
+    authority.links.pass_on(ToPart(None, news.AllPresent()))  # before its roll call: it will hear it there
+    authority.links.pass_on(PartConnected(0))
+    said = [news.RollCall(), news.Admitted(1, 5), news.Noted(RoundId(4, 1))]
+    for told in (*said[:2], said[2]):
+        authority.links.pass_on(ToPart(0, told))
+    authority.links.pass_on(ToPart(1, news.AllPresent()))  # which is not there
+    authority.links.pass_on(CutBegun(4, (0, 1)))
+    assert [codec.news_of(part.next("news")) for _ in said] == said
+    assert list(part.next("cut_begun").learners) == [0, 1]
+    part.uplink.say(COMMITTED)
+    assert authority.next() == FromPart(0, COMMITTED)
+    noted = records.Noted("round", {"fragment": 1, "learners": [0]}, 5.0)
+    for record in (noted, records.Transferred(1, 2, 3)):
+        part.uplink.record(record)
+    until(lambda: authority.records == [noted, records.Transferred(1, 2, 3)], "the records")
+
+
+def test_a_part_outlives_its_authority_and_repeats_no_record(stack):
+    authority, part = connected(stack)
+    part.uplink.record(records.Alarm("first", 1.0))
+    until(lambda: len(authority.records) == 1, "the first record")
+    port = authority.end.port
+    authority.end.server._listening.stop(grace=None)
+    part.uplink.say(COMMITTED)  # nobody hears it
+    part.uplink.record(records.Alarm("second", 2.0))
+    other = AuthorityEnd(TOKENS, address=f"127.0.0.1:{port}")
+    stack.callback(other.end.server.stop, 1.0)
+    assert other.next() == PartConnected(0)
+    until(lambda: other.records, "the second record")
+    assert records.Alarm("second", 2.0) in other.records
+    part.uplink.finish(PATIENCE)
+    until(lambda: not other.links._links, "the goodbye")
+
+
+def test_who_is_no_part_of_the_run_is_refused(stack):
+    authority, _ = connected(stack)
+    address = authority.end.address
+    refusals = []
+    for security, part, parts in (
+        (Security(tokens={0: "another token"}), 1, 2),
+        (TOKENS, 1, 3),
+        (TOKENS, 2, 2),
+    ):
+        other = PartEnd(address, security, part, parts)
+        assert other.uplink.over.wait(PATIENCE)
+        refusals.append(other.uplink.refusal)
+    assert "token" in refusals[0]
+    assert refusals[1:] == ["it is part 1 of 3, where there are 2", "it is part 2 of 2, where there are 2"]
+    with TOKENS.of(0).channel(address, []) as channel:  # a learner with the credentials of its own
+        call = channel.stream_stream("/ddiloco.wire.Syncer/Part")
+        hello = pb.FromPart(hello=pb.FromPart.Hello(part=1, parts=2)).SerializeToString()
+        with pytest.raises(grpc.RpcError, match="not of a syncer's process"):
+            next(call(iter([hello]), metadata=TOKENS.of(0).metadata))
+
+
+def test_a_second_process_waits_and_one_of_another_start_must_read_anew(stack):
+    authority, _ = connected(stack)
+    second = PartEnd(authority.end.address, TOKENS)
+    stack.callback(second.uplink.finish, 1.0)
+    old = PartEnd(authority.end.address, TOKENS, part=1)
+    assert old.next("begin").run == "run"
+    old.uplink.finish(1.0)
+    again = PartEnd(authority.end.address, TOKENS, part=1, mark=RunMark("run", "before a rollback"))
+    assert again.uplink.over.wait(PATIENCE)
+    assert again.uplink.outdated
+    assert second.heard.empty()
+
+
+def test_learners_hear_where_parts_are_and_of_each_that_comes(stack):
+    authority, _ = connected(stack)
+    learner = LearnerEnd(authority.end.address, security=TOKENS.of(0))
+    stack.callback(learner.client.finish, 1.0)
+    until(lambda: learner.client._connection is not None, "the connection")
+    parts = learner.client._connection._parts
+    until(lambda: [p and p.address for p in parts._parts] == ["127.0.0.1:7100", None], "the first part")
+    other = PartEnd(authority.end.address, TOKENS, part=1)
+    stack.callback(other.uplink.finish, 1.0)
+    assert other.next("begin").run == "run"
+    assert other.next("session").learner == 0  # which is open already
+    at = ["127.0.0.1:7100", "127.0.0.1:7101"]
+    until(lambda: [p and p.address for p in parts._parts] == at, "both parts")

@@ -81,7 +81,7 @@ class DurableState:
 
     def sweep(self, fragments: Sequence[int] | None = None) -> None:
         """Removes what syncers that were killed had under way: of these fragments, None: of all else."""
-        for name in ["[!f]"] if fragments is None else map(self._name, fragments):
+        for name in ["[!f]"] if fragments is None else [self._path(p).name for p in fragments]:
             array_file.sweep(self.folder, name)
 
     def replace(self, start: Start) -> None:

@@ -22,7 +22,7 @@ from ddiloco.run import job
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment
 from ddiloco.virtual.from_settings import chips_by_learner
-from ddiloco.virtual.run import run_virtual
+from ddiloco.virtual.run import VirtualRun as FleetRun
 from tests import workbench
 
 
@@ -55,7 +55,7 @@ class Workshop:
         def compiled(step: OuterStep, *key: Hashable) -> Any:
             return self._once((step._config, step._num_learners, *key), lambda: make(step, *key))
 
-        def decoder(decode: FragmentDecoder, shapes: Any) -> Any:
+        def decoder(decode: FragmentDecoder, shapes: Hashable) -> Any:
             return self._once(("decoder", decode._name, shapes), lambda: make_decoder(decode, shapes))
 
         with (
@@ -68,9 +68,13 @@ class Workshop:
     def run(self, experiment: Experiment, stop: threading.Event | None = None) -> "VirtualRun":
         """Runs the experiment to its end."""
         taken: list[Any] = []
-        runner = run_virtual_baseline if experiment.algorithm in BASELINES else run_virtual
+        stop = stop or threading.Event()
         with self.open():
-            outcome = runner(self.assembly(experiment), taken.append, stop or threading.Event())
+            assembly = self.assembly(experiment)
+            if experiment.algorithm in BASELINES:
+                outcome = run_virtual_baseline(assembly, taken.append, stop)
+            else:
+                outcome = FleetRun(assembly, taken.append, stop).run()
         return VirtualRun(outcome, taken, experiment)
 
     def timed(self, experiment: Experiment) -> "VirtualRun":

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddiloco.disk.snapshots.resuming import snapshot_header
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
@@ -26,7 +27,7 @@ from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.resuming import DonatedInner, Origin, run_of
 from ddiloco.roles.snapshots.recording import LearnerRecording
-from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
+from ddiloco.roles.snapshots.taking import SnapshotTaker
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.roles.transfer import Offer

@@ -37,7 +37,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def read_lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each line of a .jsonl with its value, {} for a torn line; nothing if there is no file."""
     try:
-        lines = path.read_text().splitlines(keepends=True)
+        lines = path.read_text(errors="replace").splitlines(keepends=True)
     except OSError:
         return
     for line in lines:

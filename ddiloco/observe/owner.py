@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import pathlib
 
@@ -23,7 +24,7 @@ class Owner:
 
     def check(self) -> None:
         """Raises OSError if another run has the folder now."""
-        if self._own is not None and self._found() not in (None, self._own):
+        if self._own is not None and self._found() not in (None, self._own) and self._is_locked():
             raise OSError(errno.ESTALE, "another run has taken the folder")
 
     def _found(self) -> tuple[int, int] | None:
@@ -31,3 +32,11 @@ class Owner:
             found = os.stat(self._lock)
             return found.st_dev, found.st_ino
         return None
+
+    def _is_locked(self) -> bool:
+        with contextlib.suppress(FileNotFoundError), self._lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False

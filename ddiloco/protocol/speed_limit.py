@@ -41,7 +41,8 @@ class SpeedLimit:
         self._was_away = bool(state.step or state.incarnations)
         self._began: float | None = None
         self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
-        self._before = self._step, self._at  # the same as the last pause began
+        self._median: float | None = None  # of a step, in seconds, as last known
+        self._before = self._step, self._at, 1.0  # as the last pause began: step, time and median
         self._heard = self._paused_until = 0.0  # when a learner last spoke; until when the pause counts
         self._known = self._left = state.step  # the furthest step that was believed; and where the syncer was
         self._claims = dict.fromkeys((learner for learner, _ in state.incarnations), state.step)
@@ -61,7 +62,8 @@ class SpeedLimit:
             return step <= self._vouched()
         certain = self._certain(members, now)
         if now < self._paused_until:
-            certain = max(certain, self._certain(members, now, self._before))
+            before, at, median = self._before
+            certain = max(certain, before + (now - at) * FASTEST / median)
         return step <= certain + self._policy.interval
 
     def reached(self, step: int, members: Membership, now: float) -> float | None:
@@ -94,14 +96,16 @@ class SpeedLimit:
         return self._was_away and now < began + self._policy.silence_timeout
 
     def _listen(self, members: Membership, now: float) -> None:
+        """Notices the end of a pause; the median is of before it, as its learners count as silent by now."""
         gap, self._heard = now - self._heard, now
-        if gap > PAUSE * (_median_step(members) or float("inf")) and now + gap > self._paused_until:
-            self._before, self._paused_until = (self._step, self._at), now + gap
+        if self._median and gap > PAUSE * self._median and now + gap > self._paused_until:
+            self._before, self._paused_until = (self._step, self._at, self._median), now + gap
+        self._median = _median_step(members) or self._median
 
-    def _certain(self, members: Membership, now: float, since: tuple[float, float] | None = None) -> float:
-        step, at = since or (self._step, self._at)
+    def _certain(self, members: Membership, now: float) -> float:
         median = _median_step(members)
-        return step + (now - at) / (SHORTEST_STEP if median is None else median / FASTEST)
+        shortest = SHORTEST_STEP if median is None else median / FASTEST
+        return self._step + (now - self._at) / shortest
 
 
 def _median_step(members: Membership) -> float | None:

@@ -24,13 +24,14 @@ from ddiloco.roles.links import WHICHEVER, LearnerLink, Links
 from ddiloco.roles.merging import Arrived, Gathered, Merged, Merging
 from ddiloco.roles.snapshots.fragments import FragmentsRecording
 from ddiloco.roles.snapshots.messages import (
+    Completed,
     CutBegun,
     FragmentsWritten,
     PartWritten,
     SnapshotMessage,
     StateRecorded,
 )
-from ddiloco.roles.snapshots.taking import Completed, SnapshotTaker
+from ddiloco.roles.snapshots.taking import SnapshotTaker
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the last snapshot to be written once the run is over
@@ -84,7 +85,7 @@ class SyncerWorker:
         the syncer, without waiting; a PartConnected says that the part is told all from now on.
         """
         self._snapshots: SnapshotTaker | None = None
-        self._recording: FragmentsRecording | None = None
+        self._recording: FragmentsRecording[Arrived] | None = None
         self.core: Any = core
         self.ended = threading.Event()  # finished, stopped or failed
         self.failure: str | None = None
@@ -112,7 +113,7 @@ class SyncerWorker:
         """Has snapshots taken; call it before `start`."""
         self._snapshots = taker
 
-    def take_part_in_snapshots(self, recording: FragmentsRecording) -> None:
+    def take_part_in_snapshots(self, recording: FragmentsRecording[Arrived]) -> None:
         """Has a part's fragments recorded when the authority takes a snapshot; call it before `start`."""
         self._recording = recording
 
@@ -220,11 +221,12 @@ class SyncerWorker:
 
     def _comes_early(self, arrived: Arrived) -> bool:
         """Whether an offer is here before what its learner told the authority; then it waits for that."""
-        if self._recording is not None and self._recording.holds(arrived):
+        learner, fragment = arrived.event.contribution.learner, arrived.event.round.fragment
+        if self._recording is not None and self._recording.holds(learner, fragment, arrived.epoch, arrived):
             return True
         if not isinstance(self.core, Part) or not self.core.is_early(arrived.event):
             return False
-        self._early[arrived.event.contribution.learner, arrived.event.round.fragment] = arrived
+        self._early[learner, fragment] = arrived
         return True
 
     def _take_of_another(

@@ -76,10 +76,6 @@ def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool
 def scale_by_clock(config: InnerConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
     """Multiplies updates by minus the learning rate at `clock`, an extra argument (int32 scalar)."""
 
-    def init(params: optax.Params) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
     def update(
         updates: optax.Updates,
         state: optax.EmptyState,
@@ -92,7 +88,7 @@ def scale_by_clock(config: InnerConfig, total_steps: int) -> optax.GradientTrans
         rate = learning_rate_at(config, total_steps, clock)
         return jax.tree.map(lambda leaf: -rate * leaf, updates), state
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
 
 def make_inner_optimizer(

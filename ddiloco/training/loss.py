@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,68 +44,44 @@ def statistics(config: Any, sums: LossSums) -> Mapping[str, Any]:
 Loss = Callable[[Any, Mapping[str, jax.Array], Batch, float, Constrain], LossSums]
 
 
-def next_token_loss(
-    config: Any,
-    params: Mapping[str, jax.Array],
-    batch: Batch,
-    z_loss: float = 0.0,
-    constrain: Constrain = unconstrained,
-) -> LossSums:
-    """Cross-entropy of `targets` where `weights` is 1, plus `z_loss` times the squared log-normaliser.
+def _loss_of(inputs: Sequence[str], targets: str, judge: bool = False) -> Loss:
+    """Cross-entropy of the targets where `weights` is 1, given these arrays of a batch.
 
-    The z-loss is that of PaLM (arXiv 2204.02311, section 5). The model's penalty is in the objective only.
+    `z_loss` times the squared log-normaliser is added (PaLM, arXiv 2204.02311, section 5). The model's
+    penalty is in the objective only. With `judge`, a row is an answer, and it is correct if each of its
+    targets that counts is the likeliest.
     """
-    inputs = batch["inputs"], batch["positions"], batch["segments"]
-    found = output(config, params, *inputs, constrain=constrain)
-    return _cross_entropy(found, batch["targets"], batch["weights"], z_loss)[0]
+
+    def loss(
+        config: Any,
+        params: Mapping[str, jax.Array],
+        batch: Batch,
+        z_loss: float = 0.0,
+        constrain: Constrain = unconstrained,
+    ) -> LossSums:
+        found = output(config, params, *(batch[name] for name in inputs), constrain=constrain)
+        normaliser, of_target, right = _by_target(found, batch[targets], judge)
+        counted = batch["weights"].astype(jnp.float32)
+        nll = jnp.sum((normaliser - of_target) * counted)
+        objective = nll + z_loss * jnp.sum(normaliser**2 * counted) if z_loss else nll
+        sums = dict(found.sums)
+        if judge:
+            counts = batch["weights"] > 0
+            of_row = tuple(range(1, counts.ndim))
+            answers_B = jnp.any(counts, axis=of_row)
+            correct_B = jnp.all(right | ~counts, axis=of_row) & answers_B
+            sums["correct"] = jnp.sum(correct_B, dtype=jnp.float32)
+            sums["answers"] = jnp.sum(answers_B, dtype=jnp.float32)
+        return LossSums(objective + found.penalty, nll, jnp.sum(batch["weights"]), sums)
+
+    return loss
 
 
-def label_loss(
-    config: Any,
-    params: Mapping[str, jax.Array],
-    batch: Batch,
-    z_loss: float = 0.0,
-    constrain: Constrain = unconstrained,
-) -> LossSums:
-    """Cross-entropy of `label` (B,) given `image` (B, H, W, C); correct if the label is the likeliest.
-
-    An image counts as one token. z-loss and penalty as in `next_token_loss`.
-    """
-    found = output(config, params, batch["image"], constrain=constrain)
-    sums, correct_B = _cross_entropy(found, batch["label"], batch["weights"], z_loss, judge=True)
-    return _answered(sums, correct_B, batch["weights"] > 0)
-
-
-def caption_loss(
-    config: Any,
-    params: Mapping[str, jax.Array],
-    batch: Batch,
-    z_loss: float = 0.0,
-    constrain: Constrain = unconstrained,
-) -> LossSums:
-    """Cross-entropy of `targets` (B, L) given `image` and `inputs`.
-
-    A caption is correct if each target that counts is the likeliest token given those before it, that is, if
-    greedy decoding writes it without a mistake. z-loss and penalty as in `next_token_loss`.
-    """
-    found = output(config, params, batch["image"], batch["inputs"], constrain=constrain)
-    sums, right_BxL = _cross_entropy(found, batch["targets"], batch["weights"], z_loss, judge=True)
-    counts_BxL = batch["weights"] > 0
-    return _answered(sums, jnp.all(right_BxL | ~counts_BxL, axis=-1), jnp.any(counts_BxL, axis=-1))
-
-
-def _cross_entropy(
-    found: Output, targets: jax.Array, weights: jax.Array, z_loss: float, judge: bool = False
-) -> tuple[LossSums, jax.Array]:
-    """The sums over targets (...); weights (...) are 1 where a target counts, else 0.
-
-    With `judge` also whether each target is the likeliest, bool (...).
-    """
-    normaliser, of_target, right = _by_target(found, targets, judge)
-    counted = weights.astype(jnp.float32)
-    nll = jnp.sum((normaliser - of_target) * counted)
-    objective = nll + z_loss * jnp.sum(normaliser**2 * counted) if z_loss else nll
-    return LossSums(objective + found.penalty, nll, jnp.sum(weights), dict(found.sums)), right
+next_token_loss = _loss_of(("inputs", "positions", "segments"), "targets")
+label_loss = _loss_of(("image",), "label", judge=True)
+"""Of `label` (B,) given `image` (B, H, W, C); an image counts as one token."""
+caption_loss = _loss_of(("image", "inputs"), "targets", judge=True)
+"""Of `targets` (B, L); a caption is correct if greedy decoding writes it without a mistake."""
 
 
 def _by_target(output: Output, targets: jax.Array, judge: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -143,11 +119,3 @@ def _compared(logits: jax.Array, targets: jax.Array, judge: bool) -> tuple[jax.A
     of_target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
     right = jnp.argmax(logits, axis=-1) == targets if judge else jnp.zeros(targets.shape, bool)
     return normaliser, of_target, right
-
-
-def _answered(sums: LossSums, correct_B: jax.Array, counts_B: jax.Array) -> LossSums:
-    answers = {
-        "correct": jnp.sum(correct_B & counts_B, dtype=jnp.float32),
-        "answers": jnp.sum(counts_B, dtype=jnp.float32),
-    }
-    return sums._replace(model={**sums.model, **answers})

@@ -22,14 +22,8 @@ def row(
 ) -> dict[str, Any]:
     """One measurement, the thing it is held against, taken in the same run, and what cannot be passed.
 
-    Args:
-      name: of the measurement.
-      measured: in `unit`.
-      reference: in `unit`.
-      limit: in `unit`.
-      unit: as readers know it.
-      ratio: where it is taken pair by pair; None: measured / reference.
-      **more: further figures, each with a unit in its name or none at all.
+    `ratio`: where it is taken pair by pair; None: measured / reference. `more`: further figures, each with a
+    unit in its name or none at all.
     """
     ratio = measured / reference if ratio is None else ratio
     figures = {"ratio": ratio, "reference": reference, "measured": measured, "limit": limit}

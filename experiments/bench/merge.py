@@ -25,10 +25,7 @@ LIMIT = "memory_copy"
 
 
 def run(quick: bool = False) -> list[dict]:
-    """Measures on the CPU device.
-
-    Args:
-      quick: few repetitions, and fragments of 2 MiB.
+    """Measures on the CPU device; `quick`: few repetitions, and fragments of 2 MiB.
 
     Returns:
       A row per measurement, in GB/s of payload: `measured`, `reference` (the plain jitted weighted average of

@@ -25,10 +25,7 @@ TOKENS = 8192
 
 
 def run(quick: bool = False) -> list[dict]:
-    """Measures each size.
-
-    Args:
-      quick: a few thousand events, and no more than 128 learners.
+    """Measures each size; `quick`: a few thousand events, and no more than 128 learners.
 
     Returns:
       Rows in events a second. `reference` is 16 learners with as many fragments, `limit` a loop that only

@@ -17,12 +17,7 @@ SAMPLED = 10  # one of this many schedules also runs for the reference and for t
 
 
 def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -> list[dict]:
-    """Explores the seeds 0, 1, 2 ...; or replays one, with its timeline.
-
-    Args:
-      quick: 100 schedules.
-      schedules: how many.
-      seed: replay this one alone; there are no rows then.
+    """Explores so many seeds, 0, 1, 2 ... (`quick`: 100); or replays one `seed`, and has no rows.
 
     Returns:
       Rows in schedules and in calendar events a second, of every tenth schedule. `reference` is the same

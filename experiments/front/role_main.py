@@ -266,7 +266,8 @@ def _actions(security: Security) -> Actions | None:
 def _is_over(workdir: pathlib.Path, experiment: Experiment) -> bool:
     """Whether the run has come to all of these steps, with everything saved."""
     summary = read_summary(workdir / "summary.json")
-    return bool(summary.get("finished")) and summary.get("step", 0) >= experiment.train.steps
+    step = summary.get("step")
+    return summary.get("finished") is True and isinstance(step, int) and step >= experiment.train.steps
 
 
 def _place(assignment: Assignment) -> HostPlace | None:

@@ -111,25 +111,15 @@ class LyingRun(VirtualRun):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """What became of a run."""
 
-    Attributes:
-      loss: of the global model on held-out rows, at the end.
-      length: norm of all its parameters.
-      rounds: merges.
-      offers: that came to a merge, also to one of which nothing came.
-      left_out: of those, the ones that were not merged, by learner.
-      quarantined: learners that were in quarantine at some time.
-      alarms: in the order in which they were raised, each once.
-    """
-
-    loss: float
-    length: float
-    rounds: int
-    offers: int
-    left_out: dict[int, int]
-    quarantined: tuple[int, ...]
-    alarms: tuple[str, ...]
+    loss: float  # of the global model on held-out rows, at the end
+    length: float  # norm of all its parameters
+    rounds: int  # merges
+    offers: int  # that came to a merge, also to one of which nothing came
+    left_out: dict[int, int]  # of those, the ones that were not merged, by learner
+    quarantined: tuple[int, ...]  # learners that were in quarantine at some time
+    alarms: tuple[str, ...]  # in the order in which they were raised, each once
 
 
 def run(experiment: Experiment, liars: dict[int, Lies], stop: threading.Event | None = None) -> Outcome:

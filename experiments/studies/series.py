@@ -18,15 +18,10 @@ Row = Mapping[str, Any]  # a run: its settings, and the figures of its summary
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """How the points of a sweep are laid out: what they differ in, apart from the seed.
+    """How the points of a sweep are laid out: what they differ in, apart from the seed."""
 
-    Attributes:
-      x: the first setting that is a number in every point; None where there is none.
-      lines: the other settings; a line for each combination of their values.
-    """
-
-    x: str | None
-    lines: tuple[str, ...]
+    x: str | None  # the first setting that is a number in every point; None where there is none
+    lines: tuple[str, ...]  # the other settings; a line for each combination of their values
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import pytest
 
 from ddiloco.models.attention import causal, suited
 from ddiloco.models.parameter import unconstrained
-from ddiloco.training.sharding import constrainer
+from ddiloco.training.sharding import OnMesh
 from tests.training.batches import mesh_of, packed_batch
 
 ROWS, LENGTH, HEADS, DIM = 8, 128, 4, 32
@@ -43,7 +43,7 @@ def seen_and_gradients(implementation, arrays, segments, constrain=unconstrained
 
 @pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
 def test_splash_gives_what_the_plain_one_gives_and_its_gradients(sizes, segments):
-    constrain = unconstrained if sizes is None else constrainer(mesh_of(8, **sizes))
+    constrain = unconstrained if sizes is None else OnMesh(mesh_of(8, **sizes))
     found = seen_and_gradients("splash", inputs(), segments, constrain)
     for ours, expected in zip(found, seen_and_gradients("xla", inputs(), segments), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
@@ -52,7 +52,7 @@ def test_splash_gives_what_the_plain_one_gives_and_its_gradients(sizes, segments
 @pytest.mark.parametrize("implementation", ["xla", "splash"])
 def test_neither_later_tokens_nor_other_documents_are_seen(implementation, segments):
     query, key, value = inputs()
-    constrain = constrainer(mesh_of(1))
+    constrain = OnMesh(mesh_of(1))
     plain, *_ = seen_and_gradients(implementation, (query, key, value), segments, constrain)
     last = LENGTH // 2
     hidden = (segments != segments[:, last : last + 1]) | (jnp.arange(LENGTH) > last)

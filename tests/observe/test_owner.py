@@ -19,6 +19,7 @@ def test_a_folder_that_another_run_has_taken_is_no_longer_its_own(lost, tmp_path
         owner.check()  # nobody else is there yet
         with owned(folder), pytest.raises(OSError, match="another run has taken the folder"):
             owner.check()
+        owner.check()  # whoever was there is gone again
 
 
 def test_a_folder_without_a_lock_is_of_nobody(tmp_path):

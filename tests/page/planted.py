@@ -44,8 +44,8 @@ def timed(
     return workdir
 
 
-def with_slow_disk(workdir: pathlib.Path, data_dir: str, learner: int = 2) -> pathlib.Path:
-    """A run without arrays of which one learner waits two of the three seconds of a step for its batch."""
+def with_slow_disk(workdir: pathlib.Path, data_dir: str, learner: int = 2, run: Any = timed) -> pathlib.Path:
+    """A run of which one learner waits two of the three seconds of a step for its batch."""
     stepped = RecordingObserver.stepped
 
     def told(observer, number, clock, tokens, metrics, now):
@@ -54,7 +54,7 @@ def with_slow_disk(workdir: pathlib.Path, data_dir: str, learner: int = 2) -> pa
         stepped(observer, number, clock, tokens, measured, now)
 
     with mock.patch.object(RecordingObserver, "stepped", told):
-        return timed(workdir, data_dir, step_seconds=[1.0, 1.0, 3.0, 1.0])
+        return run(workdir, data_dir, step_seconds=[1.0, 1.0, 3.0, 1.0])
 
 
 def halfway(workdir: pathlib.Path, data_dir: str, observe: Any = None, hide: Any = (), **more: Any) -> Any:
@@ -125,7 +125,12 @@ class Inflated(Spoilt):
 
 
 def with_arrays(
-    workdir: pathlib.Path, data_dir: str, arrays: type[TrainingArrays] = Spoilt, learner: int = 1
+    workdir: pathlib.Path,
+    data_dir: str,
+    arrays: type[TrainingArrays] = Spoilt,
+    learner: int = 1,
+    learners: int = 3,
+    **fleet: Any,
 ) -> pathlib.Path:
     """A run with arrays of which one learner has these."""
     start = VirtualRun._start
@@ -135,7 +140,8 @@ def with_arrays(
 
     experiment = virtual(
         data_dir,
-        sync={"num_learners": 3, "num_fragments": 3, "interval": 6},
+        virtual=fleet,
+        sync={"num_learners": learners, "num_fragments": 3, "interval": 6},
         train={"steps": 48, "batch_size": 2},
         log={"every": 1},
         tape={"enabled": False},

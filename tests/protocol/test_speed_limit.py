@@ -86,14 +86,18 @@ def test_one_that_hurries_is_told_of_and_cuts_nobody_short_where_a_merge_takes_t
         assert seconds >= last
 
 
+@pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize(("steps", "believed"), [(60, True), (9_000, False)])
-def test_reports_that_come_all_at_once_after_a_pause_are_believed_as_far_as_it_was_long(steps, believed):
+def test_reports_that_come_all_at_once_after_a_pause_are_believed_as_far_as_it_was_long(
+    steps, believed, silent
+):
     """The syncer's process stood still, or its network did: nobody is sent away for what it did meanwhile."""
     desk = Desk(num_learners=2, learners=2, num_fragments=1, interval=4, quorum=1, gamma=0.0)
     for now in range(1, 9):
         for m in (0, 1):
             desk.report(m, now, at=float(now))
-    told = []
+    told = desk.tell(events.Timeout(), at=68.0) if silent else []
+    assert desk.core.live == (() if silent else (0, 1))
     for n in range(1, 61):
         told += desk.report(0, 8 + n * steps // 60, at=68.0 + n / 1000)
     assert ("impossible report" not in [getattr(action, "reason", "") for action in told]) is believed

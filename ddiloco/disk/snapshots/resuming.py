@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from typing import Any
 
 from ddiloco.config import ConfigError, Leaf
 from ddiloco.disk.snapshots.parts import is_syncers, learner_part
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotStore
 from ddiloco.observe.trimming import Cut, trim
-from ddiloco.settings.experiment import DECOUPLED_FAMILY, Experiment, all_settings, parse
+from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.settings.experiment import DECOUPLED_FAMILY, Experiment, all_settings, parse, to_json
 
 
 def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
@@ -80,3 +82,8 @@ def trim_records(snapshot: Snapshot, workdir: pathlib.Path) -> pathlib.Path:
 
 def _warn(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def snapshot_header(experiment: Experiment, layout: FragmentLayout, run: str) -> dict[str, Any]:
+    """The part of the header that is the same in all snapshots of a run."""
+    return {"experiment": to_json(experiment), "layout": layout.fingerprint, "run": run}

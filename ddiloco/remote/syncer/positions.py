@@ -28,14 +28,17 @@ class Positions:
         self._written = 0.0
         self._by_learner: dict[str, str] = {}
 
-    def load(self) -> None:
-        """Reads what an earlier syncer left; ignores a file that cannot be read."""
+    def load(self) -> str | None:
+        """Reads what an earlier syncer left; why it cannot be, in a line, if there is something."""
         try:
             found = checked_json.load(self._path) if self._path is not None else {}
-        except (OSError, ValueError):
-            return
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            return f"{self._path}: {error}: learners that come anew begin their data anew"
         if all(isinstance(text, str) for text in found.values()):
             self._by_learner = found
+        return None
 
     def get(self, learner: int) -> str:
         """JSON; empty if there is none."""

@@ -14,6 +14,7 @@ import numpy as np
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.ownership import owned_fragments
+from ddiloco.disk.snapshots.resuming import snapshot_header
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
@@ -36,7 +37,7 @@ from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.resuming import run_of
-from ddiloco.roles.snapshots.taking import SnapshotTaker, snapshot_header
+from ddiloco.roles.snapshots.taking import SnapshotTaker
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.settings.experiment import step_tokens
@@ -104,8 +105,8 @@ class SyncerRun:
             epoch = (lambda: LARGEST) if taker is None else lambda: taker.epoch
             terms = terms_of(e, assembly.layout)
             links = PartLinks(parts, terms, security, mark, self._syncer.send, record, epoch)
-        if goes_on:
-            positions.load()
+        if goes_on and (lost := positions.load()) is not None:
+            record(records.Alarm(lost, time.time()))
         management = Management(
             security,
             e.most_learners,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from ddiloco.disk.snapshots.array_names import named
 from ddiloco.disk.snapshots.parts import PartFiles, PartWriter, SnapshotPart, fragments_part
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
-from ddiloco.roles.merging import Arrived
 from ddiloco.roles.snapshots.messages import FragmentsWritten, PartWritten, VersionWritten
 
+T = TypeVar("T")
 
-class FragmentsRecording:
+
+class FragmentsRecording(Generic[T]):
     """Used by the part's thread; only writing is done on another.
 
     An offer that was made after its learner had recorded its state waits until this part has, too: offers and
@@ -36,20 +38,20 @@ class FragmentsRecording:
         self._part, self._own = part, own
         self._recorded = self._begun = epoch
         self._writer, self._send = writer, send
-        self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
+        self._early: dict[tuple[int, int], tuple[int, T]] = {}  # by learner and fragment
 
-    def holds(self, arrived: Arrived) -> bool:
-        """Whether the offer waits; a learner's next one for the fragment takes its place."""
-        if arrived.epoch <= self._recorded:
+    def holds(self, learner: int, fragment: int, epoch: int, offer: T) -> bool:
+        """Whether an offer waits, made after snapshot `epoch`; the learner's next one takes its place."""
+        if epoch <= self._recorded:
             return False
-        self._early[arrived.event.contribution.learner, arrived.event.round.fragment] = arrived
+        self._early[learner, fragment] = (epoch, offer)
         return True
 
     def begun(self, number: int) -> None:
         """The authority has begun a snapshot; the fragments are being gathered."""
         self._begun = max(self._begun, number)
 
-    def record(self, state: SyncerState, fragments: Sequence[FragmentState]) -> list[Arrived]:
+    def record(self, state: SyncerState, fragments: Sequence[FragmentState]) -> list[T]:
         """Has the fragments as they are now written; gives the offers that need not wait any longer.
 
         Args:
@@ -75,6 +77,5 @@ class FragmentsRecording:
                 self._send(told)
 
             writing.add_done_callback(written)
-        ready = [early for early in self._early.values() if early.epoch <= self._recorded]
-        self._early = {key: early for key, early in self._early.items() if early.epoch > self._recorded}
-        return ready
+        ready = [key for key, (epoch, _) in self._early.items() if epoch <= self._recorded]
+        return [self._early.pop(key)[1] for key in ready]

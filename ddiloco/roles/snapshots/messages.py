@@ -9,6 +9,8 @@ from ddiloco.disk.snapshots.parts import PartFiles
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.messages import RoundId
 
+SYNCER = -1  # its number among those whose parts are awaited; those below are its parts'
+
 
 @dataclasses.dataclass(frozen=True)
 class StateRecorded:
@@ -44,6 +46,15 @@ class PartWritten:
         if done.exception() is not None:
             return cls(learner, number, None, str(done.exception()))
         return cls(learner, number, done.result())
+
+
+@dataclasses.dataclass(frozen=True)
+class Completed:
+    """The result of making a snapshot complete; `problem` is empty if it is, else whose part has it."""
+
+    number: int
+    problem: str
+    learner: int = SYNCER
 
 
 SnapshotMessage = StateRecorded | PartWritten

@@ -32,7 +32,6 @@ from ddiloco.disk.snapshots.store import (
 )
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.observe import records
-from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
@@ -41,26 +40,18 @@ from ddiloco.protocol.snapshot import Mark, SnapshotCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.messages import (
+    SYNCER,
+    Completed,
     CutBegun,
     FragmentsWritten,
     PartWritten,
     SnapshotMessage,
     StateRecorded,
 )
-from ddiloco.settings.experiment import Experiment, SnapshotConfig, to_json
+from ddiloco.settings.experiment import SnapshotConfig
 
-_SYNCER = -1  # the syncer's number among those whose parts are awaited; those below are its parts'
 _FLUSH_SECONDS = 2.0  # for earlier records to reach the run's files before a snapshot is complete
 _MOST_IN_FLIGHT = 10_000  # messages kept; more than the channels of any fleet hold
-
-
-@dataclasses.dataclass(frozen=True)
-class Completed:
-    """The result of making a snapshot complete; `problem` is empty if it is, else whose part has it."""
-
-    number: int
-    problem: str
-    learner: int = _SYNCER
 
 
 @dataclasses.dataclass
@@ -105,7 +96,7 @@ class SnapshotTaker:
         `send` puts a message into the syncer's inbox, from any thread. `keep_also` stays besides the newest.
         `parts`: processes that write the fragments; 0: the syncer's thread has them.
         """
-        self._awaited = {_SYNCER, *(_SYNCER - 1 - part for part in range(parts))}  # beside learners
+        self._awaited = {SYNCER, *(SYNCER - 1 - part for part in range(parts))}  # beside learners
         self.folder = folder
         self.writer = PartWriter(parts_folder(folder))
         self._store = SnapshotStore(folder, config.keep, keep_also)
@@ -177,9 +168,9 @@ class SnapshotTaker:
         if taking is None or message.number != taking.number:
             return
         if message.files is None:
-            self._give_up(message.problem, {_SYNCER}, alarm=True)
+            self._give_up(message.problem, {SYNCER}, alarm=True)
             return
-        taking.parts[_SYNCER - 1 - message.part] = message.files
+        taking.parts[SYNCER - 1 - message.part] = message.files
         for made in message.versions:
             taking.state = taking.state.with_version(made.round, made.version, made.lineage)
             taking.clock = taking.clock.merged(made.round.fragment, made.version)
@@ -247,7 +238,7 @@ class SnapshotTaker:
                     taking.clocks[learner] = clock
                     self._write_when_recorded()
             case PartWritten(learner=learner):
-                if message.files is None and (learner == _SYNCER or learner in taking.clocks):
+                if message.files is None and (learner == SYNCER or learner in taking.clocks):
                     self._give_up(message.problem, {learner}, alarm=True)
                 elif message.files is not None:
                     taking.parts[learner] = message.files
@@ -290,12 +281,12 @@ class SnapshotTaker:
         taking = self._taking
         if taking is None or taking.writing or not self._core.done:
             return
-        if not self._awaited - {_SYNCER} <= set(taking.parts):
+        if not self._awaited - {SYNCER} <= set(taking.parts):
             return
         taking.writing = True
         state = {**dataclasses.asdict(taking.state), "in_flight": taking.in_flight}
         future = self.writer.write(taking.number, SYNCER_PART, SnapshotPart(taking.arrays, state))
-        future.add_done_callback(lambda done: self._send(PartWritten.of(_SYNCER, taking.number, done)))
+        future.add_done_callback(lambda done: self._send(PartWritten.of(SYNCER, taking.number, done)))
 
     def _complete_when_written(self) -> None:
         taking = self._taking
@@ -328,7 +319,7 @@ class SnapshotTaker:
         flushed = threading.Event()
         self._record(records.Flush(flushed))
         flushed.wait(_FLUSH_SECONDS)
-        learner, problem = _SYNCER, ""
+        learner, problem = SYNCER, ""
         try:
             staged, folder = parts_folder(self.folder) / f"{number:06d}", self.folder / f"{number:06d}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -366,7 +357,7 @@ class SnapshotTaker:
     def _give_up(self, problem: str, by: Collection[int] = (), alarm: bool = False) -> None:
         """Gives up the snapshot under way; `by`: the learners that it fails for, if it is not the syncer."""
         taking = self._end()
-        self._spoilt = {m for m in by if m > _SYNCER}
+        self._spoilt = {m for m in by if m > SYNCER}
         if alarm and self._spoilt:
             problem = f"{problem} (learner {min(self._spoilt)})"
         self._given_up(taking.number, taking.state.step, problem, alarm)
@@ -387,16 +378,11 @@ class SnapshotTaker:
         return taking
 
 
-def snapshot_header(experiment: Experiment, layout: FragmentLayout, run: str) -> dict[str, Any]:
-    """The part of the header that is the same in all snapshots of a run."""
-    return {"experiment": to_json(experiment), "layout": layout.fingerprint, "run": run}
-
-
 def _part(learner: int) -> str:
     """The name of a learner's part, or of one of the syncer's."""
-    if learner < _SYNCER:
-        return fragments_part(_SYNCER - 1 - learner)
-    return SYNCER_PART if learner == _SYNCER else learner_part(learner)
+    if learner < SYNCER:
+        return fragments_part(SYNCER - 1 - learner)
+    return SYNCER_PART if learner == SYNCER else learner_part(learner)
 
 
 def _after(step: int, every: int) -> int:

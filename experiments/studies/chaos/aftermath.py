@@ -22,14 +22,7 @@ _WORST = 10  # longest gaps that are listed
 
 
 def report(trace: Trace, loss: float | None, interval: int, num_fragments: int) -> dict[str, Any]:
-    """Everything that chaos.json says of one run, ready for JSON.
-
-    Args:
-      trace: what the run left.
-      loss: held-out, at the end, in nats per token.
-      interval: H, steps.
-      num_fragments: P.
-    """
+    """Everything that chaos.json says of one run, ready for JSON; `loss`: held-out, at the end (nats)."""
     outer, work = check_outer_steps(trace.rounds, trace.durable), check_work(trace.rounds)
     outer.problems.extend(trace.damage)
     lines, after = lanes.timelines(trace), lanes.aftermaths(trace)
@@ -69,13 +62,7 @@ def compared(chaos: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[s
 def hostility(
     summary: Mapping[str, Any], deeds: Mapping[str, int], learners: Collection[int]
 ) -> dict[str, Any]:
-    """What hostile peers did, and what the run's summary says of it.
-
-    Args:
-      summary: of the run.
-      deeds: how often each was done, by what it was and how it ended.
-      learners: whose credentials they had.
-    """
+    """What hostile peers with these learners' credentials did, and what the run's summary says of it."""
     left_out = {int(m): count for m, count in summary.get("offers_left_out", {}).items()}
     return {
         "learners": sorted(learners),

@@ -44,12 +44,9 @@ def run(
     """Runs the experiment's processes, of the command line's config and these overrides, under the plan.
 
     Args:
-      experiment: the settings of that config.
-      workdir: folder of the run.
       faults: file for the journal of what befell it.
       plan: the faults, whose time counts from when all learners have stepped.
       stop: once set, the run saves what it has and ends.
-      overrides: `--config.any.field=value`.
       honest: learners whose processes are those of experiments.learner; the others are hostile. None: all.
     """
     honest = experiment.sync.num_learners if honest is None else honest

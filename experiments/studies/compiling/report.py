@@ -42,11 +42,7 @@ _USED = re.compile(r"Used ([\d.]+)([KMGT]) of")
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled program on one chip; bytes as the compiler's memory analysis has them.
-
-    Attributes:
-      problem: why there is none; then all else but `temp` is zero.
-    """
+    """A compiled program on one chip; bytes as the compiler's memory analysis has them."""
 
     name: str
     seconds: float
@@ -56,7 +52,7 @@ class Program:
     temp: float = 0.0
     code: float = 0.0
     cost: Cost = dataclasses.field(default_factory=Cost)
-    problem: str | None = None
+    problem: str | None = None  # why there is none; then all else but `temp` is zero
 
     @property
     def peak(self) -> float:

@@ -32,10 +32,7 @@ class Uses:
 def perform(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: False) -> list[str]:
     """Does all works, each after what it needs has been made; the same plan always gives the same order.
 
-    Args:
-      plan: what to do.
-      do: does one work of an actor.
-      over: called after each work; True ends the replay early.
+    `over` is called after each work; True ends the replay early.
 
     Returns:
       For each actor that got stuck, a line that says what it needs; [] if all was done or `over` was True.

@@ -14,19 +14,12 @@ from ddiloco.disk.tape.recorder import FOLDER, SUFFIX
 
 @dataclasses.dataclass(frozen=True)
 class Tape:
-    """One tape.
+    """One tape."""
 
-    Attributes:
-      path: its file.
-      header: its first record.
-      entries: all others, in order.
-      torn: bytes of an unfinished last record, which is left out.
-    """
-
-    path: pathlib.Path
-    header: Header
-    entries: list[Entry]
-    torn: int = 0
+    path: pathlib.Path  # its file
+    header: Header  # its first record
+    entries: list[Entry]  # all others, in order
+    torn: int = 0  # bytes of an unfinished last record, which is left out
 
     @property
     def ended(self) -> bool:
@@ -40,17 +33,11 @@ class Tape:
 
 @dataclasses.dataclass(frozen=True)
 class RunTapes:
-    """All tapes of a run.
+    """All tapes of a run."""
 
-    Attributes:
-      syncers: the syncer's processes, in order.
-      learners: each learner's processes, in order, by its number.
-      warnings: a line about each tape that was cut.
-    """
-
-    syncers: list[Tape]
-    learners: dict[int, list[Tape]]
-    warnings: list[str]
+    syncers: list[Tape]  # the syncer's processes, in order
+    learners: dict[int, list[Tape]]  # each learner's processes, in order, by its number
+    warnings: list[str]  # a line about each tape that was cut
 
 
 def read_tape(path: pathlib.Path) -> Tape | None:

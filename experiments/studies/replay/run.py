@@ -35,21 +35,13 @@ class ReplayMismatch(Exception):
 
 
 class Replayed(NamedTuple):
-    """The result of a replay.
+    """The result of a replay."""
 
-    Attributes:
-      params: the global model.
-      step: its newest global step.
-      merges: how many were done again.
-      compared: how many of them were compared with their SHA-256 on the tape.
-      steps: how many inner steps were done again.
-    """
-
-    params: dict[str, np.ndarray]
-    step: int
-    merges: int
-    compared: int
-    steps: int
+    params: dict[str, np.ndarray]  # the global model
+    step: int  # its newest global step
+    merges: int  # how many were done again
+    compared: int  # how many of them were compared with their SHA-256 on the tape
+    steps: int  # how many inner steps were done again
 
     @property
     def sha256(self) -> str:

@@ -42,29 +42,17 @@ class Delays:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What the rounds of a run come to.
+    """What the rounds of a run come to."""
 
-    Attributes:
-      merged: rounds that were merged; `skipped` and `abandoned` were not.
-      skipped: as the syncer was too late.
-      abandoned: at the end, without their quorum.
-      contributions: in a merge, on average.
-      tokens: that were merged.
-      quorum_seconds: from the opening of a round to its quorum, on average.
-      grace_seconds: that windows were open, likewise.
-      sync_seconds: from the merge's begin to the broadcast, likewise.
-      seconds: from the first event to the last merge.
-    """
-
-    merged: int
-    skipped: int
-    abandoned: int
-    contributions: float
-    tokens: int
-    quorum_seconds: float
-    grace_seconds: float
-    sync_seconds: float
-    seconds: float
+    merged: int  # rounds that were merged; `skipped` and `abandoned` were not
+    skipped: int  # as the syncer was too late
+    abandoned: int  # at the end, without their quorum
+    contributions: float  # in a merge, on average
+    tokens: int  # that were merged
+    quorum_seconds: float  # from the opening of a round to its quorum, on average
+    grace_seconds: float  # that windows were open, likewise
+    sync_seconds: float  # from the merge's begin to the broadcast, likewise
+    seconds: float  # from the first event to the last merge
 
 
 @dataclasses.dataclass

@@ -120,17 +120,11 @@ SINGLE = Law(  # at one M, or of data-parallel training
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A law with its parameters.
+    """A law with its parameters."""
 
-    Attributes:
-      law: the form.
-      theta: as `law.log_value` takes it.
-      residual: mean absolute difference of log L between the law and what was fitted: 0.01 is 1%.
-    """
-
-    law: Law
-    theta: tuple[float, ...]
-    residual: float
+    law: Law  # the form
+    theta: tuple[float, ...]  # as `law.log_value` takes it
+    residual: float  # mean absolute difference of log L between the law and what was fitted: 0.01 is 1%
 
     def predict(self, places: Sequence[Place]) -> Array:
         """The loss at each place, nats per token."""

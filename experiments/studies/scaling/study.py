@@ -16,11 +16,8 @@ def study(
 ) -> dict[str, Any]:
     """Everything that scaling.json says, ready for JSON.
 
-    Args:
-      losses: rows of the sweep to which laws of the loss are fitted, at its best hyperparameters.
-      everything: rows to which laws of the best hyperparameters are fitted.
-      seed: of the bootstrap.
-      draws: its samples.
+    Laws of the loss are fitted to `losses`, rows of a sweep, at its best hyperparameters, those of the best
+    hyperparameters to `everything`; `seed` and `draws` are of the bootstrap.
 
     Raises:
       ScalingError: a row lacks its parameters, tokens or learners, or no row has a loss.

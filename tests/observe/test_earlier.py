@@ -98,6 +98,7 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path):
     for name in ("states.jsonl", "rounds.jsonl", "learners/0/steps.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write('{"time": 103.9, "st')
+    (tmp_path / "events.jsonl").write_bytes(b"\xff\xfe\n")
     (tmp_path / "learners" / "notes").mkdir()
     told = monitor(tmp_path, *THEN, resume=True)
     assert told["tokens"] == {"0": 50, "1": 30}

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/dashboard.md in a Chromium: `python -m tests.page.pictures [NAME ...]`."""
+"""Makes the pictures of docs/dashboard.md in headless Chromium: `python -m tests.page.pictures [NAME...]`."""
 
 import functools
 import os

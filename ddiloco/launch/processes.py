@@ -31,6 +31,7 @@ PRELOADED = (
     "ddiloco.virtual.without_arrays",
     "ddiloco.remote.evaluator",
     "ddiloco.remote.learner.process",
+    "ddiloco.remote.syncer.part",
     "ddiloco.remote.syncer.process",
     "ddiloco.tasks.captioning",
     "ddiloco.tasks.classification",

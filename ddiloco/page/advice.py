@@ -169,9 +169,10 @@ def hardly_merged(view: RunView) -> Iterator[Advice]:
         if one.learner not in said and _unmerged(view, one):
             yield Advice(
                 f"Learner {one.learner} trains in vain: {share(one.merged_share or 0.0)} of it is merged.",
-                f"Of the others' {share(_usual_share(view))} is; its offers come too late or are refused.",
-                "Raise config.sync.gamma and config.sync.max_grace, so that rounds wait longer for it; see "
-                "what was dropped, below.",
+                f"Of the others' {share(_usual_share(view))} is; its offers are refused, or come too "
+                "late over a slow link.",
+                "Look at its link to the syncer and at what was dropped, below; raise config.sync.gamma and "
+                "config.sync.max_grace, so that rounds wait longer for it.",
                 one.learner,
             )
 

@@ -15,7 +15,7 @@ CASES = [
     Assignment("syncer", workdir=WORKDIR, grace=25.0, resume=True),
     Assignment("part", syncer="syncer:7070", part=1, listen="10.0.0.2:7170", workdir=WORKDIR),
     Assignment("learner", learner=0, syncer="syncer:7070"),
-    Assignment("learner", 3, 1, 4, "host-0:8476", "syncer:7070", WORKDIR, health=":8080", grace=2.5),
+    Assignment("learner", 3, 1, 4, "host-0:8476", "syncer:7070", workdir=WORKDIR, health=":8080", grace=2.5),
     Assignment("evaluator", workdir=WORKDIR, health="[::]:8080"),
 ]
 

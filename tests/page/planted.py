@@ -130,6 +130,8 @@ def with_arrays(
     arrays: type[TrainingArrays] = Spoilt,
     learner: int = 1,
     learners: int = 3,
+    interval: int = 6,
+    steps: int = 48,
     **fleet: Any,
 ) -> pathlib.Path:
     """A run with arrays of which one learner has these."""
@@ -141,8 +143,8 @@ def with_arrays(
     experiment = virtual(
         data_dir,
         virtual=fleet,
-        sync={"num_learners": learners, "num_fragments": 3, "interval": 6},
-        train={"steps": 48, "batch_size": 2},
+        sync={"num_learners": learners, "num_fragments": 3, "interval": interval},
+        train={"steps": steps, "batch_size": 2},
         log={"every": 1},
         tape={"enabled": False},
     )

@@ -260,7 +260,8 @@ def test_step_files_carry_virtual_seconds(left, run):
     folder, _ = left
     for m in (0, 1):
         expected = [{"time": r.time, "step": r.step, "tokens": r.tokens} for r in run(**TROUBLE).steps(m)]
-        assert lines(folder / "learners" / str(m) / "steps.jsonl") == expected
+        written = lines(folder / "learners" / str(m) / "steps.jsonl")
+        assert [{name: line[name] for name in ("time", "step", "tokens")} for line in written] == expected
 
 
 def test_rounds_are_written_as_they_were_merged(left, run):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
 import re
 import shutil
 from typing import NamedTuple
+
+from ddiloco.disk import array_file
+from ddiloco.disk.run_mark import FRAGMENT
 
 FOLDER = "kept"
 _NAME = re.compile(r"(fragment-\d+)-version-(\d+)-step-(\d+)")
@@ -51,7 +55,7 @@ def versions(folder: pathlib.Path) -> dict[str, list[Kept]]:
 
 
 def as_of(folder: pathlib.Path, step: int) -> dict[str, Kept]:
-    """By fragment, its newest version that was merged at this global step or before.
+    """By fragment, its newest version that was merged at this global step or before, and is not damaged.
 
     Raises:
       LookupError: of some fragment none is kept; the message says from which step on there are all.
@@ -62,7 +66,16 @@ def as_of(folder: pathlib.Path, step: int) -> dict[str, Kept]:
     earliest = max(of_it[0].step for of_it in known.values())
     if step < earliest:
         raise LookupError(f"is {step}, but versions of all fragments are kept from step {earliest} on")
-    return {name: [kept for kept in of_it if kept.step <= step][-1] for name, of_it in known.items()}
+    return {name: _newest_sound(of_it, step) for name, of_it in known.items()}
+
+
+def _newest_sound(of_it: list[Kept], step: int) -> Kept:
+    for kept in reversed(of_it):
+        with contextlib.suppress(ValueError):
+            if kept.step <= step:
+                array_file.load(kept.path, FRAGMENT)
+                return kept
+    raise LookupError(f"is {step}, but all versions of {of_it[0].fragment} from before are damaged")
 
 
 def linked_or_copied(source: pathlib.Path, target: pathlib.Path) -> None:

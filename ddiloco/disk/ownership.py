@@ -59,5 +59,6 @@ def _lock(workdir: pathlib.Path, file: int) -> None:
     except OSError as error:
         raise ConfigError(f"workdir: {workdir}: cannot be locked (flock): {error.strerror}") from None
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk keeps nobody from owning it
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)

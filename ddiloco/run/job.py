@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -26,6 +27,7 @@ from ddiloco.disk.ownership import owned
 from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.local.run import LocalRun
+from ddiloco.observe.files import replacing
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.owner import Owner
 from ddiloco.observe.profile import StepProfile
@@ -45,6 +47,8 @@ from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, lives
 from ddiloco.virtual.lives import write_trace
 from ddiloco.virtual.run import VirtualRun
 from ddiloco.virtual.without_arrays import rehearse, run_without_arrays
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Runner = Callable[[Assembly, Callable[[Any], None], threading.Event, Snapshot | None], Outcome]
 
@@ -243,12 +247,14 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
         workdir.mkdir(parents=True, exist_ok=True)
         if not resume:
             set_aside(workdir)
-        (workdir / "config.json").write_text(json.dumps(to_json(experiment), indent=2) + "\n")
+        with replacing(workdir / "config.json") as new:
+            new.write_text(json.dumps(to_json(experiment), indent=2) + "\n")
         write_environment(workdir, _devices(experiment))
         if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
             write_trace(workdir / "lives.csv", lives(experiment))
     except OSError as error:
-        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
+        if not (resume and error.errno in _FULL):  # what goes on waits for room, with an alarm
+            raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
 
 
 def _devices(experiment: Experiment) -> set[str]:

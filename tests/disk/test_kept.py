@@ -41,6 +41,16 @@ def listed(folder):
     return {name: [(one.version, one.step) for one in of_it] for name, of_it in kept.versions(folder).items()}
 
 
+def test_a_version_that_is_damaged_is_not_gone_back_to(tmp_path):
+    committed(tmp_path, ROUNDS)
+    os.truncate(tmp_path / "fragment-0001", 100)  # which is the newest version that is kept, too
+    assert [one.version for one in kept.as_of(tmp_path, 10).values()] == [3, 2]
+    for one in kept.versions(tmp_path)["fragment-0001"]:
+        os.truncate(one.path, 100)
+    with pytest.raises(LookupError, match="all versions of fragment-0001 from before are damaged"):
+        kept.as_of(tmp_path, 10)
+
+
 def test_the_newest_versions_of_each_fragment_are_kept_and_no_more(tmp_path):
     committed(tmp_path, ROUNDS)
     assert listed(tmp_path) == {

@@ -10,6 +10,7 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.disk.ownership import owned
+from tests.small_disks import fill, small_disk
 
 ROOT = pathlib.Path(__file__).parents[2]
 OWNS = """
@@ -55,3 +56,12 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written to"), owned(tmp_path / "file" / "run"):
         pass
+
+
+def test_a_full_disk_keeps_nobody_from_its_folder(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        with owned(disk / "run"):
+            pass
+        fill(disk / "filler")
+        with owned(disk / "run"), pytest.raises(ConfigError), owned(disk / "run"):
+            pass

@@ -102,6 +102,7 @@ def tuning(get_config: Callable[[str], ConfigDict], size: str, sizes: tuple[str,
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8, 0.9),
         },
-        "budget": 17,
+        "together": ["inner.learning_rate", "train.batch_size"],  # a larger batch wants a larger rate
+        "budget": 20,
         "choosing": {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]", "eval.every": 0},
     }

@@ -3,6 +3,7 @@
 The file has `get_tuning()`, which returns
 
   {"grid": {setting: values}, "budget": points a row at most, "choosing": {setting: value},
+   "together": settings that are moved at once as well as alone, as the rate goes with the batch,
    "rows": [{"label": ..., "preset": ..., "axes": (setting, ...), setting: value, "against": label}, ...]}
 
 Each row climbs on the grid of its axes from the values that it has itself: the neighbours on one axis after
@@ -56,7 +57,7 @@ def main(_) -> int:
 
 def _climbed(plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> list[tuning.Tuned]:
     """The end of every row's climb; rows climb side by side."""
-    climbs = [tuning.climb(list(row.axes.values()), row.start, plan.budget) for row in plan.rows]
+    climbs = [tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together) for row in plan.rows]
     waiting = {i: next(climb) for i, climb in enumerate(climbs)}
     tried: list[list[tuning.Tried]] = [[] for _ in plan.rows]
     best: dict[int, tuning.Point] = {}

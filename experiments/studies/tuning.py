@@ -11,26 +11,24 @@ from experiments.front import cli
 from experiments.front.tables import markdown
 
 Point = tuple[Any, ...]  # a value for each axis
+Places = tuple[int, ...]  # of axes
 Climb = Generator[Point, float, Point]
 
 
-def climb(axes: Sequence[Sequence[Any]], start: Point, budget: int) -> Climb:
+def climb(axes: Sequence[Sequence[Any]], start: Point, budget: int, together: Places = ()) -> Climb:
     """Looks for the lowest loss on a grid from `start`; yields points, wants their losses, returns the best.
 
     It tries the neighbours on one axis after another, goes on in a direction for as long as the loss falls,
-    and ends where no neighbour is lower, or after `budget` points. No point is asked for twice.
+    and ends where no neighbour is lower, or after `budget` points. No point is asked for twice. The axes at
+    the places `together`, if there are any, are moved at once too, after those before the last of them.
     """
     losses = {start: (yield start)}
     best, moved = start, True
     while moved:
         moved = False
-        for place, values in enumerate(axes):
+        for places in _moves(axes, together):
             for step in (1, -1):
-                while True:
-                    i = values.index(best[place]) + step
-                    if not 0 <= i < len(values):
-                        break
-                    neighbour = (*best[:place], values[i], *best[place + 1 :])
+                while (neighbour := _beside(axes, best, places, step)) is not None:
                     if neighbour not in losses:
                         if len(losses) == budget:
                             break
@@ -39,6 +37,23 @@ def climb(axes: Sequence[Sequence[Any]], start: Point, budget: int) -> Climb:
                         break
                     best, moved = neighbour, True
     return best
+
+
+def _moves(axes: Sequence[Sequence[Any]], together: Places) -> list[Places]:
+    """The axes, by their places, that are moved at once."""
+    alone: list[Places] = [(place,) for place in range(len(axes))]
+    return [*alone[: max(together) + 1], together, *alone[max(together) + 1 :]] if together else alone
+
+
+def _beside(axes: Sequence[Sequence[Any]], point: Point, places: Places, step: int) -> Point | None:
+    """The point one value further on the axes at these places; None if an axis ends."""
+    moved = list(point)
+    for place in places:
+        i = axes[place].index(point[place]) + step
+        if not 0 <= i < len(axes[place]):
+            return None
+        moved[place] = axes[place][i]
+    return tuple(moved)
 
 
 class Row(NamedTuple):
@@ -50,6 +65,7 @@ class Row(NamedTuple):
       axes: the values of each setting that is.
       start: where the climb begins.
       against: the label of the row whose losses its own are held against, or None.
+      together: the places of axes that are moved at once as well as each alone.
     """
 
     label: str
@@ -58,6 +74,7 @@ class Row(NamedTuple):
     axes: Mapping[str, Sequence[Any]]
     start: Point
     against: str | None
+    together: Places = ()
 
 
 class Plan(NamedTuple):
@@ -84,7 +101,9 @@ def plan_of(argument: str) -> Plan:
         keys = ("label", "preset", "axes", "against", *axes)
         own = {name: value for name, value in entry.items() if name not in keys}
         start = tuple(entry[name] for name in axes)
-        rows.append(Row(entry["label"], entry["preset"], own, axes, start, entry.get("against")))
+        pair = given.get("together", ())
+        together = tuple(map(list(axes).index, pair)) if set(pair) <= set(axes) else ()
+        rows.append(Row(entry["label"], entry["preset"], own, axes, start, entry.get("against"), together))
     labels = [row.label for row in rows]
     if len(set(labels)) < len(labels):
         raise cli.UsageError(f"config: {argument}: two rows have one label")
@@ -126,13 +145,10 @@ class Tuned(NamedTuple):
 
 
 def neighbours(row: Row, point: Point) -> list[Point]:
-    """The points beside this one on each axis."""
-    found = []
-    for place, values in enumerate(row.axes.values()):
-        i = values.index(point[place])
-        beside = [values[j] for j in (i - 1, i + 1) if 0 <= j < len(values)]
-        found += [(*point[:place], value, *point[place + 1 :]) for value in beside]
-    return found
+    """The points to which one move leads from this one."""
+    axes = list(row.axes.values())
+    found = [_beside(axes, point, places, step) for places in _moves(axes, row.together) for step in (1, -1)]
+    return [one for one in found if one is not None]
 
 
 def gap(losses: Mapping[int, float], others: Mapping[int, float]) -> tuple[float, float | None]:

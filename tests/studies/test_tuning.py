@@ -12,9 +12,9 @@ from experiments.studies import tuning
 RATES, MOMENTA = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 0.9)
 
 
-def climbed(loss, axes=(RATES, MOMENTA), start=(4, 0.3), budget=100):
+def climbed(loss, axes=(RATES, MOMENTA), start=(4, 0.3), budget=100, together=()):
     """The points in the order in which they were asked for, and the best."""
-    climb, asked = tuning.climb(axes, start, budget), []
+    climb, asked = tuning.climb(axes, start, budget, together), []
     point = next(climb)
     try:
         while True:
@@ -36,11 +36,22 @@ def test_a_climb_finds_the_bottom_of_a_bowl_or_the_best_of_its_budget(top, budge
         assert best == top
 
 
-@given(st.randoms(use_true_random=False))
-def test_a_climb_with_room_ends_where_no_neighbour_is_lower(random):
+def test_axes_that_go_together_are_climbed_where_either_alone_leads_up():
+    def loss(point):
+        rate, momentum = RATES.index(point[0]), MOMENTA.index(point[1])
+        return rate + momentum + 3 * abs(rate - momentum)
+
+    start = (4, 0.6)
+    assert climbed(loss, start=start)[1] == start
+    asked, best = climbed(loss, start=start, together=(0, 1))
+    assert best == (1, 0.0) and (2, 0.3) in asked
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([(), (0, 1)]))
+def test_a_climb_with_room_ends_where_no_neighbour_is_lower(random, together):
     losses = {point: random.random() for point in itertools.product(RATES, MOMENTA)}
-    asked, best = climbed(losses.__getitem__)
-    row = tuning.Row("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None)
+    asked, best = climbed(losses.__getitem__, together=together)
+    row = tuning.Row("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None, together)
     assert all(losses[best] <= losses[beside] for beside in tuning.neighbours(row, best))
     ended = tuning.Tuned(row, [tuning.Tried(point, losses[point], 10) for point in asked], best, 100)
     assert not ended.cut_short()

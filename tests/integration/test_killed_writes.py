@@ -33,7 +33,7 @@ SERVES = "import sys; from tests.integration.test_killed_writes import serve; se
 class Versions:
     """In a GlobalModel's place: a fragment of which every number is its version."""
 
-    version = 0
+    version, fragments = 0, (0,)
 
     def state(self, p):
         pieces = tuple(np.full(PIECE, self.version, np.float32) for _ in range(PIECES))

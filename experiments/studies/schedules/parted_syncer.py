@@ -176,7 +176,8 @@ class PartedSyncer:
                     self._observer.noted(thing.name, thing.values, self._calendar.now)
                 case actions.Finish():
                     self.finished_at = self._calendar.now
-        self._set_alarm(process)
+        if process.core is not None:
+            process.alarm.set(process.core.next_deadline())
 
     def _send(self, to: _Process, part: _Process, told: news.News | FromPart) -> None:
         """Over the connection of a part, which keeps the order."""

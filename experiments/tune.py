@@ -57,7 +57,9 @@ def main(_) -> int:
 
 def _climbed(plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> list[tuning.Tuned]:
     """The end of every row's climb; rows climb side by side."""
-    climbs = [tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together) for row in plan.rows]
+    climbs = [
+        tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together) for row in plan.rows
+    ]
     waiting = {i: next(climb) for i, climb in enumerate(climbs)}
     tried: list[list[tuning.Tried]] = [[] for _ in plan.rows]
     best: dict[int, tuning.Point] = {}

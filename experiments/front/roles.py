@@ -122,5 +122,9 @@ def security():
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` list this process as; forked ones have the command line of the fork server."""
-    command_name.set_kernel_process_name(name)
+    """What `ps` and `top` list this process as; forked ones have the command line of the fork server.
+
+    Without spaces, over which programs stumble that read /proc/PID/stat: Slurm's linuxproc signals no such
+    process.
+    """
+    command_name.set_kernel_process_name(name.replace(" ", "-"))

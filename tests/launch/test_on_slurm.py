@@ -1,0 +1,165 @@
+"""A run on a real Slurm of one node, whose learners are killed, told to leave and put back into the queue."""
+
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ddiloco.launch.ports import reserved_ports
+from tests.integration.programs import ROOT, SMALLEST, Programs
+from tests.remote.ends import until
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+PATHS = ("/usr/sbin", "/sbin")
+LIMIT = 240.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or any(shutil.which(name, path=os.pathsep.join(PATHS)) is None for name in DAEMONS),
+        reason="needs a Slurm that is installed, such as Debian's slurm-wlm and munge, and may be started",
+    ),
+]
+
+CONF = """
+ClusterName=one
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control}
+SlurmdPort={node}
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,sched_min_interval=0
+MpiDefault=none
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Slurm:
+    """The three daemons, and commands that find them."""
+
+    def __init__(self, folder):
+        self.folder, self._daemons = folder, []
+        folder.mkdir()
+        for name in ("state", "spool"):
+            (folder / name).mkdir()
+        host = subprocess.check_output(["hostname", "-s"], text=True).strip()
+        with reserved_ports(2) as port:
+            conf = CONF.format(folder=folder, host=host, control=port, node=port + 1)
+        (folder / "slurm.conf").write_text(conf)
+        key = folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        ends = {
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+            "key-file": "key",
+        }
+        paths = [f"--{what}={folder}/munge.{end}" for what, end in ends.items()]
+        self._start("munged", "--foreground", "--force", f"--key-file={key}", *paths)
+        until((folder / "munge.socket").exists, "munge")
+        self._start("slurmctld", "-D")
+        self._start("slurmd", "-D", "-N", host)
+        until(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"), "a node", patience=60.0)
+
+    def _start(self, name, *arguments):
+        program = shutil.which(name, path=os.pathsep.join(PATHS))
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._daemons.append(subprocess.Popen([program, *arguments], env=self.environment, **quiet))
+
+    def run(self, *command, **more):
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60, **more
+        ).stdout
+
+    def jobs(self):
+        """By name of the job and number in its array: its id, while it runs."""
+        lines = self.run("squeue", "-h", "-r", "-t", "R", "-o", "%j %K %A").splitlines()
+        return {f"{name} {task}": job for name, task, job in map(str.split, lines)}
+
+    def close(self):
+        self.run("scancel", "--user=root")
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+            daemon.wait(30)
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    made = Slurm(tmp_path / "slurm")
+    yield made
+    made.close()
+
+
+def process_of(learner, workdir):
+    """The number of the learner's Python process."""
+    wanted = {f"DDILOCO_LEARNER={learner}".encode(), f"DDILOCO_WORKDIR={workdir}".encode()}
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            python = b"python" in (path / "cmdline").read_bytes().split(b"\0")[0]
+            if python and wanted <= set((path / "environ").read_bytes().split(b"\0")):
+                return int(path.name)
+    raise AssertionError(f"learner {learner} has no process")
+
+
+def test_learners_that_are_killed_or_told_to_leave_come_back_and_the_run_ends(slurm, tmp_path):
+    programs = Programs(os.environ["TFDS_DATA_DIR"])
+    run, scripts = tmp_path / "shared", tmp_path / "scripts"
+    made = programs.run("make_tokens", "--learners=2", f"--output={run}.tokens")
+    assert made.returncode == 0, made.stderr
+    with reserved_ports(12) as port:
+        smallest = [setting for setting in SMALLEST if "step" not in setting]
+        pace = ["--config.train.steps=300", "--config.train.min_step_seconds=(0.15, 0.15)"]
+        told = [*smallest, *pace, "--config.tape.enabled=true", f"--config.data.data_dir={programs.data_dir}"]
+        engine = ["--launcher=slurm", "--dry_run", f"--workdir={run}", f"--output={scripts}", "--name=trial"]
+        setup = f"--setup=cd {ROOT}; export PATH={pathlib.Path(sys.executable).parent}:$PATH"
+        written = programs.run("launch", *told, *engine, setup, f"--port={port}", "--notice=20")
+        assert written.returncode == 0, written.stderr
+    slurm.environment |= programs.environment | {"SLURM_CONF": slurm.environment["SLURM_CONF"]}
+    slurm.run("bash", "submit.sh", cwd=scripts)
+
+    def rounds():
+        path = run / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def merged(learner, after):
+        return lambda: any(learner in r["learners"] for r in rounds()[after:])
+
+    until(merged(1, 0), "a merge with learner 1", LIMIT)
+    os.kill(process_of(1, run), signal.SIGKILL)
+    until(lambda: "trial-learner 1" not in slurm.jobs(), "Slurm noticed")
+    gone = len(rounds())
+    until(merged(1, gone), "the killed learner's return", LIMIT)
+    slurm.run("scancel", "--signal=TERM", "--batch", slurm.jobs()["trial-learner 0"])  # as its notice does
+    until(lambda: "trial-learner 0" not in slurm.jobs(), "a place in the queue", LIMIT)
+    gone = len(rounds())
+    until(merged(0, gone), "the return of the learner that was told to leave", LIMIT)
+    until(lambda: slurm.run("squeue", "-h") == "", "the end of all jobs", LIMIT)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (
+        summary["finished"] and summary["inner_states"].get("own", 0) + summary["inner_states"]["peer"] >= 2
+    )
+    replayed = programs.run("replay", f"--workdir={run}")
+    assert "the same as the run's" in replayed.stdout, replayed.stderr

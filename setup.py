@@ -12,7 +12,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments", "experiments.*"]),
-    package_data={"": ["*.proto", "py.typed"], "ddiloco.page": ["*.css", "*.js"]},
+    package_data={"": ["*.proto", "py.typed"], "ddiloco.page": ["*.css", "*.html", "*.js"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
@@ -22,6 +22,7 @@ setup(
         "grain>=0.2.15",
         "grpcio>=1.70",
         "jax>=0.9",
+        "jinja2>=3.1",
         "matplotlib>=3.8",
         "ml_collections>=1.0",
         "numpy>=2.0",

@@ -16,8 +16,6 @@ import urllib.parse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ddiloco.page.elements import Html, el
-
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
@@ -47,38 +45,18 @@ Do = Callable[[str, int | None, str], Answer]
 class Actions:
     """Judges who asks, and passes on what is asked."""
 
+    of_a_learner = tuple(OF_A_LEARNER)
+    meanings = OF_A_LEARNER | OF_ALL
+
     def __init__(self, admits: Callable[[str], bool] | None = None) -> None:
         """`admits`: judges a token, in a time that reveals nothing of it; None: the page has a secret."""
-        self._secret = secrets.token_urlsafe(32) if admits is None else None
+        self.secret = secrets.token_urlsafe(32) if admits is None else None
         self._admits = admits or self._is_secret
         self._do: Do | None = None
 
     def attach(self, do: Do) -> None:
         """`do` does what is asked, from now on."""
         self._do = do
-
-    def dialog(self) -> Html:
-        """The button and the dialog behind it."""
-        verb = {"type": "radio", "name": "verb", "required": True}
-        whom = {"name": "learner", "type": "number", "min": 0, "step": 1, "id": "whom"}
-        token = {"name": "token", "type": "password", "autocomplete": "off", "required": True}
-        choices = [
-            el("label", el("input", value=name, **verb), f" {name}: {meaning}")
-            for name, meaning in (OF_A_LEARNER | OF_ALL).items()
-        ]
-        form = el(
-            "form",
-            el("h2", "Manage this run", id="managing-title"),
-            el("fieldset", el("legend", "What"), choices),
-            el("label", "Learner ", el("input", **whom)),
-            None if self._secret else el("label", "Token that manages it ", el("input", **token)),
-            el("p", "", id="managed", role="status"),
-            el("p", el("button", "Cancel", type="button"), " ", el("button", "Go on", type="submit")),
-            data_secret=self._secret,
-            data_of_a_learner=" ".join(OF_A_LEARNER),
-        )
-        button = el("button", "Manage this run", type="button", id="manage", aria_haspopup="dialog")
-        return el("aside", button, el("dialog", form, id="managing", aria_labelledby="managing-title"))
 
     async def answer(self, request: Request) -> Response:
         """Does what the request asks for, or says why not, in JSON: `done`, and a `line`."""
@@ -109,7 +87,7 @@ class Actions:
         return told(200 if answer.done else 409, answer.line, answer.done)
 
     def _is_secret(self, token: str) -> bool:
-        return self._secret is not None and hmac.compare_digest(token.encode(), self._secret.encode())
+        return self.secret is not None and hmac.compare_digest(token.encode(), self.secret.encode())
 
 
 async def read_body(request: Request, most: int) -> bytes | None:

@@ -1,4 +1,4 @@
-"""What is drawn: lanes of states, and curves over time, as SVG that stretches with the page.
+"""What is drawn: lanes of states, and curves over time, as paths of an SVG that stretches with the page.
 
 Labels are text of the page beside the drawing, so that they stay readable at any width. What colour says is
 said by form too: a lane's states differ in height and hatching, curves in their dashes.
@@ -10,12 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddiloco.observe.words import amount, clock
-from ddiloco.page.elements import Html, el
+from ddiloco.observe.words import amount
 from ddiloco.page.timeline import Span
-from ddiloco.page.view import Values
+from ddiloco.page.view import RunView, Values
 
-WIDTH = 1000
+WIDTH, HEIGHT = 1000, 200
 STATES = {
     "stepping": (1, 18, "steps"),
     "waiting": (10, 9, "waits for peers or network"),
@@ -43,10 +42,29 @@ class Line(NamedTuple):
     place: int | None = None
 
 
-def lane(
-    spans: Sequence[Span], end: float, label: str, merged: Values = (), slot_seconds: float = 0.0
-) -> Html:
-    """States from the beginning of the run to `end` (seconds), and which merges a learner was in."""
+class Curve(NamedTuple):
+    """A line as it is drawn."""
+
+    label: str
+    path: str
+    look: str  # its class in page.css
+
+
+class Chart(NamedTuple):
+    """Curves with their axes; `content.html` draws it."""
+
+    title: str
+    unit: str
+    x: str  # what it is over, if not over time
+    end: float
+    ticks: Sequence[float]
+    curves: Sequence[Curve]
+    named: Sequence[Curve]  # those that the legend has
+    in_words: str
+
+
+def forms(spans: Sequence[Span], end: float) -> list[tuple[str, str]]:
+    """The states of a lane from the beginning of the run to `end` (seconds), and each one's path."""
     scale = WIDTH / max(end, 1e-9)
     paths: dict[str, list[str]] = {}
     for state, start, finish in spans:
@@ -56,21 +74,12 @@ def lane(
             paths.setdefault(state, []).append(
                 f"M{start * scale:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
             )
-    drawn = [el("path", d="".join(paths[state]), class_=f"is-{state}") for state in _FORMS if state in paths]
-    return el(
-        "svg",
-        *drawn,
-        el("path", d=_strip(merged, slot_seconds * scale), class_="merged") if merged else None,
-        class_="lane",
-        viewBox=f"0 0 {WIDTH} 28",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=label,
-    )
+    return [(state, "".join(paths[state])) for state in _FORMS if state in paths]
 
 
-def _strip(merged: Values, width: float) -> str:
-    """Bars of the height of each share; one bar for slots of the same share, in quarters."""
+def strip(merged: Values, slot_seconds: float, end: float) -> str:
+    """The path of a lane's strip: bars as high as each share, in quarters; one for slots of the same."""
+    width = slot_seconds * WIDTH / max(end, 1e-9)
     bars: list[tuple[int, int]] = []  # from which slot, how many quarters
     known = [(place, math.ceil(4 * share)) for place, share in enumerate(merged) if share is not None]
     for place, quarters in known:
@@ -87,94 +96,43 @@ def _strip(merged: Values, width: float) -> str:
     return "".join(path)
 
 
-def legend(hosts: bool) -> Html:
-    """What the forms of a lane mean, and of those of hosts where there are any."""
-    forms = _FORMS if hosts else STATES
-    shown = [
-        _item(el("path", d=f"M0 {top}h24v{height}h-24z", class_=f"is-{state}"), meaning)
-        for state, (top, height, meaning) in forms.items()
-        if state != "spare"
-    ]
-    strip = el("path", d="M0 7h24v6h-24z", class_="merged")
-    return el("ul", shown, _item(strip, "its work was merged"), class_="legend")
-
-
-def patterns() -> Html:
-    """The hatchings that lanes refer to; once in a page."""
-    hatch = el("pattern", el("path", d="M0 8L8 0", class_="hatch"), id="hatch", **_tiled(8))
-    bars = el("pattern", el("rect", width=4, height=8, class_="hung-bars"), id="bars", **_tiled(7))
-    return el("svg", el("defs", hatch, bars), width=0, height=0, aria_hidden="true", class_="spoken")
-
-
-def _tiled(width: int) -> dict[str, object]:
-    return {"patternUnits": "userSpaceOnUse", "width": width, "height": 8}
-
-
-def _item(path: Html, meaning: str) -> Html:
-    drawn = el("svg", path, viewBox="0 0 24 20", class_="swatch", aria_hidden="true")
-    return el("li", drawn, f" {meaning}")
-
-
-def axis(end: float) -> Html:
-    """Times below a drawing, from 0 to `end` seconds."""
-    ticks = [el("span", clock(end * part / 4)) for part in range(5)]
-    return el("div", ticks, class_="axis", aria_hidden="true")
+def legend(view: RunView) -> dict[str, tuple[int, int, str]]:
+    """The forms of a lane in this run, and what they mean."""
+    shown = _FORMS if any(one.hosts for one in view.learners) else STATES
+    return {state: form for state, form in shown.items() if state != "spare"}
 
 
 def chart(
     title: str, unit: str, lines: Sequence[Line], end: float, zero: bool = False, x: str = ""
-) -> Html | None:
+) -> Chart | None:
     """Curves over time up to `end` (seconds), or over `x` if that is named; None if nothing is known."""
     values = [y for line in lines for y in line.ys if y is not None]
     if not values:
         return None
-    at = _ticks(values, zero)
-    paths = [_path(line, end, at[0], at[-1]) for line in lines]
-    heights = [round(200 * place / (len(at) - 1), 1) for place in range(len(at))]
-    grid = [el("line", x1=0, x2=WIDTH, y1=y, y2=y, class_="grid") for y in heights]
-    ticks = [el("span", amount(tick)) for tick in reversed(at)]
-    named = [line for line in lines if line.place is not None and _last(line.ys) is not None]
-    strokes = [_item(el("path", d="M0 10h24", class_=_class(line)), line.label) for line in named]
-    last = "; ".join(f"{line.label} {amount(_last(line.ys))}" for line in named)
-    drawing = el(
-        "svg",
-        grid,
-        paths,
-        class_="plot",
-        viewBox=f"0 0 {WIDTH} 200",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=f"{title}{unit and f' in {unit}'}. At the end: {last}.",
-    )
-    below = (
-        axis(end) if not x else el("div", el("span", "0"), el("span", f"{amount(end)} {x}"), class_="axis")
-    )
-    return el(
-        "figure",
-        el("figcaption", title, el("span", f" {unit}", class_="unit") if unit else None),
-        el("div", el("div", ticks, class_="ticks", aria_hidden="true"), drawing, class_="plotted"),
-        below,
-        el("ul", strokes, class_="legend") if len(named) > 1 else None,
-    )
+    ticks = _ticks(values, zero)
+    drawn = [Curve(line.label, _path(line, end, ticks[0], ticks[-1]), _look(line)) for line in lines]
+    last = [None if line.place is None else _last(line.ys) for line in lines]
+    named = [(curve, value) for curve, value in zip(drawn, last, strict=True) if value is not None]
+    told = "; ".join(f"{curve.label} {amount(value)}" for curve, value in named)
+    in_words = f"{title}{unit and f' in {unit}'}. At the end: {told}."
+    return Chart(title, unit, x, end, ticks, drawn, [curve for curve, _ in named], in_words)
 
 
-def _class(line: Line) -> str:
+def _look(line: Line) -> str:
     if line.place is None:
         return "curve many"
     return "curve global" if line.place < 0 else f"curve c{line.place % COLOURS}"
 
 
-def _path(line: Line, end: float, low: float, high: float) -> Html:
-    across, up = WIDTH / max(end, 1e-9), 200 / max(high - low, 1e-12)
+def _path(line: Line, end: float, low: float, high: float) -> str:
+    across, up = WIDTH / max(end, 1e-9), HEIGHT / max(high - low, 1e-12)
     points = [
-        (x * across, 200 - (y - low) * up) for x, y in zip(line.xs, line.ys, strict=True) if y is not None
+        (x * across, HEIGHT - (y - low) * up) for x, y in zip(line.xs, line.ys, strict=True) if y is not None
     ]
     drawn = "".join(f"{'L' if place else 'M'}{x:.1f} {y:.1f}" for place, (x, y) in enumerate(points))
     if len(points) == 1:  # a dot
         drawn += "h1"
-    return el(
-        "path", el("title", line.label), d=drawn, class_=_class(line), vector_effect="non-scaling-stroke"
-    )
+    return drawn
 
 
 def _ticks(values: Sequence[float], zero: bool) -> list[float]:

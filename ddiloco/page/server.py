@@ -13,21 +13,27 @@ import pathlib
 import select
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.observe.scalars import as_json
 from ddiloco.page.actions import read_body
-from ddiloco.page.board import SHARE, Board
-from ddiloco.page.elements import el
 from ddiloco.page.exposition import exposition
-from ddiloco.page.sheet import asset, document
+from ddiloco.page.history import History
+from ddiloco.page.sheet import asset, content, document, gate
+from ddiloco.page.view import RunView, view_of
 from ddiloco.page.visitors import NOBODY, SETTING, Visitors, check_page, context_of, is_loopback, listen
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+EVERY = 2.0  # seconds between two looks, at least
+SHARE = 0.01  # of a core that a run gives to looking; ten times that while much is still to be read
+READ = 0.1  # seconds at a time for what is new in the files
+UNSEEN = 10.0  # seconds between two readings while nobody watches
 
 COOKIE = "ddiloco_token"
 LONGEST_TOKEN = 1000
@@ -42,6 +48,55 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
 }
 _POLICY_OF_ONE_FILE = _POLICY.replace("style-src 'self'", "style-src 'unsafe-inline'")
+
+
+class Board:
+    """Runs as they are to be seen, for one thread: read a little at a time, drawn when somebody looks."""
+
+    def __init__(self, workdirs: Sequence[pathlib.Path], share: float = SHARE) -> None:
+        """`share`: of a core that looking may take."""
+        self._histories = [History(workdir) for workdir in workdirs]
+        self._share = share
+        self._read_at = 0.0
+        self.content = ""
+        self._cost = 0.0  # seconds that the last look took
+
+    def read(self) -> bool:
+        """Takes in what is new in the files, for a moment; returns whether that was all."""
+        whole = [history.read(READ) for history in self._histories]
+        return all(whole)
+
+    def read_unseen(self) -> float:
+        """Reads if it is time to, lest a visitor wait for days of a run; returns seconds until it is."""
+        if time.monotonic() >= self._read_at:
+            begun = time.thread_time()
+            whole = self.read()
+            pause = self._pause(time.thread_time() - begun, UNSEEN if whole else 0.0)
+            self._read_at = time.monotonic() + pause
+        return max(0.0, self._read_at - time.monotonic())
+
+    def views(self) -> list[RunView]:
+        """The runs as they are now."""
+        self.read()
+        return [view_of(history) for history in self._histories]
+
+    def look(self) -> bool:
+        """Draws what is to be seen; returns whether it differs from before."""
+        begun = time.thread_time()
+        before, self.content = self.content, content(self.views(), live=True)
+        self._cost = time.thread_time() - begun
+        return self.content != before
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look, so that looking takes no more than its share of a core."""
+        whole = all(history.whole for history in self._histories)
+        return self._pause(self._cost, EVERY if whole else 0.0)
+
+    def _pause(self, spent: float, least: float) -> float:
+        """Seconds until as much may be spent again; at least so many, or none while much is to be read."""
+        share = self._share if least else min(0.9, 10 * self._share)
+        return max(least, spent / share - spent)
 
 
 class PageServer:
@@ -132,10 +187,8 @@ class PageServer:
         from starlette.responses import HTMLResponse, Response, StreamingResponse
         from starlette.routing import Route
 
-        dialog = None if self._actions is None else self._actions.dialog()
-
         def page() -> Response:
-            return HTMLResponse(document(self._board.views(), live=True, dialog=dialog))
+            return HTMLResponse(document(self._board.views(), live=True, actions=self._actions))
 
         def report() -> Response:
             whole = document(self._board.views(), inline=True)
@@ -167,7 +220,7 @@ class PageServer:
         from starlette.responses import HTMLResponse
 
         async def answer(request: Request) -> Response:
-            response = make() if self._admits(request) else HTMLResponse(_gate(), status_code=401)
+            response = make() if self._admits(request) else HTMLResponse(gate(), status_code=401)
             response.headers.setdefault("content-security-policy", _POLICY)
             response.headers.update(_HEADERS)
             return response
@@ -218,20 +271,3 @@ def _file(name: str, kind: str) -> Callable[[Request], Any]:
         return Response(asset(name), media_type=kind)
 
     return answer
-
-
-def _gate() -> str:
-    """The page that asks for the token."""
-    asked = {"type": "password", "name": "token", "autocomplete": "current-password", "required": True}
-    form = el(
-        "form",
-        el("h1", "This run asks for its token"),
-        el("label", "Token of the run ", el("input", **asked)),
-        el("button", "Look", type="submit"),
-        method="post",
-        action="enter",
-        enctype="text/plain",
-    )
-    style = el("link", rel="stylesheet", href="page.css")
-    head = el("head", el("meta", charset="utf-8"), el("title", "ddiloco"), style)
-    return f"<!doctype html>\n{el('html', head, el('body', el('main', form)), lang='en')}\n"

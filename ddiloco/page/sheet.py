@@ -1,52 +1,69 @@
-"""The page of a run, or of several side by side: from views to one HTML document."""
+"""The page of a run, or of several side by side: what the templates beside this file make of views."""
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ddiloco.observe.words import amount, seconds, share
-from ddiloco.page import sections
-from ddiloco.page.advice import Advice, advice
-from ddiloco.page.drawings import Line, chart, patterns
-from ddiloco.page.elements import Html, el, table
-from ddiloco.page.view import RunView
+from ddiloco.observe import words
+from ddiloco.observe.words import amount, clock, seconds, share, size
+from ddiloco.page import drawings
+from ddiloco.page.advice import Advice, advice, remedy
+from ddiloco.page.drawings import Chart, Line, chart
+from ddiloco.page.timeline import Span
+from ddiloco.page.view import HostView, LearnerView, RunView
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from ddiloco.page.actions import Actions
+
+FEW = 8  # learners that have a colour each
+MOST_HOSTS = 8  # of a learner that have a lane each
+_CAUSES = {
+    "waiting_for_peers": "waiting for peers",
+    "waiting_for_network": "waiting for the network",
+    "detecting": "standing still, cause unknown",
+    "reconfiguring": "joining, restoring, compiling",
+    "replaying": "doing lost work again",
+    "standby": "spare",
+    "failed": "dead",
+}
+_COLUMNS: Mapping[str, Callable[[LearnerView], str]] = {
+    "clock": lambda one: f"{one.clock}",
+    "tokens/s": lambda one: amount(one.tokens_per_second),
+    "step": lambda one: seconds(one.step_seconds),
+    "data wait": lambda one: share(one.data_wait_share),
+    "MFU": lambda one: share(one.mfu),
+    "merged": lambda one: share(one.merged_share),
+    "staleness": lambda one: "-" if one.staleness is None else f"{one.staleness:.1f} steps",
+    "in rounds": lambda one: share(one.in_recent),
+    "sent": lambda one: size(one.sent),
+    "received": lambda one: size(one.received),
+}
+_IF_KNOWN = ("data wait", "MFU")  # columns that no run without measurements has
 
 
 def document(
-    views: Sequence[RunView], live: bool = False, inline: bool = False, dialog: Html | None = None
+    views: Sequence[RunView], live: bool = False, inline: bool = False, actions: Actions | None = None
 ) -> str:
-    """The whole page. `live`: it asks for news; `inline`: it is one file by itself; `dialog`: for actions."""
-    names = ", ".join(view.name for view in views)
-    style = el("style", Html(asset("page.css"))) if inline else el("link", rel="stylesheet", href="page.css")
-    script = el("script", "", src="page.js", defer=True) if live else None
-    head = el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{names} · ddiloco"),
-        style,
-        script,
-        None if dialog is None else el("script", "", src="actions.js", defer=True),
+    """The whole page. `live`: it asks for news; `inline`: it is one file by itself; `actions`: it offers."""
+    return (
+        _templates().get_template("page.html").render(views=views, live=live, inline=inline, actions=actions)
     )
-    skip = el("a", "Skip to the learners", href="#r0-learners", class_="skip")
-    news = el("p", "", id="news", role="status") if live else None
-    body = el("body", skip, patterns(), news, dialog, el("main", content(views, live), id="content"))
-    return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
 
 
-def content(views: Sequence[RunView], live: bool = False) -> Html:
+def content(views: Sequence[RunView], live: bool = False) -> str:
     """What is in the page, and replaced when there are news."""
-    single = len(views) == 1
-    runs = [_run(view, f"r{place}", live) for place, view in enumerate(views)]
-    return el(
-        "div",
-        None if single else comparison(views),
-        el("div", runs, class_="runs" if single else "runs several"),
-    )
+    return _templates().get_template("content.html").render(views=views, live=live)
+
+
+def gate() -> str:
+    """The page that asks for the token."""
+    return _templates().get_template("gate.html").render()
 
 
 def asset(name: str) -> str:
@@ -54,67 +71,46 @@ def asset(name: str) -> str:
     return (importlib.resources.files("ddiloco.page") / name).read_text()
 
 
-def _run(view: RunView, key: str, live: bool) -> Html:
-    found = advice(view)
-    parts = [
-        _head(view, live),
-        _verdict(view, found, key),
-        _figures(view),
-        sections.learners(view, found, key),
-        sections.curves(view, found),
-        el("div", sections.lost(view), sections.syncer(view), class_="columns"),
-        sections.fragments(view),
-        sections.rounds(view),
-        sections.alarms(view),
-        sections.settings(view),
-    ]
-    return el("article", [part for part in parts if part], id=key, aria_label=f"run {view.name}")
+@functools.cache
+def _templates() -> jinja2.Environment:
+    import jinja2  # only where somebody looks
+
+    made = jinja2.Environment(
+        loader=jinja2.FunctionLoader(asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {name: getattr(words, name) for name in ("amount", "clock", "seconds", "share")}
+    made.globals |= {
+        "WIDTH": drawings.WIDTH,
+        "HEIGHT": drawings.HEIGHT,
+        **{one.__name__: one for one in (drawings.forms, drawings.strip, drawings.legend)},
+        **{one.__name__: one for one in (asset, advice, remedy, progress, about, figures, columns, hosts_of)},
+        **{one.__name__: one for one in (in_words, charts, where_time_went, limits, last_rounds)},
+        **{one.__name__: one for one in (figures_of, settings_that_differ, losses_of)},
+        "dumps": json.dumps,
+    }
+    return made
 
 
-def _head(view: RunView, live: bool) -> Html:
-    summary = view.summary
-    step, total = summary.get("step") or 0, summary.get("total_steps")
-    said = [view.status, f"step {step} of {total}" if total else "no step yet", seconds(view.now)]
-    if view.virtual:
-        said[-1] += " of virtual time"
+def progress(view: RunView) -> list[str]:
+    """How far a run is, and how long it has taken."""
+    step, total = view.summary.get("step") or 0, view.summary.get("total_steps")
+    elapsed = f"{seconds(view.now)}{' of virtual time' if view.virtual else ''}"
+    said = [f"step {step} of {total}" if total else "no step yet", elapsed]
     if view.status == "running" and total and step:
         said.append(f"about {seconds(view.now * (total - step) / step)} left")
-    about = [summary.get("algorithm"), f"{len(view.learners)} learners"]
-    if summary.get("num_params"):
-        about.append(f"{amount(summary['num_params'])} parameters in {len(view.fragments)} fragments")
-    links = el("nav", el("a", "report", href="report"), " ", el("a", "view as JSON", href="view.json"))
-    return el(
-        "header",
-        el("h1", view.name, el("span", view.status, class_=f"badge {view.status}")),
-        el("p", " · ".join(said[1:]), class_="lead"),
-        el("p", " · ".join(str(word) for word in about if word), class_="quiet"),
-        None if view.whole else el("p", "Still reading what the run has left: there is more.", class_="lead"),
-        links if live else None,
-    )
+    return said
 
 
-def _verdict(view: RunView, found: Sequence[Advice], key: str) -> Html:
-    troubles = sum(one.trouble for one in found)
-    if not found:
-        title = "Nothing is in trouble"
-    elif troubles:
-        title = "In trouble: what, why, and what to do"
-    else:
-        title = "Nothing is broken; this could be better"
-    return el(
-        "section",
-        el("h2", title),
-        el("ul", [_advised(one, key) for one in found], class_="advice") if found else None,
-        class_="verdict bad" if troubles else "verdict",
-    )
-
-
-def _advised(one: Advice, key: str) -> Html:
-    mark = el("span", "✖" if one.trouble else "▲", class_="mark", aria_hidden="true")
-    kind = el("span", "Trouble: " if one.trouble else "Advice: ", class_="spoken")
-    what = one.what if one.learner is None else el("a", one.what, href=f"#{key}-learner-{one.learner}")
-    body = el("div", el("strong", kind, what), el("p", one.why), el("p", el("em", "What to do: "), one.do))
-    return el("li", mark, body, class_="trouble" if one.trouble else "better")
+def about(view: RunView) -> list[str]:
+    """What is trained, and by whom."""
+    said = [view.summary.get("algorithm"), f"{len(view.learners)} learners"]
+    if size := view.summary.get("num_params"):
+        said.append(f"{amount(size)} parameters in {len(view.fragments)} fragments")
+    return [word for word in said if word]
 
 
 def figures(view: RunView) -> dict[str, str]:
@@ -136,33 +132,145 @@ def figures(view: RunView) -> dict[str, str]:
     return found
 
 
-def _figures(view: RunView) -> Html:
-    tiles = [el("div", el("dt", name), el("dd", value)) for name, value in figures(view).items()]
-    return el("dl", tiles, class_="figures")
+def columns(view: RunView) -> dict[str, Callable[[LearnerView], str]]:
+    """What is said of each learner of this run, by the name of its column."""
+    return {
+        name: said
+        for name, said in _COLUMNS.items()
+        if name not in _IF_KNOWN or any(said(one) != "-" for one in view.learners)
+    }
 
 
-def comparison(views: Sequence[RunView]) -> Html:
-    """Figures and settings of several runs side by side, and their losses in one drawing."""
-    names = ["", *(view.name for view in views)]
-    shown = [figures(view) for view in views]
-    rows = [[name, *(one.get(name, "-") for one in shown)] for name in shown[0]]
-    flat = [dict(_flat(view.config)) for view in views]
-    paths = sorted(set().union(*flat))
-    different = [path for path in paths if len({json.dumps(one.get(path)) for one in flat}) > 1]
-    settings = [[path, *(json.dumps(one.get(path)) for one in flat)] for path in different]
-    scores = [view.summary.get("eval_history") or [] for view in views]
-    most = max((score["tokens"] for of_one in scores for score in of_one), default=0)
-    losses = [
-        Line(view.name, *sections.pairs(of_one, "tokens"), place)
-        for place, (view, of_one) in enumerate(zip(views, scores, strict=True))
+def hosts_of(one: LearnerView) -> tuple[list[HostView], list[HostView]]:
+    """A learner's several hosts, of many those that are gone or came last; and the others."""
+    known = sorted(one.hosts, key=lambda at: (at.state != "gone", at.state_seconds))
+    return sorted(known[:MOST_HOSTS], key=lambda at: at.host), known[MOST_HOSTS:]
+
+
+def in_words(spans: Sequence[Span]) -> str:
+    """What a lane shows."""
+    total: dict[str, float] = {}
+    for state, start, end in spans:
+        total[state] = total.get(state, 0.0) + end - start
+    return ", ".join(f"{state} {seconds(spent)}" for state, spent in total.items() if spent > 0)
+
+
+def charts(view: RunView, found: Sequence[Advice]) -> list[Chart | None]:
+    """Losses, tokens a second, who was merged and how long rounds took, over time."""
+    middles = [(place + 0.5) * view.slot_seconds for place in range(len(view.tokens_per_second))]
+    troubled = {one.learner for one in found}
+    losses = []
+    for place, one in enumerate(view.learners):
+        shown = len(view.learners) <= FEW or one.learner in troubled
+        losses.append(Line(f"learner {one.learner}", middles, one.loss, place if shown else None))
+    moments, scores = _scores(view, "seconds")
+    shown_from = view.started - (view.summary.get("started") or view.started)
+    held_out = Line("global model, held-out", [moment - shown_from for moment in moments], scores, -1)
+    rate = Line("tokens/s", middles, view.tokens_per_second, 0)
+    found_charts = [
+        chart("Loss", "nats/token", [*losses, held_out], view.now),
+        chart("Tokens a second", "all learners", [rate], view.now, zero=True),
     ]
-    drawn = chart("Loss of the global model, held-out", "nats/token", losses, most, x="tokens")
-    return el(
-        "section",
-        el("h1", "Runs side by side"),
-        el("div", table("Figures", names, rows), drawn, class_="columns"),
-        table("Settings that differ", names, settings) if settings else None,
-    )
+    if view.syncer.rounds:
+        who = [Line("in the merge", middles, view.quorum, 0), Line("there", middles, view.live, 1)]
+        spent = [
+            Line("until the quorum", middles, view.quorum_seconds, 0),
+            Line("grace", middles, view.grace_seconds, 1),
+            Line("merge and write", middles, view.sync_seconds, 2),
+        ]
+        found_charts += [
+            chart("Learners in a merge", "", who, view.now, zero=True),
+            chart("Time of a round", "seconds", spent, view.now, zero=True),
+        ]
+    return found_charts
+
+
+def _scores(view: RunView, over: str) -> tuple[list[float], list[float | None]]:
+    """Seconds or tokens, and losses, of the scores that there are."""
+    known = [score for score in view.summary.get("eval_history") or [] if score.get("loss") is not None]
+    return [score[over] for score in known], [score["loss"] for score in known]
+
+
+def where_time_went(view: RunView) -> list[tuple[str, float | None, float | None]]:
+    """The share of the chips' time that they stepped, and of each cause of loss, the largest first."""
+    lost = {cause: part for cause, part in (view.summary.get("lost") or {}).items() if part}
+    largest = sorted(lost.items(), key=lambda item: -item[1])
+    spent = {"stepping": view.summary.get("goodput")}
+    spent |= {_CAUSES.get(cause, cause): part for cause, part in largest}
+    return [(name, part, part) for name, part in spent.items()]
+
+
+def limits(view: RunView) -> list[tuple[str, Any, str]]:
+    """What the syncer does, beside what it should or could do at most; what is not known is left out."""
+    s = view.syncer
+    each = f"{seconds(None if not s.due_per_second else 1 / s.due_per_second)} from round to round"
+    rows = [
+        ("merges a second", _figure(s.rounds_per_second), f"{_figure(s.due_per_second)} are due"),
+        ("merging and writing", share(s.busy), "100% of its time"),
+        ("a round, until it is written", seconds(s.sync_seconds), each),
+        ("the merge alone", None if s.merge_seconds is None else seconds(s.merge_seconds), each),
+        ("the disk", None if s.disk_seconds is None else seconds(s.disk_seconds), each),
+        ("messages that wait", s.inbox, "no bound; it is at its limit if they grow"),
+        ("merges that wait", s.merging, "one is made at a time"),
+        ("bytes in", f"{size(s.in_per_second)}/s", "its network; not measured"),
+        ("bytes out", f"{size(s.out_per_second)}/s", "its network; not measured"),
+        (
+            "learners in a merge",
+            _figure(s.mean_quorum),
+            f"{len(view.learners)}; {share(s.mean_share)} of those there",
+        ),
+        ("rounds left out", s.skipped, f"0, of {s.rounds}; {s.abandoned} more had no quorum"),
+    ]
+    return [row for row in rows if row[1] is not None]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def last_rounds(view: RunView) -> list[tuple[Any, ...]]:
+    """The last rounds, newest first; who was in as signs, and in words."""
+    everybody = [one.learner for one in view.learners]
+    return [
+        (
+            one.step,
+            clock(one.time),
+            one.fragment,
+            one.version,
+            _who(one.learners, everybody),
+            seconds(one.quorum_seconds),
+            seconds(one.grace_seconds),
+            seconds(one.sync_seconds),
+        )
+        for one in view.rounds
+    ]
+
+
+def _who(learners: Sequence[int], everybody: Sequence[int]) -> tuple[str, str]:
+    missing = [str(one) for one in everybody if one not in learners]
+    told = f"{len(learners)} of {len(everybody)}" + (f", without {', '.join(missing)}" if missing else "")
+    return "".join("●" if one in learners else "·" for one in everybody), told
+
+
+def figures_of(views: Sequence[RunView]) -> list[list[str]]:
+    """The figures of several runs, a row for each."""
+    shown = [figures(view) for view in views]
+    return [[name, *(one.get(name, "-") for one in shown)] for name in shown[0]]
+
+
+def settings_that_differ(views: Sequence[RunView]) -> list[list[str]]:
+    """A row for each setting in which the runs differ."""
+    flat = [dict(_flat(view.config)) for view in views]
+    rows = [[path, *(json.dumps(one.get(path)) for one in flat)] for path in sorted(set().union(*flat))]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def losses_of(views: Sequence[RunView]) -> Chart | None:
+    """The held-out losses of several runs over tokens."""
+    scores = [_scores(view, "tokens") for view in views]
+    most = max((tokens for of_one, _ in scores for tokens in of_one), default=0)
+    lines = [Line(view.name, *scores[place], place) for place, view in enumerate(views)]
+    return chart("Loss of the global model, held-out", "nats/token", lines, most, x="tokens")
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

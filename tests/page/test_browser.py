@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ddiloco.page import board
+from ddiloco.page import server as board
 from ddiloco.page.actions import Actions
 from ddiloco.page.server import PageServer
 from ddiloco.page.sheet import asset, document
@@ -89,13 +89,13 @@ ASK = """
 @pytest.mark.parametrize("asked", [False, True], ids=["page", "dialog"])
 @pytest.mark.parametrize(("width", "dark"), [(1300, False), (1300, True), (500, False), (500, True)])
 def test_axe_finds_nothing_wrong(browse, view_of, tmp_path, width, dark, asked):
-    views, dialog = [view_of("lives"), view_of("missing_host")], Actions(lambda token: True).dialog()
+    views, actions = [view_of("lives"), view_of("missing_host")], Actions(lambda token: True)
     scripts = [(importlib.resources.files("axe_core_python") / "axe.min.js").read_text()]
     scripts += [asset("actions.js").replace("const ", "var ")] * asked  # which would come after the page
     probe = AXE.replace("OPEN", ASK if asked else "")
     added = "".join(f"<script>{script}</script>" for script in scripts)
     page = tmp_path / "page.html"
-    page.write_text(document(views, inline=True, dialog=dialog).replace("</body>", added + probe))
+    page.write_text(document(views, inline=True, actions=actions).replace("</body>", added + probe))
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     dom, _ = browse(page.as_uri(), scheme, width=width).communicate(timeout=60)
     told = json.loads(html.unescape(dom.split("<title>")[1].split("</title>")[0]))

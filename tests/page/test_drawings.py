@@ -1,10 +1,8 @@
 """Charts and lanes: round ticks that enclose what is drawn, and forms in the right place."""
 
-import re
-
 import pytest
 
-from ddiloco.page.drawings import Line, _ticks, chart, lane
+from ddiloco.page.drawings import Line, _ticks, chart, forms, strip
 from ddiloco.page.timeline import Span
 
 
@@ -29,7 +27,8 @@ def test_one_peak_does_not_flatten_a_long_curve():
 
 def test_a_curve_goes_from_corner_to_corner_and_leaves_out_what_is_not_known():
     drawn = chart("Loss", "nats", [Line("a", [0.0, 5.0, 10.0], [1.0, None, 0.0], 0)], end=10.0)
-    assert 'd="M0.0 0.0L1000.0 200.0"' in drawn and "At the end: a 0." in drawn
+    assert drawn.curves[0].path == "M0.0 0.0L1000.0 200.0"
+    assert drawn.in_words == "Loss in nats. At the end: a 0."
 
 
 def test_nothing_known_is_nothing_drawn():
@@ -38,8 +37,7 @@ def test_nothing_known_is_nothing_drawn():
 
 def test_a_lane_has_a_form_for_each_state_and_a_bar_for_each_time_of_merging():
     spans = [Span("stepping", 0.0, 50.0), Span("dead", 50.0, 100.0)]
-    drawn = lane(spans, 100.0, "learner 0", [1.0, None, 0.0, 0.5], 25.0)
-    paths = dict(re.findall(r'd="([^"]*)" class="([^"]*)"', drawn))
-    forms = {name: path for path, name in paths.items()}
-    assert forms["is-stepping"] == "M0.0 1h500.0v18h-500.0z" and forms["is-dead"].startswith("M500.0 8h500.0")
-    assert forms["merged"] == "M0.0 22.0h500.0v6.0h-500.0zM750.0 25.0h250.0v3.0h-250.0z"
+    drawn = dict(forms(spans, 100.0))
+    assert drawn["stepping"] == "M0.0 1h500.0v18h-500.0z" and drawn["dead"].startswith("M500.0 8h500.0")
+    merged = strip([1.0, None, 0.0, 0.5], 25.0, 100.0)
+    assert merged == "M0.0 22.0h500.0v6.0h-500.0zM750.0 25.0h250.0v3.0h-250.0z"

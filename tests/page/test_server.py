@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddiloco.config import ConfigError
 from ddiloco.observe import monitor
-from ddiloco.page import board
+from ddiloco.page import server as board
 from ddiloco.page.exposition import METRICS
 from ddiloco.page.server import PageServer
 from ddiloco.page.visitors import Visitors, check_page

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from ddiloco.page.elements import el
 from ddiloco.page.sheet import document
 from ddiloco.page.view import read_view
 
@@ -106,12 +105,6 @@ def test_words_of_strangers_do_not_become_elements(view_of):
     events = [dataclasses.replace(view.events[0], text=nasty, alarm=True)]
     page = Page(document([dataclasses.replace(view, events=events, name='"><b>')]))
     assert page.of("script") == [] and page.of("b") != [] and nasty in page.text
-
-
-def test_attributes_are_escaped_and_false_ones_left_out():
-    assert el("p", "a < b", title='say "no"', hidden=False, aria_label=None) == (
-        '<p title="say &quot;no&quot;">a &lt; b</p>'
-    )
 
 
 def test_several_runs_stand_side_by_side_with_what_differs(view_of):

@@ -14,12 +14,11 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.authority import Authority
-from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.rounds import Rounds
 from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import Knowing
 
 Said = list[actions.SyncerAction | news.Word]
 
@@ -52,15 +51,8 @@ class ToPart:
     news: news.News
 
 
-class AuthorityCore:
+class AuthorityCore(Knowing):
     """The authority's process: decides for a syncer of several parts, as `SyncerCore` does for one of one."""
-
-    def __init__(self, policy: SyncPolicy, total_steps: int | None, state: SyncerState, parts: int) -> None:
-        """`state`: what is durable of all fragments, and who is known."""
-        self.policy = policy
-        self.total_steps = total_steps
-        self._members = Membership()
-        self._authority = Authority(policy, total_steps, state, self._members, parts)
 
     def handle(
         self, event: events.FromLearner | events.Timeout | FromPart | PartConnected, now: float
@@ -81,36 +73,6 @@ class AuthorityCore:
     def next_deadline(self) -> float | None:
         """When to send it a Timeout, in the seconds of `now`; None if only an event can change anything."""
         return self._authority.next_deadline()
-
-    def state(self) -> SyncerState:
-        """What must survive a crash, as of now."""
-        return self._authority.state()
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended."""
-        return self._authority.finished
-
-    @property
-    def step(self) -> int:
-        """The newest global step of which a round was merged."""
-        return self._authority.merged.step
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """The version of each fragment."""
-        return self._authority.merged.versions
-
-    @property
-    def vector_clock(self) -> VectorClock:
-        """What learners have reported, and the versions that have been broadcast."""
-        versions = {p: version for p, version in enumerate(self.versions) if version}
-        return VectorClock(self._members.steps(), versions)
-
-    @property
-    def live(self) -> tuple[int, ...]:
-        """The learners that count towards a quorum."""
-        return tuple(m.learner for m in self._members.live())
 
 
 def _addressed(

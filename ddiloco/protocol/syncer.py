@@ -17,7 +17,61 @@ from ddiloco.protocol.state import SyncerState
 Actions = list[actions.SyncerAction]
 
 
-class SyncerCore:
+class Knowing:
+    """What a syncer's core says of itself, whether it does all by itself or leaves the merging to parts."""
+
+    def __init__(
+        self, policy: SyncPolicy, total_steps: int | None, state: SyncerState | None, parts: int = 1
+    ) -> None:
+        """`state`: what is durable of all fragments, and who is known; None: the run begins.
+
+        Raises:
+          LocalProtocolError: the state is of another number of fragments.
+        """
+        self.policy = policy
+        self.total_steps = total_steps
+        state = state or SyncerState.initial(policy.num_fragments)
+        state.check(policy.num_fragments)
+        self._members = Membership()
+        self._authority = Authority(policy, total_steps, state, self._members, parts)
+
+    def state(self) -> SyncerState:
+        """What must survive a crash, as of now; `state().after(round, lineage)` is what a merge leaves."""
+        return self._authority.state()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return self._authority.finished
+
+    @property
+    def step(self) -> int:
+        """The newest global step of which a round was merged."""
+        return self._authority.merged.step
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment."""
+        return self._authority.merged.versions
+
+    @property
+    def merged_steps(self) -> tuple[int, ...]:
+        """By fragment, the global step of the round that made its version."""
+        return self._authority.merged.merged_steps
+
+    @property
+    def vector_clock(self) -> VectorClock:
+        """What the state follows from: what was merged, and what learners have reported."""
+        versions = {p: version for p, version in enumerate(self.versions) if version}
+        return VectorClock(self._members.steps(), versions)
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The learners that count towards a quorum."""
+        return tuple(m.learner for m in self._members.live())
+
+
+class SyncerCore(Knowing):
     """Decides for the syncer; starts no thread, reads no clock, touches no array.
 
     It is two halves in one process, an `Authority` and the `Rounds` of all fragments, which tell each other
@@ -25,9 +79,6 @@ class SyncerCore:
 
     With the `state` of one that crashed it continues from there: it knows what was merged, so no round is
     merged twice, and no learner is a member until it rejoins.
-
-    Raises:
-      LocalProtocolError: the state is of another number of fragments.
     """
 
     def __init__(
@@ -38,14 +89,8 @@ class SyncerCore:
         lineage: int = 0,
     ) -> None:
         """`lineage`: a number that no other start of the syncer has, for the versions that it makes."""
-        self.policy = policy
-        self.total_steps = total_steps
-        state = state or SyncerState.initial(policy.num_fragments)
-        state.check(policy.num_fragments)
-        members = Membership()
-        self._members = members
-        self._authority = Authority(policy, total_steps, state, members)
-        self._rounds = Rounds(policy, total_steps, state, members, lineage=lineage)
+        super().__init__(policy, total_steps, state)
+        self._rounds = Rounds(policy, total_steps, self._authority.merged, self._members, lineage=lineage)
 
     def handle(self, event: events.SyncerEvent, now: float) -> Actions:
         """Takes one event, returns the actions that follow, in order; `now` is in seconds and never falls.
@@ -69,41 +114,6 @@ class SyncerCore:
         """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""
         times = (self._authority.next_deadline(), self._rounds.next_deadline())
         return min((time for time in times if time is not None), default=None)
-
-    def state(self) -> SyncerState:
-        """What must survive a crash, as of now; `state().after(round, lineage)` is what a merge leaves."""
-        return self._authority.state()
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended."""
-        return self._authority.finished
-
-    @property
-    def step(self) -> int:
-        """The newest global step of which a round was merged."""
-        return self._rounds.merged.step
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """The version of each fragment."""
-        return self._rounds.merged.versions
-
-    @property
-    def merged_steps(self) -> tuple[int, ...]:
-        """By fragment, the global step of the round that made its version."""
-        return self._rounds.merged.merged_steps
-
-    @property
-    def vector_clock(self) -> VectorClock:
-        """What the syncer's state follows from: what was merged, and what learners have reported."""
-        versions = {p: version for p, version in enumerate(self.versions) if version}
-        return VectorClock(self._members.steps(), versions)
-
-    @property
-    def live(self) -> tuple[int, ...]:
-        """The learners that count towards a quorum."""
-        return tuple(m.learner for m in self._members.live())
 
     @property
     def rounds(self) -> tuple[Round, ...]:

@@ -38,14 +38,6 @@ class DifferenceEncoder:
 
     What travels is computed by one program, the version from it by another: within one, XLA might compute a
     code twice and round it in two ways.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from ddiloco.outer.fragments import fragment
-      >>> encode = DifferenceEncoder(fragment({"a": (2,)}, 1), "int4")
-      >>> made = encode(0, (jnp.array([1.0, 1.0]),), (jnp.array([0.0, 0.9]),), (jnp.zeros(2),))
-      >>> print(made.pieces[0], made.left_out[0].round(3))
-      [0. 1.] [0.  0.1]
     """
 
     def __init__(self, layout: FragmentLayout, codec: str) -> None:

@@ -26,13 +26,6 @@ def sampled_cosines(
 
     Returns:
       (M, M) cosines, NaN where an outer gradient is zero on the sample.
-
-    Example:
-      >>> import numpy as np
-      >>> sent = [(np.float32([1.0, 0.0]),), (np.float32([-3.0, 0.0]),)]
-      >>> print(sampled_cosines([np.float32([0.0, 0.0])], sent, np.float32([[1.0, 3.0]])))
-      [[ 1. -1.]
-       [-1.  1.]]
     """
     total = sum(piece.size for piece in anchor)
     seed = hashlib.sha256(np.asarray(norms, np.float32).tobytes()).digest()

@@ -34,14 +34,6 @@ def wire_format(layout: FragmentLayout, fragment: int, codec: str) -> tuple[Arra
 
     Raises:
       KeyError: there is no such codec.
-
-    Example:
-      >>> from ddiloco.outer.fragments import fragment
-      >>> layout = fragment({"a": (2, 64)}, 1)
-      >>> for part in wire_format(layout, 0, "int8"):
-      ...     print(part.dtype, part.shape)
-      float32 (1,)
-      int8 (128,)
     """
     shapes = layout.piece_shapes(fragment)
     return tuple(part for shape in shapes for part in CODECS[codec].formats(shape))
@@ -122,17 +114,7 @@ def differences(codec: Codec, arrays: Arrays, shapes: Sequence[Shape]) -> tuple[
 
 
 class FragmentDecoder:
-    """Decodes what learners sent, on the CPU; for any number of threads at a time once compiled.
-
-    Example:
-      >>> import numpy as np
-      >>> from ddiloco.outer.fragments import fragment
-      >>> theta, anchor = np.float32([[0.0, 0.5]]), np.float32([[1.0, 1.0]])
-      >>> arrays, _ = encode(CODECS["int8"], (theta,), (anchor,))
-      >>> decode = FragmentDecoder(fragment({"a": (1, 2)}, 1), "int8")
-      >>> print(decode(0, [np.asarray(array) for array in arrays], (anchor,))[0].round(2))
-      [[0.  0.5]]
-    """
+    """Decodes what learners sent, on the CPU; for any number of threads at a time once compiled."""
 
     def __init__(self, layout: FragmentLayout, codec: str) -> None:
         """Compiles nothing yet."""

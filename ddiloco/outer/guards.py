@@ -346,13 +346,6 @@ def offered(
     Args:
       norms: (pieces, M), of each piece of each outer gradient.
       cosines: (M, M), between the outer gradients of two learners; NaN where one is zero.
-
-    Example:
-      >>> import numpy as np
-      >>> cosines = np.array([[1.0, 0.2, 0.4], [0.2, 1.0, np.nan], [0.4, np.nan, 1.0]])
-      >>> first, *_ = offered([4, 5, 6], [(1, 9)] * 3, np.array([[3.0] * 3, [8.0] * 3]), [9, 4], cosines)
-      >>> print(round(first.norm, 3), first.peak, round(first.cosine, 3))
-      8.544 4.0 0.3
     """
     exact = np.asarray(norms, np.float64)
     lengths = np.sqrt(np.square(exact).sum(0))

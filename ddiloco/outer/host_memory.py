@@ -11,12 +11,7 @@ ALIGNMENT = 64  # bytes; XLA copies host arrays that begin elsewhere
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> np.ndarray:
-    """An uninitialised array that begins at a multiple of 64 bytes, for a fragment to be received into.
-
-    Example:
-      >>> aligned_empty((3, 5)).ctypes.data % ALIGNMENT
-      0
-    """
+    """An uninitialised array that begins at a multiple of 64 bytes, for a fragment to be received into."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT

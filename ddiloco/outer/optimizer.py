@@ -87,17 +87,7 @@ class OuterConfig:
 
 
 def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
-    """The outer optimizer that the settings name, for the merged outer gradient of one fragment.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import optax
-      >>> optimizer = make_outer_optimizer(OuterConfig(optimizer="nesterov", learning_rate=0.5, momentum=0.0))
-      >>> theta, merged = jnp.array([1.0]), jnp.array([0.5])
-      >>> updates, state = optimizer.update(merged, optimizer.init(theta))
-      >>> print(optax.apply_updates(theta, updates))
-      [0.75]
-    """
+    """The outer optimizer that the settings name, for the merged outer gradient of one fragment."""
     if config.optimizer in OPTIMIZERS:
         return OPTIMIZERS[config.optimizer](config)
     return _optax_optimizer(config.optimizer)(learning_rate=config.learning_rate)

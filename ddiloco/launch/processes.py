@@ -28,7 +28,6 @@ PRELOADED = (
     "ddiloco.data.preparation",
     "ddiloco.data.stdlib_text",
     "ddiloco.run.job",
-    "ddiloco.virtual.without_arrays",
     "ddiloco.remote.evaluator",
     "ddiloco.remote.learner.process",
     "ddiloco.remote.syncer.part",

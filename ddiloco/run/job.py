@@ -45,8 +45,7 @@ from ddiloco.settings.experiment import BASELINES, Experiment, to_json, with_ste
 from ddiloco.training.loop import MakeLoop
 from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, lives
 from ddiloco.virtual.lives import write_trace
-from ddiloco.virtual.run import VirtualRun
-from ddiloco.virtual.without_arrays import rehearse, run_without_arrays
+from ddiloco.virtual.run import VirtualRun, rehearse, run_without_arrays
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddiloco.config import ConfigError
+from ddiloco.disk.tape.recorder import LearnerTape
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
-from ddiloco.outer.encoding import traffic
-from ddiloco.outer.global_model import GlobalModel, InvalidContribution, NextVersion
+from ddiloco.outer.encoding import Traffic, traffic
+from ddiloco.outer.global_model import GlobalModel, InvalidContribution, NextVersion, pieces_sha256
 from ddiloco.outer.guards import Notice
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.state import SyncerState
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.exchange import Pieces
-from ddiloco.roles.learner_arrays import TrainingArrays
+from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.outcome import Outcome
+from ddiloco.roles.taping import Tapes
 from ddiloco.roles.transfer import Offer
-from ddiloco.settings.experiment import Experiment, step_tokens
+from ddiloco.settings.experiment import Experiment, step_tokens, task_of
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
 from ddiloco.virtual.learner_process import VirtualLearner
-from ddiloco.virtual.ports import Observer, Payload
-from ddiloco.virtual.tapes import FleetTapes
+from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
 
 Record = Callable[[Any], None]
 
@@ -121,6 +125,64 @@ def play(
     return f"the run is not over after {now:g} virtual seconds"
 
 
+class FleetTapes(Observer):
+    """Writes the tapes of a fleet; their clock and wall clock are virtual time."""
+
+    def __init__(
+        self,
+        workdir: pathlib.Path | None,
+        experiment: Experiment,
+        model: GlobalModel,
+        equipment: Sequence[Equipment],
+        record: Callable[[records.Record], None],
+    ) -> None:
+        """`record` hears alarms. Without a workdir, or where the settings say so, nothing is written."""
+        self._tapes = Tapes(workdir, experiment, model.layout, record, clock=lambda: 0.0, wall=lambda: 0.0)
+        self._model, self._equipment = model, equipment
+        self._syncer = self._tapes.syncer(SyncerState.initial(model.layout.num_fragments), model)
+        self._versions = [0] * model.layout.num_fragments  # that the tape has
+        self._learners: dict[int, tuple[int, LearnerTape]] = {}  # by number: newest process and its tape
+
+    def syncer_handled(
+        self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float
+    ) -> None:
+        """The syncer's core took an event and answered with these actions."""
+        self._syncer.heard(event, out, now)
+        if isinstance(event, events.MergeFinished) and self._syncer.on:
+            p, (version, pieces) = event.round.fragment, self._model.fragment(event.round.fragment)
+            if version > self._versions[p]:  # else nothing was merged
+                self._versions[p] = version
+                self._syncer.committed(p, version, pieces_sha256(pieces))
+
+    def learner_handled(
+        self,
+        learner: VirtualLearner,
+        event: events.LearnerEvent,
+        out: Sequence[actions.LearnerAction],
+        now: float,
+    ) -> None:
+        """The core of a learner took an event and answered with these actions."""
+        tape = self._tape(learner.number, learner.process)
+        tape.heard(event, now)
+        if any(isinstance(action, actions.AdoptAll) for action in out):
+            tape.adopted(fresh=True, origin=None)
+
+    def end(self) -> None:
+        """The run is over."""
+        for _, tape in self._learners.values():
+            tape.close()
+        self._syncer.end([self._model.fragment(p)[0] for p in range(self._model.layout.num_fragments)])
+
+    def _tape(self, learner: int, process: int) -> LearnerTape:
+        newest, tape = self._learners.get(learner, (None, None))
+        if newest != process:
+            if tape is not None:
+                tape.close()
+            tape = self._tapes.learner(learner, process, self._equipment[learner])
+            self._learners[learner] = process, tape
+        return tape
+
+
 class VirtualRun:
     """One run of the decoupled family in virtual time; the same experiment gives the same parameters."""
 
@@ -175,3 +237,54 @@ class VirtualRun:
 
         self.learners[learner] = TrainingArrays(self._equipment[learner], erred)
         return self.learners[learner]
+
+
+def run_without_arrays(
+    experiment: Experiment, traffic: Traffic, record: Record, stop: threading.Event
+) -> Outcome:
+    """Plays the run; batches count as full."""
+    observer = RecordingObserver(record, merged=lambda step: None)
+    fleet = _counting_fleet(experiment, experiment.train.steps, CountingSyncer(traffic), observer)
+    failure = play(fleet, experiment, observer, stop)
+    return Outcome(None, fleet.syncer.durable.step, None, fleet.over, failure)
+
+
+def rehearse(experiment: Experiment, traffic: Traffic) -> int:
+    """How many global steps the fleet takes within its budget of tokens or of time; nothing is trained.
+
+    `traffic`: bytes of each fragment. Batches count as full; a real run differs by its padding.
+
+    Raises:
+      ConfigError: the fleet dies before it has spent its tokens.
+    """
+    counted = _Counted()
+    fleet = _counting_fleet(experiment, None, CountingSyncer(traffic), counted)
+    tokens, until = experiment.train.tokens, experiment.virtual.seconds or horizon(experiment)
+    spent = math.inf if tokens is None else tokens
+    fleet.run(stop=lambda: counted.tokens >= spent or fleet.calendar.now > until)
+    if tokens is not None and counted.tokens < tokens:
+        raise ConfigError(
+            f"config.train.tokens: is {tokens}, but the fleet of config.virtual comes to {counted.tokens} "
+            f"in {until:g} virtual seconds"
+        )
+    return max(1, counted.clock)
+
+
+class _Counted(Observer):
+    def __init__(self) -> None:
+        self.tokens = self.clock = 0
+
+    def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
+        self.tokens += tokens
+        self.clock = max(self.clock, clock)
+
+
+def _counting_fleet(
+    experiment: Experiment, total_steps: int | None, syncer: CountingSyncer, observer: Observer
+) -> Fleet:
+    length = task_of(experiment).row_tokens
+
+    def arrays(learner: int) -> CountingLearner:
+        return CountingLearner(experiment.batch_size(learner) * length)
+
+    return make_fleet(experiment, total_steps, arrays, syncer, observer)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe.files import read_lines
+from ddiloco.observe.files import read_json, read_lines
 from ddiloco.observe.records import Evaluated, Noted, StateChanged, StepDone
-from ddiloco.observe.summary import read_summary
 from ddiloco.observe.tally import COUNTS, Tally
 
 
@@ -35,7 +34,7 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
                 tally.step_done(StepDone(learner, line["step"], line["time"], line["tokens"], loss))
     for line in _values(workdir / "rounds.jsonl"):
         tally.noted(Noted("round", line, line["time"]))
-    summary = read_summary(workdir / "summary.json")
+    summary = read_json(workdir / "summary.json")
     tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS})
     for name in ("sent", "received"):
         counted = summary.get(f"bytes_{name}_by_learner", {})

@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ddiloco.observe.alarms import Alarms
@@ -32,6 +32,20 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
+    """Replaces the file in one step; raises OSError if the disk refuses, and then keeps the old one."""
+    with replacing(path) as new:
+        new.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """What is in the file; empty if there is none that can be read."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def read_lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
-from ddiloco.observe.files import GrowingFiles
+from ddiloco.observe.files import GrowingFiles, read_json, write_json
 from ddiloco.observe.json_lines import about
 from ddiloco.observe.lines import LineFiles
 from ddiloco.observe.metrics import Metrics
@@ -38,10 +38,8 @@ from ddiloco.observe.records import (
     Transferred,
 )
 from ddiloco.observe.scalars import as_float, as_json
-from ddiloco.observe.summary import read_summary, summarize, write_summary
-from ddiloco.observe.tally import Tally
-from ddiloco.observe.tensorboard import EventFiles
-from ddiloco.observe.writers import SERVICES, Aside, Writer
+from ddiloco.observe.tally import Tally, summarize
+from ddiloco.observe.writers import SERVICES, Aside, EventFiles, Writer
 
 POLL = 0.1  # seconds; draining in batches wakes the interpreter less often than a wake-up for each record
 FLUSH_EVERY = 0.5
@@ -107,7 +105,7 @@ class Monitor:
     def _writer(self, name: str) -> Writer:
         if name == "tensorboard":
             return EventFiles(self._files)
-        make = functools.partial(SERVICES[name], self._workdir, read_summary(self._workdir / "config.json"))
+        make = functools.partial(SERVICES[name], self._workdir, read_json(self._workdir / "config.json"))
         return Aside(make, lambda sentence: self.queue.put(Alarm(sentence, self._now())), name)
 
     def start(self) -> None:
@@ -272,7 +270,7 @@ class Monitor:
         path = self._workdir / "summary.json"
         with self._alarms.guard(str(path)):
             self._owner.check()
-            write_summary(path, self._summary)
+            write_json(path, self._summary)
 
     def _write_run_metrics(self) -> None:
         now, lines = self._now(), self._tally.timelines

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 import statistics
+from typing import Any
 
 from ddiloco.goodput.accounting import State, Timelines
+from ddiloco.observe import performance
 from ddiloco.observe.curves import Curve
 from ddiloco.observe.performance import Performance
 from ddiloco.observe.records import (
@@ -18,7 +21,7 @@ from ddiloco.observe.records import (
     StepDone,
     Transferred,
 )
-from ddiloco.observe.scalars import as_float
+from ddiloco.observe.scalars import as_float, as_json
 from ddiloco.observe.terminal import printable
 
 # The protocol's records that are only counted, with the summary's field for the count.
@@ -256,3 +259,72 @@ def _count(counts: collections.Counter[str], reason: object) -> None:
     """Counts a reason that may be a stranger's words."""
     text = printable(str(reason), 200)
     counts[text if text in counts or len(counts) < MOST_REASONS else OTHERS] += 1
+
+
+def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
+    """What `summary.json` has as of `now` (the records' clock), ready for JSON: None is NaN, or not known.
+
+    Seconds count from the start of the run; tokens a second are taken over the window of
+    `ddiloco.goodput.accounting`, so that compilation before the first step does not dilute them.
+    Bytes are from the learners' point of view. Losses are nats per token.
+    """
+    lines, rounds, info = tally.timelines, tally.rounds, tally.info
+    started = now if tally.started is None else tally.started
+    window = lines.window(now)
+    begun, ended = window or (started, now)
+    seconds = ended - begun
+    last = tally.evaluations[-1] if tally.evaluations else None
+    values = {
+        "algorithm": info.algorithm,
+        "seed": info.seed,
+        "num_learners": info.num_learners,
+        "num_params": info.num_params,
+        "num_fragments": info.num_fragments,
+        "total_steps": info.total_steps,
+        "step": tally.step,
+        "inner_steps": tally.steps_by_learner,
+        "tokens": tally.tokens_by_learner,
+        "tokens_per_second": tally.tokens / seconds if seconds > 0 else None,
+        "started": started,
+        "wall_seconds": now - started,
+        **performance.summary(tally.performance),
+        "train_loss": tally.train_loss(),
+        "eval_loss": last.loss if last else None,
+        **({f"eval_{name}": value for name, value in last.statistics.items()} if last else {}),
+        "eval_history": [_evaluation(record, started) for record in tally.evaluations],
+        "rounds": rounds.count,
+        "outer_steps": {f: rounds.by_fragment[f] for f in {*range(info.num_fragments), *rounds.by_fragment}},
+        "mean_quorum": rounds.mean_quorum(),
+        "min_quorum": min(rounds.quorums, default=None),
+        "max_quorum": max(rounds.quorums, default=None),
+        "merged_share": tally.merged_share(),
+        "merged_share_by_learner": tally.merged_shares(),
+        "mean_grace_seconds": rounds.grace_seconds / rounds.count if rounds.count else None,
+        "goodput": lines.goodput(now) if window else None,
+        "uptime": lines.uptime(now) if window else None,
+        "lost": lines.lost(now) if window else {},
+        "learner_blocked_seconds": lines.blocked_seconds(now),
+        **tally.counts,
+        "bytes_sent_by_learner": dict(sorted(tally.sent_by_learner.items())),
+        "bytes_received_by_learner": dict(sorted(tally.received_by_learner.items())),
+        "inner_states": dict(sorted(tally.inner_states.items())),
+        "drops": dict(sorted(tally.drops.items())),
+        "offers_left_out": dict(sorted(rounds.left_out.items())),
+        "quarantined": sorted(tally.quarantined),
+        "failures": [dataclasses.asdict(death) for death in tally.failures],
+        "alarms": alarms,
+        "params_sha256": None,
+        "finished": tally.complete,
+        "interrupted": False,
+    }
+    return as_json(values)
+
+
+def _evaluation(record: Evaluated, started: float) -> dict[str, Any]:
+    return {
+        "step": record.step,
+        "tokens": record.tokens,
+        "seconds": record.time - started,
+        "loss": record.loss,
+        **record.statistics,
+    }

@@ -9,9 +9,8 @@ import shutil
 from collections.abc import Mapping
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe.files import read_lines, replacing
+from ddiloco.observe.files import read_json, read_lines, replacing, write_json
 from ddiloco.observe.owner import LOCK
-from ddiloco.observe.summary import read_summary, write_summary
 
 EVALUATOR_LOCK = ".evaluator.lock"
 OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
@@ -57,10 +56,10 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
         if path.is_file():
             with replacing(path) as new:
                 new.write_text("".join(kept))
-    earlier = read_summary(target / "summary.json")
+    earlier = read_json(target / "summary.json")
     scores = [score for score in earlier.get("eval_history", []) if score["step"] <= cut.step]
     begun_anew = {**earlier, "eval_history": scores, "finished": False} if earlier else {}
-    write_summary(workdir / "summary.json", begun_anew)
+    write_json(workdir / "summary.json", begun_anew)
     return target
 
 

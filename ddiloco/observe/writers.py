@@ -1,20 +1,24 @@
 """Where a run's curves go: TensorBoard's files, and if wanted Weights & Biases and MLflow.
 
-Those two are optional packages that may talk to a server: each has a thread of its own, is configured by its
-own environment (WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI and so on), and may fail without the run.
+The last two are optional packages that may talk to a server: each has a thread of its own, is configured by
+its own environment (WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI and so on), and may fail without the run.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import pathlib
 import queue
+import socket
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ddiloco.config import ConfigError
+from ddiloco.observe.files import GrowingFiles
 
 RUN = "global"  # the owner of curves that are not a learner's
 PROJECT = "ddiloco"
@@ -40,6 +44,49 @@ def check_writers(names: Sequence[str]) -> None:
     for name in names:
         if importlib.util.find_spec(NEEDS[name]) is None:
             raise ConfigError(f"config.log.writers: {name} needs the package {NEEDS[name]} (ddiloco[{name}])")
+
+
+class EventFiles:
+    """TensorBoard's files under `<workdir>/metrics/`: a folder for each owner; equal tags share a chart.
+
+    tensorboardX gives the encoding. Its SummaryWriter is not used: it starts a thread and a bounded queue
+    for each file, and once the disk is full that thread dies and the next scalar blocks for ever.
+    """
+
+    def __init__(self, files: GrowingFiles) -> None:
+        """`files` are the workdir's, and are flushed and closed with these."""
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._event = Event
+        self._files = files
+        self._suffix = f"{socket.gethostname()}.{os.getpid()}"
+        self._names: dict[str, str] = {}
+
+    def write(self, owner: str, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Adds an event of these scalars to the owner's file."""
+        name = self._names.get(owner)
+        if name is None:
+            # Readers sort a run's files by name: the time makes a resumed run's file the later one.
+            name = f"metrics/{owner}/events.out.tfevents.{int(time):010d}.{self._suffix}"
+            self._names[owner] = name
+            self._append(owner, self._event(wall_time=time, file_version="brain.Event:2"))
+        event = self._event(wall_time=time, step=step)
+        for tag, value in values.items():
+            event.summary.value.add(tag=tag, simple_value=value)
+        self._append(owner, event)
+
+    def close(self) -> None:
+        """The files are their owner's to close."""
+
+    def _append(self, owner: str, event: Any) -> None:
+        """The event as a TFRecord: length, its checksum, data, its checksum."""
+        from tensorboardX.record_writer import masked_crc32c
+
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        parts = (length, struct.pack("<I", masked_crc32c(length)), data)
+        frame = b"".join((*parts, struct.pack("<I", masked_crc32c(data))))
+        self._files.append(self._names[owner], frame, bounded=owner != RUN)
 
 
 class Aside:

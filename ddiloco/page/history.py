@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ddiloco.observe.summary import read_summary
+from ddiloco.observe.files import read_json
 from ddiloco.page.tail import LineTail, Replaced
 from ddiloco.page.timeline import Lane, Slots
 
@@ -171,12 +171,12 @@ class History:
             return
         mark = (status.st_ino, status.st_mtime_ns)
         if mark != self._summary_mark:
-            self.summary, self._summary_mark = read_summary(path), mark
+            self.summary, self._summary_mark = read_json(path), mark
         over = self.summary.get("finished") or self.summary.get("interrupted") or "driver" in self.summary
         self.going_on = not over and time.time() - status.st_mtime < ALIVE
         if not self.config:
-            self.config = read_summary(self.workdir / "config.json")
-            self.environment = read_summary(self.workdir / "environment.json")
+            self.config = read_json(self.workdir / "config.json")
+            self.environment = read_json(self.workdir / "environment.json")
 
     def _find_learners(self) -> None:
         folders = [path for path in self.workdir.glob("learners/*") if path.name.isdigit()]

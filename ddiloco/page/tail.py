@@ -16,15 +16,38 @@ class Replaced(Exception):
     """The file is another one, or shorter, than that which was read: what was read of it counts no more."""
 
 
-class Tail:
-    """The bytes of a file that grows, from where they were last taken."""
+class LineTail:
+    """The lines of a .jsonl file that grows, one after the other in their order."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
         self._offset, self._inode = 0, 0
+        self._ahead: collections.deque[dict[str, Any]] = collections.deque()
+        self.time = math.inf  # of the next line, once `look` has found one
 
-    def bytes(self) -> bytes:
-        """Up to CHUNK bytes from where `done` last came to, if there are more; raises Replaced."""
+    def look(self) -> None:
+        """Reads on, if no line is left; raises Replaced."""
+        if self._ahead:
+            return
+        data = self._more()
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) >= CHUNK:
+            whole = len(data)  # no line is that long: it is skipped
+        self._offset += whole
+        self._ahead.extend(_values(data[:whole].splitlines()))
+        self._next()
+
+    def take(self) -> dict[str, Any]:
+        """The next line; `time` must not be infinite."""
+        line = self._ahead.popleft()
+        if self._ahead:
+            self._next()
+        else:
+            self.look()
+        return line
+
+    def _more(self) -> bytes:
+        """Up to CHUNK bytes from where whole lines have been read to."""
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -37,40 +60,6 @@ class Tail:
             if self._offset:
                 raise Replaced(str(self._path)) from None
             return b""
-
-    def done(self, count: int) -> None:
-        """So many of these bytes were used; the others come again."""
-        self._offset += count
-
-
-class LineTail:
-    """The lines of a .jsonl file, one after the other in their order."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self._tail = Tail(path)
-        self._ahead: collections.deque[dict[str, Any]] = collections.deque()
-        self.time = math.inf  # of the next line, once `look` has found one
-
-    def look(self) -> None:
-        """Reads on, if no line is left; raises Replaced."""
-        if self._ahead:
-            return
-        data = self._tail.bytes()
-        whole = data.rfind(b"\n") + 1
-        if not whole and len(data) >= CHUNK:
-            whole = len(data)  # no line is that long: it is skipped
-        self._tail.done(whole)
-        self._ahead.extend(_values(data[:whole].splitlines()))
-        self._next()
-
-    def take(self) -> dict[str, Any]:
-        """The next line; `time` must not be infinite."""
-        line = self._ahead.popleft()
-        if self._ahead:
-            self._next()
-        else:
-            self.look()
-        return line
 
     def _next(self) -> None:
         self.time = self._ahead[0]["time"] if self._ahead else math.inf

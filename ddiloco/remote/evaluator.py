@@ -20,8 +20,8 @@ from jax.sharding import Mesh
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import FOLDER, DurableState, DurableStateError
 from ddiloco.disk.scores import Scored, Scores, Wanted
+from ddiloco.observe.files import read_json
 from ddiloco.observe.records import Evaluated
-from ddiloco.observe.summary import read_summary
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.stacks import array_shape
 from ddiloco.roles.assembly import Assembly, Scorer
@@ -187,7 +187,7 @@ class EvaluatorProcess:
 
     def _tokens_so_far(self) -> int:
         """As the syncer's process has written them last, at most some seconds ago."""
-        return sum(read_summary(self._workdir / "summary.json").get("tokens", {}).values())
+        return sum(read_json(self._workdir / "summary.json").get("tokens", {}).values())
 
     @property
     def _mesh(self) -> Mesh:

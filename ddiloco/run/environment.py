@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
 from collections.abc import Iterable
 
-from ddiloco.observe.files import replacing
+from ddiloco.observe.files import write_json
 
 FILE = "environment.json"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "grpcio", "libtpu")
@@ -25,8 +24,7 @@ def write_environment(workdir: pathlib.Path, devices: Iterable[str]) -> None:
         "cores": os.cpu_count(),
         "devices": sorted(devices),
     }
-    with replacing(workdir / FILE) as new:
-        new.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(workdir / FILE, found)
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

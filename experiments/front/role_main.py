@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, REFUSED, SYNCER, Assignment
+from ddiloco.observe.files import read_json
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.json_lines import speak_json
-from ddiloco.observe.summary import read_summary
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli, ending, roles
@@ -265,7 +265,7 @@ def _actions(security: Security) -> Actions | None:
 
 def _is_over(workdir: pathlib.Path, experiment: Experiment) -> bool:
     """Whether the run has come to all of these steps, with everything saved."""
-    summary = read_summary(workdir / "summary.json")
+    summary = read_json(workdir / "summary.json")
     step = summary.get("step")
     return summary.get("finished") is True and isinstance(step, int) and step >= experiment.train.steps
 

@@ -263,7 +263,7 @@ def test_stopping_is_bounded_when_the_disk_hangs(make, monkeypatch):
         hangs.set()
         assert go_on.wait(30)
 
-    monkeypatch.setattr(monitor_module, "write_summary", write)
+    monkeypatch.setattr(monitor_module, "write_json", write)
     monitor = make()
     put(monitor, *scripted())
     monitor.start()

@@ -11,7 +11,7 @@ import pytest
 from ddiloco.disk.durable import FOLDER, DurableState
 from ddiloco.disk.scores import Scores
 from ddiloco.observe import records
-from ddiloco.observe.summary import write_summary
+from ddiloco.observe.files import write_json
 from ddiloco.outer.fragments import take
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.messages import RoundId
@@ -95,7 +95,7 @@ def test_it_scores_the_beginning_each_multiple_and_what_is_left_at_the_end(make,
     with evaluator(assembly, tmp_path) as (thread, notes):
         until(lambda: syncer.scores() == [(0, 0)])
         assert syncer.recorded[0].loss == pytest.approx(syncer.score(), rel=1e-5)
-        write_summary(tmp_path / "summary.json", {"tokens": {"0": 30, "1": 4}})
+        write_json(tmp_path / "summary.json", {"tokens": {"0": 30, "1": 4}})
         syncer.merge(0, step=9)
         syncer.merge(1, step=12)
         until(lambda: len(syncer.scores()) == 2)
@@ -158,7 +158,7 @@ def test_scores_that_an_earlier_syncer_of_the_run_has_taken_do_not_come_twice(ma
     syncer, assembly = make()
     with evaluator(assembly, tmp_path):
         until(lambda: syncer.scores() == [(0, 0)])
-    write_summary(tmp_path / "summary.json", {"eval_history": [{"step": 0}]})
+    write_json(tmp_path / "summary.json", {"eval_history": [{"step": 0}]})
     taken = []
     Scoring(assembly, tmp_path, "this run", taken.append).take()
     Scoring(assembly, tmp_path, "another run", taken.append).take()

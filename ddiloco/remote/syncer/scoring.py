@@ -13,7 +13,7 @@ import numpy as np
 
 from ddiloco.disk.scores import Scored, Scores, Wanted
 from ddiloco.observe import records
-from ddiloco.observe.summary import read_summary
+from ddiloco.observe.files import read_json
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations
 from ddiloco.training.mesh import MeshConfig, carve
@@ -39,7 +39,7 @@ class Scoring:
         """What earlier processes of the run have taken from the evaluator is not recorded again."""
         self._assembly, self._run, self._record = assembly, run, record
         self._scores = Scores(workdir)
-        earlier = read_summary(workdir / "summary.json").get("eval_history", [])
+        earlier = read_json(workdir / "summary.json").get("eval_history", [])
         self._step = max((score["step"] for score in earlier), default=-1)
 
     def take(self) -> list[Scored]:

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from ddiloco.data.shards import reshard
-from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.disk.snapshots.parts import write_part
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotPart, SnapshotStore
 from ddiloco.goodput.accounting import State
@@ -23,64 +22,49 @@ from ddiloco.observe import records
 from ddiloco.outer.stacks import unstacked
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations
+from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, to_json
-from ddiloco.training.step import TrainState
 from ddiloco.training.step_meter import StepMeter
 
 JOB_PART = "job"
 
 
-class JobArrays:
-    """The arrays of a baseline's job under any driver: train state, batches, held-out score."""
+class JobArrays(TrainingArrays):
+    """The arrays of a baseline's job under any driver: those of a learner that offers nothing."""
 
     def __init__(self, assembly: Assembly) -> None:
         e = assembly.experiment
-        [(mesh, shards)] = assembly.jobs()
+        [(mesh, self._shards)] = assembly.jobs()
+        self._num_shards = e.sync.num_learners
+        program = assembly.program(mesh, self._shards)
+        super().__init__(Equipment(program, None, assembly.batches(self._shards), e.train.steps_in_flight))
+        self._state = program.state_from(assembly.initial_parameters())
         self.tokens = 0  # trained on so far
-        self.data_wait = 0.0  # seconds that the last step waited for its batch
-        self._shards, self._num_shards = shards, e.sync.num_learners
-        self._batches = assembly.batches(shards)
-        self._program = assembly.program(mesh, shards)
         self.score = assembly.scorer(mesh)
-        self._state: TrainState = self._program.state_from(assembly.initial_parameters())
-        flops = assembly.recipe.step_flops(assembly.recipe.kind(shards))
+        flops = assembly.recipe.step_flops(assembly.recipe.kind(self._shards))
         self.meter = StepMeter(mesh.devices.flat, flops, assembly.peak_flops(mesh))
 
     def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way."""
-        asked = time.monotonic()
-        batch = next(self._batches)
-        self.data_wait = time.monotonic() - asked
-        tokens = self._program.tokens(batch)
+        tokens, metrics = super().step(clock)
         self.tokens += tokens
-        self._state, metrics = self._program.step(self._state, batch, clock)
         return tokens, metrics
 
-    def state(self) -> SnapshotPart:
-        """A copy of all that the next steps depend on, after the last step handed out, for `restore`."""
-        copy = self._program.copy(self._state)
-        arrays = named("params", copy.params) | named("inner", jax.tree.leaves(copy.opt_state))
-        for array in arrays.values():
-            array.copy_to_host_async()
-        return SnapshotPart(arrays, {"position": self._batches.get_state(), "tokens": self.tokens})
+    def part(self) -> SnapshotPart:
+        """A copy of all that the next steps depend on, after the last step handed out, for `resume`."""
+        arrays, values = self.state()
+        return SnapshotPart(arrays, {"position": values["position"], "tokens": self.tokens})
 
-    def restore(self, part: SnapshotPart) -> None:
-        """Loads what `state` gave, of any number of shards; raises DataError if its stream was another."""
-        params, inner = of_kind("params", part.arrays), numbered("inner", part.arrays)
+    def resume(self, part: SnapshotPart) -> None:
+        """Loads what `part` gave, of any number of shards; raises DataError if its stream was another."""
         [position] = reshard([part.state["position"]], self._num_shards, [self._shards])
-        self._batches.set_state(position)
-        self._state = self._program.state_from(params, inner)
+        self.restore(part.arrays, {"position": position, "steps": 0})
         self.tokens = part.state["tokens"]
-
-    @property
-    def params(self) -> Mapping[str, jax.Array]:
-        """The parameters after the last step handed out."""
-        return self._state.params
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The parameters after the last step handed out, on the host."""
-        return unstacked({name: np.asarray(value) for name, value in self._state.params.items()})
+        return unstacked({name: np.asarray(value) for name, value in self.params.items()})
 
 
 class JobSnapshots:
@@ -163,7 +147,7 @@ class BaselineRun:
         if snapshot is None:
             self._evaluate(0)
         else:
-            self._arrays.restore(snapshot.part(JOB_PART))
+            self._arrays.resume(snapshot.part(JOB_PART))
 
     def run(self) -> Outcome:
         """Trains to the last step, or until `stop` is set."""
@@ -188,7 +172,7 @@ class BaselineRun:
 
     def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], float, SnapshotPart | None]:
         tokens, metrics = self._arrays.step(step)
-        part = self._arrays.state() if self._snapshots.due(step + 1) else None
+        part = self._arrays.part() if self._snapshots.due(step + 1) else None
         return step + 1, tokens, metrics, self._arrays.data_wait, part
 
     def _finish_step(

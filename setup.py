@@ -12,7 +12,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments", "experiments.*"]),
-    package_data={"": ["*.proto", "py.typed"], "ddiloco.page": ["*.css", "*.html", "*.js"]},
+    package_data={
+        "": ["*.proto", "py.typed"],
+        "ddiloco.page": ["*.css", "*.html", "*.js"],
+        "ddiloco.launch": ["templates/*"],
+    },
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.1",
@@ -31,7 +35,6 @@ setup(
         "pandas>=2.2",
         "pillow>=11",
         "prometheus_client>=0.21",
-        "pyyaml>=6",
         "protobuf>=7.35.1",  # that wire_pb2.py was generated for
         "safetensors>=0.5",
         "scikit-learn>=1.5",
@@ -54,6 +57,7 @@ setup(
             "pytest>=8",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
+            "pyyaml>=6",
             "ruff>=0.9",
         ],
         "gpu": ["jax[cuda12]"],

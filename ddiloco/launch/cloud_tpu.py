@@ -9,66 +9,9 @@ the machine shuts down, systemd ends the service with SIGTERM, and the learner l
 from __future__ import annotations
 
 import dataclasses
-import math
-import shlex
 
 from ddiloco.launch.assignment import PREFIX, REFUSED
-from ddiloco.launch.plan import Fleet, Plan
-
-_STARTUP = """\
-#!/bin/bash
-# Runs at every start of each machine of a learner, as root.
-set -euo pipefail
-read_metadata() {{
-  curl -sf -H Metadata-Flavor:Google "http://metadata.google.internal/computeMetadata/v1/instance/$1"
-}}
-learner=$(read_metadata attributes/ddiloco-learner)
-process=$(read_metadata attributes/agent-worker-number || echo 0)
-{coordinator}mkdir -p /var/lib/ddiloco
-{setup}
-umask 077
-gcloud secrets versions access latest --secret={name}-learner-"$learner" > /var/lib/ddiloco/token
-cat > /var/lib/ddiloco/environment <<END
-{prefix}LEARNER=$learner
-{prefix}SYNCER={syncer}
-{prefix}TOKEN_FILE=/var/lib/ddiloco/token
-{prefix}WORKDIR=/var/lib/ddiloco/run
-{prefix}GRACE={grace}
-{several}JAX_COMPILATION_CACHE_DIR=/var/lib/ddiloco/jax
-TFDS_DATA_DIR=/var/lib/ddiloco/data
-END
-cat > /etc/systemd/system/ddiloco.service <<END
-[Service]
-EnvironmentFile=/var/lib/ddiloco/environment
-WorkingDirectory={folder}
-ExecStart={command} --config.remote.donor_host=$(hostname -I | cut -d" " -f1)
-Restart=on-failure
-RestartSec=2
-RestartPreventExitStatus={refused}
-TimeoutStopSec={stop}
-END
-systemctl daemon-reload
-systemctl restart ddiloco
-"""
-
-_KEEP = """\
-#!/bin/bash
-# Asks for what is not there: at first for all, later for what was preempted.
-set -uo pipefail
-cd "$(dirname "$0")"
-for learner in $(seq 0 {last}); do
-  name={name}-learner-$learner
-  state=$(gcloud compute tpus queued-resources describe "$name" {where} \\
-    --format='value(state.state)' 2>/dev/null)
-  case "$state" in
-    SUSPENDED|FAILED)
-      gcloud compute tpus queued-resources delete "$name" {where} --quiet --force ;;
-    ?*) continue ;;
-  esac
-  gcloud compute tpus queued-resources create "$name" --node-id="$name" {where} {what} \\
-    --metadata=ddiloco-learner="$learner" --metadata-from-file=startup-script=startup.sh
-done
-"""
+from ddiloco.launch.plan import Fleet, Plan, filled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,30 +42,6 @@ def plan(fleet: Fleet, tpu: CloudTpu) -> Plan:
     where = [f"--zone={tpu.zone}", *([f"--project={tpu.project}"] if tpu.project else [])]
     what = [f"--accelerator-type={tpu.accelerator}", f"--runtime-version={tpu.runtime}"]
     what += ["--spot"] if tpu.spot else []
-    several, coordinator = "", ""
-    if fleet.processes > 1:
-        # Workers of a slice know each other's addresses, in the order of their numbers.
-        coordinator = (
-            "first=$(read_metadata attributes/worker-network-endpoints | cut -d, -f1 | sed 's/.*://')\n"
-        )
-        several = (
-            f"{PREFIX}PROCESS=$process\n{PREFIX}PROCESSES={fleet.processes}\n"
-            f"{PREFIX}COORDINATOR=$first:{fleet.coordinator_port}\n"
-        )
-    startup = _STARTUP.format(
-        coordinator=coordinator,
-        setup=tpu.setup,
-        name=fleet.name,
-        prefix=PREFIX,
-        syncer=tpu.syncer,
-        grace=math.floor(fleet.grace),
-        several=several,
-        folder=tpu.folder,
-        command=f"{tpu.folder}/.venv/bin/python -m experiments.learner {shlex.join(fleet.config)}",
-        refused=REFUSED,
-        stop=math.ceil(fleet.grace) + 5,
-    )
-    keep = _KEEP.format(
-        last=fleet.learners - 1, name=fleet.name, where=shlex.join(where), what=shlex.join(what)
-    )
-    return Plan({"startup.sh": startup, "keep.sh": keep}, [["./keep.sh"]])
+    values = {"fleet": fleet, "tpu": tpu, "where": where, "what": what, "PREFIX": PREFIX, "REFUSED": REFUSED}
+    files = {name: filled(f"cloud_tpu_{name}", **values) for name in ("startup.sh", "keep.sh")}
+    return Plan(files, [["./keep.sh"]])

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.resources
+import json
+import math
 import pathlib
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+GIB = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,3 +75,24 @@ class Plan:
     def carry_out(self, folder: pathlib.Path, run: Callable[..., int] = subprocess.call) -> int:
         """Runs the commands in the folder of the files; the exit code of the first that fails, else 0."""
         return next((code for command in self.commands if (code := run(command, cwd=folder))), 0)
+
+
+def filled(template: str, **values: Any) -> str:
+    """A file of `templates/` with these values in it; `quoted`, they are what YAML and JSON read back."""
+    made = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: (_TEMPLATES / name).read_text()),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {
+        "quoted": lambda text: json.dumps(text, ensure_ascii=False),
+        "gib": lambda size: f"{math.ceil(size / GIB)}Gi",
+        "shell": shlex.quote,
+        "words": shlex.join,
+    }
+    return made.get_template(template).render(**values)
+
+
+_TEMPLATES = importlib.resources.files("ddiloco.launch") / "templates"

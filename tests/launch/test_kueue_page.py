@@ -19,7 +19,7 @@ def test_the_quota_of_the_page_is_of_the_chips_and_the_nodes_that_learners_ask_f
     assert group["flavors"][0]["name"] == flavor["metadata"]["name"]
     assert local["spec"]["clusterQueue"] == queue["metadata"]["name"]
     nodes = gke.Gke("image", "tpu-v5p-slice", "4x4x4", queue=local["metadata"]["name"])
-    learner = gke.learner(Fleet("reading", [], 1, processes=nodes.hosts), nodes, 0)
+    [learner] = yaml.safe_load_all(gke.plan(Fleet("reading", [], 1), nodes).files["learners.yaml"])
     assert learner["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     pod = learner["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert flavor["spec"]["nodeLabels"] == pod["nodeSelector"]
@@ -31,4 +31,4 @@ def test_the_command_for_a_cluster_of_xpk_is_one(programs, tmp_path):
     name, *arguments = shlex.split(line)
     done = programs.run(name, *arguments, "--dry_run", f"--output={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert "kueue.x-k8s.io/queue-name: multislice-queue" in (tmp_path / "learners.yaml").read_text()
+    assert 'kueue.x-k8s.io/queue-name: "multislice-queue"' in (tmp_path / "learners.yaml").read_text()

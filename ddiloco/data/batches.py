@@ -25,20 +25,15 @@ class Selection:
     turn, batch_size / len(shards) of each: shards=(0, 1) with batch_size 2b sees at every step what two
     readers, shards=(0,) and shards=(1,) with batch_size b, see together.
 
-    Attributes:
-      shards: the selected ones, each in [0, num_shards), or num_shards more for its second reader.
-      num_shards: into how many shards the records are divided.
-      batch_size: rows in a batch, B.
-      seed: of the order of records; each shard and each epoch has its own order.
-
     Raises:
       ConfigError: shards or batch_size do not fit.
     """
 
+    # The selected ones, each in [0, num_shards), or num_shards more for its second reader
     shards: Sequence[int]
-    num_shards: int
-    batch_size: int
-    seed: int
+    num_shards: int  # into how many shards the records are divided
+    batch_size: int  # rows in a batch, B
+    seed: int  # of the order of records; each shard and each epoch has its own order
 
     def __post_init__(self) -> None:
         m, shards = self.num_shards, self.shards

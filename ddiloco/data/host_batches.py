@@ -17,15 +17,10 @@ from ddiloco.outer.blocks import Blocks, Box
 
 
 class HostBatch(NamedTuple):
-    """Some rows of a batch.
+    """Some rows of a batch."""
 
-    Attributes:
-      rows: by array, the rows that were read, numbered as in the whole batch.
-      tokens: by sub-shard, the targets that count.
-    """
-
-    rows: dict[str, Blocks]
-    tokens: dict[int, int]
+    rows: dict[str, Blocks]  # by array, the rows that were read, numbered as in the whole batch
+    tokens: dict[int, int]  # by sub-shard, the targets that count
 
 
 class HostBatches(Iterator[HostBatch]):

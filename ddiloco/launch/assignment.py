@@ -27,35 +27,23 @@ FINAL = (DONE, REFUSED)  # after which a process is not restarted
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """One process of a run, and where it finds the others.
+    """One process of a run, and where it finds the others."""
 
-    Attributes:
-      role: SYNCER, LEARNER, EVALUATOR or PART, of a syncer of several processes.
-      learner: a learner's number, from 0.
-      process: which of the learner's processes this is, from 0.
-      processes: how many the learner has.
-      coordinator: HOST:PORT of the learner's process 0, where it has several.
-      syncer: HOST:PORT, at which the syncer listens and to which learners and its parts connect.
-      workdir: the run's folder for syncer and evaluator, a learner's for what it keeps; None: it keeps none.
-      resume: whether a syncer goes on with the run in the workdir; None: if one has begun there.
-      health: HOST:PORT at which probes are answered; empty: nowhere.
-      grace: seconds from the word to stop to the end of the process; 0: as many as it takes.
-      part: which part of the syncer this is, from 0.
-      listen: HOST:PORT, at which a part answers learners.
-    """
-
-    role: str
-    learner: int = 0
-    process: int = 0
-    processes: int = 1
-    coordinator: str = ""
+    role: str  # SYNCER, LEARNER, EVALUATOR or PART, of a syncer of several processes
+    learner: int = 0  # a learner's number, from 0
+    process: int = 0  # which of the learner's processes this is, from 0
+    processes: int = 1  # how many the learner has
+    coordinator: str = ""  # HOST:PORT of the learner's process 0, where it has several
+    # HOST:PORT, at which the syncer listens and to which learners and its parts connect
     syncer: str = "127.0.0.1:7070"
+    # The run's folder for syncer and evaluator, a learner's for what it keeps; None: it keeps none
     workdir: pathlib.Path | None = None
+    # Whether a syncer goes on with the run in the workdir; None: if one has begun there
     resume: bool | None = False
-    health: str = ""
-    grace: float = 0.0
-    part: int = 0
-    listen: str = ""
+    health: str = ""  # HOST:PORT at which probes are answered; empty: nowhere
+    grace: float = 0.0  # seconds from the word to stop to the end of the process; 0: as many as it takes
+    part: int = 0  # which part of the syncer this is, from 0
+    listen: str = ""  # HOST:PORT, at which a part answers learners
 
     @property
     def name(self) -> str:

@@ -16,25 +16,16 @@ from ddiloco.launch.plan import Fleet, Plan, filled
 
 @dataclasses.dataclass(frozen=True)
 class CloudTpu:
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes:
-      zone, accelerator, runtime: such as us-east5-a, v5p-16 and v2-alpha-tpuv5.
-      syncer: HOST:PORT of the syncer, which runs elsewhere.
-      folder: of the code on the machines.
-      setup: a shell command that puts the code there, with its environment in .venv.
-      project: empty: gcloud's own.
-      spot: whether it may be preempted.
-    """
-
-    zone: str
-    accelerator: str
-    runtime: str
-    syncer: str
-    folder: str = "/opt/ddiloco"
-    setup: str = ":"
-    project: str = ""
-    spot: bool = False
+    zone: str  # such as us-east5-a
+    accelerator: str  # such as v5p-16
+    runtime: str  # such as v2-alpha-tpuv5
+    syncer: str  # HOST:PORT of the syncer, which runs elsewhere
+    folder: str = "/opt/ddiloco"  # of the code on the machines
+    setup: str = ":"  # a shell command that puts the code there, with its environment in .venv
+    project: str = ""  # empty: gcloud's own
+    spot: bool = False  # whether it may be preempted
 
 
 def plan(fleet: Fleet, tpu: CloudTpu) -> Plan:

@@ -24,31 +24,18 @@ RUN = pathlib.Path("/run/ddiloco")  # the syncer's disk
 
 @dataclasses.dataclass(frozen=True)
 class Gke:
-    """What the nodes are, and what the syncer needs.
+    """What the nodes are, and what the syncer needs."""
 
-    Attributes:
-      image: of the container, with its registry.
-      accelerator: the nodes' label `cloud.google.com/gke-tpu-accelerator`, such as tpu-v5p-slice.
-      topology: the slice of one learner, such as 2x2x4.
-      chips: of a host.
-      spot: whether learners run on spot nodes.
-      syncer_memory: bytes.
-      syncer_disk: bytes.
-      syncer_cpus: cores.
-      evaluator: whether one runs beside the syncer, on its CPUs.
-      queue: Kueue's local queue that the learners wait in; empty: they do not.
-    """
-
-    image: str
-    accelerator: str
-    topology: str
-    chips: int = 4
-    spot: bool = False
-    syncer_memory: int = 16 * GIB
-    syncer_disk: int = 100 * GIB
-    syncer_cpus: int = 8
-    evaluator: bool = True
-    queue: str = ""
+    image: str  # of the container, with its registry
+    accelerator: str  # the nodes' label `cloud.google.com/gke-tpu-accelerator`, such as tpu-v5p-slice
+    topology: str  # the slice of one learner, such as 2x2x4
+    chips: int = 4  # of a host
+    spot: bool = False  # whether learners run on spot nodes
+    syncer_memory: int = 16 * GIB  # bytes
+    syncer_disk: int = 100 * GIB  # bytes
+    syncer_cpus: int = 8  # cores
+    evaluator: bool = True  # whether one runs beside the syncer, on its CPUs
+    queue: str = ""  # Kueue's local queue that the learners wait in; empty: they do not
 
     @property
     def hosts(self) -> int:

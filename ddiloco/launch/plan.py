@@ -19,23 +19,14 @@ GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """A run on some engine.
+    """A run on some engine."""
 
-    Attributes:
-      name: of the run, in lower case letters, digits and dashes.
-      config: its settings as program arguments, `--config=FILE` first.
-      learners: how many there may be; the engine starts each as it finds room.
-      processes: hosts of each learner, with a process each.
-      grace: seconds that a process gets between the word to stop and its end.
-      port: at which the syncer listens; learners answer each other at the next one.
-    """
-
-    name: str
-    config: Sequence[str]
-    learners: int
-    processes: int = 1
-    grace: float = 25.0
-    port: int = 7070
+    name: str  # of the run, in lower case letters, digits and dashes
+    config: Sequence[str]  # its settings as program arguments, `--config=FILE` first
+    learners: int  # how many there may be; the engine starts each as it finds room
+    processes: int = 1  # hosts of each learner, with a process each
+    grace: float = 25.0  # seconds that a process gets between the word to stop and its end
+    port: int = 7070  # at which the syncer listens; learners answer each other at the next one
 
     @property
     def donor_port(self) -> int:

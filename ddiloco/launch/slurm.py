@@ -17,23 +17,14 @@ from ddiloco.launch.plan import Fleet, Plan, filled
 
 @dataclasses.dataclass(frozen=True)
 class Slurm:
-    """What the nodes are.
+    """What the nodes are."""
 
-    Attributes:
-      workdir: on a disk that all nodes share, with file locks.
-      setup: a shell command that makes the environment, such as `source .venv/bin/activate`.
-      learner: options of sbatch for a learner's nodes, such as `--gpus-per-node=8`.
-      syncer: the same for the syncer's node.
-      notice: seconds before its end at which a task is told.
-      evaluator: whether one runs beside the syncer.
-    """
-
-    workdir: str
-    setup: str = ":"
-    learner: str = ""
-    syncer: str = ""
-    notice: int = 60
-    evaluator: bool = True
+    workdir: str  # on a disk that all nodes share, with file locks
+    setup: str = ":"  # a shell command that makes the environment, such as `source .venv/bin/activate`
+    learner: str = ""  # options of sbatch for a learner's nodes, such as `--gpus-per-node=8`
+    syncer: str = ""  # the same for the syncer's node
+    notice: int = 60  # seconds before its end at which a task is told
+    evaluator: bool = True  # whether one runs beside the syncer
 
 
 def plan(fleet: Fleet, slurm: Slurm) -> Plan:

@@ -20,17 +20,12 @@ Arrays = tuple[jax.Array, ...]
 
 
 class Difference(NamedTuple):
-    """One step of a fragment from a version to the next.
+    """One step of a fragment from a version to the next."""
 
-    Attributes:
-      arrays: what travels, as `wire_format` says of the codec.
-      pieces: the next version, which a `FragmentDecoder` of the codec makes of the arrays and the last one.
-      left_out: what the codec left out, in the pieces' shapes.
-    """
-
-    arrays: tuple[np.ndarray, ...]
+    arrays: tuple[np.ndarray, ...]  # what travels, as `wire_format` says of the codec
+    # The next version, which a `FragmentDecoder` of the codec makes of the arrays and the last one
     pieces: Arrays
-    left_out: Arrays
+    left_out: Arrays  # what the codec left out, in the pieces' shapes
 
 
 class DifferenceEncoder:

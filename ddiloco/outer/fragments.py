@@ -48,17 +48,11 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class FragmentLayout:
-    """P fragments that together hold every element of every tensor exactly once.
+    """P fragments that together hold every element of every tensor exactly once."""
 
-    Attributes:
-      strategy: the name of the strategy by which it was made.
-      shapes: (name, shape) of every tensor, sorted by name.
-      fragments: the pieces of each fragment, sorted by name and row.
-    """
-
-    strategy: str
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    fragments: tuple[tuple[Piece, ...], ...]
+    strategy: str  # the name of the strategy by which it was made
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape) of every tensor, sorted by name
+    fragments: tuple[tuple[Piece, ...], ...]  # the pieces of each fragment, sorted by name and row
 
     @property
     def num_fragments(self) -> int:

@@ -23,37 +23,25 @@ from ddiloco.outer.outer_step import OuterStep
 
 
 class FragmentState(NamedTuple):
-    """Everything that the next merge of a fragment depends on.
+    """Everything that the next merge of a fragment depends on."""
 
-    Attributes:
-      version: how often the fragment has been merged.
-      pieces: Theta_p.
-      optimizer: the leaves of the outer optimizer's state, in the order of `jax.tree.leaves`, then what the
-        update codec left out.
-    """
-
-    version: int
-    pieces: tuple[np.ndarray, ...]
+    version: int  # how often the fragment has been merged
+    pieces: tuple[np.ndarray, ...]  # Theta_p
+    # The leaves of the outer optimizer's state, in the order of `jax.tree.leaves`, then what the update codec
+    # left out
     optimizer: tuple[np.ndarray, ...]
 
 
 class NextVersion(NamedTuple):
-    """What a merge makes.
+    """What a merge makes."""
 
-    Attributes:
-      pieces: of the newest version, read-only.
-      metrics: those of `OuterResult`.
-      left_out: the learners whose offers are not in it.
-      notices: what the guard found, and did.
-      difference: what leads from the last version to this, in the update codec; () where the pieces are sent.
-      empty: nothing was merged: the newest version is still the one before, and there are no metrics.
-    """
-
-    pieces: tuple[np.ndarray, ...]
-    metrics: dict[str, float]
-    left_out: tuple[int, ...] = ()
-    notices: tuple[Notice, ...] = ()
+    pieces: tuple[np.ndarray, ...]  # of the newest version, read-only
+    metrics: dict[str, float]  # those of `OuterResult`
+    left_out: tuple[int, ...] = ()  # the learners whose offers are not in it
+    notices: tuple[Notice, ...] = ()  # what the guard found, and did
+    # What leads from the last version to this, in the update codec; () where the pieces are sent
     difference: tuple[np.ndarray, ...] = ()
+    # Nothing was merged: the newest version is still the one before, and there are no metrics
     empty: bool = False
 
 

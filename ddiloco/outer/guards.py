@@ -38,23 +38,15 @@ _CLEAR = 3.0  # ... of rounds times the others' average squared: where that is s
 
 
 class Offered(NamedTuple):
-    """What the gates know of one learner's offer.
+    """What the gates know of one learner's offer."""
 
-    Attributes:
-      learner: its number.
-      steps: inner steps that the offer stands for.
-      norm: of the outer gradient.
-      peak: the largest root mean square of one piece of it.
-      cosine: the median of its cosines with the other offers of the round; None where there are not two.
-      tokens: that the steps trained on, as the learner says.
-    """
-
-    learner: int
-    steps: int
-    norm: float
-    peak: float
+    learner: int  # its number
+    steps: int  # inner steps that the offer stands for
+    norm: float  # of the outer gradient
+    peak: float  # the largest root mean square of one piece of it
+    # The median of its cosines with the other offers of the round; None where there are not two
     cosine: float | None = None
-    tokens: int = 0
+    tokens: int = 0  # that the steps trained on, as the learner says
 
     @property
     def pace(self) -> tuple[float, float]:
@@ -70,25 +62,19 @@ class Offered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """What a gate may compare a round with.
+    """What a gate may compare a round with."""
 
-    Attributes:
-      rounds: of this fragment so far.
-      fragments: of which there were rounds.
-      newest: by learner, its newest offer of this fragment in the last rounds before this one.
-      scores: by learner, its newest cosines in rounds of any fragment.
-      passed: the largest `pace` that has passed in the fragment's last rounds.
-      length: gives that of the fragment's parameters before the round, for which they are read.
-      step_tokens: the most that a step of any learner can have; None: not known.
-    """
-
-    rounds: int = 0
-    fragments: int = 1
+    rounds: int = 0  # of this fragment so far
+    fragments: int = 1  # of which there were rounds
+    # By learner, its newest offer of this fragment in the last rounds before this one
     newest: Mapping[int, Offered] = dataclasses.field(default_factory=dict)
+    # By learner, its newest cosines in rounds of any fragment
     scores: Mapping[int, Sequence[float]] = dataclasses.field(default_factory=dict)
+    # The largest `pace` that has passed in the fragment's last rounds
     passed: tuple[float, float] = (-math.inf, -math.inf)
+    # Gives that of the fragment's parameters before the round, for which they are read
     length: Callable[[], float] = lambda: 0.0
-    step_tokens: int | None = None
+    step_tokens: int | None = None  # the most that a step of any learner can have; None: not known
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,19 +74,13 @@ def norms_of(vectors: Sequence[jax.Array], anchor: jax.Array | None = None) -> j
 
 
 class Merged(NamedTuple):
-    """What a rule returns; under jit, what the caller does not use costs nothing.
+    """What a rule returns; under jit, what the caller does not use costs nothing."""
 
-    Attributes:
-      value: the merged outer gradient, float32, of the vectors' shape.
-      length: its norm.
-      norms: (M,) norms of the vectors, 0 for absent learners.
-      cosine: weighted mean of the cosines between different learners' vectors, 1 if there are fewer than
-        two. That of `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
-    """
-
-    value: jax.Array
-    length: jax.Array
-    norms: jax.Array
+    value: jax.Array  # the merged outer gradient, float32, of the vectors' shape
+    length: jax.Array  # its norm
+    norms: jax.Array  # (M,) norms of the vectors, 0 for absent learners
+    # Weighted mean of the cosines between different learners' vectors, 1 if there are fewer than two. That of
+    # `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
     cosine: jax.Array
 
 

@@ -94,23 +94,14 @@ def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
 
 
 class PersistenceState(NamedTuple):
-    """State of `persistence`.
+    """State of `persistence`."""
 
-    Attributes:
-      measured: how often rho has been measured, int32.
-      rho_sum: exponential moving average of the measured cosines, which starts from 0.
-      rho: the same, corrected for that start; 0 until two outer gradients have been seen.
-      rate: learning rate of the newest update; 0 before the first.
-      previous: the newest outer gradient.
-      momentum: m_t.
-    """
-
-    measured: jax.Array
-    rho_sum: jax.Array
-    rho: jax.Array
-    rate: jax.Array
-    previous: optax.Updates
-    momentum: optax.Updates
+    measured: jax.Array  # how often rho has been measured, int32
+    rho_sum: jax.Array  # exponential moving average of the measured cosines, which starts from 0
+    rho: jax.Array  # the same, corrected for that start; 0 until two outer gradients have been seen
+    rate: jax.Array  # learning rate of the newest update; 0 before the first
+    previous: optax.Updates  # the newest outer gradient
+    momentum: optax.Updates  # m_t
 
 
 def persistence(target: float, momentum: float, rho_decay: float) -> optax.GradientTransformation:

@@ -21,22 +21,17 @@ Pieces = Sequence[np.ndarray | jax.Array]
 
 
 class OuterResult(NamedTuple):
-    """The result of a round.
+    """The result of a round."""
 
-    Attributes:
-      pieces: the fragment's new pieces, float32 on the CPU device, as every learner will have them.
-      opt_state: the outer optimizer's new state, beside what the update codec left out, if it is not f32.
-      metrics: `outer_gradient_norm`, of the merged outer gradient; `learner_delta_norm`, the weighted mean of
-        the norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one
-        learner; `rho` and `outer_rate` with the optimizer `persistence`.
-      finite: whether every element of the pieces is.
-      difference: what leads from the last pieces to these, in the update codec; () where that is f32.
-    """
-
+    # The fragment's new pieces, float32 on the CPU device, as every learner will have them
     pieces: tuple[jax.Array, ...]
-    opt_state: Any
+    opt_state: Any  # the outer optimizer's new state, beside what the update codec left out, if it is not f32
+    # `outer_gradient_norm`, of the merged outer gradient; `learner_delta_norm`, the weighted mean of the
+    # norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one learner;
+    # `rho` and `outer_rate` with the optimizer `persistence`
     metrics: dict[str, float]
-    finite: bool = True
+    finite: bool = True  # whether every element of the pieces is
+    # What leads from the last pieces to these, in the update codec; () where that is f32
     difference: tuple[np.ndarray, ...] = ()
 
 

@@ -11,14 +11,12 @@ class VectorClock:
     """What a state follows from; a learner or fragment that is missing has no part in it.
 
     One state comes before another if the other holds all that it does, and more (`<=`, but not both ways).
-
-    Attributes:
-      learners: by learner (incarnation, global step), which only grows: a learner that is welcomed
-        again, perhaps at an earlier step, has a larger incarnation.
-      versions: by fragment, the version; 0, where all begin, is left out.
     """
 
+    # By learner (incarnation, global step), which only grows: a learner that is welcomed again, perhaps at an
+    # earlier step, has a larger incarnation
     learners: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    # By fragment, the version; 0, where all begin, is left out
     versions: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def joined(self, other: VectorClock) -> VectorClock:

@@ -98,18 +98,14 @@ class Welcomed:
 
     The fragments come with it. If each part of a syncer welcomes with its own, the learner is ready once
     it holds them all.
-
-    Attributes:
-      fragments: which these are; empty: all of them.
-      lineages: which start of the syncer made each version; empty: the first.
     """
 
     incarnation: int
     step: int
     versions: tuple[int, ...]
     merged_steps: tuple[int, ...]
-    fragments: tuple[int, ...] = ()
-    lineages: tuple[int, ...] = ()
+    fragments: tuple[int, ...] = ()  # which these are; empty: all of them
+    lineages: tuple[int, ...] = ()  # which start of the syncer made each version; empty: the first
 
 
 @dataclasses.dataclass(frozen=True)

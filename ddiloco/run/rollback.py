@@ -16,17 +16,11 @@ _SYNCER, _SNAPSHOTS, _MADE = "syncer", "snapshots", "rolled_back"
 
 
 class RolledBack(NamedTuple):
-    """Where a run stands again.
+    """Where a run stands again."""
 
-    Attributes:
-      step: the newest global step of which a round is left.
-      versions: of each fragment.
-      previous: where everything later is now.
-    """
-
-    step: int
-    versions: tuple[int, ...]
-    previous: pathlib.Path
+    step: int  # the newest global step of which a round is left
+    versions: tuple[int, ...]  # of each fragment
+    previous: pathlib.Path  # where everything later is now
 
 
 def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:

@@ -8,23 +8,14 @@ import re
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One accelerator, as a JAX device.
+    """One accelerator, as a JAX device."""
 
-    Attributes:
-      kind: the `device_kind` of its JAX device.
-      hbm_bytes: of its memory, what a compiled program may use.
-      peak_flops: dense bfloat16 operations a second.
-      hbm_bandwidth: bytes a second.
-      link_bandwidth: bytes a second of one interconnect link, one way.
-      torus_axes: axes of the interconnect, each with two links at a chip.
-    """
-
-    kind: str
-    hbm_bytes: float
-    peak_flops: float
-    hbm_bandwidth: float
-    link_bandwidth: float
-    torus_axes: int
+    kind: str  # the `device_kind` of its JAX device
+    hbm_bytes: float  # of its memory, what a compiled program may use
+    peak_flops: float  # dense bfloat16 operations a second
+    hbm_bandwidth: float  # bytes a second
+    link_bandwidth: float  # bytes a second of one interconnect link, one way
+    torus_axes: int  # axes of the interconnect, each with two links at a chip
 
 
 # From cloud.google.com/tpu/docs/v5e, v5p and v6e; a link has the chip's interconnect over links and ways. HBM

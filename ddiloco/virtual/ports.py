@@ -37,13 +37,9 @@ class LearnerArrays(Protocol):
 
 
 class SyncerArrays(Protocol):
-    """The arrays of the syncer: the global fragments, which are durable once merged.
+    """The arrays of the syncer: the global fragments, which are durable once merged."""
 
-    Attributes:
-      traffic: bytes on the wire.
-    """
-
-    traffic: Traffic
+    traffic: Traffic  # bytes on the wire
 
     def fragment(self, fragment: int) -> Payload:
         """A global fragment."""

@@ -15,38 +15,25 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 
 
 class Field(NamedTuple):
-    """An entry of one of their files that says what is computed.
+    """An entry of one of their files that says what is computed."""
 
-    Attributes:
-      name: theirs.
-      value: what it is for our settings.
-      setting: the setting of ours that it comes from; None: none, ours always have this value.
-      default: what it means that a file has no such entry, or null.
-    """
-
-    name: str
-    value: Any
+    name: str  # theirs
+    value: Any  # what it is for our settings
+    # The setting of ours that it comes from; None: none, ours always have this value
     setting: str | None = None
-    default: Any = None
+    default: Any = None  # what it means that a file has no such entry, or null
 
 
 @dataclasses.dataclass(frozen=True)
 class Counterpart:
-    """An architecture of transformers that computes the same logits.
+    """An architecture of transformers that computes the same logits."""
 
-    Attributes:
-      architecture: the class of theirs.
-      differences: settings of ours that it has not, each as "model.x: is A, but must be B".
-      files: by name, the entries of their files that say what is computed; the first file must be there.
-      more: by the file's name, entries that change no logits.
-      table: the tensors.
-    """
-
-    architecture: str
-    differences: tuple[str, ...]
+    architecture: str  # the class of theirs
+    differences: tuple[str, ...]  # settings of ours that it has not, each as "model.x: is A, but must be B"
+    # By name, the entries of their files that say what is computed; the first file must be there
     files: dict[str, tuple[Field, ...]]
-    more: dict[str, dict[str, Any]]
-    table: Table
+    more: dict[str, dict[str, Any]]  # by the file's name, entries that change no logits
+    table: Table  # the tensors
 
     def entries(self, name: str) -> dict[str, Any]:
         """What the file of this name has."""

@@ -71,15 +71,11 @@ class SnapshotPart:
 
 @dataclasses.dataclass(frozen=True)
 class PartFiles:
-    """The files of a part that was written, and their checksums.
+    """The files of a part that was written, and their checksums."""
 
-    Attributes:
-      files: size in bytes and sha256 of each file, by its path in the part's folder.
-      content: sha256 of the state and the arrays, however they are divided into files.
-    """
-
+    # Size in bytes and sha256 of each file, by its path in the part's folder
     files: Mapping[str, tuple[int, str]]
-    content: str
+    content: str  # sha256 of the state and the arrays, however they are divided into files
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; `from_json` gives an equal one."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 from ddiloco.protocol import actions
 from ddiloco.protocol.membership import Asked, Member
@@ -101,39 +100,3 @@ class Round:
                 **({"left_out": left_out} if left_out else {}),
             },
         )
-
-
-class Overdue:
-    """Until when offers that were reported as made are waited for: a heap of deadlines.
-
-    Those of offers that have come or are no longer owed are passed over.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        """`timeout`: seconds from the report that says that an offer was made."""
-        self._timeout = timeout
-        self._deadlines: list[tuple[float, RoundId, int]] = []
-
-    def expect(self, r: Round, m: Member, asked: Asked, now: float) -> None:
-        """From now on an offer that was reported may be on its way, for so long."""
-        if m.has_work(r.id.fragment, r.version):
-            in_the_making = m.step_time.value or 0.0  # it may have been asked in mid-step
-            asked.expires = now + in_the_making + self._timeout
-            heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
-
-    def next(self, rounds: Mapping[int, Round]) -> float | None:
-        """When the next offer is given up, in the seconds of `now`; `rounds`: the open ones, by fragment."""
-        while self._deadlines:
-            expires, which, learner = self._deadlines[0]
-            r = rounds.get(which.fragment)
-            asked = r.owed.get(learner) if r is not None and r.id == which else None
-            if asked is not None and asked.expires == expires:
-                return expires
-            heapq.heappop(self._deadlines)
-        return None
-
-    def take(self, rounds: Mapping[int, Round], now: float) -> Iterator[tuple[Round, int]]:
-        """The rounds and learners whose offers are to be given up now."""
-        while (first := self.next(rounds)) is not None and now >= first:
-            _, which, learner = heapq.heappop(self._deadlines)
-            yield rounds[which.fragment], learner

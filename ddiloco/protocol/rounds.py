@@ -11,9 +11,10 @@ from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
 from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import Contribution, Given, RoundId
+from ddiloco.protocol.overdue import Overdue
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.prospects import Prospects
-from ddiloco.protocol.round import Overdue, Phase, Round
+from ddiloco.protocol.round import Phase, Round
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.updates import Updates

@@ -22,18 +22,13 @@ class ConfigError(ValueError):
 
 
 class Marks(TypedDict, total=False):
-    """When a setting may be another; one without a mark has that of the group around it (`section`).
+    """When a setting may be another; one without a mark has that of the group around it (`section`)."""
 
-    Attributes:
-      may_change: "process": no number of a run follows from it, so that each process may have its own;
-        "resume": a run may resume with another; "never": it stays.
-      because: why it stays, for who changes it.
-      both_ends: learners and syncer must have the same, unless each process may have its own.
-    """
-
+    # "process": no number of a run follows from it, so that each process may have its own; "resume": a run
+    # may resume with another; "never": it stays
     may_change: Literal["process", "resume", "never"]
-    because: str
-    both_ends: bool
+    because: str  # why it stays, for who changes it
+    both_ends: bool  # learners and syncer must have the same, unless each process may have its own
 
 
 _UNMARKED = Marks(may_change="never", because="it is not known to be sound to change", both_ends=False)

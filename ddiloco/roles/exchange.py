@@ -49,17 +49,13 @@ class Arrivals(Generic[Arrays]):
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """An event for a learner, with the pieces of the fragments that `fragments_with` names.
-
-    Attributes:
-      epoch: the snapshot after whose cut it was sent; 0: none, or the channel keeps the order.
-      difference: of an UpdateArrived: what leads from the version before to the pieces, in the update codec.
-        It can be sent in their place to who has that version; (): it cannot.
-    """
+    """An event for a learner, with the pieces of the fragments that `fragments_with` names."""
 
     event: events.FromSyncer
     fragments: Sequence[Pieces] = ()
-    epoch: int = 0
+    epoch: int = 0  # the snapshot after whose cut it was sent; 0: none, or the channel keeps the order
+    # Of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It can be
+    # sent in their place to who has that version; (): it cannot.
     difference: Pieces = ()
 
 
@@ -75,20 +71,13 @@ def fragments_with(event: events.FromSyncer) -> Sequence[int]:
 
 @dataclasses.dataclass(frozen=True)
 class InnerState:
-    """A learner's inner optimizer state at one step boundary.
+    """A learner's inner optimizer state at one step boundary."""
 
-    Attributes:
-      step: the learner's clock there.
-      versions: by fragment, those that it had applied.
-      arrays: one for each of `Program.inner_leaves`.
-      origin: how the tape of the learner that gave it names it; None: not known.
-      trained: inner steps that it has taken in since it was fresh, of all learners that it has been with.
-    """
-
-    step: int
-    versions: tuple[int, ...]
-    arrays: Sequence[np.ndarray | jax.Array]
-    origin: InnerOrigin | None = None
+    step: int  # the learner's clock there
+    versions: tuple[int, ...]  # by fragment, those that it had applied
+    arrays: Sequence[np.ndarray | jax.Array]  # one for each of `Program.inner_leaves`
+    origin: InnerOrigin | None = None  # how the tape of the learner that gave it names it; None: not known
+    # Inner steps that it has taken in since it was fresh, of all learners that it has been with
     trained: int = 0
 
 
@@ -118,14 +107,10 @@ class BetweenSteps:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotBegun:
-    """The syncer has recorded its state for this snapshot; the learner should now record its own.
+    """The syncer has recorded its state for this snapshot; the learner should now record its own."""
 
-    Attributes:
-      number: of the snapshot.
-      versions: by fragment, those in the syncer's state; later versions were sent after the cut.
-    """
-
-    number: int
+    number: int  # of the snapshot
+    # By fragment, those in the syncer's state; later versions were sent after the cut
     versions: tuple[int, ...]
 
 

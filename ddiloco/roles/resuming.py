@@ -32,15 +32,10 @@ _CODEC_STATE = ("anchor", "residual")  # kept by a learner for the codec of its 
 
 @dataclasses.dataclass(frozen=True)
 class ResumedLearner:
-    """A learner's state in a snapshot, with the updates that were on their way to it then.
+    """A learner's state in a snapshot, with the updates that were on their way to it then."""
 
-    Attributes:
-      begins_with: what its core begins with; work that such an update overwrites is not counted.
-      tokens: how many it had trained on.
-    """
-
-    begins_with: ResumedWith
-    tokens: int
+    begins_with: ResumedWith  # what its core begins with; work that such an update overwrites is not counted
+    tokens: int  # how many it had trained on
     _arrays: Mapping[str, np.ndarray]
     _values: Mapping[str, Any]
     _updates: Mapping[int, Pieces]

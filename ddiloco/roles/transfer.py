@@ -24,18 +24,13 @@ Shardings = Mapping[str, NamedSharding]
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """A fragment after a step, encoded, on the devices.
+    """A fragment after a step, encoded, on the devices."""
 
-    Attributes:
-      arrays: what the syncer gets, on its way to the host.
-      residual: what the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
-      own: the fragment itself, which stays with the learner too. (): not kept.
-      shapes: those of `arrays` for the syncer, as `ddiloco.outer.encoding.wire_format` says. (): their own.
-    """
-
-    arrays: tuple[jax.Array, ...]
+    arrays: tuple[jax.Array, ...]  # what the syncer gets, on its way to the host
+    # What the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
     residual: tuple[jax.Array, ...] = ()
-    own: tuple[jax.Array, ...] = ()
+    own: tuple[jax.Array, ...] = ()  # the fragment itself, which stays with the learner too. (): not kept.
+    # Those of `arrays` for the syncer, as `ddiloco.outer.encoding.wire_format` says. (): their own.
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def on_host(self) -> tuple[np.ndarray, ...]:

@@ -58,14 +58,10 @@ class TapeFile:
 
 
 class Content(NamedTuple):
-    """The records of a tape.
+    """The records of a tape."""
 
-    Attributes:
-      records: the payloads in order, each with the byte at which its record begins.
-      torn: bytes of an unfinished last record, which is left out; 0 unless the process was killed writing.
-    """
-
-    records: list[tuple[int, bytes]]
+    records: list[tuple[int, bytes]]  # the payloads in order, each with the byte at which its record begins
+    # Bytes of an unfinished last record, which is left out; 0 unless the process was killed writing
     torn: int
 
 

@@ -46,43 +46,27 @@ class ResumedWith:
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """The header of one process's tape.
+    """The header of one process's tape."""
 
-    Attributes:
-      role: "learner" or "syncer".
-      learner: its number; None for the syncer.
-      process: a learner's first incarnation; for the syncer, the number of its process in the run, from 1.
-      driver: the run's.
-      config: fingerprint of the settings that numbers and decisions depend on, hex.
-      layout: fingerprint of the fragments, hex.
-      machine: what else the numbers depend on.
-      now: seconds on the clock of the entries.
-      wall: unix seconds at `now`; in virtual time the same as `now`.
-      position: learner only: where its batches begin, as `Batches.get_state` gives it; None: at the start.
-      state: syncer only: what it began from.
-      sha256: syncer only: of each fragment that it began from, hex.
-      resumed_from: syncer only: the snapshot from which the run resumed, if it did.
-      resumed: learner only: what it resumed with, if it did.
-      run: its random id, hex; empty in virtual time, where everything follows from the seed.
-      lineage: syncer only: of the versions that it makes.
-    """
-
-    role: str
-    learner: int | None
+    role: str  # "learner" or "syncer"
+    learner: int | None  # its number; None for the syncer
+    # A learner's first incarnation; for the syncer, the number of its process in the run, from 1
     process: int
-    driver: str
-    config: str
-    layout: str
-    machine: Machine
-    now: float
-    wall: float
+    driver: str  # the run's
+    config: str  # fingerprint of the settings that numbers and decisions depend on, hex
+    layout: str  # fingerprint of the fragments, hex
+    machine: Machine  # what else the numbers depend on
+    now: float  # seconds on the clock of the entries
+    wall: float  # unix seconds at `now`; in virtual time the same as `now`
+    # Learner only: where its batches begin, as `Batches.get_state` gives it; None: at the start
     position: Mapping[str, Any] | None = None
-    state: SyncerState | None = None
-    sha256: tuple[str, ...] = ()
+    state: SyncerState | None = None  # syncer only: what it began from
+    sha256: tuple[str, ...] = ()  # syncer only: of each fragment that it began from, hex
+    # Syncer only: the snapshot from which the run resumed, if it did
     resumed_from: SnapshotName | None = None
-    resumed: ResumedWith | None = None
-    run: str = ""
-    lineage: int = 0
+    resumed: ResumedWith | None = None  # learner only: what it resumed with, if it did
+    run: str = ""  # its random id, hex; empty in virtual time, where everything follows from the seed
+    lineage: int = 0  # syncer only: of the versions that it makes
 
     @property
     def actor(self) -> str:

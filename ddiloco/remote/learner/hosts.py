@@ -26,17 +26,11 @@ _STARTING_SECONDS = 300  # for all hosts to be there
 
 
 class HostPlace(NamedTuple):
-    """Which of its learner's hosts this process is.
+    """Which of its learner's hosts this process is."""
 
-    Attributes:
-      number: from 0.
-      count: of them.
-      coordinator: HOST:PORT of JAX's coordinator, on host 0, which also leads at the port after it.
-    """
-
-    number: int
-    count: int
-    coordinator: str
+    number: int  # from 0
+    count: int  # of them
+    coordinator: str  # HOST:PORT of JAX's coordinator, on host 0, which also leads at the port after it
 
     @property
     def leader(self) -> str:

@@ -31,17 +31,11 @@ BATCH = 256
 
 @dataclasses.dataclass(frozen=True)
 class PartPlace:
-    """Which of the syncer's parts this process is, and where it answers learners.
+    """Which of the syncer's parts this process is, and where it answers learners."""
 
-    Attributes:
-      part: from 0.
-      parts: S.
-      address: HOST:PORT.
-    """
-
-    part: int
-    parts: int
-    address: str
+    part: int  # from 0
+    parts: int  # S
+    address: str  # HOST:PORT
 
 
 class Uplink:

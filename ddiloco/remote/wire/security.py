@@ -39,18 +39,15 @@ UNKNOWN = Caller(None, "an unknown host")
 
 @dataclasses.dataclass(frozen=True)
 class Security:
-    """What one end presents and requires.
+    """What one end presents and requires."""
 
-    Attributes:
-      token: sent with every call, in the clear unless there is TLS; None: none is asked for.
-      tokens: by learner, the token of its own, which the syncer asks for in place of `token`.
-      operator: the token of who manages the run, where learners have tokens of their own; None: nobody may.
-      tls: the authority's certificate, and this end's own certificate and key, in PEM; None: no TLS.
-    """
-
+    # Sent with every call, in the clear unless there is TLS; None: none is asked for
     token: str | None = dataclasses.field(default=None, repr=False)
+    # The authority's certificate, and this end's own certificate and key, in PEM; None: no TLS
     tls: tuple[bytes, bytes, bytes] | None = dataclasses.field(default=None, repr=False)
+    # By learner, the token of its own, which the syncer asks for in place of `token`
     tokens: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
+    # The token of who manages the run, where learners have tokens of their own; None: nobody may
     operator: str | None = dataclasses.field(default=None, repr=False)
 
     def of(self, learner: int) -> Security:

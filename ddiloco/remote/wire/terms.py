@@ -17,29 +17,17 @@ LONGEST_SHOWN = 100  # characters of a setting's value in a refusal
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What both ends must have in common, or their arrays or decisions would not fit.
+    """What both ends must have in common, or their arrays or decisions would not fit."""
 
-    Attributes:
-      fingerprint: of the fragment layout.
-      rules: the settings that both sides must share, JSON by path.
-      num_learners: M; as many as the run starts with.
-      most_learners: as many as it may have; they are numbered below it.
-      up: by fragment, shapes and dtypes of what a learner sends.
-      down: the same of what the syncer sends, a whole version.
-      difference: the same of a difference between versions.
-      offer_timeout: seconds that a fragment may take.
-      silence_timeout: seconds without a word after which a learner is not there.
-    """
-
-    fingerprint: str
-    rules: str
-    num_learners: int
-    most_learners: int
-    up: Sequence[Sequence[ArrayFormat]]
-    down: Sequence[Sequence[ArrayFormat]]
-    difference: Sequence[Sequence[ArrayFormat]]
-    offer_timeout: float
-    silence_timeout: float = 60.0
+    fingerprint: str  # of the fragment layout
+    rules: str  # the settings that both sides must share, JSON by path
+    num_learners: int  # M; as many as the run starts with
+    most_learners: int  # as many as it may have; they are numbered below it
+    up: Sequence[Sequence[ArrayFormat]]  # by fragment, shapes and dtypes of what a learner sends
+    down: Sequence[Sequence[ArrayFormat]]  # the same of what the syncer sends, a whole version
+    difference: Sequence[Sequence[ArrayFormat]]  # the same of a difference between versions
+    offer_timeout: float  # seconds that a fragment may take
+    silence_timeout: float = 60.0  # seconds without a word after which a learner is not there
 
     @property
     def num_fragments(self) -> int:

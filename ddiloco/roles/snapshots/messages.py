@@ -14,19 +14,12 @@ SYNCER = -1  # its number among those whose parts are awaited; those below are i
 
 @dataclasses.dataclass(frozen=True)
 class StateRecorded:
-    """The learner's mark: it has recorded its state, and its later messages are after the cut.
+    """The learner's mark: it has recorded its state, and its later messages are after the cut."""
 
-    Attributes:
-      learner: its number.
-      incarnation: the one that was asked.
-      number: of the snapshot.
-      clock: of the recorded state; None: there was none, or it has nowhere to write.
-    """
-
-    learner: int
-    incarnation: int
-    number: int
-    clock: VectorClock | None
+    learner: int  # its number
+    incarnation: int  # the one that was asked
+    number: int  # of the snapshot
+    clock: VectorClock | None  # of the recorded state; None: there was none, or it has nowhere to write
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,19 +17,20 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 
 def main(_) -> int:
-    from ddiloco.launch.all_roles import run_all
     from ddiloco.observe import json_lines
     from ddiloco.run.job import run_job
     from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
-    from experiments.front.dry_run import describe
-    from experiments.front.listing import listing
 
     experiment = parse(_CONFIG.value)
     if _SETTINGS.value:
+        from experiments.front.listing import listing
+
         print(listing(experiment))
         return 0
     if _DRY_RUN.value:
+        from experiments.front.dry_run import describe
+
         print(describe(experiment))
         return 0
     if experiment.driver != "remote":
@@ -40,6 +41,8 @@ def main(_) -> int:
     profile = roles.profile(_PROFILE.value, workdir)
     stop, received = ending.stop_on_signals()
     if experiment.driver == "remote":
+        from ddiloco.launch.all_roles import run_all
+
         steps = None if profile is None else _PROFILE.value
         code = run_all(experiment, cli.config_arguments(), workdir, stop, cli.tell, profile=steps)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code

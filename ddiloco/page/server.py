@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddiloco.observe.scalars import as_json
 from ddiloco.page.actions import read_body
-from ddiloco.page.exposition import exposition
 from ddiloco.page.history import History
-from ddiloco.page.sheet import asset, content, document, gate
 from ddiloco.page.view import RunView, view_of
 from ddiloco.page.visitors import NOBODY, SETTING, Visitors, check_page, context_of, is_loopback, listen
 
@@ -82,6 +80,8 @@ class Board:
 
     def look(self) -> bool:
         """Draws what is to be seen; returns whether it differs from before."""
+        from ddiloco.page.sheet import content
+
         begun = time.thread_time()
         before, self.content = self.content, content(self.views(), live=True)
         self._cost = time.thread_time() - begun
@@ -187,6 +187,9 @@ class PageServer:
         from starlette.responses import HTMLResponse, Response, StreamingResponse
         from starlette.routing import Route
 
+        from ddiloco.page.exposition import exposition
+        from ddiloco.page.sheet import document
+
         def page() -> Response:
             return HTMLResponse(document(self._board.views(), live=True, actions=self._actions))
 
@@ -218,6 +221,8 @@ class PageServer:
     def _guarded(self, make: Callable[[], Response]) -> Callable[[Request], Any]:
         """Answers with what is made, or with the question for the token."""
         from starlette.responses import HTMLResponse
+
+        from ddiloco.page.sheet import gate
 
         async def answer(request: Request) -> Response:
             response = make() if self._admits(request) else HTMLResponse(gate(), status_code=401)
@@ -267,6 +272,8 @@ _FILES = {"page.css": "text/css", "page.js": "text/javascript", "actions.js": "t
 def _file(name: str, kind: str) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
         from starlette.responses import Response
+
+        from ddiloco.page.sheet import asset
 
         return Response(asset(name), media_type=kind)
 

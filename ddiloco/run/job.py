@@ -17,16 +17,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ddiloco.baselines.virtual import run_virtual_baseline, steps_within
-from ddiloco.baselines.virtual import run_without_arrays as run_job_without_arrays
-from ddiloco.baselines.wall import BaselineRun
 from ddiloco.config import ConfigError
 from ddiloco.disk import checkpoints, run_mark
 from ddiloco.disk.durable import FOLDER as DURABLE
 from ddiloco.disk.ownership import owned
 from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
-from ddiloco.local.run import LocalRun
 from ddiloco.observe.files import replacing
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.owner import Owner
@@ -43,9 +39,8 @@ from ddiloco.run.environment import write_environment
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, to_json, with_steps_of_tokens
 from ddiloco.training.loop import MakeLoop
-from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, lives
-from ddiloco.virtual.lives import write_trace
-from ddiloco.virtual.run import VirtualRun, rehearse, run_without_arrays
+
+# What drives no run but some, the virtual driver and the baselines, is imported where it is used.
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -96,6 +91,8 @@ def run_job(
     check_page(experiment.log.page, visitors)
     check_writers(experiment.log.writers)
     if virtual:
+        from ddiloco.virtual.from_settings import check_fleet
+
         check_fleet(experiment)
     experiment = with_steps(experiment, lambda: assembly_of(experiment))
     assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
@@ -121,10 +118,14 @@ def with_steps(experiment: Experiment, assembly: Callable[[], Assembly]) -> Expe
     if experiment.train.tokens is None and experiment.virtual.seconds is None:
         return experiment
     if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
+        from ddiloco.virtual.run import rehearse
+
         steps = rehearse(experiment, traffic(assembly().layout, experiment.outer))
     elif experiment.train.tokens is not None:
         return with_steps_of_tokens(experiment)
     else:
+        from ddiloco.baselines.virtual import steps_within
+
         steps = steps_within(experiment, assembly().num_params, experiment.virtual.seconds)
     return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
 
@@ -232,17 +233,23 @@ def _run(
     workdir: pathlib.Path | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    baseline = experiment.algorithm in BASELINES
     if experiment.driver == "local":
-        return (BaselineRun if baseline else LocalRun)(assembly, record, stop, workdir, snapshot).run()
-    if assembly is not None and baseline:
-        return run_virtual_baseline(assembly, record, stop)
+        if experiment.algorithm in BASELINES:
+            from ddiloco.baselines.wall import BaselineRun as Run
+        else:
+            from ddiloco.local.run import LocalRun as Run
+        return Run(assembly, record, stop, workdir, snapshot).run()
+    from ddiloco.baselines import virtual as baselines
+    from ddiloco.virtual import run as virtual
+
+    if experiment.algorithm in BASELINES:
+        if assembly is not None:
+            return baselines.run_virtual_baseline(assembly, record, stop)
+        return baselines.run_without_arrays(experiment, assembly_of(experiment).num_params, record, stop)
     if assembly is not None:
-        return VirtualRun(assembly, record, stop, workdir).run()
-    if baseline:
-        return run_job_without_arrays(experiment, assembly_of(experiment).num_params, record, stop)
+        return virtual.VirtualRun(assembly, record, stop, workdir).run()
     plan = traffic(assembly_of(experiment).layout, experiment.outer)
-    return run_without_arrays(experiment, plan, record, stop)
+    return virtual.run_without_arrays(experiment, plan, record, stop)
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:
@@ -255,6 +262,9 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
             new.write_text(json.dumps(to_json(experiment), indent=2) + "\n")
         write_environment(workdir, _devices(experiment))
         if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
+            from ddiloco.virtual.from_settings import lives
+            from ddiloco.virtual.lives import write_trace
+
             write_trace(workdir / "lives.csv", lives(experiment))
     except OSError as error:
         if not (resume and error.errno in _FULL):  # what goes on waits for room, with an alarm
@@ -281,6 +291,8 @@ def set_aside(workdir: pathlib.Path) -> None:
 
 def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
     if assembly is None or experiment.driver == "virtual":
+        from ddiloco.virtual.from_settings import chips_by_learner
+
         chips = chips_by_learner(experiment)
     elif experiment.driver == "remote":  # this process does not see their devices: all count the same
         chips = dict.fromkeys(range(experiment.most_learners), 1)

@@ -38,7 +38,6 @@ from ddiloco.training.sharding import (
     parameter_shardings,
     rows_divisor,
 )
-from ddiloco.weights.initial import InitialWeights
 
 
 def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
@@ -71,6 +70,8 @@ class ModelRecipe:
         """
         e = self._experiment
         if e.init_from is not None and not e.resume:
+            from ddiloco.weights.initial import InitialWeights
+
             return InitialWeights(e.model, pathlib.Path(e.init_from).expanduser())
         params = init_parameters(e.model, e.seed)
         return {name: np.asarray(value) for name, value in params.items()}

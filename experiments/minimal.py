@@ -12,7 +12,7 @@ import collections
 
 import numpy as np
 
-from ddiloco.outer.merging import contribution_weight, direct
+from ddiloco.outer.merging import Sent, contribution_weight, direct
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
@@ -93,7 +93,7 @@ class Run:
         """The outer step, on one fragment."""
         gradients = [self.theta[half] - self.copies[c] for c in contributions]  # outer gradients
         weights = np.array([contribution_weight(c.steps, c.tokens) for c in contributions])
-        self.theta[half] -= OUTER_RATE * np.asarray(direct(gradients, weights).value)
+        self.theta[half] -= OUTER_RATE * np.asarray(direct(Sent(gradients, weights)).value)
 
 
 if __name__ == "__main__":

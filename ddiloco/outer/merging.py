@@ -1,18 +1,7 @@
 """Weights and merge rules: one outer gradient out of those of many learners (paper, steps 5 to 7).
 
-A rule is a pure function for use under jit,
-
-    rule(vectors, weights, anchor=None, norms=None) -> Merged
-
-Args:
-  vectors: the outer gradients v_m of M learners, each an array of the tensor's shape. Or, with `anchor`, the
-    learners' parameters theta_m; then v_m = anchor - theta_m is computed where it is used and never stored.
-  weights: (M,), not negative; only their ratios count. An absent learner has weight 0, and its array may
-    hold anything finite.
-  anchor: Theta as it was before the round, of the tensor's shape; None: `vectors` are outer gradients.
-  norms: (M,), what `norms_of(vectors, anchor)` gives; None: to be computed.
-
-`direct` and `rda` are the paper's. The others bound what one learner can do to the result.
+A rule is a pure function of what learners have `Sent`, for use under jit. `direct` and `rda` are the paper's.
+The others bound what one learner can do to the result.
 """
 
 from __future__ import annotations
@@ -68,8 +57,21 @@ def normalised(weights: Iterable[float]) -> np.ndarray:
     return (exact / total if total > 0 else exact).astype(np.float32)
 
 
+class Sent(NamedTuple):
+    """What M learners have sent of one tensor."""
+
+    # The outer gradients v_m, each an array of the tensor's shape. Or, with `anchor`, the learners'
+    # parameters theta_m; then v_m = anchor - theta_m is computed where it is used and never stored.
+    vectors: Sequence[jax.Array]
+    # (M,), not negative; only their ratios count. An absent learner has weight 0, and its array may hold
+    # anything finite.
+    weights: jax.Array
+    anchor: jax.Array | None = None  # Theta as it was before the round; None: `vectors` are outer gradients
+    norms: jax.Array | None = None  # (M,), what `norms_of(vectors, anchor)` gives; None: to be computed
+
+
 def norms_of(vectors: Sequence[jax.Array], anchor: jax.Array | None = None) -> jax.Array:
-    """(M,) norms of the outer gradients; arguments as above."""
+    """(M,) norms of the outer gradients; arguments as in `Sent`."""
     return jnp.stack([_norm(_difference(vector, anchor)) for vector in vectors])
 
 
@@ -84,36 +86,26 @@ class Merged(NamedTuple):
     cosine: jax.Array
 
 
-MergeRule = Callable[..., Merged]
+MergeRule = Callable[[Sent], Merged]
 
 
-def direct(
-    vectors: Sequence[jax.Array],
-    weights: jax.Array,
-    anchor: jax.Array | None = None,
-    norms: jax.Array | None = None,
-) -> Merged:
-    """The weighted average of the vectors; zero if all weights are zero. Arguments as above.
+def direct(sent: Sent) -> Merged:
+    """The weighted average of the vectors; zero if all weights are zero.
 
       value = sum_m w_m v_m / sum_m w_m
 
     Example:
       >>> import jax.numpy as jnp
       >>> vectors = [jnp.array([4.0, 0.0]), jnp.array([0.0, 1.0])]
-      >>> print(direct(vectors, jnp.array([3.0, 1.0])).value)
+      >>> print(direct(Sent(vectors, jnp.array([3.0, 1.0]))).value)
       [3.   0.25]
     """
-    shares, norms = _counted(vectors, weights, anchor, norms)
-    return _mixed(shares, vectors, anchor, norms)
+    shares, norms = _counted(sent)
+    return _mixed(shares, sent, norms)
 
 
-def rda(
-    vectors: Sequence[jax.Array],
-    weights: jax.Array,
-    anchor: jax.Array | None = None,
-    norms: jax.Array | None = None,
-) -> Merged:
-    """Radial-Directional Averaging: the mean length along the mean direction. Arguments as above.
+def rda(sent: Sent) -> Merged:
+    """Radial-Directional Averaging: the mean length along the mean direction.
 
       value = mean_m |v_m| * phi(mean_m phi(v_m)),  phi(x) = x / |x|,  means weighted by w_m
 
@@ -127,20 +119,19 @@ def rda(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> vectors = [jnp.array([4.0, 0.0]), jnp.array([0.0, 4.0])]
-      >>> weights = jnp.array([1.0, 1.0])
-      >>> print(f"{rda(vectors, weights).length:.4f} {direct(vectors, weights).length:.4f}")
+      >>> sent = Sent([jnp.array([4.0, 0.0]), jnp.array([0.0, 4.0])], jnp.array([1.0, 1.0]))
+      >>> print(f"{rda(sent).length:.4f} {direct(sent).length:.4f}")
       4.0000 2.8284
     """
-    shares, norms = _counted(vectors, weights, anchor, norms)
+    shares, norms = _counted(sent)
     pointing = jnp.where(norms > 0, shares, 0)
     scales = jnp.where(norms > 0, shares / jnp.where(norms > 0, norms, 1), 0)
-    mean = _combine(scales, vectors, anchor)
+    mean = _combine(scales, sent)
     agreement = _norm(mean)
     degenerate = ~(agreement > DEGENERATE * pointing.sum())
 
     def average() -> tuple[jax.Array, jax.Array]:
-        value = _combine(shares, vectors, anchor)
+        value = _combine(shares, sent)
         return value, _norm(value)
 
     value, length = jax.lax.cond(degenerate, average, lambda: (mean, agreement))
@@ -148,66 +139,51 @@ def rda(
     return Merged(value * scale, length * scale, norms, _mean_cosine(pointing, agreement))
 
 
-def clipped(
-    vectors: Sequence[jax.Array],
-    weights: jax.Array,
-    anchor: jax.Array | None = None,
-    norms: jax.Array | None = None,
-) -> Merged:
-    """The weighted average of vectors that are no longer than their median. Arguments as above.
+def clipped(sent: Sent) -> Merged:
+    """The weighted average of vectors that are no longer than their median.
 
       value = mean_m min(1, R / |v_m|) v_m,  R the median of the norms of those that count, weighted by w_m
 
     Example:
       >>> import jax.numpy as jnp
       >>> vectors = [jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0]), jnp.array([3e6, 0.0])]
-      >>> print(3 * clipped(vectors, jnp.ones(3)).value)
+      >>> print(3 * clipped(Sent(vectors, jnp.ones(3))).value)
       [2. 1.]
     """
-    shares, norms = _counted(vectors, weights, anchor, norms)
+    shares, norms = _counted(sent)
     order = jnp.argsort(norms)
     below = jnp.cumsum(shares[order])
     longest = norms[order][jnp.argmax(below >= 0.5 * below[-1])]
     scales = jnp.where(norms > longest, longest / jnp.where(norms > 0, norms, 1), 1) * shares
-    return _mixed(scales, vectors, anchor, norms)
+    return _mixed(scales, sent, norms)
 
 
-def trimmed(
-    vectors: Sequence[jax.Array],
-    weights: jax.Array,
-    anchor: jax.Array | None = None,
-    norms: jax.Array | None = None,
-) -> Merged:
-    """The mean, element by element, without the largest and the smallest quarter. Arguments as above.
+def trimmed(sent: Sent) -> Merged:
+    """The mean, element by element, without the largest and the smallest quarter.
 
     Of n learners with a weight, ceil(n/4) are left out at each end, at most (n-1)/2; the others count alike.
 
     Example:
       >>> import jax.numpy as jnp
       >>> vectors = [jnp.array([1.0]), jnp.array([2.0]), jnp.array([1e6]), jnp.array([3.0])]
-      >>> print(trimmed(vectors, jnp.ones(4)).value)
+      >>> print(trimmed(Sent(vectors, jnp.ones(4))).value)
       [2.5]
     """
-    shares, norms = _counted(vectors, weights, anchor, norms)
+    shares, norms = _counted(sent)
     here = shares > 0
     count = here.sum()
     cut = jnp.maximum(jnp.minimum((count + 3) // 4, (count - 1) // 2), 0)
     ranked = _sorted(
-        [jnp.where(here[m], _difference(vector, anchor), jnp.inf) for m, vector in enumerate(vectors)]
+        [jnp.where(here[m], _difference(x, sent.anchor), jnp.inf) for m, x in enumerate(sent.vectors)]
     )
     kept = [jnp.where((cut <= r) & (r < count - cut), x, 0) for r, x in enumerate(ranked)]
     value: jax.Array = jax.lax.optimization_barrier(sum(kept) / jnp.maximum(count - 2 * cut, 1))
-    average = _norm(_combine(shares, vectors, anchor))
+    average = _norm(_combine(shares, sent))
     return Merged(value, _norm(value), norms, _mean_cosine(shares * norms, average))
 
 
-def geometric_median(
-    vectors: Sequence[jax.Array],
-    weights: jax.Array,
-    anchor: jax.Array | None = None,
-    norms: jax.Array | None = None,
-) -> Merged:
-    """The point with the least weighted sum of distances to the vectors. Arguments as above.
+def geometric_median(sent: Sent) -> Merged:
+    """The point with the least weighted sum of distances to the vectors.
 
       value = argmin_v sum_m w_m |v - v_m|
 
@@ -217,13 +193,13 @@ def geometric_median(
     Example:
       >>> import jax.numpy as jnp
       >>> vectors = [jnp.array([0.0]), jnp.array([1.0]), jnp.array([1e6])]
-      >>> print(geometric_median(vectors, jnp.ones(3)).value.round(3))
+      >>> print(geometric_median(Sent(vectors, jnp.ones(3))).value.round(3))
       [1.]
     """
-    shares, norms = _counted(vectors, weights, anchor, norms)
+    shares, norms = _counted(sent)
     # Of vectors of about one length, since float32 would lose the short ones beside the square of a long one.
     unit = jnp.where(norms > 0, norms, 1)
-    directions = _cosines(vectors, anchor, unit, shares)
+    directions = _cosines(sent, unit, shares)
     gram = directions * norms[:, None] * norms[None, :]
     middle = jnp.sort(jnp.where(shares > 0, norms, jnp.inf))[(jnp.maximum((shares > 0).sum(), 1) - 1) // 2]
     least = jnp.where(jnp.isfinite(middle) & (middle > 0), 1e-6 * middle, 1.0)
@@ -236,7 +212,7 @@ def geometric_median(
     closest = jnp.where(norms <= middle, shares, 0)
     start = closest / jnp.where(closest.sum() > 0, closest.sum(), 1)
     mix = jax.lax.fori_loop(0, _WEISZFELD, closer, start)
-    return _mixed(mix, vectors, anchor, norms)
+    return _mixed(mix, sent, norms)
 
 
 MERGE_RULES: dict[str, MergeRule] = {
@@ -248,13 +224,11 @@ MERGE_RULES: dict[str, MergeRule] = {
 }
 
 
-def _counted(
-    vectors: Sequence[jax.Array], weights: jax.Array, anchor: jax.Array | None, norms: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
+def _counted(sent: Sent) -> tuple[jax.Array, jax.Array]:
     """Each learner's share of the weights, and the norm of its vector, 0 of absent learners."""
-    total = jnp.sum(weights)
+    weights, total = sent.weights, jnp.sum(sent.weights)
     shares = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 0).astype(jnp.float32)
-    norms = norms_of(vectors, anchor) if norms is None else norms
+    norms = norms_of(sent.vectors, sent.anchor) if sent.norms is None else sent.norms
     return shares, jnp.where(shares > 0, norms, 0)  # an absent learner's norm may have overflowed
 
 
@@ -267,20 +241,18 @@ def _norm(array: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(array)))  # a tree of partial sums in XLA, also on CPU
 
 
-def _combine(scales: jax.Array, vectors: Sequence[jax.Array], anchor: jax.Array | None) -> jax.Array:
+def _combine(scales: jax.Array, sent: Sent) -> jax.Array:
     # Two passes over the vectors, norms and then this one, are the least. Without the barriers XLA shares the
     # differences between the two and stores them all, and fuses this sum into its norm and its other uses,
     # reading all vectors again for each.
-    scales, anchor = jax.lax.optimization_barrier((scales, anchor))
-    total = sum(scales[m] * _difference(vector, anchor) for m, vector in enumerate(vectors))
+    scales, anchor = jax.lax.optimization_barrier((scales, sent.anchor))
+    total = sum(scales[m] * _difference(vector, anchor) for m, vector in enumerate(sent.vectors))
     combined: jax.Array = jax.lax.optimization_barrier(total)
     return combined
 
 
-def _mixed(
-    scales: jax.Array, vectors: Sequence[jax.Array], anchor: jax.Array | None, norms: jax.Array
-) -> Merged:
-    value = _combine(scales, vectors, anchor)
+def _mixed(scales: jax.Array, sent: Sent, norms: jax.Array) -> Merged:
+    value = _combine(scales, sent)
     length = _norm(value)
     return Merged(value, length, norms, _mean_cosine(scales * norms, length))
 
@@ -307,15 +279,13 @@ def _sorted(columns: list[jax.Array]) -> list[jax.Array]:
     return ranked
 
 
-def _cosines(
-    vectors: Sequence[jax.Array], anchor: jax.Array | None, units: jax.Array, shares: jax.Array
-) -> jax.Array:
+def _cosines(sent: Sent, units: jax.Array, shares: jax.Array) -> jax.Array:
     """(M, M) inner products of the vectors, each divided by its unit; 0 for absent learners."""
-    count = len(vectors)
-    rows = [[jnp.zeros((), jnp.float32)] * count for _ in vectors]
+    count = len(sent.vectors)
+    rows = [[jnp.zeros((), jnp.float32)] * count for _ in sent.vectors]
     for i in range(count):
         for j in range(i, count):
-            one, other = (_difference(vectors[m], anchor) / units[m] for m in (i, j))
+            one, other = (_difference(sent.vectors[m], sent.anchor) / units[m] for m in (i, j))
             rows[i][j] = rows[j][i] = jnp.sum(one * other)
     here = shares > 0
     return jnp.where(here[:, None] & here[None, :], jnp.stack([jnp.stack(row) for row in rows]), 0)

@@ -14,7 +14,7 @@ import optax
 from ddiloco.outer.differences import DifferenceEncoder
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
 from ddiloco.outer.host_memory import aligned
-from ddiloco.outer.merging import MERGE_RULES, normalised, norms_of
+from ddiloco.outer.merging import MERGE_RULES, Sent, normalised, norms_of
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
 
 Pieces = Sequence[np.ndarray | jax.Array]
@@ -188,7 +188,7 @@ def _step(
 ) -> tuple[tuple[jax.Array, ...], Any, Mapping[str, jax.Array]]:
     del spare
     merged = [
-        MERGE_RULES[rule](vectors, weights, piece, own)
+        MERGE_RULES[rule](Sent(vectors, weights, piece, own))
         for rule, own, piece, *vectors in zip(rules, norms, anchor, *contributions, strict=True)
     ]
     updates, opt_state = optimizer.update(tuple(m.value for m in merged), opt_state, anchor)

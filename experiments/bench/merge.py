@@ -15,7 +15,7 @@ import numpy as np
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.host_memory import aligned_empty
-from ddiloco.outer.merging import MERGE_RULES
+from ddiloco.outer.merging import MERGE_RULES, Sent
 from ddiloco.outer.optimizer import OuterConfig
 from experiments.bench.measuring import medians, row
 
@@ -82,7 +82,7 @@ def _candidates(shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
 def _into_kept_memory(rule: Callable, vectors: list[jax.Array], weights: jax.Array) -> Callable[[], object]:
     def merge(kept: jax.Array, vectors: list[jax.Array], weights: jax.Array) -> jax.Array:
         del kept
-        return rule(vectors, weights).value
+        return rule(Sent(vectors, weights)).value
 
     compiled = jax.jit(merge, donate_argnums=0, keep_unused=True)
     result = [jnp.zeros_like(vectors[0])]

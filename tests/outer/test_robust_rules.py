@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.outer.merging import MERGE_RULES, norms_of
+from ddiloco.outer.merging import MERGE_RULES, Sent, norms_of
 
 ROBUST = ("clipped", "trimmed", "geometric_median")
-RULES = {name: jax.jit(rule) for name, rule in MERGE_RULES.items()}
+RULES = {name: jax.jit(lambda *sent, rule=rule: rule(Sent(*sent))) for name, rule in MERGE_RULES.items()}
 SEEDS = st.integers(0, 2**32 - 1)
 
 

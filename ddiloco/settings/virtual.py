@@ -48,7 +48,7 @@ class VirtualConfig:
     arrays: bool = setting(True, "whether to train; False: only the protocol, its times and its goodput")
     num_chips: int = setting(8, "of the whole fleet, divided evenly among the learners", at_least=1)
     lives: str = setting("steady", "what decides when learners fail, come and go", choices=LIVES)
-    trace: str | None = setting(None, "CSV or JSON file of (time, learner, event), for lives=trace")
+    trace: str | None = setting(None, "CSV file of (time, learner, event), for lives=trace")
     failures: FailureModel = section(FailureModel)
     spare_capacity: SpareCapacity = section(SpareCapacity)
 

@@ -1,10 +1,9 @@
-"""What happens to learners and when: changes from a seeded model, or from a CSV or JSON trace file."""
+"""What happens to learners and when: changes from a seeded model, or from a trace in a CSV file."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,8 +40,7 @@ class Change:
 def read_trace(path: pathlib.Path | str, num_learners: int) -> list[Change]:
     """The changes in a trace file, by time; those with equal times in the file's order.
 
-    A CSV file has a header with time, learner, event and optionally share; a JSON file has a list of objects
-    with these keys.
+    It is CSV, with a header of time, learner, event and optionally share.
 
     Raises:
       ConfigError: the file or a line of it cannot be read; the message names line and field.
@@ -52,8 +50,7 @@ def read_trace(path: pathlib.Path | str, num_learners: int) -> list[Change]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    rows = _json_rows(path, text) if path.suffix == ".json" else _csv_rows(path, text)
-    changes = [(place, _change(place, row, num_learners)) for place, row in rows]
+    changes = [(place, _change(place, row, num_learners)) for place, row in _rows(path, text)]
     changes.sort(key=lambda pair: pair[1].time)
     check_lives(changes, num_learners)
     return [change for _, change in changes]
@@ -89,7 +86,7 @@ def check_lives(changes: Sequence[tuple[str, Change]], num_learners: int) -> Non
             there[change.learner] = comes
 
 
-def _csv_rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, Any]]]:
+def _rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, str | None]]]:
     reader = csv.DictReader(text.splitlines())
     try:
         missing = [name for name in FIELDS[:3] if name not in (reader.fieldnames or ())]
@@ -100,16 +97,6 @@ def _csv_rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, Any
         return [(f"{path}: line {reader.line_num}", row) for row in reader]
     except csv.Error as error:
         raise ConfigError(f"{path}: line {reader.line_num + 1}: is not CSV: {error}") from None
-
-
-def _json_rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, Any]]]:
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"{path}: must be a list of objects with {', '.join(FIELDS[:3])}")
-    return [(f"{path}: entry {i}", row) for i, row in enumerate(rows)]
 
 
 def _change(place: str, row: Mapping[str, Any], num_learners: int) -> Change:

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from ddiloco.observe.records import Noted, Transferred
@@ -42,35 +41,3 @@ def test_only_merges_have_lines(make, workdir):
         note(monitor, name, 1.0, step=4, fragment=0, learner=0, reason="died")
     monitor.stop()
     assert not (workdir / "rounds.jsonl").exists()
-
-
-def test_device_scalars_become_numbers_and_what_is_not_finite_becomes_null(make, workdir):
-    monitor = make(3)
-    values = {"cosine": np.float32(0.25), "outer_gradient_norm": float("nan"), "tokens": np.int64(7)}
-    note(monitor, "round", 1.0, **{**VALUES, **values})
-    monitor.stop()
-    [line] = lines(workdir)
-    assert (line["cosine"], line["outer_gradient_norm"], line["tokens"]) == (0.25, None, 7)
-
-
-def test_a_run_resumed_in_the_same_folder_goes_on_below_without_a_torn_line(make, workdir):
-    first = make(3)
-    note(first, "round", 1.0, **VALUES)
-    first.stop()
-    with (workdir / "rounds.jsonl").open("a") as file:
-        file.write('{"time": 2.0, "ste')
-    second = make(3)
-    note(second, "round", 3.0, **VALUES)
-    second.stop()
-    assert [line["time"] for line in lines(workdir)] == [1.0, 3.0]
-
-
-def test_a_folder_that_cannot_be_written_raises_an_alarm_and_stops_nothing(make, workdir):
-    workdir.mkdir()
-    (workdir / "rounds.jsonl").mkdir()
-    monitor = make(3)
-    note(monitor, "round", 1.0, **VALUES)
-    summary = monitor.stop()
-    assert summary["rounds"] == 1
-    [alarm] = summary["alarms"]
-    assert "rounds.jsonl" in alarm

@@ -1,7 +1,5 @@
 """Traces of what befalls learners: they read back to the bit, and a bad one is told in one line."""
 
-import dataclasses
-import json
 import math
 
 import pytest
@@ -46,17 +44,6 @@ def test_a_written_trace_reads_back_to_the_bit(changes, folder):
     assert read_trace(folder / "lives.csv", LEARNERS) == changes
 
 
-@settings(deadline=None)
-@given(changes=possible_lives(), seed=st.randoms())
-def test_the_same_trace_as_json_reads_to_the_bit_too_in_the_order_of_times(changes, seed, folder):
-    # Those of one time stay in the file's order: only blocks of other times may change places.
-    blocks = [[c for c in changes if c.time == time] for time in sorted({c.time for c in changes})]
-    seed.shuffle(blocks)
-    rows = [dataclasses.asdict(change) for block in blocks for change in block]
-    (folder / "lives.json").write_text(json.dumps(rows))
-    assert read_trace(folder / "lives.json", LEARNERS) == changes
-
-
 def test_a_share_may_be_left_out_and_columns_may_stand_in_any_order(tmp_path):
     path = tmp_path / "lives.csv"
     path.write_text("event,time,learner\nfail,2,1\n\nrecover,3.5,1\n")
@@ -75,7 +62,7 @@ def rows(*lines):
     return "\n".join(["time,learner,event,share", *lines]) + "\n"
 
 
-BAD_CSV = {
+BAD = {
     "empty": ("", "line 1: has no column time"),
     "misspelt column": (
         "time,learner,event,shares\n1,0,step,0.5\n",
@@ -111,28 +98,6 @@ BAD_CSV = {
     ),
     "endless field": (rows("1,0," + "x" * 200_000), "line 2: is not CSV: field larger than field limit"),
 }
-BAD_JSON = {
-    "not JSON": ("time,learner,event\n", "is not JSON: Expecting value: line 1 column 1"),
-    "cut short": ('[{"time": 1', "is not JSON: "),
-    "too deep": ("[" * 100_000, "is not JSON: "),
-    "no list": ('{"time": 1}', "must be a list of objects with time, learner, event"),
-    "no objects": ("[1, 2]", "must be a list of objects with time, learner, event"),
-    "missing key": ('[{"time": 1, "event": "fail"}]', "entry 0: learner: is None, but must be a number"),
-    "null": ('[{"time": null, "learner": 0, "event": "fail"}]', "entry 0: time: is None, but must be"),
-    "list for an event": ('[{"time": 1, "learner": 0, "event": []}]', "entry 0: event: is [], but must be"),
-    "beyond floats": (
-        f'[{{"time": 1{"0" * 400}, "learner": 0, "event": "fail"}}]',
-        "entry 0: time: is 1000",
-    ),
-    "dies twice": (
-        '[{"time": 1, "learner": 0, "event": "fail"}, {"time": 2, "learner": 0, "event": "fail"}]',
-        "entry 1: event: fail of learner 0 at 2 s, but it is not there",
-    ),
-}
-CASES = {
-    **{f"csv, {name}": ("lives.csv", *case) for name, case in BAD_CSV.items()},
-    **{f"json, {name}": ("lives.json", *case) for name, case in BAD_JSON.items()},
-}
 
 
 def told(path):
@@ -144,10 +109,10 @@ def told(path):
     return message.removeprefix(f"{path}: ")
 
 
-@pytest.mark.parametrize(("name", "text", "expected"), CASES.values(), ids=CASES)
-def test_a_bad_trace_is_told_in_one_line_with_file_place_and_field(name, text, expected, tmp_path):
-    (tmp_path / name).write_text(text)
-    assert told(tmp_path / name).startswith(expected)
+@pytest.mark.parametrize(("text", "expected"), BAD.values(), ids=BAD)
+def test_a_bad_trace_is_told_in_one_line_with_file_place_and_field(text, expected, tmp_path):
+    (tmp_path / "lives.csv").write_text(text)
+    assert told(tmp_path / "lives.csv").startswith(expected)
 
 
 def test_a_trace_that_cannot_be_read_is_told_in_one_line(tmp_path):
@@ -160,12 +125,12 @@ def test_a_trace_that_cannot_be_read_is_told_in_one_line(tmp_path):
 @settings(deadline=None)
 @given(text=st.text() | st.from_regex(r"(time|learner|event|share|[0-9,.\-\n\"a-z])*", fullmatch=True))
 def test_no_text_whatever_ends_in_anything_but_changes_or_one_line(text, folder):
-    for name in ("any.csv", "any.json"):
-        (folder / name).write_text(text)
-        try:
-            changes = read_trace(folder / name, LEARNERS)
-        except ConfigError as error:
-            assert str(error).startswith(f"{folder / name}: ")
-            assert len(str(error).splitlines()) == 1
-        else:
-            assert all(math.isfinite(change.time) and change.event in EVENTS for change in changes)
+    path = folder / "any.csv"
+    path.write_text(text)
+    try:
+        changes = read_trace(path, LEARNERS)
+    except ConfigError as error:
+        assert str(error).startswith(f"{path}: ")
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert all(math.isfinite(change.time) and change.event in EVENTS for change in changes)

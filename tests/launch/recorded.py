@@ -5,7 +5,8 @@ import shlex
 import subprocess
 
 RECORD = """#!/bin/bash
-{{ printf '%s' {name}; for word in "$@"; do printf '\\t%s' "$word"; done; echo; }} >> {log}
+line={name}; for word in "$@"; do line+=$'\\t'"$word"; done
+printf '%s\\n' "$line" >> {log}  # at once: others may be recorded beside it
 env | grep -E '^(DDILOCO|SRUN)_' | sort > {log}.{name}
 {then}
 """

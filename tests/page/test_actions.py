@@ -7,7 +7,7 @@ import threading
 import httpx
 import pytest
 
-from ddiloco.page import server
+from ddiloco.page import sheet
 from ddiloco.page.actions import Actions
 from ddiloco.page.server import PageServer
 from ddiloco.page.visitors import Visitors
@@ -173,8 +173,8 @@ addEventListener("load", () => {
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_the_dialog_asks_once_more_before_it_acts(page, tmp_path, monkeypatch):
-    files = server.asset
-    monkeypatch.setattr(server, "asset", lambda name: files(name) + (DRIVE if name == "actions.js" else ""))
+    files = sheet.asset
+    monkeypatch.setattr(sheet, "asset", lambda name: files(name) + (DRIVE if name == "actions.js" else ""))
     page = page(of_token())
     flags = [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=4000", "--dump-dom"]
     asked = [CHROMIUM, *QUIET, *flags, page.server.url]

@@ -54,7 +54,7 @@ def run(quick: bool = False) -> list[dict]:
             in_turn = dataclasses.replace(in_turn, rows=8192, fragments=6, steps=36)
         found += _stages(name, *_play(in_turn), limits)
         if codecs in CODECS[:1]:
-            scaled = [Traffic(s, rows, *codecs, 8, steps, core, TURNS) for s in ((2,) if quick else PARTS)]
+            scaled = [Traffic(s, rows, *codecs, 16, steps, core, TURNS) for s in ((2,) if quick else PARTS)]
             found += _scaling(name, [_play(traffic) for traffic in scaled])
     return found
 

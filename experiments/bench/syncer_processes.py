@@ -37,7 +37,8 @@ from experiments.bench.processes import PATIENCE, another_process, heard
 from experiments.front import cli
 
 TOKENS = 1  # of a step, as learners claim
-_TURN_SECONDS = 0.05
+_TURN_SECONDS = 0.04
+_CPU_CLOCK_OF_A_THREAD = 6  # in Linux's numbers of clocks, beside the complement of its id
 Seconds = dict[str, float]
 
 
@@ -119,19 +120,18 @@ def play(traffic: Traffic, folder: pathlib.Path) -> Played:
             "learners": [learners],
         }
 
-        def measured(mark: str) -> dict[str, Seconds]:
-            said = heard(learners)
-            assert said == mark, said
+        def spent() -> dict[str, Seconds]:
             return {name: _sum(_asked(pipe)[1] for pipe in pipes) for name, pipes in named.items()}
 
-        begun, pids = measured("warm"), [_asked(pipe)[0] for pipe in parts or [main]]
+        pids = [_asked(pipe)[0] for pipe in named["syncer"]]
+        assert heard(learners) == "warm"
         with _in_turns(pids, traffic.turns):
-            while not learners.poll(_TURN_SECONDS):
-                pass
-        ended = measured("over")
+            since, begun = time.time(), spent()
+            assert heard(learners) == "over"
+            ended = spent()
         sent, received = heard(learners)
         ledger = heard(main)
-    rounds = [values for values in ledger["rounds"] if values["step"] > traffic.fragments]
+    rounds = [values for values in ledger["rounds"] if values["time"] > since]
     between = {n: {k: s - begun[n].get(k, 0.0) for k, s in ended[n].items()} for n in named}
     planned = traffic.planned(_assembly(traffic))
     return Played(rounds, between, sent, received, (ledger["sent"], ledger["received"]), planned)
@@ -164,23 +164,20 @@ def _in_turns(pids: Sequence[int], turns: int) -> Iterator[None]:
                 if over.wait(_TURN_SECONDS):
                     return
 
-    def let_go() -> None:
-        over.set()
-        thread.join()
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=run, daemon=True)
     if turns == 1:
         yield
         return
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        let_go()
+        over.set()
+        thread.join()
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def _answer(pipe: Connection) -> threading.Semaphore:
@@ -190,23 +187,22 @@ def _answer(pipe: Connection) -> threading.Semaphore:
     def run() -> None:
         with contextlib.suppress(EOFError, OSError):
             while pipe.recv():
-                pipe.send((os.getpid(), spent()))
+                pipe.send((os.getpid(), _spent()))
                 answered.release()
 
     threading.Thread(target=run, name="answer", daemon=True).start()
     return answered
 
 
-def spent() -> Seconds:
+def _spent() -> Seconds:
     """Processor seconds of this process by its threads: merge, disk, and exchange for all else."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     total: collections.Counter[str] = collections.Counter()
     for path in pathlib.Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            head, _, fields = (path / "stat").read_text().rpartition(")")
-            name = names.get(int(path.name), head.partition("(")[2])
-            ticks = sum(map(int, fields.split()[11:13]))
-            total[_purpose(name)] += ticks / os.sysconf("SC_CLK_TCK")
+            tid = int(path.name)
+            name = names.get(tid) or (path / "comm").read_text()
+            total[_purpose(name)] += time.clock_gettime(~tid << 3 | _CPU_CLOCK_OF_A_THREAD)
     return dict(total)
 
 

@@ -17,7 +17,7 @@ from ddiloco.disk.ownership import owned_fragments
 from ddiloco.disk.snapshots.resuming import snapshot_header
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.observe import records
-from ddiloco.outer.fragments import assemble
+from ddiloco.outer.fragments import assemble, zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.page.actions import Actions
 from ddiloco.protocol.parts import AuthorityCore
@@ -41,6 +41,7 @@ from ddiloco.roles.snapshots.taking import SnapshotTaker
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.settings.experiment import step_tokens
+from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
 
@@ -136,6 +137,7 @@ class SyncerRun:
         self._scoring = Scoring(assembly, workdir, durable.run, record)
         if not resumed and self._model is not None:  # else learners wait: the first merge compiles for itself
             self._model.compile()
+        memory.return_freed()
 
     def run(self) -> Outcome:
         """Merges to the last step, or until `stop` is set; waits while there are no learners."""
@@ -176,11 +178,8 @@ class SyncerRun:
         elif self._model is not None:
             return None
         else:
-            start = durable.load()
-            pieces = [fragment.pieces for fragment in start.fragments.values()]
-            self._model = self._new_model(assemble(layout, pieces))
-            start.restore(self._model)
-            state = start.state
+            self._model = self._new_model(zeros(layout))
+            state = durable.restore(self._model)
         if resumed or snapshot is not None:
             self._record(records.Resumed(state.versions, time.time()))
         return state

@@ -17,6 +17,7 @@ from ddiloco.disk import array_file, checked_json, kept
 from ddiloco.disk.run_mark import FRAGMENT, RunMark
 from ddiloco.observe import records
 from ddiloco.observe.owner import Owner
+from ddiloco.observe.pace import Pace
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol.messages import RoundId
@@ -63,6 +64,7 @@ class DurableState:
         self.folder = folder
         self.run = run
         self.lineage = secrets.randbits(52)  # of what this process commits: no other start draws the same
+        self.pace = Pace()  # of what was made durable
         self._layout = layout
         self._record = record
         self._stop = stop
@@ -166,7 +168,9 @@ class DurableState:
         }
         path = self._path(p)
         self._owner.check()
-        array_file.save(path, FRAGMENT, header, [*state.pieces, *state.optimizer])
+        begun, arrays = time.monotonic(), [*state.pieces, *state.optimizer]
+        array_file.save(path, FRAGMENT, header, arrays)
+        self.pace.add(sum(array.nbytes for array in arrays), time.monotonic() - begun)
         if self._keep > 1:
             try:
                 kept.keep(path, state.version, merged_step, self._keep)

@@ -44,6 +44,8 @@ from ddiloco.settings.experiment import step_tokens
 from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
+_OF_THE_SYNCER, _OF_A_LEARNER = 3, 5
+"""Copies of the parameters in their parts of a snapshot, at most: with what optimizers and codecs keep."""
 
 
 class SyncerRun:
@@ -97,7 +99,15 @@ class SyncerRun:
             header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
             keep_also = snapshot_name if e.tape.enabled else None
             taker = SnapshotTaker(
-                workdir / FOLDER, e.snapshot, header, core.step, send, record, keep_also, parts
+                workdir / FOLDER,
+                e.snapshot,
+                header,
+                core.step,
+                send,
+                record,
+                keep_also,
+                parts,
+                self._patience_for_a_snapshot,
             )
             self._syncer.take_snapshots(taker)
         if parts:
@@ -183,6 +193,12 @@ class SyncerRun:
         if resumed or snapshot is not None:
             self._record(records.Resumed(state.versions, time.time()))
         return state
+
+    def _patience_for_a_snapshot(self, learners: int) -> float:
+        """Seconds, by how fast the syncer's disk has taken fragments: all parts may go to that one disk."""
+        copies = _OF_THE_SYNCER + learners * _OF_A_LEARNER
+        size = copies * sum(self._assembly.layout.bytes)
+        return self._durable.pace.patience(self._assembly.experiment.snapshot.timeout, size)
 
     def _new_model(self, parameters: Mapping[str, np.ndarray]) -> GlobalModel:
         e = self._assembly.experiment

@@ -70,7 +70,7 @@ def _stages(name: str, traffic: Traffic, run: Played, limits: dict[str, float]) 
     moved = {
         "receive": (up / traffic.steps, "socket"),
         "merge": (learners * size, "copy"),
-        "disk": (2 * size, "disk"),
+        "disk": (traffic.durable_bytes, "disk"),
         "broadcast": ((down - learners * traffic.fragments * size) / traffic.steps, "socket"),
     }
     seconds: dict[str, list[float]] = {stage: [] for stage in moved}

@@ -71,6 +71,11 @@ class Traffic:
         """In float32."""
         return 4 * 1024 * self.rows
 
+    @property
+    def durable_bytes(self) -> int:
+        """Of a round: the version, its momentum, and what the update codec left out."""
+        return (2 if self.down == "f32" else 3) * self.fragment_bytes
+
     def planned(self, assembly: Assembly) -> tuple[int, int]:
         """Bytes that learners send, and that they receive: an offer and an update a step, and a welcome."""
         offer, update = (

@@ -17,6 +17,8 @@ from experiments.front import cli
 
 BITS = {"f32": 32.0, "int8": 8.25, "int4": 4.25}
 """Of an element as it travels; blocks of 128 share a float32 scale."""
+OVERLAP = 2
+"""tau: steps that a round may overlap."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Needs(NamedTuple):
       memory: bytes of all hosts together.
       hosts: by what asks for so many.
       round_seconds: from the first byte of a round to the last, on one host that has nothing else to do.
+      fragments: P with which that is two steps, at least the run's.
     """
 
     bytes_in: float
@@ -100,6 +103,7 @@ class Needs(NamedTuple):
     memory: float
     hosts: Mapping[str, int]
     round_seconds: float
+    fragments: int
 
     @property
     def parts(self) -> int:
@@ -110,10 +114,10 @@ class Needs(NamedTuple):
 def needs(run: Run, rates: Rates, host: Host) -> Needs:
     """Closed forms; the round's stages follow one another, its learners and merge use all cores."""
     size, offered = run.fragment, run.learners * run.fragment
-    up, down, durable = offered * BITS[run.up] / 32, offered * BITS[run.down] / 32, 2 * size
-    spent = Rates(offered * rates.exchange, offered * rates.merge, size * rates.disk)
     kept = 3 if run.down == "f32" else 4  # two versions, momentum, and what the update codec left out
-    under_way = 3 * (offered + (0 if run.up == "f32" else up) + size)  # tau + 1 rounds
+    up, down, durable = offered * BITS[run.up] / 32, offered * BITS[run.down] / 32, (kept - 1) * size
+    spent = Rates(offered * rates.exchange, offered * rates.merge, size * rates.disk)
+    under_way = (OVERLAP + 1) * (offered + (0 if run.up == "f32" else up) + size)
     memory = kept * size * run.fragments + under_way
     asked = {
         "cores": run.rounds * sum(spent) / run.step_seconds / host.cores,
@@ -125,7 +129,8 @@ def needs(run: Run, rates: Rates, host: Host) -> Needs:
     round_seconds = (up + down) / host.network + computing + max(spent.disk, durable / host.disk)
     hosts = {name: math.ceil(share) for name, share in asked.items()}
     moved = (run.rounds * size for size in (up, down, durable, sum(spent)))
-    return Needs(*moved, memory, hosts, round_seconds)
+    finer = max(1.0, round_seconds / run.step_seconds / OVERLAP)
+    return Needs(*moved, memory, hosts, round_seconds, math.ceil(run.fragments * finer))
 
 
 def predicted(row: Mapping[str, Any], parts: int, share: float) -> float:
@@ -149,8 +154,8 @@ def table(rows: Sequence[Mapping[str, Any]], host: Host) -> str:
     """Markdown: what each run needs with each pair of codecs that was measured."""
     lines = [
         "| run | codecs | GB/s in | out | durable | cores | host memory | S by cores, network, disk, memory "
-        "| **S** | a round takes |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| **S** | a round takes | P for two steps |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for run in RUNS:
         for measured in rows:
@@ -165,6 +170,7 @@ def table(rows: Sequence[Mapping[str, Any]], host: Host) -> str:
             cells += [f"{found.processor / seconds:.1f}", f"{found.memory / 2**30:,.0f} GiB"]
             cells += [" ".join(map(str, found.hosts.values())), f"**{found.parts}**"]
             cells.append(f"{found.round_seconds:.1f} s, {found.round_seconds / seconds:.1f} steps")
+            cells.append(str(found.fragments))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -62,15 +62,15 @@ def merging_needs(
 def syncer_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:
     """Of the syncer's only process, or of the authority of several.
 
-    The parameters that a run begins with are there beside what is made of them, and at the end the result;
-    an authority has these, with the outer optimizer's state, and merges nothing.
+    At the end the result is there beside what it is made of. An authority merges nothing, and has all
+    parameters only as it begins and as it ends.
     """
     e, every = experiment, range(layout.num_fragments)
     merging = merging_needs(layout, e.outer, e.sync.overlap, e.most_learners, every)
     whole = sum(layout.bytes)
     if e.remote.parts == 1:
         return Needs(merging.least, merging.most + whole)
-    return Needs(2 * whole, merging.least)
+    return Needs(whole, 2 * whole)
 
 
 def part_needs(experiment: Experiment, layout: FragmentLayout, part: int) -> Needs:

@@ -134,10 +134,7 @@ def needs(run: Run, rates: Rates, host: Host) -> Needs:
 
 
 def predicted(row: Mapping[str, Any], parts: int, share: float) -> float:
-    """Rounds a second of S parts of which each has this share of a core.
-
-    `row`: of one process that has a whole core, whose rounds follow one another; by the bytes of a fragment.
-    """
+    """Rounds a second of S parts of which each has this share of a core; `row`: of one process."""
     spent = sum(row[f"syncer_{purpose}_ms_a_round"] for purpose in Rates._fields)
     return parts * share * 1e3 / spent
 

@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -177,8 +177,10 @@ class SyncerRun:
                 begin_from(snapshot, assembly, durable, positions)
                 durable.complete()
             if not resumed and snapshot is None:
-                self._model = self._new_model(assembly.initial_parameters())
-                durable.begin(self._model)
+                initial, every = assembly.initial_parameters(), range(layout.num_fragments)
+                for held in [every] if parts == 1 else [[p] for p in every]:  # others merge: one at a time
+                    self._model = self._new_model(initial, held)
+                    durable.begin(self._model)
                 durable.complete()
             if parts == 1:
                 self.locks.push(stack.pop_all())
@@ -200,15 +202,18 @@ class SyncerRun:
         size = copies * sum(self._assembly.layout.bytes)
         return self._durable.pace.patience(self._assembly.experiment.snapshot.timeout, size)
 
-    def _new_model(self, parameters: Mapping[str, np.ndarray]) -> GlobalModel:
-        e = self._assembly.experiment
-        return GlobalModel(self._assembly.layout, parameters, e.outer, e.most_learners, step_tokens(e))
+    def _new_model(
+        self, parameters: Mapping[str, np.ndarray], fragments: Sequence[int] | None = None
+    ) -> GlobalModel:
+        e, layout = self._assembly.experiment, self._assembly.layout
+        return GlobalModel(layout, parameters, e.outer, e.most_learners, step_tokens(e), fragments)
 
     def _parameters(self) -> dict[str, np.ndarray]:
         if self._model is not None:
             return self._model.parameters()
-        fragments = self._durable.load().fragments.values()
-        return assemble(self._assembly.layout, [fragment.pieces for fragment in fragments])
+        layout = self._assembly.layout
+        pieces = [self._durable.fragment(p)[0].pieces for p in range(layout.num_fragments)]
+        return assemble(layout, pieces)
 
     def _serve(self) -> None:
         self._server.open()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -38,22 +40,26 @@ def save(
     params: Mapping[str, np.ndarray],
     eval_loss: float | None,
 ) -> None:
-    """Writes the global model as `directory/step`, replacing an older one; returns when it is durable."""
+    """Writes the global model as `directory/step`, replacing an older one; returns when it is durable.
+
+    Raises:
+      CheckpointError: the disk refuses; the checkpoints of other steps stand.
+    """
     metadata = {
         "experiment": to_json(experiment),
         "params_sha256": parameters_sha256(params),
         "eval_loss": eval_loss,
     }
-    with _manager(directory, create=True) as manager:
-        if step in manager.all_steps():
-            manager.delete(step)
-        manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(dict(params)), metadata=ocp.args.JsonSave(metadata)
-            ),
-        )
-        manager.wait_until_finished()
+    items = ocp.args.Composite(
+        params=ocp.args.StandardSave(dict(params)), metadata=ocp.args.JsonSave(metadata)
+    )
+    try:
+        with _manager(directory, create=True) as manager:
+            if step in manager.all_steps():
+                manager.delete(step)
+            manager.save(step, args=items)
+    except Exception as error:  # Orbax raises many kinds where a disk is full
+        raise CheckpointError(f"{directory / str(step)}: cannot be written: {_reason(error)}") from error
 
 
 def restore(directory: pathlib.Path) -> Checkpoint:
@@ -78,8 +84,14 @@ def restore(directory: pathlib.Path) -> Checkpoint:
         except CheckpointError:
             raise
         except Exception as error:  # Orbax raises many kinds for a damaged file
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointError(f"{folder / str(step)}: cannot be read: {reason}") from error
+            raise CheckpointError(f"{folder / str(step)}: cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What Orbax says, in one line: of a full disk only that, not which of its files."""
+    said = str(error) or type(error).__name__
+    full = os.strerror(errno.ENOSPC)
+    return full if full in said else said.splitlines()[0]
 
 
 def _read(manager: ocp.CheckpointManager, step: int) -> Checkpoint:

@@ -198,11 +198,15 @@ def _run_owned(
             "driver": experiment.driver,
             "real_seconds": time.monotonic() - begun,
         }
+        failure = outcome.failure
         if assembly is not None:
             extra["params_sha256"] = parameters_sha256(outcome.params)
             folder = workdir / "checkpoints"
             _check(owner, workdir)
-            checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
+            try:
+                checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
+            except checkpoints.CheckpointError as error:
+                failure = failure or str(error)
             remote = experiment.driver == "remote"
             sample = outcome.sample if remote else assembly.sample(outcome.params)
     finally:
@@ -210,8 +214,9 @@ def _run_owned(
             profile.close()
         summary = monitor.stop(extra)
     if sample is not None:
-        (workdir / "sample.txt").write_text(sample + "\n")
-    return Result(summary, sample, outcome.failure)
+        with contextlib.suppress(OSError):  # it is printed, too
+            (workdir / "sample.txt").write_text(sample + "\n")
+    return Result(summary, sample, failure)
 
 
 def _check(owner: Owner, workdir: pathlib.Path) -> None:

@@ -5,10 +5,12 @@ import logging
 import shutil
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from ddiloco.disk.checkpoints import CheckpointError, restore, save
 from ddiloco.training.parameters import init_parameters
+from tests.small_disks import fill, small_disk
 from tests.workbench import assert_equal, experiment
 
 EXPERIMENT = experiment("anywhere")
@@ -50,6 +52,17 @@ def test_an_older_one_is_read_by_its_folder(saved):
     checkpoint = restore(saved / "4")
     assert checkpoint.step == 4
     assert_equal(checkpoint.params, parameters(4))
+
+
+def test_on_a_full_disk_it_is_not_saved_and_other_steps_stand(tmp_path):
+    with small_disk(tmp_path / "checkpoints", "1m") as folder:
+        save(folder, 4, EXPERIMENT, {"a": np.ones(4, np.float32)}, None)
+        fill(folder / "in the way")
+        with pytest.raises(CheckpointError) as raised:
+            save(folder, 12, EXPERIMENT, parameters(12), None)
+        assert str(raised.value) == f"{folder}/12: cannot be written: No space left on device"
+        with ocp.CheckpointManager(folder) as manager:
+            assert manager.all_steps() == [4]
 
 
 def test_saving_a_step_again_replaces_it(copied):

@@ -25,7 +25,8 @@ def test_a_syncer_killed_in_a_merge_and_in_a_write_goes_on_from_the_last_commit(
         own = [job.own_step(m) for m in (0, 1)]
         versions = durable(job)
         merged = int(affliction.partition(":")[2]) - 1  # the last one was not committed
-        assert sum(versions) == sum(committed) + merged
+        # The commit before may be under way at the kill, since it is made beside the next merge.
+        assert sum(committed) + merged - 1 <= sum(versions) <= sum(committed) + merged
         assert all(now >= then for now, then in zip(versions, committed, strict=True))
         committed = versions
         on = lambda own=own: all(job.own_step(m) > own[m] + 10 for m in (0, 1))  # noqa: E731

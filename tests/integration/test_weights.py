@@ -19,13 +19,14 @@ def summary(workdir):
     return json.loads((workdir / "summary.json").read_text())
 
 
-def test_every_driver_begins_at_the_loss_of_the_weights_and_trains_on(programs, tmp_path):
+@pytest.mark.parametrize("drivers", [DRIVERS[:2], pytest.param(DRIVERS[2:], marks=pytest.mark.slow)])
+def test_every_driver_begins_at_the_loss_of_the_weights_and_trains_on(programs, tmp_path, drivers):
     weights = tmp_path / "weights"
     assert programs.train(tmp_path / "first", *SHORT).returncode == 0
     done = programs.run("export", f"--workdir={tmp_path / 'first'}", f"--to={weights}")
     assert re.fullmatch(rf"the global model of step \d+ is in {weights}\n", done.stdout), done.stderr
     ended = summary(tmp_path / "first")["eval_loss"]
-    for number, settings in enumerate(DRIVERS):
+    for number, settings in enumerate(drivers):
         workdir = tmp_path / str(number)
         done = programs.train(workdir, *SHORT, f"--config.init_from={weights}", *settings)
         assert done.returncode == 0, (settings, done.stderr)

@@ -90,6 +90,7 @@ def nodes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # Ray's 15 leaves actors no time beside other tests
         patch.setenv("XLA_FLAGS", "")  # in the tests it simulates devices, and each learner has one here
         made = Nodes()
         yield made

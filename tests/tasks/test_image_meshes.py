@@ -40,13 +40,22 @@ def run(name, mesh, accumulation=1, **layers):
     return unstacked(jax.device_get(state.params)), history, score
 
 
+FSDP = ({"fsdp": 2}, 2, {})
+STAGES = ({"stage": 2}, 1, {"num_layers": 2, "scan_layers": True})
+
+
 @pytest.mark.parametrize(
-    ("sizes", "accumulation", "layers"),
-    [({"fsdp": 2}, 2, {}), ({"stage": 2}, 1, {"num_layers": 2, "scan_layers": True})],
-    ids=["fsdp", "stages"],
+    ("name", "layout"),
+    [
+        ("vit", FSDP),
+        ("captioner", STAGES),
+        pytest.param("vit", STAGES, marks=pytest.mark.slow),
+        pytest.param("captioner", FSDP, marks=pytest.mark.slow),
+    ],
+    ids=["vit-fsdp", "captioner-stages", "vit-stages", "captioner-fsdp"],
 )
-@pytest.mark.parametrize("name", CASES)
-def test_eight_devices_agree_with_one(name, sizes, accumulation, layers):
+def test_eight_devices_agree_with_one(name, layout):
+    sizes, accumulation, layers = layout
     expected, expected_history, expected_score = run(name, mesh_of(1), **layers)
     params, history, score = run(name, mesh_of(8, data=2, tensor=2, **sizes), accumulation, **layers)
     for metrics, wanted in zip(history, expected_history, strict=True):

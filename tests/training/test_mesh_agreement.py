@@ -36,7 +36,7 @@ def run(mesh, inner=INNER, config=CONFIG):
 @pytest.mark.parametrize(
     ("sizes", "accumulation", "settings"),
     [
-        ({"data": 2, "stage": 2, "tensor": 2}, 1, {"num_layers": 2}),
+        pytest.param({"data": 2, "stage": 2, "tensor": 2}, 1, {"num_layers": 2}, marks=pytest.mark.slow),
         ({"data": 1, "stage": 2, "fsdp": 2, "tensor": 2}, 2, {"stage_repeats": 2, "stage_microbatches": 4}),
     ],
     ids=["stage2_tensor2", "stage2_circular_accumulated"],
@@ -79,9 +79,9 @@ def alone():
     ("config", "sizes", "accumulation"),
     [
         (CONFIG, {"data": 8}, 1),
-        (SCANNED, {"data": 1, "fsdp": 8}, 1),
+        pytest.param(SCANNED, {"data": 1, "fsdp": 8}, 1, marks=pytest.mark.slow),
         (CONFIG, {"data": 1, "tensor": 8}, 1),
-        (CONFIG, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
+        pytest.param(CONFIG, {"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
         (SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
         (SCANNED, {"data": 1, "expert": 2, "tensor": 4}, 1),
         (SCANNED, {"data": 2, "fsdp": 4}, 2),

@@ -62,13 +62,15 @@ def alone(config):
 @pytest.mark.parametrize(
     ("config", "sizes", "accumulation"),
     [
-        (CONFIG, {"data": 1, "expert": 8}, 1),
+        pytest.param(CONFIG, {"data": 1, "expert": 8}, 1, marks=pytest.mark.slow),
         (CONFIG, {"data": 1, "fsdp": 2, "tensor": 2, "expert": 2}, 2),
-        (DROPLESS, {"data": 2, "expert": 4}, 1),
+        pytest.param(DROPLESS, {"data": 2, "expert": 4}, 1, marks=pytest.mark.slow),
         (DROPLESS, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
-        (SCANNED, {"data": 1, "fsdp": 2, "tensor": 2, "expert": 2}, 1),
+        pytest.param(SCANNED, {"data": 1, "fsdp": 2, "tensor": 2, "expert": 2}, 1, marks=pytest.mark.slow),
         (STAGED, {"data": 1, "stage": 2, "tensor": 2, "expert": 2}, 1),
-        (STAGED_CAPPED, {"data": 1, "stage": 2, "fsdp": 2, "expert": 2}, 1),
+        pytest.param(
+            STAGED_CAPPED, {"data": 1, "stage": 2, "fsdp": 2, "expert": 2}, 1, marks=pytest.mark.slow
+        ),
     ],
     ids=[
         "capped_expert8",

@@ -144,7 +144,11 @@ def alone():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "scan"), [({"data": 2, "fsdp": 2, "tensor": 2}, False), ({"data": 1, "fsdp": 8}, True)]
+    ("sizes", "scan"),
+    [
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, False, marks=pytest.mark.slow),
+        ({"data": 1, "fsdp": 8}, True),
+    ],
 )
 def test_eight_devices_agree_with_one(alone, sizes, scan):
     params, loss = run(mesh_of(8, **sizes), dataclasses.replace(TINY, scan_layers=scan))

@@ -24,6 +24,7 @@ def run(data_dir, num_devices, mesh, **layers):
     return VirtualRun(outcome, taken, experiment)
 
 
+@pytest.mark.slow
 def test_two_learners_with_two_stages_of_two_devices_give_the_numbers_of_one_device(data_dir):
     alone = run(data_dir, 1, {})
     staged = run(data_dir, 8, {"stage": 2, "tensor": 2}, scan_layers=True, remat="full")

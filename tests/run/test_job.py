@@ -1,0 +1,23 @@
+"""How a run ends whose result finds no room."""
+
+import contextlib
+import threading
+
+from ddiloco.run.job import run_job
+from ddiloco.virtual.run import VirtualRun
+from tests import workbench
+from tests.small_disks import small_disk
+
+
+def test_a_result_that_finds_no_room_is_told_in_one_line_and_the_records_stay(data_dir, tmp_path):
+    experiment = workbench.experiment(data_dir, driver="virtual", train={"steps": 4})
+    with contextlib.ExitStack() as disks, workbench.devices(1):
+
+        def runner(assembly, record, stop, snapshot):
+            disks.enter_context(small_disk(tmp_path / "checkpoints", "16k"))
+            return VirtualRun(assembly, record, stop, tmp_path).run()
+
+        result = run_job(experiment, tmp_path, threading.Event(), live=False, runner=runner)
+    where = tmp_path / "checkpoints" / str(result.summary["step"])
+    assert result.failure == f"{where}: cannot be written: No space left on device"
+    assert result.summary["finished"] and (tmp_path / "summary.json").exists()

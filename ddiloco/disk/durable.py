@@ -17,6 +17,7 @@ from ddiloco.disk import array_file, checked_json, kept
 from ddiloco.disk.run_mark import FRAGMENT, RunMark
 from ddiloco.observe import records
 from ddiloco.observe.owner import Owner
+from ddiloco.observe.pace import Pace
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol.messages import RoundId
@@ -63,6 +64,7 @@ class DurableState:
         self.folder = folder
         self.run = run
         self.lineage = secrets.randbits(52)  # of what this process commits: no other start draws the same
+        self.pace = Pace()  # of what was made durable
         self._layout = layout
         self._record = record
         self._stop = stop
@@ -71,9 +73,10 @@ class DurableState:
 
     def begin(self, model: GlobalModel) -> None:
         """Writes the initial fragments of a run; raises OSError if the disk refuses."""
-        fragments = {p: model.state(p) for p in model.fragments}
-        versions = tuple(fragment.version for fragment in fragments.values())
-        self.replace(Start(SyncerState(versions, (0,) * len(versions)), fragments))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for p in model.fragments:  # copies of one at a time
+            self._save(p, model.state(p), 0, 0)
+        self._save_incarnations(())
 
     def complete(self) -> None:
         """Marks that the folder has all that the run needs to go on; raises OSError."""
@@ -114,29 +117,34 @@ class DurableState:
         except OSError as error:
             self._alarm(error, "who joined is not durable")
 
-    def load(self, fragments: Sequence[int] | None = None) -> Start:
-        """The state that an earlier syncer left; of these fragments, None: of all of them.
-
-        Of others, and without them of learners, it says nothing.
+    def load(self) -> Start:
+        """The state that an earlier syncer left.
 
         Raises:
           DurableStateError: a file is missing or damaged, or belongs to another model or another run.
         """
-        every = range(self._layout.num_fragments)
-        state, loaded = SyncerState.initial(len(every)), {}
-        for p in every if fragments is None else fragments:
-            loaded[p], step, lineage = self._load(p)
-            state = state.with_version(RoundId(step, p), loaded[p].version, lineage)
-        known = self._load_incarnations() if fragments is None else ()
-        return Start(state.with_incarnations(known), loaded)
+        loaded: dict[int, FragmentState] = {}
+        return Start(self._read(range(self._layout.num_fragments), loaded.__setitem__), loaded)
+
+    def restore(self, model: GlobalModel) -> SyncerState:
+        """Loads a model's fragments, one after the other; of others, and of learners then, it says nothing.
+
+        Raises DurableStateError as `load`, ValueError if they are of another model.
+        """
+        return self._read(model.fragments, model.restore)
 
     def state(self) -> SyncerState:
         """What `load` gives beside the fragments, of which one at a time is in memory; raises as it does."""
+        return self._read(range(self._layout.num_fragments), lambda p, fragment: None)
+
+    def _read(self, fragments: Sequence[int], take: Callable[[int, FragmentState], None]) -> SyncerState:
         state = SyncerState.initial(self._layout.num_fragments)
-        for p in range(self._layout.num_fragments):
+        for p in fragments:
             fragment, step, lineage = self._load(p)
+            take(p, fragment)
             state = state.with_version(RoundId(step, p), fragment.version, lineage)
-        return state.with_incarnations(self._load_incarnations())
+        whole = len(fragments) == self._layout.num_fragments
+        return state.with_incarnations(self._load_incarnations() if whole else ())
 
     def fragment(self, p: int) -> tuple[FragmentState, int]:
         """A fragment, and the step at which it was merged; raises DurableStateError as `load` does."""
@@ -160,7 +168,9 @@ class DurableState:
         }
         path = self._path(p)
         self._owner.check()
-        array_file.save(path, FRAGMENT, header, [*state.pieces, *state.optimizer])
+        begun, arrays = time.monotonic(), [*state.pieces, *state.optimizer]
+        array_file.save(path, FRAGMENT, header, arrays)
+        self.pace.add(sum(array.nbytes for array in arrays), time.monotonic() - begun)
         if self._keep > 1:
             try:
                 kept.keep(path, state.version, merged_step, self._keep)

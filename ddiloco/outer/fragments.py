@@ -195,6 +195,11 @@ def assemble(layout: FragmentLayout, fragments: Sequence[Sequence[np.ndarray]]) 
     return {name: whole[name] for name, _ in layout.shapes}
 
 
+def zeros(layout: FragmentLayout) -> dict[str, np.ndarray]:
+    """All tensors by name, read-only and without memory of their own, where others will take their place."""
+    return {name: np.broadcast_to(np.float32(0), shape) for name, shape in layout.shapes}
+
+
 _Sized = tuple[Piece, int]
 
 

@@ -61,6 +61,8 @@ class Member:
     reports: int = 0
     reported_at: float | None = None
     welcomed_at: float = 0.0
+    admitted_at: float | None = None  # when its first welcome was sent
+    welcome_seconds: float = 0.0  # from then until it began: all fragments have come to it; 0: none was sent
     goes_on: bool = False  # it came back with what cannot be: until the welcome comes it goes on with that
     dismissed: bool = False  # told that it is no member: the next incarnation is its own
     step_time: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds

@@ -7,22 +7,24 @@ from collections.abc import Iterator, Mapping
 
 from ddiloco.protocol.membership import Asked, Member
 from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.protocol.round import Round
 
 
 class Overdue:
     """A heap of deadlines; those of offers that have come or are no longer owed are passed over."""
 
-    def __init__(self, timeout: float) -> None:
-        """`timeout`: seconds from the report that says that an offer was made."""
-        self._timeout = timeout
+    def __init__(self, timeout: float, num_fragments: int) -> None:
+        """`timeout`: seconds from the report that says that an offer was made, beside what bytes take."""
+        self._timeout, self._num_fragments = timeout, num_fragments
         self._deadlines: list[tuple[float, RoundId, int]] = []
 
     def expect(self, r: Round, m: Member, asked: Asked, now: float) -> None:
         """From now on an offer that was reported may be on its way, for so long."""
         if m.has_work(r.id.fragment, r.version):
             in_the_making = m.step_time.value or 0.0  # it may have been asked in mid-step
-            asked.expires = now + in_the_making + self._timeout
+            on_its_way = ALLOWANCE * m.welcome_seconds / self._num_fragments  # its share of a welcome
+            asked.expires = now + in_the_making + self._timeout + on_its_way
             heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
 
     def next(self, rounds: Mapping[int, Round]) -> float | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+ALLOWANCE = 4.0
+"""How much longer than as many bytes of a welcome others may take: who sends them may have more to do."""
+
 
 def _knob(default: Any, meaning: str, **metadata: float | str) -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning, **metadata})
@@ -47,7 +50,10 @@ class SyncPolicy:
         None, "inner steps that a learner may take past an update that it lacks; None: no bound", at_least=0
     )
     offer_timeout: float = _knob(
-        60.0, "seconds after which an offer that was reported is given up, and asked for again", above=0.0
+        60.0,
+        "seconds after which an offer that was reported is given up, and asked for again; more where "
+        "welcomes are slow",
+        above=0.0,
     )
     silence_timeout: float = _knob(
         60.0, "seconds without a word after which a learner is not live", above=0.0

@@ -54,7 +54,7 @@ class Rounds:
         self._sync_time = MovingAverage()
         self._asking = Asking(policy)
         self._windows: dict[int, float] = {}  # by fragment, when the grace window of its round closes
-        self._overdue = Overdue(policy.offer_timeout)
+        self._overdue = Overdue(policy.offer_timeout, policy.num_fragments)
         self._touched: set[int] = set()  # fragments whose rounds may go on by what came for them alone
         self._moved = self._ask_all = True  # whether any round may go on, and any learner may be asked
         self._heard: set[int] = set()  # learners that may be asked
@@ -89,9 +89,13 @@ class Rounds:
         """Takes the news of the authority; `members` say the same already."""
         match told:
             case news.Admitted(learner, incarnation):
+                m = self._member(learner)
+                m.admitted_at = now if m.admitted_at is None else m.admitted_at
                 return [self._updates.welcome(learner, incarnation)]
             case news.Begun(learner, versions=held):
-                return [*self._updates.bring_up_to_date(self._comes(learner), held, now)]
+                m = self._comes(learner)
+                m.welcome_seconds = 0.0 if m.admitted_at is None else now - m.admitted_at
+                return [*self._updates.bring_up_to_date(m, held, now)]
             case news.Returned(learner):
                 self._comes(learner)
             case news.Left():

@@ -35,6 +35,7 @@ from ddiloco.page.server import PageServer
 from ddiloco.page.visitors import NOBODY, Visitors, check_page
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
+from ddiloco.run import needs
 from ddiloco.run.environment import write_environment
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, to_json, with_steps_of_tokens
@@ -101,6 +102,7 @@ def run_job(
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
         if resume is False:  # a restarted syncer does not let learners wait for checks that passed before
             assembly.check_syncer()
+            needs.check(needs.syncer_needs(experiment, assembly.layout), "the syncer")
     elif assembly is not None:
         assembly.check()
     with owned(workdir):

@@ -93,7 +93,11 @@ class SnapshotConfig:
 
     every: int = setting(0, "global steps between two; 0: none", at_least=0)
     keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
-    timeout: float = setting(120.0, "seconds until one that is not complete is given up", above=0.0)
+    timeout: float = setting(
+        120.0,
+        "seconds until one that is not complete is given up; more for many bytes",
+        above=0.0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,12 @@ def keep_freed_memory() -> None:
     _set((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1), (_TOP_PAD, 64 << 20))
 
 
+def return_freed() -> None:
+    """Returns what has been freed to the system, such as after a start that needed more than what follows."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def _set(*options: tuple[int, int]) -> None:
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt

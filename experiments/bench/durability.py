@@ -61,14 +61,15 @@ def _candidates(folder: pathlib.Path, shape: tuple[int, int]) -> dict[str, Calla
 
     return {
         "commit": lambda: durable.commit(RoundId(1, 0), model),
-        "synced": lambda: _write(folder / "plain", buffers, synced=True),
-        "written": lambda: _write(folder / "plain", buffers, synced=False),
+        "synced": lambda: write(folder / "plain", buffers, synced=True),
+        "written": lambda: write(folder / "plain", buffers, synced=False),
         "merge": merge,
         "durable_round": durable_round,
     }
 
 
-def _write(path: pathlib.Path, buffers: list[np.ndarray], synced: bool) -> None:
+def write(path: pathlib.Path, buffers: list[np.ndarray], synced: bool) -> None:
+    """Writes the arrays to a file; `synced`: until they are on the disk."""
     with path.open("wb") as file:
         for buffer in buffers:
             file.write(buffer.data)

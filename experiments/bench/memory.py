@@ -22,7 +22,9 @@ from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.syncer_worker import SyncerWorker
+from ddiloco.run.needs import merging_needs
 from ddiloco.training import platform
+from ddiloco.training.memory import return_freed
 from experiments.bench.measuring import row
 from experiments.bench.processes import CONFIG, PATIENCE, LearnerEnd, another_process, heard
 
@@ -36,12 +38,15 @@ def run(quick: bool = False) -> list[dict]:
 
     Returns:
       One row, in MB over what the process has before it has a model: `measured` with M = 16, `reference` with
-      M = 2, `limit` the model's bytes. `model_mb` too.
+      M = 2, `limit` the model's bytes. `model_mb` too, and `needed_mb`, what --dry_run says with M = 16.
     """
     width = 256 if quick else 1672
     few, many = (_peak(learners, width) / 1e6 for learners in LEARNERS)
-    size = sum(_layout(width).bytes) / 1e6
-    return [row("memory", many, few, size, "MB", model_mb=size)]
+    layout = _layout(width)
+    size = sum(layout.bytes) / 1e6
+    overlap, fragments = SyncPolicy().overlap, range(NUM_FRAGMENTS)
+    needed = merging_needs(layout, OuterConfig(merge="rda"), overlap, LEARNERS[1], fragments).most / 1e6
+    return [row("memory", many, few, size, "MB", model_mb=size, needed_mb=needed)]
 
 
 def _shapes(width: int) -> dict[str, tuple[int, int]]:
@@ -114,6 +119,7 @@ def _syncer(pipe: Connection, learners: int, width: int) -> None:
         )
         port = server.start("127.0.0.1:0")
         model.compile()
+        return_freed()
         server.open()
         pipe.send(f"127.0.0.1:{port}")
         server.gather(PATIENCE, threading.Event())

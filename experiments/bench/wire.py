@@ -53,7 +53,7 @@ def run(quick: bool = False) -> list[dict]:
 
         def over_the_socket() -> None:
             raw.sendall(sent)
-            _receive(raw, size)
+            receive(raw, size)
 
         with contextlib.closing(raw), contextlib.closing(end):
             seconds = medians({"wire": over_the_wire, "raw": over_the_socket}, repetitions)
@@ -74,7 +74,7 @@ def _terms(size: int) -> Terms:
     return Terms("bench", "bench", 1, 1, *[[_formats(size)]] * 3, PATIENCE)
 
 
-def _receive(connection: socket.socket, size: int) -> memoryview:
+def receive(connection: socket.socket, size: int) -> memoryview:
     """So many bytes, in memory taken for them."""
     received = left = memoryview(aligned_empty((size,), np.uint8))
     while left:
@@ -113,4 +113,4 @@ def _syncer(pipe: Connection, size: int) -> None:
         links[0].deliver(Told(events.OfferAsked(RoundId(step, 0), 0, step)))
         arrays = inbox.get(timeout=PATIENCE)
         links[0].deliver(Told(events.UpdateArrived(0, step, step), [arrays]))
-        raw.sendall(_receive(raw, size))
+        raw.sendall(receive(raw, size))

@@ -16,8 +16,9 @@ from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
 from ddiloco.roles.transfer import placement
+from ddiloco.run import needs
 from ddiloco.run.recipes import ModelRecipe, assembly_of
-from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.settings.experiment import BASELINES, Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.parameters import num_parameters
 from ddiloco.training.sharding import parameter_shardings
@@ -84,7 +85,28 @@ def describe(experiment: Experiment) -> str:
         f"memory       {_size(shard_bytes(state))} of parameters and optimizer state on each device{anchors}",
         f"step         {rows} x {length} tokens and {flops:.3g} FLOP a learner, {tokens:,} tokens in all",
     ]
-    return "\n".join([*head, *_fragments(layout), *_bandwidth(experiment, layout)])
+    return "\n".join(
+        [*head, *_hosts(experiment, layout), *_fragments(layout), *_bandwidth(experiment, layout)]
+    )
+
+
+def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
+    """What each process needs of its host's memory."""
+    if experiment.algorithm in BASELINES:
+        return []
+    syncer, parts = needs.syncer_needs(experiment, layout), experiment.remote.parts
+    learner = needs.learner_needs(experiment, layout, experiment.hosts(0))
+    largest = max(needs.part_needs(experiment, layout, part) for part in range(parts))
+    of_syncer = f"syncer {_size(syncer.most)} ({_size(syncer.least)} all the time)"
+    if parts > 1:
+        of_syncer = f"authority {_size(syncer.most)}, each of {parts} parts {_size(largest.most)}"
+    giving = _size(needs.donor_bytes(experiment))
+    return [
+        f"host memory  {of_syncer},",
+        f"             learner {_size(learner.most)} a host beside its devices, of it {giving} to give its "
+        "inner state to a peer;",
+        f"             this host has {_size(needs.host_memory())}",
+    ]
 
 
 def _activated(experiment: Experiment, params: int) -> str:

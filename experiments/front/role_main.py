@@ -141,6 +141,7 @@ class _Process:
         from ddiloco.remote.syncer.listening import Listening, take_descriptors
         from ddiloco.remote.syncer.part import run_part
         from ddiloco.remote.wire.security import check_reach
+        from ddiloco.run import needs
         from ddiloco.training import platform
 
         experiment, assignment = self.experiment, self.assignment
@@ -158,8 +159,10 @@ class _Process:
         listening = Listening(
             address, self.security, experiment.remote, experiment.most_learners, self.health.ready.set
         )
+        assembly = self._assembly()
+        needs.check(needs.part_needs(experiment, assembly.layout, assignment.part), "a part of the syncer")
         failure = run_part(
-            self._assembly(),
+            assembly,
             self.stop,
             listening=listening,
             security=self.security,
@@ -178,6 +181,7 @@ class _Process:
         from ddiloco.launch import processes
         from ddiloco.observe.profile import Watches
         from ddiloco.remote.learner.process import LearnerProcess
+        from ddiloco.run import needs
 
         place = _place(self.assignment)
         if place is not None and spare is not None:
@@ -198,6 +202,8 @@ class _Process:
         assignment, workdir = self.assignment, self.assignment.workdir
         address = check_address(assignment.syncer, "syncer")
         roles.name_process(assignment.name)
+        own = needs.learner_needs(self.experiment, assembly.layout, assignment.processes)
+        needs.check(own, f"learner {assignment.learner}")
         if profiled and workdir is None:
             raise cli.UsageError("profile: needs --workdir, where the trace goes")
         profile = roles.profile(profiled, workdir)

@@ -17,9 +17,10 @@ NAMES = (
     "guard",
     "accelerator",
 )
+SLOW = ("restart", "syncer")
 
 
-@pytest.mark.parametrize("name", [*NAMES, pytest.param("restart", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_quick_benchmark_writes_its_rows(name, programs, tmp_path):
     path = tmp_path / "bench.json"
     done = programs.run("bench", name, "--quick", f"--output={path}")
@@ -31,6 +32,8 @@ def test_a_quick_benchmark_writes_its_rows(name, programs, tmp_path):
         assert row["unit"]
         assert row["ratio"] == pytest.approx(row["measured"] / row["reference"], rel=1e-6)
         assert min(row["measured"], row["reference"], row["limit"]) > 0
+    if name == "syncer":  # of each codec and S
+        assert all(row["bytes_moved"] == row["bytes_planned"] for row in result["rows"])
     if name == "learner":
         assert result["name"] == "learner"
     if name == "merge":  # every rule with the same plain average

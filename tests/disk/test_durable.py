@@ -12,7 +12,7 @@ from ddiloco.disk import array_file
 from ddiloco.disk.durable import DurableState, DurableStateError
 from ddiloco.disk.run_mark import RunMarkError, begun
 from ddiloco.observe import records
-from ddiloco.outer.fragments import fragment
+from ddiloco.outer.fragments import fragment, zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.messages import RoundId
@@ -55,7 +55,9 @@ def disk(tmp_path):
 
 def test_what_was_committed_is_there_to_the_bit_with_the_optimizer_s_state(disk):
     trained, again = model(), model()
+    assert disk.state.pace.patience(60.0, 10**15) == 60.0
     disk.state.begin(trained)
+    assert disk.state.pace.patience(60.0, 10**15) > 120.0, "a million gigabytes take longer"
     for step, (p, value) in enumerate([(0, 0.5), (1, -1.0), (0, 2.0)], start=1):
         merge(trained, p, value)
         assert disk.state.commit(RoundId(step, p), trained)
@@ -73,12 +75,23 @@ def test_what_was_committed_is_there_to_the_bit_with_the_optimizer_s_state(disk)
 
 def test_a_run_that_has_merged_nothing_goes_on_from_its_beginning(disk):
     disk.state.begin(model())
-    start = disk.state.load()
-    assert start.state == SyncerState.initial(2)
-    again = GlobalModel(LAYOUT, {name: 0 * tensor for name, tensor in THETA.items()}, CONFIG, 1)
-    for p, state in start.fragments.items():
-        again.restore(p, state)
+    again = GlobalModel(LAYOUT, zeros(LAYOUT), CONFIG, 1)
+    assert disk.state.restore(again) == SyncerState.initial(2)
     assert again.sha256() == model().sha256()
+
+
+def test_a_part_loads_its_own_fragments_whatever_has_become_of_the_others(disk):
+    trained = model()
+    disk.state.begin(trained)
+    merge(trained, 1, 2.0)
+    assert disk.state.commit(RoundId(3, 1), trained)
+    (disk.folder / "fragment-0000").unlink()
+    own = GlobalModel(LAYOUT, zeros(LAYOUT), CONFIG, 1, fragments=(1,))
+    state = disk.state.restore(own)
+    assert (state.versions, state.merged_steps) == ((0, 1), (0, 3))
+    np.testing.assert_array_equal(own.fragment(1)[1][0], trained.fragment(1)[1][0])
+    with pytest.raises(DurableStateError, match=r"fragment-0000: is missing"):
+        disk.state.restore(GlobalModel(LAYOUT, zeros(LAYOUT), CONFIG, 1))
 
 
 def test_any_damaged_byte_is_found_and_the_file_named(disk):

@@ -29,7 +29,7 @@ def blocks() -> list[list[str]]:
 
 def commands() -> list[str]:
     """Those that no other test runs: not the benchmarks, the killer, the compiler nor the page."""
-    elsewhere = [f"experiments.bench {name}" for name in test_bench.NAMES]
+    elsewhere = [f"experiments.bench {name}" for name in (*test_bench.NAMES, *test_bench.SLOW)]
     elsewhere += ["experiments.chaos ", "experiments.compile ", "experiments.dashboard "]
     return [c for block in blocks() for c in block if not any(other in c for other in elsewhere)]
 

@@ -3,12 +3,13 @@
 from ddiloco.protocol import news
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.membership import Membership
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
 from ddiloco.protocol.parts import Part, fragments_of
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.policy import ALLOWANCE, SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
 POLICY = SyncPolicy(num_learners=1, num_fragments=3, interval=3, gamma=0.0)
+STATE = SyncerState.initial(3)
 
 
 def test_every_fragment_belongs_to_one_part():
@@ -33,3 +34,16 @@ def test_an_authority_takes_what_it_did_not_know_and_answers_each():
     for _ in range(2):
         assert authority.hear(committed, 1) == [news.Noted(RoundId(4, 1))]
     assert (authority.merged.versions, authority.merged.lineages) == ((0, 2, 0), (0, 7, 0))
+
+
+def test_a_part_waits_longer_for_offers_of_a_learner_whose_welcome_took_long():
+    part = Part(SyncPolicy(num_learners=1, num_fragments=3, interval=3, offer_timeout=3.0), None, STATE, [1])
+    for told, now in [
+        (news.RollCall(), 0.0),
+        (news.AllPresent(), 0.0),
+        (news.Admitted(0, 1), 0.0),
+        (news.Begun(0, 1, 0, (0, 0, 0)), 6.0),
+        (news.Heard(Report(0, 1, 1, (FragmentCounters(0, 1, 10),) * 3), None), 6.0),
+    ]:
+        part.handle(told, now)
+    assert part.next_deadline() == 6.0 + 3.0 + ALLOWANCE * 6.0 / 3

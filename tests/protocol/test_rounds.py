@@ -5,6 +5,7 @@ import pytest
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.protocol.state import SyncerState
 from tests.protocol.desk import Desk, asked, merges, only, records
 
@@ -158,6 +159,23 @@ def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits(
     desk.offer(0, (2, 0))
     assert only(actions.Drop, desk.tell(events.Timeout(), at=3.0)).reason == "offer timed out"
     assert merges(desk.offer(1, (2, 0), at=3.5)) == [(2, 0, [0, 1])]
+
+
+def test_an_offer_is_waited_for_longer_if_the_welcome_was_slow_to_come():
+    """As long as its share of the welcome's bytes took, four times: learner 1 is behind a thin link."""
+    desk = Desk(
+        num_learners=2, learners=1, num_fragments=2, interval=2, quorum=2, gamma=0.0, offer_timeout=3.0
+    )
+    desk.tell(events.LearnerJoined(1, 1))
+    desk.tell(events.LearnerJoined(1, 1), at=5.0)  # asks again, which begins nothing anew
+    desk.tell(events.LearnerReady(1, 1, 0, (0, 0)), at=10.0)
+    desk.report(0, 1)
+    desk.report(1, 1)
+    assert desk.core.next_deadline() == 10.0 + 3.0
+    assert only(actions.Drop, desk.tell(events.Timeout(), at=13.0)).learner == 0
+    patience = 3.0 + ALLOWANCE * 10.0 / 2
+    assert desk.core.next_deadline() == 10.0 + patience
+    assert only(actions.Drop, desk.tell(events.Timeout(), at=10.0 + patience)).learner == 1
 
 
 def test_work_on_the_version_before_is_not_merged():

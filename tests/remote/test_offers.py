@@ -128,6 +128,16 @@ def test_an_offer_must_have_a_deadline_since_it_holds_memory(ends, timeout):
     assert syncer.offers.empty()
 
 
+def test_over_a_link_on_which_the_welcome_was_slow_an_offer_may_have_a_later_deadline(ends):
+    syncer, learner = ends
+    link = joined(syncer, learner)
+    ask(learner, link, 1)
+    link.down.pace.add(payload_bytes(arrays(1, 5)), 10 * PATIENCE)
+    send_by_hand(learner, iter([headed(1), *chunks(arrays(1, 5))]), timeout=20 * PATIENCE)
+    assert_same(syncer.taken()[1], arrays(1, 5))
+    assert syncer.drops() == []
+
+
 def test_offers_behind_one_that_takes_long_are_not_sent_once_an_update_makes_them_worthless(ends):
     syncer, learner = ends
     link = joined(syncer, learner)

@@ -9,11 +9,11 @@ from typing import Protocol
 
 import grpc
 
+from ddiloco.observe.pace import Pace
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.outbox import Outbox
-from ddiloco.remote.learner.pace import Pace
 from ddiloco.remote.learner.part_connections import PartConnections
 from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire

@@ -15,6 +15,7 @@ import grpc
 import jax
 
 from ddiloco.data.host_batches import HostBatch, HostBatches
+from ddiloco.observe.pace import Pace
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -23,7 +24,6 @@ from ddiloco.remote.learner.followers import Key, forget_older, key_of
 from ddiloco.remote.learner.host_arrays import HostArrays
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
-from ddiloco.remote.learner.pace import Pace
 from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb

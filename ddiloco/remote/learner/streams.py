@@ -10,11 +10,11 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 
+from ddiloco.observe.pace import Pace
 from ddiloco.outer.blocks import Blocks, Box, Cut, slices
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.remote.learner.pace import Pace
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
@@ -207,7 +207,8 @@ class Streams:
             yield header.SerializeToString()
             yield from chunks(arrays)
 
-        send(messages(), metadata=self._metadata, timeout=self._terms.offer_timeout)
+        patience = self._pace.patience(self._terms.offer_timeout, header.size)
+        send(messages(), metadata=self._metadata, timeout=patience)
 
 
 def _in_blocks(decode: FragmentDecoder, terms: Terms) -> Callable[[int, Pieces, Pieces], Pieces]:

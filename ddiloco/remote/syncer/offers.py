@@ -35,15 +35,17 @@ class OfferIntake:
         """`count` hears of what a learner sent and could not be read; the others are a SyncerServer's."""
         self._terms, self._send, self._take_offer = terms, send, take_offer
         self._record, self._count = record, count
+        self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
 
     def take(self, session: Session, requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
         """Takes one offer, or one host's part of it; ends the call if it cannot be one."""
-        self._check_deadline(session, context)
+        patience = session.down.pace.patience(self._terms.offer_timeout, self._largest)
+        self._check_deadline(session, context, patience)
         begun = time.monotonic()
         with session.call("offers", context) as host:
             offer, epoch, arrays = self._read(session, host, requests, context)
-        if time.monotonic() - begun > self._terms.offer_timeout / 2:
-            limit = f"{self._terms.offer_timeout:g} s of sync.offer_timeout"
+        if time.monotonic() - begun > patience / 2:
+            limit = f"{patience:.0f} s, by sync.offer_timeout"
             sentence = f"learner {session.learner}: an offer took more than half of the {limit}"
             self._record(records.Alarm(sentence, time.time()))
         if arrays is not None:
@@ -93,10 +95,10 @@ class OfferIntake:
             c = offer.contribution
             self._send(events.OfferFailed(offer.round, c.learner, c.incarnation, reason))
 
-    def _check_deadline(self, session: Session, context: grpc.ServicerContext) -> None:
+    def _check_deadline(self, session: Session, context: grpc.ServicerContext, patience: float) -> None:
         """Has gRPC end a transfer that is no longer awaited: it holds up to a fragment."""
         left = context.time_remaining()
-        if left is None or left > 2 * self._terms.offer_timeout:
+        if left is None or left > 2 * patience:
             self._record(drop(session.learner, "wire: offer without a deadline"))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an offer has a deadline, of the offer timeout")
 

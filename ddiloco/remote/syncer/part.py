@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 
 import grpc
-import numpy as np
 
 from ddiloco.config import ConfigError
 from ddiloco.disk import run_mark
@@ -17,6 +16,7 @@ from ddiloco.disk.ownership import owned_fragments
 from ddiloco.disk.snapshots.parts import PartWriter, parts_folder
 from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
 from ddiloco.observe import records
+from ddiloco.outer.fragments import zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.parts import Part, fragments_of
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
@@ -35,6 +35,7 @@ from ddiloco.roles.snapshots.messages import CutBegun
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.schema import codec
 from ddiloco.settings.experiment import step_tokens
+from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for threads to end
 _RECORDS_SECONDS = 10.0  # for the last records to be confirmed
@@ -123,9 +124,8 @@ class PartRun:
         self._place, self._folder = place, folder
         self._terms = terms_of(e, assembly.layout)
         self._own = fragments_of(place.part, place.parts, assembly.layout.num_fragments)
-        nothing = np.float32(0)  # what was committed takes its place
-        empty = {name: np.broadcast_to(nothing, shape) for name, shape in assembly.layout.shapes}
-        self._model = GlobalModel(assembly.layout, empty, e.outer, e.most_learners, step_tokens(e), self._own)
+        empty, most = zeros(assembly.layout), e.most_learners  # what was committed takes their place
+        self._model = GlobalModel(assembly.layout, empty, e.outer, most, step_tokens(e), self._own)
         self._locks = contextlib.ExitStack()
         self._uplink = Uplink(authority, place, self._terms, security, e.remote, self._take)
         self._worker: SyncerWorker | None = None
@@ -209,9 +209,9 @@ class PartRun:
         uplink, keep = self._uplink, e.remote.keep_versions
         durable = DurableState(self._folder, self._assembly.layout, uplink.record, self._stop, mark.run, keep)
         durable.sweep(self._own)
-        start = durable.load(self._own)
-        start.restore(self._model)
-        core = Part(e.sync, e.train.steps, start.state, self._own, durable.lineage)
+        state = durable.restore(self._model)
+        memory.return_freed()
+        core = Part(e.sync, e.train.steps, state, self._own, durable.lineage)
         worker = SyncerWorker(core, self._model, uplink.record, durable=durable, pass_on=uplink.say)
         self._writer = PartWriter(parts_folder(self._folder.parent / SNAPSHOTS))
         recording = FragmentsRecording(place.part, self._own, epoch, self._writer, uplink.tell_of_fragments)

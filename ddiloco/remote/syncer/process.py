@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ddiloco.disk.ownership import owned_fragments
 from ddiloco.disk.snapshots.resuming import snapshot_header
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.observe import records
-from ddiloco.outer.fragments import assemble
+from ddiloco.outer.fragments import assemble, zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.page.actions import Actions
 from ddiloco.protocol.parts import AuthorityCore
@@ -41,8 +41,11 @@ from ddiloco.roles.snapshots.taking import SnapshotTaker
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.settings.experiment import step_tokens
+from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
+_OF_THE_SYNCER, _OF_A_LEARNER = 3, 5
+"""Copies of the parameters in their parts of a snapshot, at most: with what optimizers and codecs keep."""
 
 
 class SyncerRun:
@@ -96,7 +99,15 @@ class SyncerRun:
             header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
             keep_also = snapshot_name if e.tape.enabled else None
             taker = SnapshotTaker(
-                workdir / FOLDER, e.snapshot, header, core.step, send, record, keep_also, parts
+                workdir / FOLDER,
+                e.snapshot,
+                header,
+                core.step,
+                send,
+                record,
+                keep_also,
+                parts,
+                self._patience_for_a_snapshot,
             )
             self._syncer.take_snapshots(taker)
         if parts:
@@ -136,6 +147,7 @@ class SyncerRun:
         self._scoring = Scoring(assembly, workdir, durable.run, record)
         if not resumed and self._model is not None:  # else learners wait: the first merge compiles for itself
             self._model.compile()
+        memory.return_freed()
 
     def run(self) -> Outcome:
         """Merges to the last step, or until `stop` is set; waits while there are no learners."""
@@ -165,8 +177,10 @@ class SyncerRun:
                 begin_from(snapshot, assembly, durable, positions)
                 durable.complete()
             if not resumed and snapshot is None:
-                self._model = self._new_model(assembly.initial_parameters())
-                durable.begin(self._model)
+                initial, every = assembly.initial_parameters(), range(layout.num_fragments)
+                for held in [every] if parts == 1 else [[p] for p in every]:  # others merge: one at a time
+                    self._model = self._new_model(initial, held)
+                    durable.begin(self._model)
                 durable.complete()
             if parts == 1:
                 self.locks.push(stack.pop_all())
@@ -176,24 +190,30 @@ class SyncerRun:
         elif self._model is not None:
             return None
         else:
-            start = durable.load()
-            pieces = [fragment.pieces for fragment in start.fragments.values()]
-            self._model = self._new_model(assemble(layout, pieces))
-            start.restore(self._model)
-            state = start.state
+            self._model = self._new_model(zeros(layout))
+            state = durable.restore(self._model)
         if resumed or snapshot is not None:
             self._record(records.Resumed(state.versions, time.time()))
         return state
 
-    def _new_model(self, parameters: Mapping[str, np.ndarray]) -> GlobalModel:
-        e = self._assembly.experiment
-        return GlobalModel(self._assembly.layout, parameters, e.outer, e.most_learners, step_tokens(e))
+    def _patience_for_a_snapshot(self, learners: int) -> float:
+        """Seconds, by how fast the syncer's disk has taken fragments: all parts may go to that one disk."""
+        copies = _OF_THE_SYNCER + learners * _OF_A_LEARNER
+        size = copies * sum(self._assembly.layout.bytes)
+        return self._durable.pace.patience(self._assembly.experiment.snapshot.timeout, size)
+
+    def _new_model(
+        self, parameters: Mapping[str, np.ndarray], fragments: Sequence[int] | None = None
+    ) -> GlobalModel:
+        e, layout = self._assembly.experiment, self._assembly.layout
+        return GlobalModel(layout, parameters, e.outer, e.most_learners, step_tokens(e), fragments)
 
     def _parameters(self) -> dict[str, np.ndarray]:
         if self._model is not None:
             return self._model.parameters()
-        fragments = self._durable.load().fragments.values()
-        return assemble(self._assembly.layout, [fragment.pieces for fragment in fragments])
+        layout = self._assembly.layout
+        pieces = [self._durable.fragment(p)[0].pieces for p in range(layout.num_fragments)]
+        return assemble(layout, pieces)
 
     def _serve(self) -> None:
         self._server.open()

@@ -6,9 +6,11 @@ import collections
 import dataclasses
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from ddiloco.observe.pace import Pace
 from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Given
@@ -101,6 +103,7 @@ class Downlink:
         self, newest: NewestFragments, moved: Callable[[int], None] = lambda size: None, hosts: int = 1
     ) -> None:
         """`moved` is called with the bytes of each fragment that is sent. `hosts`: that the learner is."""
+        self.pace = Pace()  # of welcomes
         self._newest, self._moved = newest, moved
         self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
         self._first = 0  # number of the first of them
@@ -162,8 +165,11 @@ class Downlink:
         while (item := self._next(host)) is not None:
             header, payload = item.to(None if needs is None else needs[item.header.update.fragment])
             self._moved(header.size)
+            begun = time.monotonic()
             yield header.SerializeToString()
             yield from chunks(payload)
+            if header.welcome:
+                self.pace.add(header.size, time.monotonic() - begun)
             del item, payload  # while nothing is due, no old version is held
 
     def _next(self, host: int) -> _Item | None:

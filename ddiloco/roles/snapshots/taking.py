@@ -90,11 +90,13 @@ class SnapshotTaker:
         record: Callable[[Any], None],
         keep_also: SnapshotName | None = None,
         parts: int = 0,
+        patience: Callable[[int], float] | None = None,
     ) -> None:
         """`folder`: of the run's snapshots. `header`: what is the same in all of them. `step`: the syncer's.
 
         `send` puts a message into the syncer's inbox, from any thread. `keep_also` stays besides the newest.
-        `parts`: processes that write the fragments; 0: the syncer's thread has them.
+        `parts`: processes that write the fragments; 0: the syncer's thread has them. `patience`: seconds that
+        a snapshot of so many learners may take; None: as `config` says.
         """
         self._awaited = {SYNCER, *(SYNCER - 1 - part for part in range(parts))}  # beside learners
         self.folder = folder
@@ -102,6 +104,7 @@ class SnapshotTaker:
         self._store = SnapshotStore(folder, config.keep, keep_also)
         self._every = config.every
         self._core = SnapshotCore(config.timeout)
+        self._patience = patience or (lambda learners: config.timeout)
         self._header = dict(header)
         self._next_step = _after(step, config.every)
         self._send, self._record = send, record
@@ -152,6 +155,7 @@ class SnapshotTaker:
         for p, fragment in enumerate(fragments):
             arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
         self._taking = _Taking(number, now, time.time(), state, core.vector_clock, arrays, asked, skipped)
+        self._core.timeout = self._patience(len(asked))
         marks = self._core.begin(number, asked, now)
         self._write_when_recorded()
         return marks
@@ -290,11 +294,8 @@ class SnapshotTaker:
 
     def _complete_when_written(self) -> None:
         taking = self._taking
-        if (
-            not taking.writing
-            or taking.completing
-            or not {*self._awaited, *taking.clocks} <= set(taking.parts)
-        ):
+        written = {*self._awaited, *taking.clocks} <= set(taking.parts)
+        if not (taking.writing and written) or taking.completing:
             return
         taking.completing = True
         learners = sorted(taking.clocks)

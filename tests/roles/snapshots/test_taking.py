@@ -30,14 +30,15 @@ def report(learner, step, incarnation=1):
 class Desk:
     """A SnapshotTaker between a syncer's core with two learners and a folder."""
 
-    def __init__(self, folder: pathlib.Path, **settings):
+    def __init__(self, folder: pathlib.Path, patience=None, **settings):
         self.folder, self.records, self.inbox = folder, [], queue.SimpleQueue()
         self.core = SyncerCore(SyncPolicy(num_learners=2, num_fragments=1, interval=4))
         for learner in (0, 1):
             self.core.handle(events.LearnerJoined(learner, 1), 0.0)
             self.core.handle(events.LearnerReady(learner, 1, 0, (0,)), 0.0)
         config = SnapshotConfig(every=4, **settings)
-        self.taker = SnapshotTaker(folder, config, {"layout": "x"}, 0, self.inbox.put, self._record)
+        more = {"patience": patience}
+        self.taker = SnapshotTaker(folder, config, {"layout": "x"}, 0, self.inbox.put, self._record, **more)
 
     def _record(self, record):
         self.records.append(record)
@@ -169,6 +170,14 @@ def test_a_part_that_cannot_be_written_gives_the_snapshot_up_with_an_alarm(desk)
     [alarm] = desk.alarms
     assert "No space left on device (learner 0): a snapshot is given up" in alarm
     assert desk.newest() is None
+
+
+def test_one_of_many_bytes_may_take_longer(tmp_path):
+    desk = Desk(tmp_path, patience=lambda learners: 5.0 + 2.0 * learners)
+    desk.begin()
+    assert desk.taker.next_deadline() == 9.0
+    desk.taker.timeout(9.0)
+    assert desk.noted[0][1]["reason"].startswith("it took more than 9 s")
 
 
 def test_one_that_takes_too_long_is_given_up_and_the_next_takes_another_number(tmp_path):

@@ -1,27 +1,26 @@
-"""How fast welcomes came to this process, by which waits for as many or more bytes go."""
+"""How fast bytes have moved, such as those of welcomes, by which waits for as many or more go."""
 
 from __future__ import annotations
 
 import threading
 
-ALLOWANCE = 4.0
-"""How much slower than a welcome other bytes may come: a peer trains meanwhile, and may give to another."""
+from ddiloco.protocol.policy import ALLOWANCE
 
 
 class Pace:
-    """Bytes and seconds of the fragments of welcomes; several threads add to it."""
+    """Bytes and seconds of what was measured; several threads add to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bytes, self._seconds = 0, 0.0
 
     def add(self, size: int, seconds: float) -> None:
-        """So many bytes came within so many seconds."""
+        """So many bytes took so many seconds."""
         with self._lock:
             self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
 
     def patience(self, least: float, size: int) -> float:
-        """Seconds for so many bytes to come: `least`, and ALLOWANCE times what a welcome's would take.
+        """Seconds to wait for so many bytes: `least`, and ALLOWANCE times what as many of the measured took.
 
         Example:
           >>> pace = Pace()

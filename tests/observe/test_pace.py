@@ -1,8 +1,9 @@
-"""Waits for large things go by how fast the welcome came."""
+"""Waits for large things go by how fast others of a known size have moved."""
 
 import pytest
 
-from ddiloco.remote.learner.pace import ALLOWANCE, Pace
+from ddiloco.observe.pace import Pace
+from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.roles.exchange import Told
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, update, welcome
 

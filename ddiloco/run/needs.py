@@ -1,0 +1,139 @@
+"""What the processes of a run need of their hosts' memory, from shapes alone, and whether it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ddiloco.config import ConfigError
+from ddiloco.outer.encoding import encoded_bytes
+from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
+from ddiloco.protocol.parts import fragments_of
+from ddiloco.remote.learner.donor import AT_ONCE
+from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.loop import LoopConfig
+from ddiloco.training.mesh import MeshConfig, carve
+from ddiloco.training.step import abstract_state
+
+_GIB = 1 << 30
+_LIMITS = (
+    pathlib.Path("/sys/fs/cgroup/memory.max"),
+    pathlib.Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+class Needs(NamedTuple):
+    """Bytes of one host's memory.
+
+    Attributes:
+      least: what is there all the time, or must be there once: a host with less cannot run the process.
+      most: with all that may be under way at a time.
+    """
+
+    least: int
+    most: int
+
+
+def merging_needs(
+    layout: FragmentLayout, outer: OuterConfig, overlap: int, learners: int, fragments: Sequence[int]
+) -> Needs:
+    """Of a process of the syncer that merges these fragments, with up to so many learners.
+
+    Always there are of each fragment the newest version, the one before, whose memory the next takes, the
+    outer optimizer's state, and what the update codec left out. Each of `overlap` rounds, and one that is
+    asked for, adds all learners' offers, encoded and decoded, and a copy of the state on its way to the disk.
+    """
+    lossy, encoded = outer.update_codec != "f32", encoded_bytes(layout, outer.codec)
+    states = {p: _outer_state(layout, outer, p) for p in fragments}
+    kept = sum((3 if lossy else 2) * layout.bytes[p] + states[p] for p in fragments)
+    decoded = 0 if outer.codec == "f32" else 1
+    rounds = [learners * (encoded[p] + decoded * layout.bytes[p]) + states[p] for p in fragments]
+    return Needs(kept, kept + (overlap + 1) * max(rounds))
+
+
+def syncer_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:
+    """Of the syncer's only process, or of the authority of several.
+
+    At the end the result is there beside what it is made of. An authority merges nothing, and has all
+    parameters only as it begins and as it ends.
+    """
+    e, every = experiment, range(layout.num_fragments)
+    merging = merging_needs(layout, e.outer, e.sync.overlap, e.most_learners, every)
+    whole = sum(layout.bytes)
+    if e.remote.parts == 1:
+        return Needs(merging.least, merging.most + whole)
+    return Needs(whole, 2 * whole)
+
+
+def part_needs(experiment: Experiment, layout: FragmentLayout, part: int) -> Needs:
+    """Of one part of the syncer."""
+    e = experiment
+    own = fragments_of(part, e.remote.parts, layout.num_fragments)
+    return merging_needs(layout, e.outer, e.sync.overlap, e.most_learners, own)
+
+
+def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) -> Needs:
+    """Of each of a learner's so many hosts, beside its devices' memory, which on CPU is the host's too.
+
+    A learner that joins holds the welcome, the tensors made of it, its own copy of the inner state and a
+    peer's. One that steps holds the versions that differences are added to, fragments that come and go, and
+    the copies of its state that go to the disk, to a snapshot, and as a donor to a peer.
+    """
+    e, outer = experiment, experiment.outer
+    whole, inner = sum(layout.bytes), inner_bytes(e)
+    joining = 2 * whole + 2 * inner
+    kept = whole if outer.update_codec != "f32" else 0
+    kept += (e.sync.overlap + 1) * (max(encoded_bytes(layout, outer.codec)) + max(layout.bytes))
+    if e.remote.checkpoint_every:
+        kept += inner
+    if e.snapshot.every:
+        anchors = 0 if outer.codec == "f32" else 2 if outer.error_feedback else 1
+        kept += (1 + anchors) * whole + inner
+    return Needs(whole // hosts, max(joining, kept + donor_bytes(e)) // hosts)
+
+
+def donor_bytes(experiment: Experiment) -> int:
+    """Of it, what a learner needs to give its inner state to a peer."""
+    gives = experiment.remote.donor_host and max(experiment.remote.hosts, default=1) == 1
+    return AT_ONCE * inner_bytes(experiment) if gives else 0
+
+
+def inner_bytes(experiment: Experiment) -> int:
+    """Of the inner optimizer's state; 0 for a loop, of which only itself knows."""
+    if isinstance(experiment.model, LoopConfig):
+        return 0
+    mesh = carve(jax.devices()[:1], 1, MeshConfig())[0]
+    return _bytes(abstract_state(experiment.model, experiment.inner, mesh).opt_state)
+
+
+def host_memory() -> int:
+    """Bytes that this process may have: the machine's, or fewer by its control group."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
+            limits.append(int(path.read_text()))
+    return min(limits)
+
+
+def check(needs: Needs, whose: str) -> None:
+    """Raises ConfigError if the process cannot be on this host at all; `whose` begins the line."""
+    if needs.least > (there := host_memory()):
+        sizes = f"{needs.least / _GIB:.1f} GiB of memory, and this host has {there / _GIB:.1f} GiB"
+        raise ConfigError(f"{whose} needs at least {sizes}; --dry_run says for what")
+
+
+def _outer_state(layout: FragmentLayout, outer: OuterConfig, p: int) -> int:
+    pieces = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layout.piece_shapes(p))
+    return _bytes(jax.eval_shape(make_outer_optimizer(outer).init, pieces))
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

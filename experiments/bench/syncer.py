@@ -1,0 +1,144 @@
+"""How a syncer of S processes scales, and what each stage of one process reaches of its physical limit.
+
+Real processes, sockets and disk; learners play traffic without training, M = 8 as a 9B run has it, in
+fragments that this machine has room for. The syncer's processes that merge are pinned to one core, learners
+and authority to the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import socket
+import statistics
+import tempfile
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from experiments.bench.durability import write
+from experiments.bench.measuring import medians, row
+from experiments.bench.processes import another_process, heard
+from experiments.bench.syncer_processes import Played, Traffic, play
+from experiments.bench.wire import receive
+
+PARTS = (1, 2, 4)
+CODECS = (("int4", "int4"), ("int4", "int8"), ("f32", "f32"))
+"""Up and down."""
+TURNS = 2 * max(PARTS)
+"""Each process that merges has one of so many turns of the core, also where it is the only one.
+
+So S processes have S times the processor of one, and none takes it from another, on any machine of two cores.
+"""
+
+
+def run(quick: bool = False) -> list[dict]:
+    """Measures fragments of 32 MiB for the stages and 8 MiB for S (`quick`: 64 KiB, and S = 2 alone).
+
+    Returns:
+      By codecs up and down: rows of the stages of one process, whose rounds follow one another, in GB/s of
+      what each moves, with the limit that was measured in the same run; then a row for each S, with rounds in
+      flight, in GB/s of float32 merged, `reference` that of S=1, `limit` S times that. All with the processor
+      milliseconds a round by process and purpose, and with the bytes that learners moved and should move.
+    """
+    core = min(os.sched_getaffinity(0))
+    limits = _limits(core, 1 << 20, 2) if quick else _limits(core, 64 << 20, 9)
+    rows, steps = (16, 48) if quick else (2048, 72)
+    found = []
+    for codecs in CODECS[:1] if quick else CODECS:
+        name = "/".join(codecs)
+        in_turn = Traffic(1, rows, *codecs, 0, steps, core)
+        if not quick:
+            in_turn = dataclasses.replace(in_turn, rows=8192, fragments=6, steps=36)
+        found += _stages(name, *_play(in_turn), limits)
+        if codecs in CODECS[:1]:
+            scaled = [Traffic(s, rows, *codecs, 16, steps, core, TURNS) for s in ((2,) if quick else PARTS)]
+            found += _scaling(name, [_play(traffic) for traffic in scaled])
+    return found
+
+
+def _play(traffic: Traffic) -> tuple[Traffic, Played]:
+    with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
+        return traffic, play(traffic, pathlib.Path(folder) / "syncer")
+
+
+def _stages(name: str, traffic: Traffic, run: Played, limits: dict[str, float]) -> list[dict]:
+    size, learners = traffic.fragment_bytes, traffic.learners
+    up, down = run.planned
+    moved = {
+        "receive": (up / traffic.steps, "socket"),
+        "merge": (learners * size, "copy"),
+        "disk": (traffic.durable_bytes, "disk"),
+        "broadcast": ((down - learners * traffic.fragments * size) / traffic.steps, "socket"),
+    }
+    seconds: dict[str, list[float]] = {stage: [] for stage in moved}
+    for values in run.rounds:
+        key, ended = (values["step"], values["fragment"]), values["time"]
+        worked = values["merge_seconds"] + values["disk_seconds"]
+        seconds["merge"].append(values["merge_seconds"])
+        seconds["disk"].append(values["disk_seconds"])
+        seconds["receive"].append(ended - worked - run.sent[key])
+        seconds["broadcast"].append(run.received[key] - ended)
+    found = []
+    for stage, (size_moved, limit) in moved.items():
+        rate = size_moved / statistics.median(seconds[stage]) / 1e9
+        found.append(
+            row(f"{name} {stage}", rate, limits[limit], limits[limit], "GB/s", **_more(traffic, run))
+        )
+    return found
+
+
+def _scaling(name: str, scaled: list[tuple[Traffic, Played]]) -> list[dict]:
+    payload = {t.parts: r.rate * t.learners * t.fragment_bytes / 1e9 for t, r in scaled}
+    first = payload[min(payload)]
+    return [
+        row(f"{name} S={t.parts}", payload[t.parts], first, t.parts * first, "GB/s", **_more(t, r))
+        for t, r in scaled
+    ]
+
+
+def _more(traffic: Traffic, run: Played) -> dict[str, Any]:
+    rounds = len(run.rounds)
+    spent = {
+        f"{process}_{purpose}_ms_a_round": 1e3 * seconds / rounds
+        for process, purposes in run.processors.items()
+        for purpose, seconds in purposes.items()
+    }
+    moved = {"bytes_moved": run.moved, "bytes_planned": run.planned}
+    return {"rounds_a_second": run.rate, "fragment_bytes": traffic.fragment_bytes, **moved, **spent}
+
+
+def _limits(core: int, size: int, repetitions: int) -> dict[str, float]:
+    """GB/s on this core of a copy in memory, bytes written and synced, and bytes from a raw socket."""
+    sent = np.ones(size, np.uint8)
+    with another_process(_limits_on, core, size, repetitions) as pipe:
+        with socket.create_connection(heard(pipe)) as raw:
+            while heard(pipe) == "send":
+                raw.sendall(sent)
+        return heard(pipe)
+
+
+def _limits_on(pipe: Connection, core: int, size: int, repetitions: int) -> None:
+    os.sched_setaffinity(0, {core})
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    listening = socket.create_server(("127.0.0.1", 0))
+    pipe.send(listening.getsockname())
+    raw, _ = listening.accept()
+
+    def take() -> None:
+        pipe.send("send")
+        receive(raw, size)
+
+    with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
+        path = pathlib.Path(folder) / "plain"
+        candidates = {
+            "copy": lambda: np.copyto(target, source),
+            "disk": lambda: write(path, [source, source], synced=True),
+            "socket": take,
+        }
+        seconds = medians(candidates, repetitions)
+    pipe.send("over")
+    moved = {"copy": size, "disk": 2 * size, "socket": size}
+    pipe.send({name: moved[name] / seconds[name] / 1e9 for name in candidates})

@@ -1,0 +1,399 @@
+"""A syncer's processes, and learners that play traffic without training: what `bench syncer` measures."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from ddiloco.observe import records
+from ddiloco.outer.encoding import wire_format
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.syncer.listening import Listening
+from ddiloco.remote.syncer.part import run_part
+from ddiloco.remote.syncer.process import run_syncer
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import terms_of
+from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.exchange import Leave, Told
+from ddiloco.roles.transfer import Offer
+from ddiloco.settings.experiment import Experiment, parse
+from ddiloco.training import platform
+from experiments.bench.processes import PATIENCE, another_process, heard
+from experiments.front import cli
+
+TOKENS = 1  # of a step, as learners claim
+_TURN_SECONDS = 0.04
+_CPU_CLOCK_OF_A_THREAD = 6  # in Linux's numbers of clocks, beside the complement of its id
+Seconds = dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What is played: every round has all learners, and `overlap` rounds are in flight.
+
+    Attributes:
+      parts: S.
+      rows: of the matrix of 1,024 columns that a fragment is.
+      up, down: the codecs.
+      core: to which the syncer's processes that merge are pinned; the others of all have the other cores.
+      turns: of which each of them has one: its share of the core. 1: all of it.
+      steps: a round each; those of the first cycle of fragments do not count.
+    """
+
+    parts: int
+    rows: int
+    up: str
+    down: str
+    overlap: int
+    steps: int
+    core: int
+    turns: int = 1
+    learners: int = 8
+    fragments: int = 24
+
+    @property
+    def fragment_bytes(self) -> int:
+        """In float32."""
+        return 4 * 1024 * self.rows
+
+    @property
+    def durable_bytes(self) -> int:
+        """Of a round: the version, its momentum, and what the update codec left out."""
+        return (2 if self.down == "f32" else 3) * self.fragment_bytes
+
+    def planned(self, assembly: Assembly) -> tuple[int, int]:
+        """Bytes that learners send, and that they receive: an offer and an update a step, and a welcome."""
+        offer, update = (
+            sum(form.nbytes for form in wire_format(assembly.layout, 0, codec))
+            for codec in (self.up, self.down)
+        )
+        rounds, welcomes = self.learners * self.steps, self.learners * self.fragments
+        return rounds * offer, rounds * update + welcomes * self.fragment_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """What was measured after the first cycle.
+
+    Attributes:
+      rounds: values of each round's record, in the order of their ends, with its `time`.
+      processors: by process ("syncer", "authority", "learners") and what they were spent on, seconds.
+      sent: by (step, fragment), when the first learner sent its offer; `received`: when the last update came.
+      moved: bytes that learners sent and received, in the whole run; `planned`: what they should be.
+    """
+
+    rounds: list[dict[str, Any]]
+    processors: dict[str, Seconds]
+    sent: dict[tuple[int, int], float]
+    received: dict[tuple[int, int], float]
+    moved: tuple[int, int]
+    planned: tuple[int, int]
+
+    @property
+    def rate(self) -> float:
+        """Rounds a second."""
+        times = [values["time"] for values in self.rounds]
+        return (len(times) - 1) / (times[-1] - times[0])
+
+
+def play(traffic: Traffic, folder: pathlib.Path) -> Played:
+    """Starts all processes, the syncer's durable state in the folder, and lets them run to the end."""
+    with contextlib.ExitStack() as stack:
+        main = stack.enter_context(another_process(_main, traffic, folder))
+        address = heard(main)
+        several = range(traffic.parts if traffic.parts > 1 else 0)
+        parts = [stack.enter_context(another_process(_part, traffic, folder, address, p)) for p in several]
+        learners = stack.enter_context(another_process(_learners, traffic, address))
+        named = {
+            "authority" if parts else "syncer": [main],
+            "syncer": parts or [main],
+            "learners": [learners],
+        }
+
+        def spent() -> dict[str, Seconds]:
+            return {name: _sum(_asked(pipe)[1] for pipe in pipes) for name, pipes in named.items()}
+
+        pids = [_asked(pipe)[0] for pipe in named["syncer"]]
+        assert heard(learners) == "warm"
+        with _in_turns(pids, traffic.turns):
+            since, begun = time.time(), spent()
+            assert heard(learners) == "over"
+            ended = spent()
+        sent, received = heard(learners)
+        ledger = heard(main)
+    rounds = [values for values in ledger["rounds"] if values["time"] > since]
+    between = {n: {k: s - begun[n].get(k, 0.0) for k, s in ended[n].items()} for n in named}
+    planned = traffic.planned(_assembly(traffic))
+    return Played(rounds, between, sent, received, (ledger["sent"], ledger["received"]), planned)
+
+
+def _sum(found: Any) -> Seconds:
+    total: collections.Counter[str] = collections.Counter()
+    for seconds in found:
+        total.update(seconds)
+    return dict(total)
+
+
+def _asked(pipe: Connection) -> tuple[int, Seconds]:
+    """A process's id, and what it has spent."""
+    pipe.send("spent?")
+    return heard(pipe)
+
+
+@contextlib.contextmanager
+def _in_turns(pids: Sequence[int], turns: int) -> Iterator[None]:
+    """Lets each of these processes run in one of so many turns, as if each had that share of a core."""
+    over = threading.Event()
+
+    def run() -> None:
+        for turn in itertools.cycle(range(turns)):
+            with contextlib.ExitStack() as stack:
+                for pid in pids[turn::turns]:
+                    os.kill(pid, signal.SIGCONT)
+                    stack.callback(os.kill, pid, signal.SIGSTOP)
+                if over.wait(_TURN_SECONDS):
+                    return
+
+    if turns == 1:
+        yield
+        return
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _answer(pipe: Connection) -> threading.Semaphore:
+    """Answers what this process has spent, whenever it is asked, on a thread; released after each answer."""
+    answered = threading.Semaphore(0)
+
+    def run() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while pipe.recv():
+                pipe.send((os.getpid(), _spent()))
+                answered.release()
+
+    threading.Thread(target=run, name="answer", daemon=True).start()
+    return answered
+
+
+def _spent() -> Seconds:
+    """Processor seconds of this process by its threads: merge, disk, and exchange for all else."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    total: collections.Counter[str] = collections.Counter()
+    for path in pathlib.Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            tid = int(path.name)
+            name = names.get(tid) or (path / "comm").read_text()
+            total[_purpose(name)] += time.clock_gettime(~tid << 3 | _CPU_CLOCK_OF_A_THREAD)
+    return dict(total)
+
+
+def _purpose(thread: str) -> str:
+    if thread.startswith(("syncer-merge", "tf_")):
+        return "merge"
+    return "disk" if thread.startswith("syncer-commit") else "exchange"
+
+
+class _Matrices:
+    """A `Recipe` of which a syncer needs no more than this: one matrix a fragment."""
+
+    samples, batches = False, None
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.shapes = {f"layers/{p}/kernel": (traffic.rows, 1024) for p in range(traffic.fragments)}
+
+    def initial_parameters(self) -> dict[str, np.ndarray]:
+        return {name: np.broadcast_to(np.float32(1), shape) for name, shape in self.shapes.items()}
+
+    def check_beginning(self) -> None:
+        pass
+
+
+def _experiment(traffic: Traffic) -> Experiment:
+    config = cli.load_config("configs/dense.py:tiny,streaming")
+    config.driver, config.tape.enabled, config.eval.every, config.sample.tokens = "remote", False, None, 0
+    ahead = traffic.overlap
+    config.sync.update(num_learners=traffic.learners, num_fragments=traffic.fragments, overlap=ahead)
+    config.sync.update(interval=traffic.fragments, max_run_ahead=ahead)
+    config.outer.update(codec=traffic.up, update_codec=traffic.down, optimizer="nesterov")
+    config.train.steps = traffic.steps
+    config.remote.update(parts=traffic.parts, keep_versions=1, gather=PATIENCE)
+    return parse(config)
+
+
+def _assembly(traffic: Traffic) -> Assembly:
+    return Assembly(_experiment(traffic), _Matrices(traffic))
+
+
+def _pin(traffic: Traffic, merges: bool) -> None:
+    """Has this process run on the core of those that merge, or else on the others."""
+    others = os.sched_getaffinity(0) - {traffic.core}
+    os.sched_setaffinity(0, {traffic.core} if merges or not others else others)
+
+
+def _prepared(pipe: Connection, traffic: Traffic, merges: bool) -> tuple[Assembly, Listening]:
+    """What each of the syncer's processes begins with."""
+    _pin(traffic, merges)
+    platform.prepare(cache=False)
+    _answer(pipe)
+    assembly = _assembly(traffic)
+    e = assembly.experiment
+    return assembly, Listening("127.0.0.1:0", Security(), e.remote, e.most_learners)
+
+
+def _main(pipe: Connection, traffic: Traffic, folder: pathlib.Path) -> None:
+    """The process that learners join; the only one, or the authority of several."""
+    ledger: dict[str, Any] = {"rounds": [], "sent": 0, "received": 0}
+
+    def record(made: records.Record) -> None:
+        match made:
+            case records.Transferred(_, sent, received):
+                ledger["sent"] += sent
+                ledger["received"] += received
+            case records.Noted("round", values, at):
+                ledger["rounds"].append({**values, "time": at})
+
+    assembly, listening = _prepared(pipe, traffic, merges=traffic.parts == 1)
+    listening.claim()
+    pipe.send(listening.address)
+    security, stop = Security(), threading.Event()
+    run_syncer(assembly, record, stop, None, listening=listening, security=security, folder=folder)
+    pipe.send(ledger)
+
+
+def _part(pipe: Connection, traffic: Traffic, folder: pathlib.Path, authority: str, number: int) -> None:
+    assembly, listening = _prepared(pipe, traffic, merges=True)
+    named = {"authority": authority, "part": number, "folder": folder}
+    why = run_part(assembly, threading.Event(), listening=listening, security=Security(), **named)
+    assert why is None, why
+
+
+def _learners(pipe: Connection, traffic: Traffic, address: str) -> None:
+    """All learners, each on a thread of its own."""
+    _pin(traffic, merges=False)
+    platform.prepare(cache=False)
+    answered = _answer(pipe)
+    assembly, times = _assembly(traffic), _Times()
+    learners = [_Learner(m, assembly, address, _offered(assembly), times) for m in range(traffic.learners)]
+    threads = [threading.Thread(target=learner.run, daemon=True) for learner in learners]
+    for thread in threads:
+        thread.start()
+    learners[0].cycled.wait()
+    pipe.send("warm")
+    for thread in threads:
+        thread.join()
+    pipe.send("over")
+    for _ in range(2):  # "warm" and "over"
+        answered.acquire()
+    for learner in learners:
+        learner.client.finish(1.0)
+    pipe.send((times.sent, times.received))
+
+
+def _offered(assembly: Assembly) -> tuple[np.ndarray, ...]:
+    """A fragment as learners send it: all alike, so that they cost their process nothing."""
+    rng = np.random.default_rng(0)
+
+    def array(form: Any) -> np.ndarray:
+        if form.dtype == np.float32:
+            return rng.uniform(0.5, 1.0, form.shape).astype(np.float32)
+        return rng.integers(0, 127, form.shape).astype(form.dtype)
+
+    return tuple(map(array, wire_format(assembly.layout, 0, assembly.experiment.outer.codec)))
+
+
+class _Times:
+    """When offers went and updates came, by step and fragment; for several threads."""
+
+    def __init__(self) -> None:
+        self.sent: dict[tuple[int, int], float] = {}
+        self.received: dict[tuple[int, int], float] = {}
+
+    def sends(self, step: int, fragment: int) -> None:
+        self.sent.setdefault((step, fragment), time.time())
+
+    def gets(self, step: int, fragment: int) -> None:
+        self.received[step, fragment] = time.time()
+
+
+class _Learner:
+    """A learner's core and its end of the wire; a step takes no time, and its arrays are always the same."""
+
+    def __init__(
+        self, learner: int, assembly: Assembly, address: str, arrays: Sequence[np.ndarray], times: _Times
+    ) -> None:
+        e = assembly.experiment
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.cycled = threading.Event()
+        self._core = LearnerCore(learner, 1, e.sync, e.train.steps)
+        self._arrays, self._times = tuple(arrays), times
+        decode: Callable[..., Any] | None = lambda p, difference, pieces: pieces  # noqa: E731
+        if e.outer.update_codec == "f32":
+            decode = None
+        terms = terms_of(e, assembly.layout)
+        self.client = SyncerClient(address, learner, 1, terms, Security(), e.remote, decode=decode)
+        self.client.attach(self)
+
+    def run(self) -> None:
+        """Steps whenever it may, until it is told to leave and has the update of every round."""
+        core, leaving = self._core, False
+        self.client.start()
+        self._take(events.Heartbeat())
+        while not leaving or sum(core.versions) < core.total_steps:
+            idle = not core.recovered or core.blocked or core.done
+            try:
+                message = self.inbox.get(timeout=core.heartbeat) if idle else self.inbox.get_nowait()
+            except queue.Empty:
+                if idle:
+                    self._take(events.Heartbeat())
+                else:
+                    self._step()
+                continue
+            leaving = leaving or isinstance(message, Leave)
+            if isinstance(message, Told):
+                self._take(message.event)
+
+    def _step(self) -> None:
+        self._take(events.StepStarted(TOKENS))
+        self._take(events.StepFinished())
+        if self._core.clock > self._core.policy.num_fragments:
+            self.cycled.set()
+
+    def _take(self, event: events.LearnerEvent) -> None:
+        core = self._core
+        if isinstance(event, events.UpdateArrived):
+            self._times.gets(event.step, event.fragment)
+        for action in core.handle(event, time.monotonic()):
+            match action:
+                case actions.AdoptAll(step, versions):
+                    self.client.outbox.send(
+                        events.LearnerReady(core.learner, core.incarnation, step, versions)
+                    )
+                case actions.TellSyncer(told):
+                    self.client.outbox.send(told)
+                case actions.SendOffer(which, contribution):
+                    self._times.sends(which.step, which.fragment)
+                    self.client.send_offer(which, contribution, Offer(self._arrays))

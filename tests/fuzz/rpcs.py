@@ -8,18 +8,23 @@ import grpc
 import jax
 import numpy as np
 
+from ddiloco.disk.run_mark import RunMark
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.parts import AuthorityCore
+from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.remote.learner.donor import Donor, InnerFormat
+from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState
+from ddiloco.roles.snapshots.messages import FragmentsWritten
 from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, joined, report, until
 
 SECONDS = 20.0  # within which every call ends by itself
-KINDS = ("control", "greeted", "offers", "peers", "donation", "updates")
+KINDS = ("control", "greeted", "offers", "peers", "donation", "updates", "part", "words")
 FRAGMENT = 0
 
 
@@ -50,6 +55,12 @@ def greeting(session=""):
     return pb.FromLearner(hello=hello).SerializeToString()
 
 
+def parts_greeting(part=0):
+    hello = pb.FromPart.Hello(version=wire.VERSION, fingerprint=TERMS.fingerprint, rules=TERMS.rules)
+    hello.part, hello.parts, hello.process, hello.address = part, 2, 7, "127.0.0.1:7100"
+    return pb.FromPart(hello=hello).SerializeToString()
+
+
 def sound_offer():
     contribution = Contribution(0, 100, FRAGMENT, 0, 4, 3, 30)
     given = arrays(FRAGMENT, 5)
@@ -63,6 +74,26 @@ class Giving:
     def put(self, wanted):
         if wanted.answer.set_running_or_notify_cancel():
             wanted.answer.set_result(InnerState(4, (0, 0), [np.zeros(3, np.float32)]))
+
+
+class AuthorityEnd:
+    """A server that leaves merging to two parts, and the core that hears what they say."""
+
+    def __init__(self):
+        self.records, self._heard, self._now = [], queue.SimpleQueue(), 0.0
+        mark = RunMark("run", "start")
+        links = PartLinks(2, TERMS, Security(), mark, self._heard.put, self.records.append, lambda: 0)
+        self.end = SyncerEnd(parts=links)
+        policy = SyncPolicy(num_learners=2, num_fragments=TERMS.num_fragments, interval=4)
+        self._core = AuthorityCore(policy, 12, None, 2)
+
+    def take(self):
+        """Has the core hear what came."""
+        while not self._heard.empty():
+            told = self._heard.get()
+            if not isinstance(told, FragmentsWritten):
+                self._now += 0.1
+                self._core.handle(told, self._now)
 
 
 class Rpcs:
@@ -82,11 +113,15 @@ class Rpcs:
         donor.attach(Giving(), InnerFormat([jax.ShapeDtypeStruct((3,), np.float32)]))
         self._donor = grpc.insecure_channel(f"127.0.0.1:{donor.start('127.0.0.1')}")
         self._keeps = donor
+        self._authority = AuthorityEnd()
+        self._parts = grpc.insecure_channel(self._authority.end.address)
 
     def end(self):
         """Ends servers and calls: the interpreter waits for their threads."""
         self._channel.close()
         self._donor.close()
+        self._parts.close()
+        self._authority.end.server.stop(0.0)
         self._learner.client.finish(0.0)
         self._syncer.server.stop(0.0)
         self._keeps.stop()
@@ -137,9 +172,19 @@ class Rpcs:
     def _donation(self, messages):
         list(self._donor.stream_stream(wire.DONATE)(iter(messages), timeout=SECONDS))
 
+    def _part(self, messages):
+        """A goodbye ends what is sound."""
+        said = [*messages, pb.FromPart(goodbye=pb.Goodbye()).SerializeToString()]
+        list(self._parts.stream_stream(wire.PART)(iter(said), timeout=SECONDS))
+        self._authority.take()
+
+    def _words(self, messages):
+        self._part([parts_greeting(), *messages])
+
     def _forget(self):
         """What was heard, so that hours of it need no memory."""
         self._syncer.records.clear()
+        self._authority.records.clear()
         for inbox in (self._syncer.heard, self._syncer.offers, self._learner.inbox):
             try:
                 while True:

@@ -10,7 +10,7 @@ from ddiloco.disk.tape.header import Header
 from ddiloco.disk.tape.recorder import LearnerTape, learner_tape
 from ddiloco.observe import records
 from ddiloco.outer.blocks import Cut
-from ddiloco.protocol import events
+from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.syncer.positions import LONGEST
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -21,6 +21,7 @@ from ddiloco.remote.wire.event_messages import (
     up_header,
 )
 from ddiloco.remote.wire.record_messages import record_message
+from ddiloco.schema import codec
 from tests.fuzz import rpcs
 from tests.fuzz.targets import BYTES, FOLDER, INNER, MAGIC
 from tests.workbook import MACHINE
@@ -59,6 +60,15 @@ def recorded_tape():
         tape.heard(event, 1.5)
     tape.end()
     return [payload for _, payload in tape_file.read(made).records]
+
+
+def parts_words():
+    """What a part of a syncer says to its authority."""
+    said = [news.Committed(RoundId(4, 0), 1, 7), news.Stuck(True), news.Over(), news.Doubted(1, 100)]
+    yield from (pb.FromPart(word=codec.word_message(word)) for word in said)
+    noted = record_message(records.Noted("round", {"fragment": 0}, 5.0))
+    yield pb.FromPart(records=pb.PartRecords(first=0, records=[pb.PartRecords.One(record=noted)]))
+    yield pb.FromPart(fragments_written=pb.FragmentsWritten(snapshot=1, files=PART))
 
 
 TOKENS = {
@@ -146,6 +156,8 @@ SEEDS = {  # sound bytes, from which others are made
         rpcs.said("updates"),
         rpcs.said("updates", b"a session"),
         rpcs.said("donation", pb.DonationRequest(versions=[1, 2]).SerializeToString()),
+        rpcs.said("part", rpcs.parts_greeting(1)),
+        rpcs.said("words", *(word.SerializeToString() for word in parts_words())),
     ],
 }
 

@@ -34,7 +34,9 @@ def lines(job):
 
 def test_what_a_hostile_learner_sends_is_left_out_and_it_ends_in_quarantine(job):
     alive = [job.syncer(), job.learner(0), job.learner(1)]
-    job.wait_for(lambda: len(job.merges(0)) > 3 and len(job.merges(1)) > 3, "merges of both", alive)
+    merged = lambda: len(job.merges(0)) > 3 and len(job.merges(1)) > 3  # noqa: E731
+    written = lambda: merged() and (job.workdir / "summary.json").exists()  # noqa: E731
+    job.wait_for(written, "merges of both", alive)
     honest = max(line["outer_gradient_norm"] for line in lines(job))
     hostile = Hostile(job.address, terms(job.settings), LIAR)
     refused = lambda: job.summary()["offers_left_out"].get(str(LIAR), 0)  # noqa: E731

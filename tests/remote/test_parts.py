@@ -21,7 +21,7 @@ from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, un
 
 TOKENS = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})
 MARK, NONE = RunMark("run", "start"), RunMark("", "")
-COMMITTED = news.Committed(RoundId(4, 1), 2, 7)
+COMMITTED = news.Committed(RoundId(4, 0), 2, 7)
 
 
 class AuthorityEnd:
@@ -152,3 +152,21 @@ def test_learners_hear_where_parts_are_and_of_each_that_comes(stack):
     assert other.next("session").learner == 0  # which is open already
     at = ["127.0.0.1:7100", "127.0.0.1:7101"]
     until(lambda: [p and p.address for p in parts._parts] == at, "both parts")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.FromPart(word=codec.word_message(news.Committed(RoundId(4, 1), 2, 7))),
+        pb.FromPart(word=pb.FromPart().word),
+        pb.FromPart(records=pb.PartRecords(records=[{"record": {"noted": {"name": "x", "json": "{"}}}])),
+        pb.FromPart(fragments_written=pb.FragmentsWritten(snapshot=1, files="7")),
+    ],
+    ids=["another's fragment", "no word", "no record", "no files"],
+)
+def test_what_cannot_be_is_told_in_an_alarm_and_ends_only_the_connection(stack, message):
+    authority, part = connected(stack)
+    part.uplink._put(message)
+    assert authority.next() == PartConnected(0)  # anew
+    [alarm] = [record for record in authority.records if isinstance(record, records.Alarm)]
+    assert alarm.sentence.startswith("part 0 of the syncer: what it sent cannot be read: ")

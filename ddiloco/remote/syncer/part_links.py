@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import threading
 import time
@@ -13,7 +14,7 @@ import grpc
 from ddiloco.disk.run_mark import RunMark
 from ddiloco.disk.snapshots.parts import PartFiles
 from ddiloco.observe import records
-from ddiloco.protocol import events
+from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
 from ddiloco.remote.syncer.listening import Handshakes
@@ -225,22 +226,20 @@ class PartLinks:
 
     def _read(self, link: _Link, requests: Iterator[bytes]) -> None:
         try:
-            for data in requests:
+            for data in _until_it_breaks(requests):
                 if self._links.get(link.part) is not link or not self._take(link, parse(pb.FromPart, data)):
                     break
-        except WireError as error:
+        except (WireError, ValueError) as error:
             alarm = f"part {link.part} of the syncer: what it sent cannot be read: {error}"
             self._record(records.Alarm(alarm, time.time()))
-        except Exception:  # gRPC raises bare Exceptions where a stream breaks
-            pass
         finally:
             self._gone(link)
 
     def _take(self, link: _Link, message: pb.FromPart) -> bool:
-        """Takes a part's message; whether another may come."""
+        """Takes a part's message; whether another may come. Raises WireError or ValueError: it is none."""
         match message.WhichOneof("kind"):
             case "word":
-                self._send(FromPart(link.part, codec.word_of(message.word)))
+                self._send(FromPart(link.part, self._checked(link.part, codec.word_of(message.word))))
             case "records":
                 following = self._take_records(link, message.records)
                 link.say(pb.ToPart(records_taken=pb.RecordsTaken(next=following)))
@@ -249,6 +248,13 @@ class PartLinks:
             case "goodbye":
                 return False
         return True
+
+    def _checked(self, part: int, word: news.Word) -> news.Word:
+        if isinstance(word, news.Committed):
+            p = word.round.fragment
+            if p >= self._terms.num_fragments or p % self.count != part:
+                raise WireError("malformed message", f"fragment {p} is not of part {part}")
+        return word
 
     def _take_records(self, link: _Link, message: pb.PartRecords) -> int:
         """Passes on the records that are new: a connection repeats what the one before may have lost."""
@@ -263,6 +269,12 @@ class PartLinks:
         return following
 
 
+def _until_it_breaks(requests: Iterator[bytes]) -> Iterator[bytes]:
+    """The messages up to where the stream breaks, for which gRPC raises bare Exceptions."""
+    with contextlib.suppress(Exception):
+        yield from requests
+
+
 def _told_of(session: Session, over: bool = False) -> pb.ToPart:
     told = pb.ToPart.Session(name=session.name, learner=session.learner, process=session.process, over=over)
     return pb.ToPart(session=told)
@@ -275,10 +287,8 @@ def _reached(address: str, peer: str) -> str:
 
 
 def _written(part: int, message: pb.FragmentsWritten) -> FragmentsWritten:
-    try:
-        files = PartFiles.from_json(json.loads(message.files)) if message.files else None
-    except ValueError as error:
-        raise WireError("malformed message", str(error)) from None
+    """Raises ValueError: its files are none."""
+    files = PartFiles.from_json(json.loads(message.files)) if message.files else None
     versions = tuple(
         VersionWritten(RoundId(made.step, made.fragment), made.version, made.lineage)
         for made in message.versions

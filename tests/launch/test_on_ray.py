@@ -188,6 +188,7 @@ def test_actors_processes_and_nodes_die_and_join_and_nothing_is_lost(nodes, tmp_
 ONE = ("--config.sync.num_learners=1", "--config.train.min_step_seconds=(0.05,)")
 
 
+@pytest.mark.slow
 def test_a_learner_of_several_processes_comes_to_the_end_and_a_refusal_ends_a_run(nodes, tmp_path):
     nodes.have(2)
     meshes = ("--config.mesh.fsdp=2", "--config.mesh.data=-1")

@@ -48,7 +48,7 @@ STAGES = ({"stage": 2}, 1, {"num_layers": 2, "scan_layers": True})
     ("name", "layout"),
     [
         ("vit", FSDP),
-        ("captioner", STAGES),
+        pytest.param("captioner", STAGES, marks=pytest.mark.slow),
         pytest.param("vit", STAGES, marks=pytest.mark.slow),
         pytest.param("captioner", FSDP, marks=pytest.mark.slow),
     ],

@@ -67,7 +67,7 @@ def alone(config):
         pytest.param(DROPLESS, {"data": 2, "expert": 4}, 1, marks=pytest.mark.slow),
         (DROPLESS, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
         pytest.param(SCANNED, {"data": 1, "fsdp": 2, "tensor": 2, "expert": 2}, 1, marks=pytest.mark.slow),
-        (STAGED, {"data": 1, "stage": 2, "tensor": 2, "expert": 2}, 1),
+        pytest.param(STAGED, {"data": 1, "stage": 2, "tensor": 2, "expert": 2}, 1, marks=pytest.mark.slow),
         pytest.param(
             STAGED_CAPPED, {"data": 1, "stage": 2, "fsdp": 2, "expert": 2}, 1, marks=pytest.mark.slow
         ),

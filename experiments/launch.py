@@ -24,7 +24,11 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder for what is written. Defau
 _NAME = flags.DEFINE_string("name", "ddiloco", "Of the run: lower case letters, digits and dashes.")
 _GRACE = flags.DEFINE_float("grace", 25.0, "Seconds from the word to stop to a process's end.", lower_bound=0)
 _PORT = flags.DEFINE_integer(
-    "port", 7070, "The syncer's; the run takes the eleven after it too.", lower_bound=1, upper_bound=65000
+    "port",
+    7070,
+    "The syncer's; the run takes the eleven after it too, and two more for each part of the syncer.",
+    lower_bound=1,
+    upper_bound=65000,
 )
 _SPOT = flags.DEFINE_bool("spot", False, "gke, cloud_tpu: learners on spot capacity.")
 _CHIPS = flags.DEFINE_integer("chips", 4, "gke: TPU chips of a host.", lower_bound=1)
@@ -67,9 +71,6 @@ def main(_) -> int:
     config = _CONFIG.value
     config.driver = "remote"
     experiment = parse(config)
-    if experiment.has_parts:
-        by_hand = "engines start one process of the syncer; parts are started by hand (docs/parts.md)"
-        raise ConfigError(f"config.remote.parts: is {experiment.remote.parts}, but must be 1: {by_hand}")
     if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
         raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
     fleet = Fleet(
@@ -79,6 +80,7 @@ def main(_) -> int:
         processes=_HOSTS.value,
         grace=_GRACE.value,
         port=_PORT.value,
+        parts=range(experiment.remote.parts) if experiment.has_parts else (),
     )
     if _LAUNCHER.value == "ray":
         return _ray(experiment)

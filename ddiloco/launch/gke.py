@@ -15,7 +15,7 @@ import math
 import pathlib
 
 from ddiloco.config import ConfigError
-from ddiloco.launch.assignment import EVALUATOR, LEARNER, PREFIX, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import EVALUATOR, LEARNER, PART, PREFIX, REFUSED, SYNCER, Assignment
 from ddiloco.launch.plan import GIB, Fleet, Plan, filled
 
 CACHE = "/cache"  # compiled programs, prepared data, a learner's copies of its inner state
@@ -60,6 +60,7 @@ def plan(fleet: Fleet, gke: Gke) -> Plan:
         "gke": gke,
         "syncer": Assignment(SYNCER, syncer=f"0.0.0.0:{fleet.port}", resume=None, **place),
         "evaluator": Assignment(EVALUATOR, **{**place, "health": f"0.0.0.0:{fleet.health_port + 1}"}),
+        "parts": [part(fleet, number) for number in fleet.parts],
         "learners": [learner(fleet, number) for number in range(fleet.learners)],
         "stop": math.ceil(fleet.grace) + 5,
         "PREFIX": PREFIX,
@@ -69,6 +70,20 @@ def plan(fleet: Fleet, gke: Gke) -> Plan:
     }
     files = {f"{name}.yaml": filled(f"gke_{name}.yaml", **values) for name in ("syncer", "learners")}
     return Plan(files, [["kubectl", "apply", "-f", name] for name in files])
+
+
+def part(fleet: Fleet, number: int) -> Assignment:
+    """What a part of the syncer is told, in a container of the syncer's pod; `$(POD)`: the pod's address."""
+    port = fleet.parts_port + 2 * number
+    return Assignment(
+        PART,
+        part=number,
+        syncer=f"$(POD):{fleet.port}",
+        listen=f"0.0.0.0:{port}",
+        workdir=RUN,
+        health=f"0.0.0.0:{port + 1}",
+        grace=fleet.grace,
+    )
 
 
 def learner(fleet: Fleet, number: int) -> Assignment:

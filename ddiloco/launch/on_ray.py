@@ -29,12 +29,13 @@ from ddiloco.launch.assignment import (
     FAILED,
     FINAL,
     LEARNER,
+    PART,
     PREEMPTED,
     REFUSED,
     SYNCER,
     Assignment,
 )
-from ddiloco.launch.ports import reserved_port
+from ddiloco.launch.ports import reserved_ports
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 
@@ -48,24 +49,16 @@ POLL = 1.0  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What one process of a learner takes of its node.
+    """What one process of a learner takes of its node."""
 
-    Attributes:
-      cpus, gpus, tpus: cores, GPUs and TPU chips.
-      processes: of a learner, each on a node of its own.
-      topology, version: of the TPU slice that is one learner, such as 2x2x4 and v5p; empty: of none.
-      port: the syncer's; 0: any that is free.
-      coordinators: the ports of learner 0's processes, this and the next; each learner has two more.
-    """
-
-    cpus: float = 1.0
+    cpus: float = 1.0  # cores
     gpus: float = 0.0
-    tpus: float = 0.0
-    processes: int = 1
-    topology: str = ""
-    version: str = ""
-    port: int = 0
-    coordinators: int = 7100
+    tpus: float = 0.0  # chips
+    processes: int = 1  # of a learner, each on a node of its own
+    topology: str = ""  # of the TPU slice that is one learner, such as 2x2x4; empty: of none
+    version: str = ""  # of the slice, such as v5p
+    port: int = 0  # the syncer's, with the next ones for its parts; 0: any that is free
+    coordinators: int = 7100  # ports of learner 0's processes, this and the next; each learner has two more
 
     @property
     def options(self) -> dict[str, Any]:
@@ -149,12 +142,13 @@ class RayRun:
         """Runs all roles until the syncer has ended, as `stop` asks it to; returns the run's exit code."""
         host, port = ray.util.get_node_ip_address(), self._resources.port
         with contextlib.ExitStack() as stack:
-            port = port or stack.enter_context(reserved_port(host))
+            port = port or stack.enter_context(reserved_ports(1 + self._experiment.remote.parts, host))
             stack.callback(self._close)
-            self._start_all(f"{host}:{port}")
+            self._start_all(host, port)
             return self._wait(stop)
 
-    def _start_all(self, address: str) -> None:
+    def _start_all(self, host: str, port: int) -> None:
+        address = f"{host}:{port}"
         e, places = self._experiment, [self._places(m) for m in range(self._experiment.most_learners)]
         remote = dataclasses.replace(e.remote, hosts=tuple(map(len, places)), spares=0)
         e = self._experiment = dataclasses.replace(e, remote=remote)
@@ -163,6 +157,9 @@ class RayRun:
         beside = {"num_cpus": 0, "scheduling_strategy": here}
         syncer = Assignment(SYNCER, syncer=address, workdir=self._workdir, resume=None)
         self._start(syncer, security, beside)
+        for part in range(e.remote.parts if e.has_parts else 0):
+            one = dataclasses.replace(syncer, role=PART, part=part, listen=f"{host}:{port + 1 + part}")
+            self._start(one, security, beside)
         if e.eval.every is not None:
             self._start(Assignment(EVALUATOR, workdir=self._workdir), Security(), beside)
         for m, own in enumerate(places):

@@ -27,6 +27,7 @@ class Fleet:
     processes: int = 1  # hosts of each learner, with a process each
     grace: float = 25.0  # seconds that a process gets between the word to stop and its end
     port: int = 7070  # at which the syncer listens; learners answer each other at the next one
+    parts: Sequence[int] = ()  # of the syncer, by number, where it is several processes
 
     @property
     def donor_port(self) -> int:
@@ -42,6 +43,11 @@ class Fleet:
     def health_port(self) -> int:
         """At which every process answers probes."""
         return self.port + 10
+
+    @property
+    def parts_port(self) -> int:
+        """Of the syncer's part 0, the next one for its probes; each part has two more."""
+        return self.port + 12
 
 
 @dataclasses.dataclass(frozen=True)

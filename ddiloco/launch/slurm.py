@@ -1,4 +1,4 @@
-"""A run under Slurm: a job for the syncer, and an array with a task for each learner.
+"""A run under Slurm: a job for the syncer, and an array with a task for each learner and each of its parts.
 
 Slurm restarts what it preempts (`--requeue`) and tells it before (`--signal`). What ends otherwise is put
 back into the queue by the batch script itself, as long as its exit code asks for that: Slurm knows no other
@@ -22,7 +22,7 @@ class Slurm:
     workdir: str  # on a disk that all nodes share, with file locks
     setup: str = ":"  # a shell command that makes the environment, such as `source .venv/bin/activate`
     learner: str = ""  # options of sbatch for a learner's nodes, such as `--gpus-per-node=8`
-    syncer: str = ""  # the same for the syncer's node
+    syncer: str = ""  # the same for the node of the syncer, and of each of its parts
     notice: int = 60  # seconds before its end at which a task is told
     evaluator: bool = True  # whether one runs beside the syncer
 
@@ -34,6 +34,7 @@ def plan(fleet: Fleet, slurm: Slurm) -> Plan:
         "fleet": fleet,
         "slurm": slurm,
         "syncer": ["--nodes=1", *shlex.split(slurm.syncer)],
+        "parts": [f"--array=0-{len(fleet.parts) - 1}", "--nodes=1", *shlex.split(slurm.syncer)],
         "learners": [*array, "--ntasks-per-node=1", *shlex.split(slurm.learner)],
         "workdir": shlex.quote(slurm.workdir),
         "config": shlex.join(fleet.config),
@@ -41,5 +42,5 @@ def plan(fleet: Fleet, slurm: Slurm) -> Plan:
         "PREFIX": PREFIX,
         "FINAL": FINAL,
     }
-    names = ("syncer.sbatch", "learners.sbatch", "submit.sh")
+    names = ["syncer.sbatch", "learners.sbatch", "submit.sh", *["parts.sbatch"] * bool(fleet.parts)]
     return Plan({name: filled(f"slurm_{name}", **values) for name in names}, [["./submit.sh"]])

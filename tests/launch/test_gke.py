@@ -1,5 +1,6 @@
 """The manifests of a run on Kubernetes: as the published schemas have them, telling roles all they need."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -171,3 +172,24 @@ def test_the_image_has_what_its_file_names():
     assert (ROOT / f"{module.replace('.', '/')}.py").exists()
     extra = re.search(r"ARG EXTRA=(\w+)", (ROOT / "scripts" / "Dockerfile").read_text())[1]
     assert f'"{extra}": [' in (ROOT / "setup.py").read_text()
+
+
+def test_parts_of_the_syncer_are_containers_beside_it_with_ports_of_their_own():
+    found = objects(dataclasses.replace(FLEET, parts=range(2)))
+    for one in found:
+        check(one)
+    (pod,) = pods(one for one in found if one["kind"] == "StatefulSet")
+    parts = [container for container in pod["containers"] if container["name"].startswith("part-")]
+    for number, part in enumerate(parts):
+        given = environment(part)
+        assert given["POD"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+        assert list(given).index("POD") < list(given).index(f"{PREFIX}AUTHORITY"), "or it is not filled in"
+        assert given[f"{PREFIX}AUTHORITY"] == "$(POD):7070"
+        assert (given[f"{PREFIX}PART"], given[f"{PREFIX}LISTEN"]) == (
+            str(number),
+            f"0.0.0.0:{7082 + 2 * number}",
+        )
+        assert {"name": "run", "mountPath": "/run/ddiloco"} in part["volumeMounts"]
+        assert part["command"] == ["python", "-m", "experiments.syncer"]
+    ports = [port["containerPort"] for one in pod["containers"] for port in one["ports"]]
+    assert len(parts) == 2 and len(set(ports)) == len(ports)

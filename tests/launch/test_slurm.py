@@ -149,3 +149,27 @@ def test_the_syncer_says_where_it_is_and_goes_on_with_its_run(commands, written,
         "--resume=auto",
     ]
     assert commands.environment("srun")["DDILOCO_TOKEN_FILE"] == f"{run}.tokens/tokens"
+
+
+def test_parts_of_the_syncer_are_an_array_that_finds_the_authority(commands, tmp_path):
+    commands.add("srun")
+    folder = tmp_path / "scripts"
+    fleet = Fleet("reading", CONFIG, 3, parts=range(2))
+    slurm.plan(fleet, slurm.Slurm(str(tmp_path / "run"), syncer="--mem=64G")).write(folder)
+    assert {"--array=0-1", "--nodes=1", "--mem=64G"} <= set(options(folder / "parts.sbatch"))
+    code, out, _ = commands.run("submit.sh", folder)
+    assert (code, out.count("17")) == (0, 6)
+    assert commands.calls("sbatch")[-1] == ["--parsable", "parts.sbatch"]
+    (tmp_path / "run.launch").mkdir()
+    (tmp_path / "run.launch" / "address").write_text("node9:7070\n")
+    told = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "17"}
+    code, _, err = commands.run("parts.sbatch", folder, **told)
+    assert (code, err) == (0, "")
+    assert commands.environment("srun") == {
+        "DDILOCO_PART": "1",
+        "DDILOCO_AUTHORITY": "node9:7070",
+        "DDILOCO_TOKEN_FILE": f"{tmp_path}/run.tokens/tokens",
+        "DDILOCO_GRACE": "48",
+    }
+    (call,) = commands.calls("srun")
+    assert f"--workdir={tmp_path}/run" in call and call[-1].endswith(":7084")

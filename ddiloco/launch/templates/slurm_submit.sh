@@ -2,4 +2,7 @@
 set -euo pipefail
 syncer=$(sbatch --parsable syncer.sbatch)
 learners=$(sbatch --parsable learners.sbatch)
-echo "syncer $syncer, learners $learners; to end the run: scancel $syncer $learners"
+{% if fleet.parts %}
+parts=$(sbatch --parsable parts.sbatch)
+{% endif %}
+echo "syncer $syncer, learners $learners{{ ", parts $parts" if fleet.parts }}; to end the run: scancel $syncer $learners{{ " $parts" if fleet.parts }}"

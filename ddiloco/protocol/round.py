@@ -51,11 +51,16 @@ class Round:
         return tuple(self.arrived[who] for who in sorted(self.arrived) if who not in self.left_out)
 
     def has_aged(self, m: Member, steps: int) -> bool:
-        """Whether an offer waits here while its learner has gone on for more than so many steps."""
-        if m.learner not in self.arrived or self.phase is Phase.MERGING:
+        """Whether an offer waits here while its learner has gone on for more than so many steps.
+
+        And for more than half as many as the offer has: where all must be there at a time, offers that
+        are given back again and again would not be.
+        """
+        offer = self.arrived.get(m.learner)
+        if offer is None or self.phase is Phase.MERGING:
             return False
         since = m.counters[self.id.fragment].steps - self.known[m.learner]
-        return m.has_work(self.id.fragment, self.version) and since > max(1, steps)
+        return m.has_work(self.id.fragment, self.version) and since > max(1, steps, offer.steps // 2)
 
     def has_failed(self, m: Member) -> bool:
         """Whether the learner's offer failed, and it has not reported since."""

@@ -113,26 +113,28 @@ def slurm(tmp_path):
     made.close()
 
 
-def process_of(learner, workdir):
-    """The number of the learner's Python process."""
-    wanted = {f"DDILOCO_LEARNER={learner}".encode(), f"DDILOCO_WORKDIR={workdir}".encode()}
+def process_of(*variables):
+    """The number of the Python process that has these variables in its environment."""
+    wanted = {variable.encode() for variable in variables}
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             python = b"python" in (path / "cmdline").read_bytes().split(b"\0")[0]
             if python and wanted <= set((path / "environ").read_bytes().split(b"\0")):
                 return int(path.name)
-    raise AssertionError(f"learner {learner} has no process")
+    raise AssertionError(f"no process has {variables}")
 
 
-def test_learners_that_are_killed_or_told_to_leave_come_back_and_the_run_ends(slurm, tmp_path):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_who_is_killed_or_told_to_leave_comes_back_and_the_run_ends(slurm, tmp_path, parts):
     programs = Programs(os.environ["TFDS_DATA_DIR"])
     run, scripts = tmp_path / "shared", tmp_path / "scripts"
     made = programs.run("make_tokens", "--learners=2", f"--output={run}.tokens")
     assert made.returncode == 0, made.stderr
-    with reserved_ports(12) as port:
+    with reserved_ports(16) as port:
         smallest = [setting for setting in SMALLEST if "step" not in setting]
         pace = ["--config.train.steps=300", "--config.train.min_step_seconds=(0.15, 0.15)"]
-        told = [*smallest, *pace, "--config.tape.enabled=true", f"--config.data.data_dir={programs.data_dir}"]
+        more = [f"--config.tape.enabled={parts == 1}", f"--config.remote.parts={parts}"]
+        told = [*smallest, *pace, *more, f"--config.data.data_dir={programs.data_dir}"]
         engine = ["--launcher=slurm", "--dry_run", f"--workdir={run}", f"--output={scripts}", "--name=trial"]
         setup = f"--setup=cd {ROOT}; export PATH={pathlib.Path(sys.executable).parent}:$PATH"
         written = programs.run("launch", *told, *engine, setup, f"--port={port}", "--notice=20")
@@ -148,7 +150,7 @@ def test_learners_that_are_killed_or_told_to_leave_come_back_and_the_run_ends(sl
         return lambda: any(learner in r["learners"] for r in rounds()[after:])
 
     until(merged(1, 0), "a merge with learner 1", LIMIT)
-    os.kill(process_of(1, run), signal.SIGKILL)
+    os.kill(process_of("DDILOCO_LEARNER=1", f"DDILOCO_WORKDIR={run}"), signal.SIGKILL)
     until(lambda: "trial-learner 1" not in slurm.jobs(), "Slurm noticed")
     gone = len(rounds())
     until(merged(1, gone), "the killed learner's return", LIMIT)
@@ -156,10 +158,17 @@ def test_learners_that_are_killed_or_told_to_leave_come_back_and_the_run_ends(sl
     until(lambda: "trial-learner 0" not in slurm.jobs(), "a place in the queue", LIMIT)
     gone = len(rounds())
     until(merged(0, gone), "the return of the learner that was told to leave", LIMIT)
+    if parts > 1:
+        made = lambda: sum(r["fragment"] % 2 for r in rounds())  # noqa: E731
+        os.kill(process_of("DDILOCO_PART=1"), signal.SIGKILL)
+        gone = made()
+        until(lambda: made() > gone + 2, "merges of the part that was killed", LIMIT)
     until(lambda: slurm.run("squeue", "-h") == "", "the end of all jobs", LIMIT)
     summary = json.loads((run / "summary.json").read_text())
     assert (
         summary["finished"] and summary["inner_states"].get("own", 0) + summary["inner_states"]["peer"] >= 2
     )
+    if parts > 1:
+        return
     replayed = programs.run("replay", f"--workdir={run}")
     assert "the same as the run's" in replayed.stdout, replayed.stderr

@@ -119,8 +119,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that a long wait has made old is merged",
-        "return m.has_work(self.id.fragment, self.version) and since > max(1, steps)",
-        "return m.has_work(self.id.fragment, self.version) and since > 10**9",
+        "and since > max(1, steps, offer.steps // 2)",
+        "and since > 10**9",
         PROTOCOL,
     ),
     Mutant(

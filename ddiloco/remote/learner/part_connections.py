@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.remote.learner.streams import Streams
+from ddiloco.remote.learner.streams import ENDING, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
@@ -44,6 +44,11 @@ class _PartConnection:
         with self._lock:
             if self._control is not None:
                 self._control.cancel()
+
+    def wait(self, timeout: float) -> None:
+        """Waits for its thread: one that is in gRPC's code as the interpreter ends aborts the process."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         failures, longest = 0, self._connections.config.longest_backoff
@@ -135,9 +140,11 @@ class PartConnections:
             streams.send(round_id, contribution, offer, epoch)
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends all of them, and their threads."""
         with self._lock:
             self._closed = True
-            for part in self._parts:
-                if part is not None:
-                    part.close()
+            parts = [part for part in self._parts if part is not None]
+        for part in parts:
+            part.close()
+        for part in parts:
+            part.wait(ENDING)

@@ -26,6 +26,8 @@ from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import Pieces, Told
 from ddiloco.roles.transfer import Offer
 
+ENDING = 5.0  # seconds at most for a thread to leave a call that was cancelled
+
 
 class Host(NamedTuple):
     """One of the hosts that a learner is.
@@ -111,24 +113,29 @@ class Streams:
         self._held = None if decode is None else Held(decode if host is None else _in_blocks(decode, terms))
         self._offers = _Offers()
         self._channels, self._pace = channels, pace
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begins to take updates, and to send offers."""
         for channel in self._channels:
             for target in (self._take_updates, self._send_offers):
-                threading.Thread(target=target, args=(channel,), name="fragments", daemon=True).start()
+                one = threading.Thread(target=target, args=(channel,), name="fragments", daemon=True)
+                self._threads.append(one)
+                one.start()
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer, epoch: int = 0) -> None:
         """Sends an offer; never waits. `epoch`: the last snapshot that the learner is recorded for."""
         self._offers.put(_Offer(round_id, contribution, offer, epoch))
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads: one in gRPC's code as the interpreter ends would abort the process."""
         self._offers.close()
         if self._held is not None:
             self._held.close()
         for channel in self._channels:
             channel.close()
+        for thread in self._threads:
+            thread.join(ENDING)
 
     def _take_updates(self, channel: grpc.Channel) -> None:
         try:

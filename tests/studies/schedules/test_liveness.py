@@ -121,3 +121,15 @@ def test_the_same_seed_gives_the_same_run():
 
     assert run(7) == run(7)
     assert run(7) != run(8)
+
+
+def test_fast_learners_whose_offers_age_keep_no_round_from_having_them_all():
+    """K=None, H=1: while a slow one's offer is on its way, the others' are not given back again and again."""
+    merges = 0
+    for seed in range(5):
+        policy = SyncPolicy(num_learners=8, num_fragments=3, interval=1, overlap=0, quorum=None)
+        fleet, witness = fleet_of(policy, 60, seed, Weather(delay=1.0, speed_spread=4.0))
+        join_all(fleet, [0.0] * 8)
+        fleet.run(max_events=100_000)
+        merges += len(witness.merge_times)
+    assert merges > 310  # 262 where two steps made an offer old

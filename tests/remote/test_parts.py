@@ -152,7 +152,7 @@ def test_learners_hear_where_parts_are_and_of_each_that_comes(stack):
     assert other.next("session").learner == 0  # which is open already
     at = ["127.0.0.1:7100", "127.0.0.1:7101"]
     until(lambda: [p and p.address for p in parts._parts] == at, "both parts")
-    threads = [part._thread for part in parts._parts]
+    threads = [part.thread for part in parts._parts]
     learner.client.finish(1.0)
     assert not any(thread.is_alive() for thread in threads), "they would abort a process that ends"
 

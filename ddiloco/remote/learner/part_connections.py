@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.remote.learner.streams import ENDING, Streams
+from ddiloco.remote.learner.streams import Streams, wait_for
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
@@ -34,21 +34,16 @@ class _PartConnection:
         self._lock = threading.Lock()
         self._control: grpc.Call | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="part", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="part", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def close(self) -> None:
         self._closing.set()
         with self._lock:
             if self._control is not None:
                 self._control.cancel()
-
-    def wait(self, timeout: float) -> None:
-        """Waits for its thread: one that is in gRPC's code as the interpreter ends aborts the process."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
 
     def _run(self) -> None:
         failures, longest = 0, self._connections.config.longest_backoff
@@ -146,5 +141,4 @@ class PartConnections:
             parts = [part for part in self._parts if part is not None]
         for part in parts:
             part.close()
-        for part in parts:
-            part.wait(ENDING)
+        wait_for(part.thread for part in parts)

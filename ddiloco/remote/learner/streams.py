@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import grpc
@@ -26,7 +26,15 @@ from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import Pieces, Told
 from ddiloco.roles.transfer import Offer
 
-ENDING = 5.0  # seconds at most for a thread to leave a call that was cancelled
+_ENDING = 5.0  # seconds at most for threads to leave calls that were cancelled
+
+
+def wait_for(threads: Iterable[threading.Thread]) -> None:
+    """Waits until they have left gRPC's code, where the interpreter's end would abort the process."""
+    end = time.monotonic() + _ENDING
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 class Host(NamedTuple):
@@ -128,14 +136,13 @@ class Streams:
         self._offers.put(_Offer(round_id, contribution, offer, epoch))
 
     def close(self) -> None:
-        """Ends the threads: one in gRPC's code as the interpreter ends would abort the process."""
+        """Ends the threads."""
         self._offers.close()
         if self._held is not None:
             self._held.close()
         for channel in self._channels:
             channel.close()
-        for thread in self._threads:
-            thread.join(ENDING)
+        wait_for(self._threads)
 
     def _take_updates(self, channel: grpc.Channel) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -57,6 +56,7 @@ class GlobalModel:
       layout: the fragments.
       fragments: those that it holds.
       decode: a `FragmentDecoder`.
+      guard: judges offers; None: nobody does.
 
     Example:
       >>> import numpy as np
@@ -93,8 +93,8 @@ class GlobalModel:
         self.fragments = tuple(range(layout.num_fragments) if fragments is None else fragments)
         self.decode = FragmentDecoder(layout, config.codec)
         self._step = OuterStep(layout, config, num_learners)
-        self._new_guard = functools.partial(Guard, config.guard, step_tokens)
-        self._guard = self._new_guard() if config.guard.gates else None
+        self._guarding, self._step_tokens = config.guard, step_tokens
+        self.guard = self.new_guard()
         self._device = jax.local_devices(backend="cpu")[0]
         self._pieces = {p: self._owned(take(layout, p, parameters)) for p in self.fragments}
         self._states = {p: self._step.init(pieces) for p, pieces in self._pieces.items()}
@@ -134,8 +134,8 @@ class GlobalModel:
         notices: tuple[Notice, ...] = ()
         contributions = [tuple(map(aligned, pieces)) for pieces in contributions]  # for the reads to come
         norms = self._step.norms(p, self._pieces[p], contributions)
-        if learners and self._guard is not None:
-            refused, notices = self._judge(self._guard, p, contributions, counts, learners, norms)
+        if learners and self.guard is not None:
+            refused, notices = self._judge(self.guard, p, contributions, counts, learners, norms)
             left_out = [m for m in learners if m in refused]
             weights = [0.0 if m in refused else w for m, w in zip(learners, weights, strict=True)]
         if any(weights):
@@ -167,9 +167,9 @@ class GlobalModel:
         offers = offered(learners, counts, norms[:, :count], sizes, cosines)
         return guard.judge(p, offers, lambda: math.sqrt(sum(float(np.vdot(x, x)) for x in anchor)))
 
-    def forget_learners(self) -> None:
-        """What the guard knows of learners is forgotten, as when the syncer's process begins anew."""
-        self._guard = self._new_guard() if self._guard is not None else None
+    def new_guard(self) -> Guard | None:
+        """One that knows nothing of learners yet, as every process of the syncer begins with."""
+        return Guard(self._guarding, self._step_tokens) if self._guarding.gates else None
 
     def validate(self, p: int, pieces: Sequence[np.ndarray]) -> None:
         """Checks the pieces that a learner sent for fragment p, reading them once.

@@ -34,7 +34,8 @@ class Merged:
     """A merge is done and, unless nothing was merged, committed."""
 
     event: events.MergeFinished
-    pieces: Pieces  # of the newest version
+    version: int  # the newest of its fragment
+    pieces: Pieces  # of that
     difference: Pieces  # from the version before, in the update codec; (): the pieces are sent
     metrics: Mapping[str, Any]  # for the record of the round
     sha256: bytes | None  # of the pieces of a new version; None if no tape is kept
@@ -147,11 +148,12 @@ class Merging:
             return
         self._note_guarded(made.notices, action.round)
         seconds = time.monotonic() - begun
-        commit = self._committer.submit(self._commit, action.round, made, seconds)
+        commit = self._committer.submit(self._commit, action, made, seconds)
         self._commits[action.round.fragment] = commit
 
-    def _commit(self, which: RoundId, made: NextVersion, merge_seconds: float) -> None:
+    def _commit(self, action: actions.Merge, made: NextVersion, merge_seconds: float) -> None:
         """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
+        which, version = action.round, action.version - made.empty
         try:
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
             begun = time.monotonic()
@@ -165,7 +167,7 @@ class Merging:
             if not needless:
                 metrics["disk_seconds"] = time.monotonic() - begun
             finished = events.MergeFinished(which, made.left_out)
-            self._send(Merged(finished, made.pieces, made.difference, metrics, sha256, made.empty))
+            self._send(Merged(finished, version, made.pieces, made.difference, metrics, sha256, made.empty))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):

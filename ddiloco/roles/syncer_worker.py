@@ -296,8 +296,7 @@ class SyncerWorker:
         self._merging.take(merged)
         decided = self._decide(merged.event)
         if merged.sha256 is not None:
-            p = merged.event.round.fragment
-            self._tape.committed(p, self.core.versions[p], merged.sha256)
+            self._tape.committed(merged.event.round.fragment, merged.version, merged.sha256)
         return decided
 
     def _snapshot_is_due(self) -> bool:

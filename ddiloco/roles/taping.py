@@ -16,7 +16,15 @@ import jax
 from jax.sharding import Mesh
 
 from ddiloco.disk.tape.header import Header, Machine, ResumedWith, SnapshotName
-from ddiloco.disk.tape.recorder import FOLDER, LearnerTape, SyncerTape, learner_tape, next_syncer, syncer_tape
+from ddiloco.disk.tape.recorder import (
+    FOLDER,
+    LearnerTape,
+    SyncerTape,
+    learner_tape,
+    next_syncer,
+    part_tape,
+    syncer_tape,
+)
 from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import GlobalModel, pieces_sha256
@@ -28,7 +36,7 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "optax", "grain", "ddiloco")
 
 
 class Tapes:
-    """Makes a run's tapes, unless its settings ask for none, it has no folder, or its syncer has parts."""
+    """Makes a run's tapes, unless its settings ask for none or it has no folder."""
 
     def __init__(
         self,
@@ -41,8 +49,7 @@ class Tapes:
         run: str = "",
     ) -> None:
         """`clock`: the cores' time, in seconds. `wall`: unix seconds. `record` gets alarms. `run`: its id."""
-        taped = experiment.tape.enabled and not experiment.has_parts
-        self.folder = workdir / FOLDER if workdir is not None and taped else None
+        self.folder = workdir / FOLDER if workdir is not None and experiment.tape.enabled else None
         self._most_bytes = experiment.tape.max_gib * (1 << 30)
         self._experiment, self._layout, self._record = experiment, layout, record
         self._clock, self._wall, self._run = clock, wall, run
@@ -69,25 +76,34 @@ class Tapes:
     def syncer(
         self,
         state: SyncerState,
-        model: GlobalModel,
+        model: GlobalModel | None,
         resumed_from: SnapshotName | None = None,
         lineage: int = 0,
+        part: int | None = None,
     ) -> SyncerTape:
         """The tape of a syncer's process.
 
         Args:
           state: what its core begins from.
-          model: holds the fragments that it begins from.
+          model: holds the fragments that it begins from; None: an authority's.
           resumed_from: the snapshot that the run resumes from, if it does.
           lineage: of the versions that the process makes.
+          part: which one the process is; None: the authority, or the only process.
         """
         if self.folder is None:
             return SyncerTape()
-        sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in range(model.layout.num_fragments))
+        sha256: tuple[str, ...] = ()
+        if model is not None:
+            sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in model.fragments)
         process = next_syncer(self.folder)
         begun = {"state": state, "sha256": sha256, "resumed_from": resumed_from, "lineage": lineage}
-        header = self._header("syncer", None, process, machine_of(None), **begun)
-        return SyncerTape(syncer_tape(self.folder, process), header, self._record, self._most_bytes)
+        role, path = "syncer", syncer_tape(self.folder, process)
+        if self._experiment.has_parts:
+            role, begun["parts"] = "authority", self._experiment.remote.parts
+        if part is not None:
+            role, path, begun["part"] = "part", part_tape(self.folder, part, process), part
+        header = self._header(role, None, process, machine_of(None), **begun)
+        return SyncerTape(path, header, self._record, self._most_bytes)
 
     def _header(
         self, role: str, learner: int | None, process: int, machine: Machine, **begun_from: Any

@@ -33,7 +33,16 @@ def test_where_all_are_waited_for_two_parts_come_to_the_parameters_of_threads(pr
     assert found[0] == found[1]
     assert found[0][2] == {"0": 2, "1": 2, "2": 2}
     done = programs.run("replay", f"--workdir={tmp_path / 'parts'}")
-    assert (done.returncode, "config.remote.parts is 2" in done.stderr) == (2, True), done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 versions merged anew, 6 of them compared and equal" in done.stdout
+    assert done.stdout.endswith("the same as the run's\n")
+    done = programs.run("tape", f"--workdir={tmp_path / 'parts'}")
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "part 1      hears that learner 0 reports step 6",
+        "syncer      part 0 made fragment 0 version 2",
+    ):
+        assert line in done.stdout
 
 
 def durable(job):
@@ -49,7 +58,7 @@ def more_of(job, fragments, by=2):
     return lambda: all(durable(job)[p] >= before[p] + by for p in fragments)
 
 
-def test_any_process_dies_and_nothing_is_lost_or_merged_twice(job):
+def test_any_process_dies_and_nothing_is_lost_or_merged_twice(programs, job):
     syncer, learners = job.syncer(), [job.learner(m) for m in (0, 1)]
     parts = [job.part(0), job.part(1, affliction="merge:3")]
     parts[1].wait(LIMIT)
@@ -90,6 +99,10 @@ def test_any_process_dies_and_nothing_is_lost_or_merged_twice(job):
     assert job.end(syncer)[0] == 143
     assert [job.left(process)[0] for process in (*learners, *parts)] == [0] * 5
     assert_nothing_twice(job)
+    versions = sum(job.summary()["outer_steps"].values())
+    done = programs.run("replay", f"--workdir={job.workdir}")
+    assert (done.returncode, f"{versions} versions merged anew" in done.stdout) == (0, True), done
+    assert done.stdout.endswith("the same as the run's\n")
 
 
 def test_a_snapshot_of_two_parts_is_one_cut_and_a_run_of_one_process_resumes_from_it(programs, tmp_path):

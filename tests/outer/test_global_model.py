@@ -229,7 +229,7 @@ def test_after_a_new_start_learners_are_judged_as_if_for_the_first_time():
     m.merge(0, [*near(0, [1, 2, 3]), *liar], [(2, 100)] * 4, learners=[0, 1, 2, 3])
     honest = near(1, [1, 2, 3, 4])
     assert m.merge(1, honest, [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out == (3,)
-    m.forget_learners()
+    m.guard = m.new_guard()
     assert not m.merge(2, near(2, [1, 2, 3, 4]), [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out
 
 

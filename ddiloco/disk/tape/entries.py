@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from google.protobuf.message import DecodeError
 
 from ddiloco.disk.tape import tape_pb2 as pb
-from ddiloco.protocol import events
+from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import FragmentCounters, Report
+from ddiloco.protocol.parts import FromPart, PartConnected
 from ddiloco.schema import codec
 
 
@@ -67,7 +68,10 @@ class End:
 
 
 Note = Adopted | Gave | Committed | End
-Thing = codec.Event | Note
+CoreEvent = codec.Event | news.News | FromPart | PartConnected
+"""What a core is told."""
+
+Thing = CoreEvent | Note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +151,17 @@ class Encoder:
         match thing:
             case events.StepReported(report):
                 kind = {"report": self._reports.encode(report)}
+            case news.Heard(report, step_time):
+                kind = {"report": self._reports.encode(report)}
+                kind["report"].MergeFrom(pb.Report(heard=True, step_time=step_time))
+            case FromPart(part, word):
+                kind = {"of_part": pb.OfPart(part=part, word=codec.word_message(word))}
+            case PartConnected(part):
+                kind = {"of_part": pb.OfPart(part=part)}
             case Adopted() | Gave() | Committed() | End():
                 kind = {type(thing).__name__.lower(): dataclasses.asdict(thing)}
+            case _ if isinstance(thing, news.News):
+                kind = {"news": codec.news_message(thing)}
             case _:
                 kind = {"event": codec.message_of(thing)}
         return pb.Entry(now=now or 0.0, **kind)
@@ -175,9 +188,21 @@ class Decoder:
         match kind:
             case "event":
                 return Entry(m.now, codec.event_of(value))
+            case "news":
+                return Entry(m.now, codec.news_of(value))
             case "report":
-                return Entry(m.now, events.StepReported(self._reports.decode(value)))
+                return Entry(m.now, self._reported(value))
+            case "of_part" if value.HasField("word"):
+                return Entry(m.now, FromPart(value.part, codec.word_of(value.word)))
+            case "of_part":
+                return Entry(m.now, PartConnected(value.part))
         return Entry(None, _NOTES[kind](value))
+
+    def _reported(self, m: pb.Report) -> events.StepReported | news.Heard:
+        report = self._reports.decode(m)
+        if not m.heard:
+            return events.StepReported(report)
+        return news.Heard(report, m.step_time if m.HasField("step_time") else None)
 
 
 _NOTES = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddiloco.config import build
 from ddiloco.protocol.learner import FragmentWork
+from ddiloco.protocol.parts import fragments_of
 from ddiloco.protocol.state import SyncerState
 
 
@@ -48,9 +49,10 @@ class ResumedWith:
 class Header:
     """The header of one process's tape."""
 
-    role: str  # "learner" or "syncer"
+    role: str  # "learner", or "syncer"; where that is several processes, "authority" or "part"
     learner: int | None  # its number; None for the syncer
-    # A learner's first incarnation; for the syncer, the number of its process in the run, from 1
+    # A learner's first incarnation; for the syncer, the number of its process in the run, from 1. No process
+    # has a lower number than one before it that had any of its fragments.
     process: int
     driver: str  # the run's
     config: str  # fingerprint of the settings that numbers and decisions depend on, hex
@@ -61,17 +63,28 @@ class Header:
     # Learner only: where its batches begin, as `Batches.get_state` gives it; None: at the start
     position: Mapping[str, Any] | None = None
     state: SyncerState | None = None  # syncer only: what it began from
-    sha256: tuple[str, ...] = ()  # syncer only: of each fragment that it began from, hex
+    sha256: tuple[str, ...] = ()  # syncer only: of each of its fragments that it began from, hex
     # Syncer only: the snapshot from which the run resumed, if it did
     resumed_from: SnapshotName | None = None
     resumed: ResumedWith | None = None  # learner only: what it resumed with, if it did
     run: str = ""  # its random id, hex; empty in virtual time, where everything follows from the seed
     lineage: int = 0  # syncer only: of the versions that it makes
+    part: int = 0  # of the syncer
+    parts: int = 1  # S
 
     @property
     def actor(self) -> str:
-        """Whose tape it is: "learner 2", "the syncer"."""
-        return "the syncer" if self.learner is None else f"learner {self.learner}"
+        """Whose tape it is: "learner 2", "the syncer", "part 1 of the syncer"."""
+        if self.learner is not None:
+            return f"learner {self.learner}"
+        return f"part {self.part} of the syncer" if self.role == "part" else f"the {self.role}"
+
+    @property
+    def fragments(self) -> tuple[int, ...]:
+        """Those that the process merges."""
+        if self.state is None or self.role == "authority":
+            return ()
+        return fragments_of(self.part, self.parts, len(self.state.versions))
 
 
 def to_json(header: Header) -> str:

@@ -12,6 +12,7 @@ from ddiloco.disk.tape import tape_pb2 as pb
 from ddiloco.disk.tape.entries import (
     Adopted,
     Committed,
+    CoreEvent,
     Encoder,
     End,
     Gave,
@@ -38,9 +39,15 @@ def syncer_tape(folder: pathlib.Path, process: int) -> pathlib.Path:
     return folder / f"syncer-{process}{SUFFIX}"
 
 
+def part_tape(folder: pathlib.Path, part: int, process: int) -> pathlib.Path:
+    """The file of a process of one part of the syncer."""
+    return folder / f"part-{part}-{process}{SUFFIX}"
+
+
 def next_syncer(folder: pathlib.Path) -> int:
-    """The number of the syncer's next process."""
-    numbers = (path.stem.partition("-")[2] for path in folder.glob(f"syncer-*{SUFFIX}"))
+    """The number of the syncer's next process, whichever of them it is."""
+    paths = (*folder.glob(f"syncer-*{SUFFIX}"), *folder.glob(f"part-*-*{SUFFIX}"))
+    numbers = (path.stem.rpartition("-")[2] for path in paths)
     return 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
@@ -163,9 +170,9 @@ class LearnerTape(Recorder):
 
 
 class SyncerTape(Recorder):
-    """The events of a syncer's process."""
+    """The events of a process of the syncer."""
 
-    def heard(self, event: events.SyncerEvent, decided: Sequence[actions.SyncerAction], now: float) -> None:
+    def heard(self, event: CoreEvent, decided: Sequence[object], now: float) -> None:
         """Notes an event that the core has handled; call it before the actions are carried out.
 
         The contributions to a merge are written before it begins, since its result may be durable before

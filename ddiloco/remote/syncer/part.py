@@ -33,6 +33,7 @@ from ddiloco.roles.links import WHICHEVER
 from ddiloco.roles.snapshots.fragments import FragmentsRecording
 from ddiloco.roles.snapshots.messages import CutBegun
 from ddiloco.roles.syncer_worker import SyncerWorker
+from ddiloco.roles.taping import Tapes
 from ddiloco.schema import codec
 from ddiloco.settings.experiment import step_tokens
 from ddiloco.training import memory
@@ -212,8 +213,13 @@ class PartRun:
         state = durable.restore(self._model)
         memory.return_freed()
         core = Part(e.sync, e.train.steps, state, self._own, durable.lineage)
-        worker = SyncerWorker(core, self._model, uplink.record, durable=durable, pass_on=uplink.say)
-        self._writer = PartWriter(parts_folder(self._folder.parent / SNAPSHOTS))
+        workdir = self._folder.parent
+        tapes = Tapes(workdir, e, self._assembly.layout, uplink.record, run=mark.run)
+        tape = tapes.syncer(state, self._model, lineage=durable.lineage, part=place.part)
+        worker = SyncerWorker(
+            core, self._model, uplink.record, durable=durable, tape=tape, pass_on=uplink.say
+        )
+        self._writer = PartWriter(parts_folder(workdir / SNAPSHOTS))
         recording = FragmentsRecording(place.part, self._own, epoch, self._writer, uplink.tell_of_fragments)
         worker.take_part_in_snapshots(recording)
         server = PartServer(self._terms, self._security, worker, uplink, e.remote.handshake)

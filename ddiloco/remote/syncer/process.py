@@ -86,13 +86,12 @@ class SyncerRun:
         # Others read what was committed from the disk.
         if self._model is not None:
             core = SyncerCore(e.sync, e.train.steps, state, durable.lineage)
-            tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
-            tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
-            self._syncer = SyncerWorker(core, self._model, record, durable=durable, tape=tape)
         else:
             core = AuthorityCore(e.sync, e.train.steps, state, e.remote.parts)
-            passed = lambda thing: links.pass_on(thing)  # noqa: E731
-            self._syncer = SyncerWorker(core, None, record, durable=durable, pass_on=passed)
+        tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
+        tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
+        passed = lambda thing: links.pass_on(thing)  # noqa: E731
+        self._syncer = SyncerWorker(core, self._model, record, durable=durable, tape=tape, pass_on=passed)
         taker = None
         parts = 0 if self._model is not None else e.remote.parts
         if e.snapshot.every:

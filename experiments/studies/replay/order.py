@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Iterable, Iterator
 
 from ddiloco.disk.tape.file import TapeError
-from experiments.studies.replay.plan import Actor, Key, Plan, Work
+from experiments.studies.replay.works import Actor, Key, Plan, Work
 
 Perform = Callable[[Actor, Work], None]
 
@@ -71,5 +71,5 @@ def perform_all(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: Fals
             for key in work.needs
             if key not in made
         )
-        folder = plan.syncer.tapes[0].path.parent
+        folder = plan.first.path.parent
         raise TapeError(f"{folder}: {next(missing, stuck[0])}; a tape is missing or was cut")

@@ -1,208 +1,48 @@
-"""What each actor did to its arrays, in order: found by running its core over the events of its tape."""
+"""What each process did to its arrays, in order: found by running its core over the events of its tape."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, InnerOrigin
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.parts import AuthorityCore, Part
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from experiments.studies.replay.reading import RunTapes, Tape
-
-BEFORE = -1
-"""The entry number of work that is done before the first entry of a tape."""
-
-
-class VersionId(NamedTuple):
-    """A version of a fragment."""
-
-    fragment: int
-    version: int
-
-    def __str__(self) -> str:
-        return f"version {self.version} of fragment {self.fragment}"
-
-
-class OfferId(NamedTuple):
-    """A fragment as a learner's process held it after a step, with this version in it.
-
-    `since` is the incarnation that was last welcomed; a welcome may set the learner's steps back. After the
-    same step a learner may offer twice, before and after an update.
-    """
-
-    learner: int
-    process: int
-    since: int
-    fragment: int
-    step: int
-    version: int
-
-    def __str__(self) -> str:
-        return f"learner {self.learner}'s offer of fragment {self.fragment} at step {self.step}"
-
-
-Key = VersionId | OfferId | InnerOrigin
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """One thing done to arrays; `entry` is the number of the tape's entry that caused it."""
-
-    entry: int
-
-    @property
-    def needs(self) -> tuple[Key, ...]:
-        """What must have been made before."""
-        return ()
-
-    @property
-    def makes(self) -> Key | None:
-        """What it makes, if anything."""
-        return None
-
-
-@dataclasses.dataclass(frozen=True)
-class Adopt(Work):
-    """A learner loads all fragments and an inner state; `inner` None: a fresh one."""
-
-    versions: tuple[int, ...]
-    inner: InnerOrigin | None
-
-    @property
-    def needs(self) -> tuple[Key, ...]:
-        versions = tuple(VersionId(p, v) for p, v in enumerate(self.versions))
-        return versions if self.inner is None else (*versions, self.inner)
-
-
-@dataclasses.dataclass(frozen=True)
-class Return(Work):
-    """A learner loads its part of the snapshot from which the run resumed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Step(Work):
-    """A learner takes a step; `clock` steps came before it, and `tokens` are in its batch."""
-
-    clock: int
-    tokens: int
-    incarnation: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Offer(Work):
-    """A learner copies a fragment for the syncer."""
-
-    id: OfferId
-    contribution: Contribution
-
-    @property
-    def makes(self) -> Key:
-        return self.id
-
-
-@dataclasses.dataclass(frozen=True)
-class Apply(Work):
-    """A learner applies an update, as the action says."""
-
-    fragment: int
-    version: int
-    mixing: float
-    merged: OfferId | None  # the learner's offer that is in the update
-    rebase: bool
-
-    @property
-    def needs(self) -> tuple[Key, ...]:
-        needs: tuple[Key, ...] = (VersionId(self.fragment, self.version),)
-        return needs if self.merged is None else (*needs, self.merged)
-
-
-@dataclasses.dataclass(frozen=True)
-class Give(Work):
-    """A learner gives a copy of its inner state."""
-
-    origin: InnerOrigin
-
-    @property
-    def makes(self) -> Key:
-        return self.origin
-
-
-@dataclasses.dataclass(frozen=True)
-class Merge(Work):
-    """The syncer makes a version, if any of the offers is merged; `sha256` is None if the tape has none.
-
-    Its process makes merges in the order of their `number`, and notes each as soon as that one is durable.
-    """
-
-    process: int
-    number: int
-    round: RoundId
-    version: int
-    given: tuple[tuple[OfferId, Contribution], ...]
-    sha256: bytes | None = None
-    empty: bool = False  # all offers were left out, and no version was made
-
-    @property
-    def needs(self) -> tuple[Key, ...]:
-        return tuple(offer for offer, _ in self.given)
-
-    @property
-    def makes(self) -> Key | None:
-        return None if self.empty else VersionId(self.round.fragment, self.version)
-
-
-class Handled(NamedTuple):
-    """An entry of a tape, with what the core decided on it; `decided` is empty for a note."""
-
-    now: float | None
-    thing: Any
-    decided: Sequence[Any]
-
-
-@dataclasses.dataclass
-class Actor:
-    """A process of a learner, or all processes of the syncer, one after another."""
-
-    name: str
-    tapes: list[Tape]
-    works: list[Work]
-    handled: list[list[Handled]]  # by tape
-
-
-@dataclasses.dataclass
-class Plan:
-    """What every actor did."""
-
-    learners: list[Actor]
-    syncer: Actor
-
-    @property
-    def actors(self) -> list[Actor]:
-        """All of them, the syncer last."""
-        return [*self.learners, self.syncer]
-
-    @property
-    def given(self) -> set[Key]:
-        """What exists from the start: the first versions, and inner states in a snapshot."""
-        versions = self.syncer.tapes[0].header.state.versions
-        needs = {key for actor in self.learners for work in actor.works for key in work.needs}
-        inner = {key for key in needs if isinstance(key, InnerOrigin) and key.in_snapshot}
-        return {VersionId(p, version) for p, version in enumerate(versions)} | inner
+from experiments.studies.replay.works import (
+    BEFORE,
+    Actor,
+    Adopt,
+    Apply,
+    Begin,
+    Ended,
+    Give,
+    Handled,
+    Merge,
+    Offer,
+    OfferId,
+    Plan,
+    ProcessId,
+    Return,
+    Step,
+    VersionId,
+    Work,
+)
 
 
 def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> Plan:
     """Runs every core over its tape; raises TapeError if it cannot have had those events."""
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
     syncer = _Syncer(tapes, policy, total_steps, _adoptions(learners))
-    return Plan(learners, syncer.actor())
+    return Plan(learners, syncer.actors())
 
 
 def without_needless(plan: Plan) -> Plan:
@@ -262,7 +102,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                             update = Apply(i, p, action.version, action.mixing, merged, action.rebase)
                             works.append(update)
         handled.append(Handled(now, thing, decided))
-    return Actor(f"learner {h.learner}", [tape], works, [handled])
+    return Actor(tape, works, handled)
 
 
 def _resume(core: LearnerCore, tape: Tape) -> None:
@@ -274,10 +114,10 @@ def _resume(core: LearnerCore, tape: Tape) -> None:
         raise TapeError(f"{tape.path}: {error}") from None
 
 
-def _handled(core: LearnerCore | SyncerCore, tape: Tape, i: int, now: float, event: Any) -> Sequence[Any]:
+def _handled(core: LearnerCore | _SyncersCore, tape: Tape, i: int, now: float, event: Any) -> Sequence[Any]:
     try:
         return core.handle(event, now)
-    except (LocalProtocolError, AttributeError, IndexError) as error:
+    except (LocalProtocolError, AssertionError, AttributeError, LookupError) as error:
         raise TapeError(f"{tape.path}: entry {i}: {event!r} cannot have come then: {error}") from None
 
 
@@ -285,7 +125,7 @@ def _adoptions(learners: Iterable[Actor]) -> dict[int, list[tuple[int, int, dict
     """By learner, for each welcome: the incarnation, the process, and the offers made since."""
     found: dict[int, list[tuple[int, int, dict[OfferId, Contribution]]]] = {}
     for actor in learners:
-        h = actor.tapes[0].header
+        h = actor.tape.header
         offers = {w.id: w.contribution for w in actor.works if isinstance(w, Offer)}
         for since in sorted({key.since for key in offers}):
             own = {key: c for key, c in offers.items() if key.since == since}
@@ -296,7 +136,7 @@ def _adoptions(learners: Iterable[Actor]) -> dict[int, list[tuple[int, int, dict
 
 
 class _Syncer:
-    """All processes of the syncer; each begins with the durable state that the one before left."""
+    """All processes of the syncer; each begins with the durable state that those before it left."""
 
     def __init__(
         self, tapes: RunTapes, policy: SyncPolicy, total_steps: int | None, adoptions: dict[int, list]
@@ -304,77 +144,71 @@ class _Syncer:
         self._tapes, self._policy, self._total = tapes.syncers, policy, total_steps
         self._adoptions = adoptions
 
-    def actor(self) -> Actor:
-        """One actor for all of them."""
-        works: list[Work] = []
-        handled: list[list[Handled]] = []
+    def actors(self) -> list[Actor]:
+        """One for each process."""
         first = self._tapes[0]
         if any(first.header.state.versions) and first.header.resumed_from is None:
             raise TapeError(f"{first.path}: does not begin with the run: the tape before it is missing")
-        for n, tape in enumerate(self._tapes):
-            following = self._tapes[n + 1] if n + 1 < len(self._tapes) else None
-            made, own = self._process(tape, following)
-            works += made
-            handled.append(own)
-        return Actor("the syncer", self._tapes, works, handled)
+        return [self._process(n, tape) for n, tape in enumerate(self._tapes)]
 
-    def _process(self, tape: Tape, following: Tape | None) -> tuple[list[Merge], list[Handled]]:
-        core = SyncerCore(self._policy, self._total, tape.header.state, tape.header.lineage)
+    def _process(self, n: int, tape: Tape) -> Actor:
+        core = _core(tape, self._policy, self._total)
         begun: dict[int, Merge] = {}  # by fragment, merges that have not finished
-        works: list[Merge] = []
+        merges: list[Merge] = []
         numbers = itertools.count()
         handled: list[Handled] = []
-        last: tuple[int, ...] | None = None
+        last: dict[int, int] = {}
         for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
             decided: Sequence[Any] = ()
             match thing:
                 case Committed(fragment=p, version=version, sha256=sha256):
-                    if not works or works[-1].makes != (p, version):
+                    if not merges or merges[-1].makes != (p, version):
                         raise TapeError(f"{tape.path}: entry {i}: {VersionId(p, version)} of no merge")
-                    works[-1] = dataclasses.replace(works[-1], sha256=sha256)
+                    merges[-1] = dataclasses.replace(merges[-1], sha256=sha256)
                 case End(versions=versions):
-                    last = versions
+                    last = dict(zip(tape.header.fragments, versions, strict=True))
                 case _:
                     decided = _handled(core, tape, i, now, thing)
                     if isinstance(thing, events.MergeFinished):
                         merge = begun.pop(thing.round.fragment)
                         empty = {c.learner for _, c in merge.given} <= set(thing.left_out)
-                        works.append(dataclasses.replace(merge, entry=i, empty=empty))
+                        merges.append(dataclasses.replace(merge, entry=i, empty=empty))
                     for action in decided:
                         if isinstance(action, actions.Merge):
                             begun[action.round.fragment] = self._merge(tape, i, next(numbers), action)
             handled.append(Handled(now, thing, decided))
-        works += self._unnoted(tape, core, begun, last, following)
-        return sorted(works, key=lambda merge: merge.number), handled
+        merges += self._unnoted(n, merges, begun, last)
+        before = tuple(
+            _id(t) for t in self._tapes[:n] if set(t.header.fragments) & set(tape.header.fragments)
+        )
+        in_order = sorted(merges, key=lambda merge: merge.number)
+        works = [Begin(BEFORE, before), *in_order, Ended(len(tape.entries) - 1, _id(tape))]
+        return Actor(tape, works, handled)
 
     def _unnoted(
-        self,
-        tape: Tape,
-        core: SyncerCore,
-        begun: dict[int, Merge],
-        last: tuple[int, ...] | None,
-        following: Tape | None,
+        self, n: int, merges: list[Merge], begun: dict[int, Merge], last: dict[int, int]
     ) -> list[Merge]:
         """Merges that were committed, but that the process ended too early to note."""
-        sha256: tuple[str, ...] = ()
-        if following is not None:
-            last, sha256 = following.header.state.versions, following.header.sha256
-        if last is None:
-            return []
-        found = []
-        for p, (version, had) in enumerate(zip(last, core.versions, strict=True)):
-            if version == had:
+        tape, found = self._tapes[n], []
+        had = dict(enumerate(tape.header.state.versions))
+        had.update(merge.makes for merge in merges if merge.makes is not None)
+        for p in tape.header.fragments:
+            then, digest = last.get(p), None
+            following = next((t.header for t in self._tapes[n + 1 :] if p in t.header.fragments), None)
+            if following is not None:
+                then = following.state.versions[p]
+                digest = bytes.fromhex(following.sha256[following.fragments.index(p)])
+            if then is None or then == had[p]:
                 continue
             merge = begun.get(p)
-            if merge is None or merge.version != version:
-                raise TapeError(f"{tape.path}: ends at version {had} of fragment {p}, but {version} followed")
-            digest = bytes.fromhex(sha256[p]) if sha256 else None
+            if merge is None or merge.version != then:
+                raise TapeError(f"{tape.path}: ends at version {had[p]} of fragment {p}, but {then} followed")
             found.append(dataclasses.replace(merge, entry=len(tape.entries) - 1, sha256=digest))
         return found
 
     def _merge(self, tape: Tape, entry: int, number: int, action: actions.Merge) -> Merge:
         given = tuple((self._offer(tape, c), c) for c in action.contributions)
-        return Merge(entry, tape.header.process, number, action.round, action.version, given)
+        return Merge(entry, number, action.round, action.version, given)
 
     def _offer(self, tape: Tape, c: Contribution) -> OfferId:
         """The offer that a contribution was, found by the learner's incarnation."""
@@ -387,3 +221,20 @@ class _Syncer:
                 return key
         offer = OfferId(c.learner, 0, 0, c.fragment, c.step, c.version)
         raise TapeError(f"{tape.path}: {offer} was merged, but is on no tape of that learner")
+
+
+_SyncersCore = SyncerCore | AuthorityCore | Part
+
+
+def _core(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> _SyncersCore:
+    """The core of a process of the syncer, as it began."""
+    h = tape.header
+    if h.role == "authority":
+        return AuthorityCore(policy, total_steps, h.state, h.parts)
+    if h.role == "part":
+        return Part(policy, total_steps, h.state, h.fragments, h.lineage)
+    return SyncerCore(policy, total_steps, h.state, h.lineage)
+
+
+def _id(tape: Tape) -> ProcessId:
+    return ProcessId(tape.header.role, tape.header.part, tape.header.process)

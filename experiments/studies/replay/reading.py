@@ -35,7 +35,7 @@ class Tape:
 class RunTapes:
     """All tapes of a run."""
 
-    syncers: list[Tape]  # the syncer's processes, in order
+    syncers: list[Tape]  # the syncer's processes, in order: the first begins the run
     learners: dict[int, list[Tape]]  # each learner's processes, in order, by its number
     warnings: list[str]  # a line about each tape that was cut
 
@@ -57,6 +57,11 @@ def read_tape(path: pathlib.Path) -> Tape | None:
     return Tape(path, header, entries, content.torn)
 
 
+def _order(tape: Tape) -> tuple[int, bool, int]:
+    """An authority and its parts may begin at once, with one number."""
+    return tape.header.process, tape.header.role == "part", tape.header.part
+
+
 def read_run(workdir: pathlib.Path) -> RunTapes:
     """The tapes in a run's folder; raises TapeError if there are none, or one is damaged."""
     folder = workdir / FOLDER
@@ -72,7 +77,7 @@ def read_run(workdir: pathlib.Path) -> RunTapes:
         if tape.torn:
             warnings.append(f"{path}: {tape.torn} bytes of a record that was being written are cut off")
         tapes.append(tape)
-    syncers = sorted((t for t in tapes if t.header.learner is None), key=lambda t: t.header.process)
+    syncers = sorted((t for t in tapes if t.header.learner is None), key=_order)
     learners: dict[int, list[Tape]] = {}
     for tape in sorted((t for t in tapes if t.header.learner is not None), key=lambda t: t.header.process):
         learners.setdefault(tape.header.learner, []).append(tape)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli
-from experiments.studies.replay.plan import Plan
 from experiments.studies.replay.reading import RunTapes, read_run
 from experiments.studies.replay.run import make_plan, recorded_experiment
+from experiments.studies.replay.works import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,6 @@ def recorded(workdir: str | None) -> Iterator[Recorded]:
     folder = pathlib.Path(workdir)
     try:
         experiment = recorded_experiment(folder)
-        if experiment.has_parts:
-            parts = f"config.remote.parts is {experiment.remote.parts}"
-            raise cli.UsageError(f"workdir: {parts}, and a syncer of several processes keeps no tapes")
         tapes = read_run(folder)
         for warning in tapes.warnings:
             print(f"warning: {warning}", file=sys.stderr)

@@ -25,9 +25,10 @@ from ddiloco.roles.taping import fingerprint, machine_of
 from ddiloco.roles.transfer import host_arrays
 from ddiloco.settings.experiment import BASELINES, Experiment, parse, step_tokens
 from experiments.studies.replay import plan as plans
+from experiments.studies.replay import works
 from experiments.studies.replay.order import Uses, perform_all
-from experiments.studies.replay.plan import Actor, Key, Plan, VersionId, Work
 from experiments.studies.replay.reading import RunTapes
+from experiments.studies.replay.works import Actor, Key, Plan, VersionId, Work
 
 
 class ReplayMismatch(Exception):
@@ -90,7 +91,7 @@ def first_snapshot(plan: Plan, workdir: pathlib.Path) -> Snapshot | None:
     Raises:
       TapeError: the snapshot is missing or damaged.
     """
-    wanted = plan.syncer.tapes[0].header.resumed_from
+    wanted = plan.first.header.resumed_from
     if wanted is None:
         return None
     above = workdir.resolve().parent
@@ -112,7 +113,7 @@ def replay(
     assembly: Assembly,
     plan: Plan,
     until: RoundId | None = None,
-    progress: Callable[[plans.Merge], None] = lambda merge: None,
+    progress: Callable[[works.Merge], None] = lambda merge: None,
     snapshot: Snapshot | None = None,
 ) -> Replayed:
     """Replays all of a plan, or all rounds up to `until`.
@@ -133,7 +134,7 @@ class _Replay:
         assembly: Assembly,
         plan: Plan,
         until: RoundId | None,
-        progress: Callable[[plans.Merge], None],
+        progress: Callable[[works.Merge], None],
         snapshot: Snapshot | None,
     ) -> None:
         e = assembly.experiment
@@ -148,10 +149,10 @@ class _Replay:
         self._things: dict[Key, Any] = {key: self._given(key) for key in plan.given}
         self._equipment = _equipment(assembly, plan)
         self._learners: dict[int, TrainingArrays] = {}  # by the actor's id
-        self._last_merge = _last_merge(plan, until)
+        self._guards = {id(actor): self._model.new_guard() for actor in plan.syncers}
+        self._until = None if until is None else _merges_until(plan, until)
         self._merges = self._compared = self._steps = self._step = 0
-        self._process: int | None = None  # of the syncer
-        for tape in (tape for actor in plan.actors for tape in actor.tapes):
+        for tape in (actor.tape for actor in plan.actors):
             resumed = tape.header.resumed
             if resumed is not None and (snapshot is None or resumed.snapshot != snapshot.name):
                 raise TapeError(f"{tape.path}: resumed from {resumed.snapshot}, but the run did not")
@@ -160,7 +161,7 @@ class _Replay:
 
     def _given(self, key: Key) -> Any:
         """Something that exists from the start; the first tape must begin with it too."""
-        tape = self._plan.syncer.tapes[0]
+        tape = self._plan.first
         if isinstance(key, InnerOrigin):
             donated = None if self._origin is None else self._origin.donated()
             if donated is None or donated.origin != key:
@@ -172,13 +173,13 @@ class _Replay:
         return pieces
 
     def run(self) -> Replayed:
-        perform_all(self._plan, self._do, lambda: self._merges == self._last_merge)
+        perform_all(self._plan, self._do, lambda: self._until is not None and not self._until)
         return Replayed(self._model.parameters(), self._step, self._merges, self._compared, self._steps)
 
     def _do(self, actor: Actor, work: Work) -> None:
-        if isinstance(work, plans.Merge):
-            self._merge(work)
-        else:
+        if isinstance(work, works.Merge):
+            self._merge(actor, work)
+        elif actor.tape.header.learner is not None:
             self._on_learner(actor, work)
         for key in self._uses.done(work):
             self._things.pop(key, None)
@@ -188,16 +189,16 @@ class _Replay:
     def _on_learner(self, actor: Actor, work: Work) -> None:
         arrays = self._learners.get(id(actor)) or self._begin(actor)
         match work:
-            case plans.Return():
-                header = actor.tapes[0].header
+            case works.Return():
+                header = actor.tape.header
                 transfer = self._equipment[header.learner].transfer
                 resumed = self._origin.learner(header.learner, header.position, transfer)
                 resumed.load(arrays, self._assembly.experiment.sync.mixing)
-            case plans.Adopt():
+            case works.Adopt():
                 fragments = [self._things[key] for key in work.needs[: len(work.versions)]]
                 inner = None if work.inner is None else self._things[work.inner]
                 arrays.adopt(fragments, inner)
-            case plans.Step():
+            case works.Step():
                 tokens, _ = arrays.step(work.clock)
                 self._steps += 1
                 if tokens != work.tokens:
@@ -205,19 +206,19 @@ class _Replay:
                         f"{actor.name}, step {work.clock + 1}: its batch has {tokens} tokens, and had "
                         f"{work.tokens} in the run: the data are not the same"
                     )
-            case plans.Offer(id=key):
+            case works.Offer(id=key):
                 self._things[key] = offer = arrays.offer(key.fragment, key.step)
                 jax.block_until_ready((offer.arrays, offer.residual, offer.own))
-            case plans.Apply(merged=merged):
+            case works.Apply(merged=merged):
                 step = None if merged is None else merged.step
                 arrays.apply(work.fragment, work.mixing, self._things[work.needs[0]], step, work.rebase)
-            case plans.Give(origin=origin):
+            case works.Give(origin=origin):
                 self._things[origin] = host_arrays(arrays.inner())
         # Here learners share devices, which take up programs in any order: two could wait for each other.
         jax.block_until_ready(arrays.params)
 
     def _begin(self, actor: Actor) -> TrainingArrays:
-        header = actor.tapes[0].header
+        header = actor.tape.header
         batches = self._assembly.batches((header.learner,))
         if header.position is not None:
             batches.set_state(dict(header.position))
@@ -225,42 +226,40 @@ class _Replay:
         equipment = dataclasses.replace(own, batches=batches, sdc_check_every=0)
         return self._learners.setdefault(id(actor), TrainingArrays(equipment))
 
-    def _merge(self, work: plans.Merge) -> None:
+    def _merge(self, actor: Actor, work: works.Merge) -> None:
         p = work.round.fragment
         anchor = self._model.fragment(p)[1]
         given = [self._model.decode(p, self._things[key].on_host(), anchor) for key, _ in work.given]
-        if work.process != self._process:
-            self._process = work.process
-            self._model.forget_learners()
+        self._model.guard = self._guards[id(actor)]
         counts, learners = [(c.steps, c.tokens) for _, c in work.given], [c.learner for _, c in work.given]
         made = self._model.merge(p, given, counts, learners)
         self._merges += 1
+        if self._until is not None:
+            self._until.discard((id(actor), work.number))
         if made.empty or work.empty:
             if made.empty is not work.empty:
-                raise ReplayMismatch(self._mismatch(work))
+                raise ReplayMismatch(self._mismatch(actor, work))
             return
         pieces = made.pieces
         self._step = max(self._step, work.round.step)
         if work.sha256 is not None:
             self._compared += 1
             if pieces_sha256(pieces) != work.sha256:
-                raise ReplayMismatch(self._mismatch(work))
+                raise ReplayMismatch(self._mismatch(actor, work))
         key = VersionId(p, work.version)
         if self._uses.wanted(key):
             self._things[key] = pieces
         self._progress(work)
 
-    def _mismatch(self, work: plans.Merge) -> str:
+    def _mismatch(self, actor: Actor, work: works.Merge) -> str:
         learners = sorted({key.learner for key, _ in work.given})
         text = (
             f"round {work.round.step}, fragment {work.round.fragment}: version {work.version}, merged of "
             f"learners {', '.join(map(str, learners))}, is not the one of the run"
         )
         used = {(key.learner, key.process) for key, _ in work.given}
-        headers = [t.header for t in self._plan.syncer.tapes if t.header.process == work.process]
-        lives = [actor.tapes[0].header for actor in self._plan.learners]
-        headers += [h for h in lives if (h.learner, h.process) in used]
-        for header in headers:
+        lives = [learner.tape.header for learner in self._plan.learners]
+        for header in (actor.tape.header, *(h for h in lives if (h.learner, h.process) in used)):
             mesh = None if header.learner is None else self._equipment[header.learner].program.mesh
             found = differences(header.machine, machine_of(mesh))
             if found:
@@ -273,8 +272,8 @@ class _Replay:
 
 def _equipment(assembly: Assembly, plan: Plan) -> dict[int, Equipment]:
     """Each learner's equipment, by its number."""
-    learners = sorted({actor.tapes[0].header.learner for actor in plan.learners})
-    if plan.syncer.tapes[0].header.driver != "remote":
+    learners = sorted({actor.tape.header.learner for actor in plan.learners})
+    if plan.first.header.driver != "remote":
         equipment = assembly.equipment()
         return {m: equipment[m] for m in learners}
     made: dict[int, Equipment] = {}
@@ -287,15 +286,15 @@ def _equipment(assembly: Assembly, plan: Plan) -> dict[int, Equipment]:
     return made
 
 
-def _last_merge(plan: Plan, until: RoundId | None) -> int | None:
-    """How many merges there are up to the last round that is not after `until`; None: no limit."""
-    if until is None:
-        return None
-    merges = [work for work in plan.syncer.works if isinstance(work, plans.Merge)]
-    count = max((n for n, m in enumerate(merges, start=1) if m.round <= until), default=0)
-    if not count:
-        raise TapeError(f"{plan.syncer.tapes[0].path}: no round up to step {until.step} was merged")
-    return count
+def _merges_until(plan: Plan, until: RoundId) -> set[tuple[int, int]]:
+    """The merges of each process up to its last round that is not after `until`."""
+    found: set[tuple[int, int]] = set()
+    for actor, merges in zip(plan.syncers, plan.merges, strict=True):
+        count = max((n for n, m in enumerate(merges, start=1) if m.round <= until), default=0)
+        found |= {(id(actor), merge.number) for merge in merges[:count]}
+    if not found:
+        raise TapeError(f"{plan.first.path}: no round up to step {until.step} was merged")
+    return found
 
 
 def differences(then: Machine, here: Machine) -> list[str]:

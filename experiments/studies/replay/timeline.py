@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave
-from ddiloco.protocol import actions, events
+from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.clocks import VectorClock
-from experiments.studies.replay import plan as plans
+from ddiloco.protocol.parts import FromPart, PartConnected
+from experiments.studies.replay import works as plans
 from experiments.studies.replay.order import perform
-from experiments.studies.replay.plan import Actor, Key, Plan, VersionId, Work
+from experiments.studies.replay.works import Actor, Key, Plan, VersionId, Work
 
 
 class Line(NamedTuple):
@@ -20,6 +21,7 @@ class Line(NamedTuple):
     Attributes:
       wall: unix seconds; in virtual time virtual seconds.
       learner: whose it is; None: the syncer's.
+      part: of the syncer; None: of its only process, or of the authority.
       text: what happened, and what followed.
       clock: whose work the actor's parameters hold then; None where a process begins or is cut off, and where
         a missing tape hides it.
@@ -28,9 +30,10 @@ class Line(NamedTuple):
 
     wall: float
     learner: int | None
+    part: int | None
     text: str
-    clock: VectorClock | None
-    round_step: int | None
+    clock: VectorClock | None = None
+    round_step: int | None = None
 
 
 class Clocks:
@@ -38,32 +41,30 @@ class Clocks:
 
     def __init__(self, plan: Plan) -> None:
         self._of: dict[Key, VectorClock] = {}
-        for p, version in enumerate(plan.syncer.tapes[0].header.state.versions):
+        for p, version in enumerate(plan.first.header.state.versions):
             self._of[VersionId(p, version)] = VectorClock({}, {p: version} if version else {})
-        self._syncer = plan.syncer
-        self._at = {id(actor): self._begin(actor, 0) for actor in plan.actors}
-        self._after: dict[tuple[int, str, int], VectorClock] = {}
+        self._at = {id(actor): self._begin(actor) for actor in plan.actors}
+        self._after: dict[tuple[int, int], VectorClock] = {}
         perform(plan, self._do)
 
     def after_work(self, actor: Actor, work: Work) -> VectorClock:
         """The clock after a work of an actor; it must have been possible."""
-        return self._after[id(actor), self._tape_of(actor, work), work.entry]
+        return self._after[id(actor), work.entry]
 
-    def after(self, actor: Actor, tape: int, count: int) -> Iterator[VectorClock | None]:
-        """The clocks after each of `count` entries of one of an actor's tapes; None once it is not known."""
-        path = str(actor.tapes[tape].path)
-        works = {w.entry for w in actor.works if self._tape_of(actor, w) == path}
-        clock: VectorClock | None = self._begin(actor, tape)
-        for entry in range(count):
+    def after(self, actor: Actor) -> Iterator[VectorClock | None]:
+        """The clocks after each entry of an actor's tape; None once it is not known."""
+        works = {w.entry for w in actor.works}
+        clock: VectorClock | None = self._begin(actor)
+        for entry in range(len(actor.handled)):
             if entry in works:
-                found = self._after.get((id(actor), path, entry))
+                found = self._after.get((id(actor), entry))
                 # A merge may be noted after a later one.
-                noted = found is not None and clock is not None and actor is self._syncer
+                noted = found is not None and clock is not None and actor.tape.header.learner is None
                 clock = found.joined(clock) if noted else found
             yield clock
 
-    def _begin(self, actor: Actor, tape: int) -> VectorClock:
-        header = actor.tapes[tape].header
+    def _begin(self, actor: Actor) -> VectorClock:
+        header = actor.tape.header
         clock, versions = VectorClock(), ()
         if header.resumed is not None:
             clock = VectorClock({header.learner: (header.process, header.resumed.clock)})
@@ -74,16 +75,12 @@ class Clocks:
             clock = clock.joined(self._of.get(VersionId(p, version), VectorClock()))
         return clock
 
-    @staticmethod
-    def _tape_of(actor: Actor, work: Work) -> str:
-        if not isinstance(work, plans.Merge):
-            return str(actor.tapes[0].path)
-        return next(str(t.path) for t in actor.tapes if t.header.process == work.process)
-
     def _do(self, actor: Actor, work: Work) -> None:
         clock = self._at[id(actor)]
-        header = actor.tapes[0].header
+        header = actor.tape.header
         match work:
+            case plans.Begin():
+                clock = self._begin(actor)
             case plans.Adopt():
                 clock = VectorClock()
                 for key in work.needs:
@@ -103,7 +100,7 @@ class Clocks:
                 clock = clock.merged(work.round.fragment, work.version)
                 self._of[work.makes] = clock
         self._at[id(actor)] = clock
-        self._after[id(actor), self._tape_of(actor, work), work.entry] = clock
+        self._after[id(actor), work.entry] = clock
 
 
 def timeline(plan: Plan) -> list[Line]:
@@ -131,7 +128,8 @@ def shown(line: Line, virtual: bool) -> str:
         when = f"{line.wall:12.3f}"
     else:
         when = datetime.datetime.fromtimestamp(line.wall).strftime("%H:%M:%S.%f")[:-3]
-    who = "syncer" if line.learner is None else f"learner {line.learner}"
+    of_syncer = "syncer" if line.part is None else f"part {line.part}"
+    who = of_syncer if line.learner is None else f"learner {line.learner}"
     return f"{when}  {who:10}  {line.text:72}  {clock_text(line.clock)}".rstrip()
 
 
@@ -149,20 +147,16 @@ def _near(line: Line, around: int, steps: int) -> bool:
 
 
 def _lines(actor: Actor, clocks: Clocks) -> Iterator[Line]:
-    for n, (tape, handled) in enumerate(zip(actor.tapes, actor.handled, strict=True)):
-        now = tape.header.now
-        learner = tape.header.learner
-        named = "process" if learner is None else "process, incarnation"
-        yield Line(tape.wall(now), learner, f"{named} {tape.header.process} begins", None, None)
-        for entry, clock in zip(handled, clocks.after(actor, n, len(handled)), strict=True):
-            now = now if entry.now is None else entry.now
-            text = _happened(entry.thing)
-            followed = _followed(entry.decided)
-            yield Line(
-                tape.wall(now), learner, text + followed, clock, _round_step(entry.thing, entry.decided)
-            )
-        if not tape.ended:
-            yield Line(tape.wall(now), learner, "its tape ends here: killed, or still running", None, None)
+    tape, header = actor.tape, actor.tape.header
+    now, whose = header.now, (header.learner, header.part if header.role == "part" else None)
+    named = "process" if header.learner is None else "process, incarnation"
+    yield Line(tape.wall(now), *whose, f"{named} {header.process} begins")
+    for (at, thing, decided), clock in zip(actor.handled, clocks.after(actor), strict=True):
+        now = now if at is None else at
+        text = _happened(thing) + _followed(decided)
+        yield Line(tape.wall(now), *whose, text, clock, _round_step(thing, decided))
+    if not tape.ended:
+        yield Line(tape.wall(now), *whose, "its tape ends here: killed, or still running")
 
 
 def _happened(thing: Any) -> str:
@@ -201,7 +195,39 @@ def _happened(thing: Any) -> str:
         case events.MergeFinished(round=r) as e:
             without = f" without {_listed(e.left_out)}" if e.left_out else ""
             return f"round {r.step} of fragment {r.fragment} is merged{without}"
-    return _noted(thing)
+    return _passed_on(thing) or _noted(thing)
+
+
+def _passed_on(thing: Any) -> str:
+    """What the processes of a syncer told each other; "" if it is something else."""
+    match thing:
+        case news.RollCall():
+            return "hears from the authority who is there"
+        case news.Admitted(learner, incarnation):
+            return f"hears that learner {learner} is let in as incarnation {incarnation}"
+        case news.Begun(learner, step=step):
+            return f"hears that learner {learner} takes part from step {step} on"
+        case news.Heard(report=r):
+            return f"hears that learner {r.learner} reports step {r.step}"
+        case news.Left(learner, gone=gone):
+            return f"hears that learner {learner} is {'gone' if gone else 'silent'}"
+        case news.Returned(learner):
+            return f"hears that learner {learner} is back"
+        case news.AllPresent():
+            return "hears that nobody is waited for any longer"
+        case news.Noted(r):
+            return f"hears that its round {r.step} of fragment {r.fragment} is known"
+        case PartConnected(part):
+            return f"part {part} is connected"
+        case FromPart(part, news.Committed(r, version)):
+            return f"part {part} made fragment {r.fragment} version {version} in round {r.step}"
+        case FromPart(part, news.Doubted(learner)):
+            return f"part {part} doubts the versions of learner {learner}"
+        case FromPart(part, news.Stuck(stuck)):
+            return f"part {part} {'waits for slower learners' if stuck else 'waits for nobody in particular'}"
+        case FromPart(part, news.Over()):
+            return f"part {part} has no round left"
+    return ""
 
 
 def _noted(thing: Any) -> str:
@@ -254,7 +280,9 @@ def _round_step(thing: Any, decided: Sequence[Any]) -> int | None:
             return r.step
         case events.UpdateArrived(step=step):
             return step
-        case events.StepReported(report=r):
+        case events.StepReported(report=r) | news.Heard(report=r):
+            return r.step
+        case news.Noted(r) | FromPart(_, news.Committed(r)):
             return r.step
     for action in decided:
         match action:

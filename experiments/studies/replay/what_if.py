@@ -23,8 +23,8 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.calendar import Alarm, Calendar
 from experiments.front import cli
-from experiments.studies.replay.plan import Handled, Plan
 from experiments.studies.replay.recorded import Recorded
+from experiments.studies.replay.works import Handled, Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +227,7 @@ class WhatIf:
 
 def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
     """What the rounds would have come to under a policy of the same fragments and learners."""
-    state = plan.syncer.tapes[0].header.state
+    state = plan.first.header.state
     return WhatIf(policy, total_steps, _entries(plan), delays(plan), state).run()
 
 
@@ -285,11 +285,10 @@ def delays(plan: Plan) -> Delays:
 
 def _entries(plan: Plan) -> list[Handled]:
     """The entries of all processes of the syncer, by the clock of the first."""
-    tapes = plan.syncer.tapes
     found = []
-    for tape, handled in zip(tapes, plan.syncer.handled, strict=True):
-        shift = tape.wall(0.0) - tapes[0].wall(0.0)
-        found += [entry._replace(now=entry.now + shift) for entry in handled if entry.now is not None]
+    for actor in plan.syncers:
+        shift = actor.tape.wall(0.0) - plan.first.wall(0.0)
+        found += [entry._replace(now=entry.now + shift) for entry in actor.handled if entry.now is not None]
     return sorted(found, key=lambda entry: entry.now)
 
 

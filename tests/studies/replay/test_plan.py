@@ -15,8 +15,10 @@ from ddiloco.disk.tape.recorder import learner_tape, syncer_tape
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.lives import Change
 from experiments.studies.replay import plan as plans
+from experiments.studies.replay import works
 from experiments.studies.replay.order import Uses, perform, perform_all
 from experiments.studies.replay.reading import read_run
 from tests.workbook import POLICY, fleet_tapes, lose
@@ -46,6 +48,10 @@ def plan(tapes):
     return plans.make_plan(tapes, POLICY, STEPS)
 
 
+def merges_of(plan):
+    return [merge for merges in plan.merges for merge in merges]
+
+
 def order_of(plan):
     done = []
     perform_all(plan, lambda actor, work: done.append((actor, work)))
@@ -54,15 +60,15 @@ def order_of(plan):
 
 def test_every_process_has_a_tape_and_every_round_is_a_merge_of_the_plan(run, tapes, plan):
     assert [len(lives) for lives in tapes.learners.values()] == [1, 2, 1]
-    merged = [(w.round.step, w.round.fragment, w.version) for w in plan.syncer.works]
+    merged = [(w.round.step, w.round.fragment, w.version) for w in merges_of(plan)]
     assert merged == [(r["step"], r["fragment"], r["version"]) for r in run[1].rounds]
-    given = [[key.learner for key, _ in w.given] for w in plan.syncer.works]
+    given = [[key.learner for key, _ in w.given] for w in merges_of(plan)]
     assert given == [r["learners"] for r in run[1].rounds]
-    assert {w.sha256 for w in plan.syncer.works} == {bytes(32)}
+    assert {w.sha256 for w in merges_of(plan)} == {bytes(32)}
 
 
 def test_all_works_are_done_each_after_what_it_needs_and_always_in_one_order(plan):
-    made = {plans.VersionId(p, 0) for p in range(POLICY.num_fragments)}
+    made = {works.VersionId(p, 0) for p in range(POLICY.num_fragments)}
     done = order_of(plan)
     for _, work in done:
         assert made.issuperset(work.needs)
@@ -75,12 +81,12 @@ def test_all_works_are_done_each_after_what_it_needs_and_always_in_one_order(pla
 def test_a_plan_without_needless_works_makes_the_same_versions_of_the_same_snapshots(plan):
     lean = plans.without_needless(plan)
     kept = [work for actor in lean.learners for work in actor.works]
-    taken = {w.id for w in kept if isinstance(w, plans.Offer)}
-    assert taken == {key for work in plan.syncer.works for key in work.needs}
+    taken = {w.id for w in kept if isinstance(w, works.Offer)}
+    assert taken == {key for work in merges_of(plan) for key in work.needs}
     for actor, whole in zip(lean.learners, plan.learners, strict=True):
         assert [w for w in whole.works if w in actor.works] == actor.works
-        assert not actor.works or isinstance(actor.works[-1], plans.Offer)
-    assert [w for _, w in order_of(lean) if isinstance(w, plans.Merge)] == plan.syncer.works
+        assert not actor.works or isinstance(actor.works[-1], works.Offer)
+    assert [w for _, w in order_of(lean) if isinstance(w, works.Merge)] == merges_of(plan)
 
 
 @settings(max_examples=25)
@@ -103,7 +109,7 @@ def test_whatever_befalls_a_fleet_all_that_it_merged_is_made_again_in_order(fold
     taped = fleet_tapes(workdir, policy, STEPS, changes, crashes)
     plan = plans.without_needless(plans.make_plan(read_run(workdir), policy, STEPS))
     merged = [
-        (w.round.step, w.round.fragment, w.version) for _, w in order_of(plan) if isinstance(w, plans.Merge)
+        (w.round.step, w.round.fragment, w.version) for _, w in order_of(plan) if isinstance(w, works.Merge)
     ]
     assert merged == [(r["step"], r["fragment"], r["version"]) for r in taped.rounds]
 
@@ -151,11 +157,11 @@ def test_two_offers_of_one_step_before_and_after_an_update_are_two(tapes):
     now = life.entries[begun - 1].now or 0.0
     entries = [*life.entries[:begun], *(Entry(now, event) for event in told)]
     policy = dataclasses.replace(POLICY, rebase=True)
-    works = plans.life(dataclasses.replace(life, entries=entries), policy, STEPS).works
-    offers = [work.id for work in works if isinstance(work, plans.Offer)]
+    did = plans.life(dataclasses.replace(life, entries=entries), policy, STEPS).works
+    offers = [work.id for work in did if isinstance(work, works.Offer)]
     assert [(offer.step, offer.version) for offer in offers] == [(1, 0), (2, 0), (2, 1)]
     assert len(set(offers)) == 3
-    [update] = [work for work in works if isinstance(work, plans.Apply)]
+    [update] = [work for work in did if isinstance(work, works.Apply)]
     assert update.merged == offers[0] and update.rebase
 
 
@@ -167,7 +173,7 @@ def halves(tapes, committed):
     )
     entries = tape.entries[:begun]
     finished = tape.entries[begun].thing.round
-    core = plans.SyncerCore(POLICY, STEPS, tape.header.state)
+    core = SyncerCore(POLICY, STEPS, tape.header.state)
     for entry in entries:
         if entry.now is not None:
             core.handle(entry.thing, entry.now)
@@ -182,11 +188,9 @@ def halves(tapes, committed):
 def test_a_merge_of_which_a_killed_syncer_never_heard_counts_if_the_next_one_begins_from_it(tapes, committed):
     syncers, finished, state = halves(tapes, committed)
     plan = plans.make_plan(dataclasses.replace(tapes, syncers=syncers), POLICY, STEPS)
-    versions = [
-        max((w.version for w in plan.syncer.works if w.round.fragment == p), default=0) for p in (0, 1)
-    ]
+    versions = [max((w.version for w in merges_of(plan) if w.round.fragment == p), default=0) for p in (0, 1)]
     assert tuple(versions) == state.versions
-    last = plan.syncer.works[-1]
+    last = merges_of(plan)[-1]
     assert (last.round == finished) is committed
     if committed:
         assert last.sha256 == b"\xff" * 32

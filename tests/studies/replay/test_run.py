@@ -21,6 +21,7 @@ from ddiloco.settings.experiment import to_json
 from ddiloco.virtual.lives import Change, write_trace
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import run as replay
+from experiments.studies.replay import works
 from experiments.studies.replay.reading import read_run, read_tape
 from tests import workbench
 from tests.virtual_runs import shared_workshop, virtual
@@ -91,8 +92,8 @@ def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, co
     assert done.sha256 == replay.recorded_sha256(workdir)
     assert done.merges == done.compared > 0
     if codec:
-        works = [work for actor in replay.make_plan(e, tapes).learners for work in actor.works]
-        applied = [work.merged is not None for work in works if isinstance(work, plans.Apply)]
+        did = [work for actor in replay.make_plan(e, tapes).learners for work in actor.works]
+        applied = [work.merged is not None for work in did if isinstance(work, works.Apply)]
         assert True in applied and (False in applied or algorithm != "decoupled")
 
 
@@ -102,7 +103,7 @@ def test_a_run_with_rebase_comes_to_its_parameters_again(codec, workshop, data_d
     e = virtual(data_dir, train={"steps": 24}, sync={**WAITS, "rebase": True}, virtual=LINKS, outer=outer)
     workshop.job(e, tmp_path)
     plan = replay.make_plan(e, read_run(tmp_path))
-    assert any(w.rebase for actor in plan.learners for w in actor.works if isinstance(w, plans.Apply))
+    assert any(w.rebase for actor in plan.learners for w in actor.works if isinstance(w, works.Apply))
     done = again(workshop, tmp_path, e)
     assert done.sha256 == replay.recorded_sha256(tmp_path)
     assert done.merges == done.compared > 0
@@ -122,12 +123,12 @@ def test_a_run_with_merges_of_which_nothing_came_comes_to_its_parameters_again(
     quick = {**LINKS, "step_seconds": (0.5, 1.0)}
     e = virtual(data_dir, train={"steps": 24}, sync={**WAITS, "quorum": 1}, virtual=quick, outer=outer)
     workshop.job(e, tmp_path)
-    works = replay.make_plan(e, read_run(tmp_path)).syncer.works
-    empty = [work for work in works if work.empty]
+    [did] = replay.make_plan(e, read_run(tmp_path)).merges
+    empty = [work for work in did if work.empty]
     assert empty and {c.learner for work in empty for _, c in work.given} == {0}
     done = again(workshop, tmp_path, e)
     assert done.sha256 == replay.recorded_sha256(tmp_path)
-    assert done.merges == len(works) == done.compared + len(empty)
+    assert done.merges == len(did) == done.compared + len(empty)
     monkeypatch.setitem(guards.GATES, "early", lambda offers, past, config: {})
     with pytest.raises(replay.ReplayMismatch):
         again(workshop, tmp_path, e)
@@ -152,7 +153,7 @@ def test_the_settings_of_a_run_are_read_from_its_folder(recorded):
 
 def test_a_replay_may_stop_after_a_round(workshop, recorded):
     workdir, e = recorded()
-    whole = replay.make_plan(e, read_run(workdir)).syncer.works
+    [whole] = replay.make_plan(e, read_run(workdir)).merges
     middle = whole[len(whole) // 2].round
     done = again(workshop, workdir, e, until=middle)
     assert done.merges == 1 + max(i for i, w in enumerate(whole) if w.round <= middle) < len(whole)
@@ -178,7 +179,7 @@ def with_sha256(tapes, number, header=None):
 
 def test_the_first_version_that_differs_is_told_with_its_round_its_learners_and_a_hint(workshop, recorded):
     workdir, e = recorded()
-    wrong = replay.make_plan(e, read_run(workdir)).syncer.works[2]
+    wrong = replay.make_plan(e, read_run(workdir)).merges[0][2]
     learners = ", ".join(str(key.learner) for key, _ in wrong.given)
     where = f"round {wrong.round.step}, fragment {wrong.round.fragment}: version {wrong.version}, merged of "
     with pytest.raises(replay.ReplayMismatch) as caught:
@@ -239,7 +240,7 @@ def test_what_is_offered_is_on_the_tape_before_the_syncer_can_have_it(data_dir, 
         taken = [
             w.contribution
             for w in plans.life(tape, e.sync, e.train.steps).works
-            if isinstance(w, plans.Offer)
+            if isinstance(w, works.Offer)
         ]
         (seen if contribution in taken else missing).append(contribution)
         send(run, round_id, contribution, offer)

@@ -24,23 +24,22 @@ def test_clocks_only_grow_along_an_actor_and_any_prefix_of_the_plans_order_is_a_
     clocks, done = Clocks(plan), []
     perform(plan, lambda actor, work: done.append((actor, work)))
     newest = {id(actor): VectorClock() for actor in plan.actors}
+    [syncer] = plan.syncers
     learners = dict.fromkeys(range(POLICY.num_learners), VectorClock())
     for actor, work in done:
         clock = clocks.after_work(actor, work)
         assert newest[id(actor)] <= clock
         newest[id(actor)] = clock
-        if actor is not plan.syncer:
-            learner = actor.tapes[0].header.learner
+        if actor is not syncer:
+            learner = actor.tape.header.learner
             learners[learner] = learners[learner].joined(clock)
-        assert is_consistent_cut(newest[id(plan.syncer)], learners)
+        assert is_consistent_cut(newest[id(syncer)], learners)
 
 
 def test_the_timeline_is_in_order_of_time_and_of_one_learner_where_asked(plan):
     lines = timeline(plan)
     assert all(a.wall <= b.wall for a, b in itertools.pairwise(lines))
-    assert len(lines) == sum(len(handled) for actor in plan.actors for handled in actor.handled) + sum(
-        1 + (not tape.ended) for actor in plan.actors for tape in actor.tapes
-    )
+    assert len(lines) == sum(len(actor.handled) + 1 + (not actor.tape.ended) for actor in plan.actors)
     own = chosen(lines, learner=2, around=None, steps=1)
     assert {line.learner for line in own} == {2, None}
     near = chosen(lines, learner=None, around=18, steps=0)

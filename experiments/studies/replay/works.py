@@ -1,0 +1,237 @@
+"""What a process did to its arrays, work by work, and what each work needs and makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ddiloco.disk.tape.entries import InnerOrigin
+from ddiloco.protocol.messages import Contribution, RoundId
+from experiments.studies.replay.reading import Tape
+
+BEFORE = -1
+"""The entry number of work that is done before the first entry of a tape."""
+
+
+class VersionId(NamedTuple):
+    """A version of a fragment."""
+
+    fragment: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"version {self.version} of fragment {self.fragment}"
+
+
+class OfferId(NamedTuple):
+    """A fragment as a learner's process held it after a step, with this version in it.
+
+    `since` is the incarnation that was last welcomed; a welcome may set the learner's steps back. After the
+    same step a learner may offer twice, before and after an update.
+    """
+
+    learner: int
+    process: int
+    since: int
+    fragment: int
+    step: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"learner {self.learner}'s offer of fragment {self.fragment} at step {self.step}"
+
+
+class ProcessId(NamedTuple):
+    """A process of the syncer: all that it merged."""
+
+    role: str
+    part: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"the end of process {self.number} of the syncer"
+
+
+Key = VersionId | OfferId | InnerOrigin | ProcessId
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One thing done to arrays; `entry` is the number of the tape's entry that caused it."""
+
+    entry: int
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        """What must have been made before."""
+        return ()
+
+    @property
+    def makes(self) -> Key | None:
+        """What it makes, if anything."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Adopt(Work):
+    """A learner loads all fragments and an inner state; `inner` None: a fresh one."""
+
+    versions: tuple[int, ...]
+    inner: InnerOrigin | None
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        versions = tuple(VersionId(p, v) for p, v in enumerate(self.versions))
+        return versions if self.inner is None else (*versions, self.inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class Return(Work):
+    """A learner loads its part of the snapshot from which the run resumed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Work):
+    """A learner takes a step; `clock` steps came before it, and `tokens` are in its batch."""
+
+    clock: int
+    tokens: int
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer(Work):
+    """A learner copies a fragment for the syncer."""
+
+    id: OfferId
+    contribution: Contribution
+
+    @property
+    def makes(self) -> Key:
+        return self.id
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply(Work):
+    """A learner applies an update, as the action says."""
+
+    fragment: int
+    version: int
+    mixing: float
+    merged: OfferId | None  # the learner's offer that is in the update
+    rebase: bool
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        needs: tuple[Key, ...] = (VersionId(self.fragment, self.version),)
+        return needs if self.merged is None else (*needs, self.merged)
+
+
+@dataclasses.dataclass(frozen=True)
+class Give(Work):
+    """A learner gives a copy of its inner state."""
+
+    origin: InnerOrigin
+
+    @property
+    def makes(self) -> Key:
+        return self.origin
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin(Work):
+    """A process of the syncer begins, once those have ended that had its fragments before."""
+
+    before: tuple[ProcessId, ...]
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        return self.before
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended(Work):
+    """A process of the syncer has ended."""
+
+    process: ProcessId
+
+    @property
+    def makes(self) -> Key:
+        return self.process
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge(Work):
+    """The syncer makes a version, if any of the offers is merged; `sha256` is None if the tape has none.
+
+    A process makes merges in the order of their `number`, and notes each as soon as that one is durable.
+    """
+
+    number: int
+    round: RoundId
+    version: int
+    given: tuple[tuple[OfferId, Contribution], ...]
+    sha256: bytes | None = None
+    empty: bool = False  # all offers were left out, and no version was made
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        return tuple(offer for offer, _ in self.given)
+
+    @property
+    def makes(self) -> Key | None:
+        return None if self.empty else VersionId(self.round.fragment, self.version)
+
+
+class Handled(NamedTuple):
+    """An entry of a tape, with what the core decided on it; `decided` is empty for a note."""
+
+    now: float | None
+    thing: Any
+    decided: Sequence[Any]
+
+
+@dataclasses.dataclass
+class Actor:
+    """A process of a learner or of the syncer."""
+
+    tape: Tape
+    works: list[Work]
+    handled: list[Handled]
+
+    @property
+    def name(self) -> str:
+        """Whose process it is."""
+        return self.tape.header.actor
+
+
+@dataclasses.dataclass
+class Plan:
+    """What every actor did."""
+
+    learners: list[Actor]
+    syncers: list[Actor]  # in order; the first is its only process, or the authority of several
+
+    @property
+    def actors(self) -> list[Actor]:
+        """All of them, the syncer's last."""
+        return [*self.learners, *self.syncers]
+
+    @property
+    def first(self) -> Tape:
+        """The tape of the syncer with which the run begins."""
+        return self.syncers[0].tape
+
+    @property
+    def merges(self) -> list[list[Merge]]:
+        """Of each process of the syncer, in the order in which it began them."""
+        return [[work for work in actor.works if isinstance(work, Merge)] for actor in self.syncers]
+
+    @property
+    def given(self) -> set[Key]:
+        """What exists from the start: the first versions, and inner states in a snapshot."""
+        versions = self.first.header.state.versions
+        needs = {key for actor in self.learners for work in actor.works for key in work.needs}
+        inner = {key for key in needs if isinstance(key, InnerOrigin) and key.in_snapshot}
+        return {VersionId(p, version) for p, version in enumerate(versions)} | inner

@@ -6,9 +6,18 @@ import random
 from collections.abc import Sequence
 
 from ddiloco.disk.tape.header import Header, Machine
-from ddiloco.disk.tape.recorder import FOLDER, LearnerTape, SyncerTape, learner_tape, syncer_tape
+from ddiloco.disk.tape.recorder import (
+    FOLDER,
+    LearnerTape,
+    SyncerTape,
+    learner_tape,
+    next_syncer,
+    part_tape,
+    syncer_tape,
+)
 from ddiloco.outer.encoding import Traffic
-from ddiloco.protocol import actions
+from ddiloco.protocol import actions, events, news
+from ddiloco.protocol.parts import fragments_of
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.virtual.fleet import Fleet
@@ -16,29 +25,37 @@ from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
+from experiments.studies.schedules.parted_syncer import PartedSyncer
 
 MACHINE = Machine("cpu", ("cpu",), {}, 1, "", {})
 POLICY = SyncPolicy(num_learners=3, num_fragments=2, interval=6, quorum=1, overlap=2, silence_timeout=20.0)
 
 
 class Taped(Observer):
-    """Writes the tapes of a fleet; the SHA-256 of every version is zeros."""
+    """Writes the tapes of a fleet; the SHA-256 of every version is zeros.
 
-    def __init__(self, workdir: pathlib.Path, policy: SyncPolicy):
-        self._folder = workdir / FOLDER
+    Attributes:
+      rounds: that were merged, as recorded.
+      made: step, fragment and version of every merge that was committed.
+    """
+
+    def __init__(self, workdir: pathlib.Path, policy: SyncPolicy, parts: int = 1):
+        self.folder = workdir / FOLDER
         self._policy = policy
         self._learners = {}
         self._processes = 0
-        self.rounds = []
-        self.begin_syncer(SyncerState.initial(policy.num_fragments))
+        self.rounds, self.made = [], []
+        self.syncer = SyncerTape()
+        if parts == 1:
+            self.begin_syncer(SyncerState.initial(policy.num_fragments))
 
     def begin_syncer(self, state):
         """The tape of the syncer's next process; the one before was killed."""
         self._processes += 1
-        header = self._header("syncer", None, self._processes)
+        header = header_of("syncer", None, self._processes)
         sha256 = ("00" * 32,) * self._policy.num_fragments
         header = dataclasses.replace(header, state=state, sha256=sha256, lineage=self._processes - 1)
-        self.syncer = SyncerTape(syncer_tape(self._folder, self._processes), header)
+        self.syncer = SyncerTape(syncer_tape(self.folder, self._processes), header)
 
     def syncer_handled(self, event, out, now):
         self.syncer.heard(event, out, now)
@@ -47,11 +64,14 @@ class Taped(Observer):
                 self.rounds.append(dict(action.values))
                 self.syncer.committed(action.values["fragment"], action.values["version"], bytes(32))
 
+    def merged(self, action, now):
+        self.made.append((action.round.step, action.round.fragment, action.version))
+
     def learner_handled(self, learner, event, out, now):
         key = learner.number, learner.process
         if key not in self._learners:
-            path = learner_tape(self._folder, *key)
-            self._learners[key] = LearnerTape(*key, path, self._header("learner", *key))
+            path = learner_tape(self.folder, *key)
+            self._learners[key] = LearnerTape(*key, path, header_of("learner", *key))
         self._learners[key].heard(event, now)
         if any(isinstance(action, actions.AdoptAll) for action in out):
             self._learners[key].adopted(fresh=True, origin=None)
@@ -62,9 +82,69 @@ class Taped(Observer):
             tape.close()
         self.syncer.end(versions)
 
-    @staticmethod
-    def _header(role, learner, process):
-        return Header(role, learner, process, "virtual", "c0", "1a", MACHINE, 0.0, 0.0)
+
+def header_of(role, learner, process):
+    """A header without what only some roles have."""
+    return Header(role, learner, process, "virtual", "c0", "1a", MACHINE, 0.0, 0.0)
+
+
+class TapedParts(PartedSyncer):
+    """A syncer of several processes, each of which keeps a tape."""
+
+    def __init__(self, parts, taped, *rest):
+        self._taped, self._open, self._count = taped, {}, parts
+        super().__init__(parts, *rest)
+
+    def crash(self, whole=False):
+        before = [process for process in self._everyone if process.core is not None]
+        super().crash(whole)
+        for process in before:
+            if process.core is None:
+                self._open.pop(process.number).close()
+
+    def restart(self):
+        begun = [process for process in self._everyone if process.core is None]
+        number = next_syncer(self._taped.folder)
+        for lineage, process in enumerate(begun, start=self._starts + 1):
+            of_part = process.number >= 0
+            header = header_of("part" if of_part else "authority", None, number)
+            own = fragments_of(process.number, self._count, len(self.versions)) if of_part else ()
+            path = part_tape(self._taped.folder, process.number, number)
+            header = dataclasses.replace(
+                header,
+                state=self.durable,
+                sha256=("00" * 32,) * len(own),
+                part=max(0, process.number),
+                parts=self._count,
+                lineage=lineage if of_part else 0,
+            )
+            self._open[process.number] = SyncerTape(
+                path if of_part else syncer_tape(self._taped.folder, number), header
+            )
+        super().restart()
+        for process in begun:
+            if process.number >= 0:
+                assert process.core.lineage == self._open[process.number].header.lineage
+
+    @property
+    def _everyone(self):
+        return [*self._parts, self._authority]
+
+    def _decide(self, process, event):
+        said = super()._decide(process, event)
+        tape = self._open[process.number]
+        tape.heard(event, said, self._calendar.now)
+        if isinstance(event, events.MergeFinished):
+            for word in said:
+                if isinstance(word, news.Committed):
+                    tape.committed(event.round.fragment, word.version, bytes(32))
+        return said
+
+    def end(self):
+        """Closes the tapes."""
+        for number, tape in self._open.items():
+            own = fragments_of(number, self._count, len(self.versions)) if number >= 0 else ()
+            tape.end([self.versions[p] for p in own])
 
 
 def fleet_tapes(
@@ -73,13 +153,14 @@ def fleet_tapes(
     steps: int = 40,
     changes: Sequence[Change] = (),
     crashes: Sequence[float] = (),
+    parts: int = 1,
 ) -> Taped:
     """Plays a fleet whose learners step in 1, 1.3 and 1.6 s over links of 0.05 s, and writes its tapes.
 
     An offer takes 0.1 s more on its way up. `crashes`: when the syncer is killed, in seconds; it is back 1.5
-    seconds later.
+    seconds later. If it has several `parts`, one of its processes is killed, or all.
     """
-    taped = Taped(workdir, policy)
+    taped = Taped(workdir, policy, parts)
 
     def link(name):
         return Link(LinkQuality(latency=0.05, bandwidth=1e3), random.Random(name))
@@ -101,16 +182,22 @@ def fleet_tapes(
         recovery_seconds=2.0,
         observer=taped,
     )
+    if parts > 1:
+        of_fleet = (policy, steps, fleet.syncer.arrays, fleet.calendar, taped, lambda: 0.2, fleet._deliver)
+        fleet.syncer = TapedParts(parts, taped, *of_fleet, random.Random("parts"))
     fleet.live(changes)
 
     def restart():
         fleet.syncer.restart()
-        taped.begin_syncer(fleet.syncer.durable)
+        if parts == 1:
+            taped.begin_syncer(fleet.syncer.durable)
 
     for at in crashes:
         fleet.calendar.at(at, fleet.syncer.crash)
         fleet.calendar.at(at + 1.5, restart)
     fleet.run(max_events=100_000)
+    if parts > 1:
+        fleet.syncer.end()
     taped.end(fleet.syncer.durable.versions)
     return taped
 

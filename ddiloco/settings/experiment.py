@@ -251,8 +251,6 @@ class Experiment:
         parts, fragments = self.remote.parts, self.sync.num_fragments
         if parts > fragments:
             yield f"remote.parts: is {parts}, but must be at most sync.num_fragments, {fragments}"
-        if parts > 1 and max(self.remote.hosts, default=1) > 1:
-            yield f"remote.parts: is {parts}, but must be 1 where remote.hosts has several of a learner"
 
     def _problems_of_timeouts(self) -> Iterator[str]:
         """Which waits of processes end before what they wait for can have come."""
@@ -307,6 +305,11 @@ class Experiment:
     def num_data_shards(self) -> int:
         """Into how many shards the data is divided."""
         return self.sync.num_learners * self.train.sub_shards
+
+    @property
+    def most_hosts(self) -> int:
+        """Processes that all learners are at most."""
+        return sum(map(self.hosts, range(self.most_learners)))
 
     @property
     def has_parts(self) -> bool:

@@ -116,8 +116,8 @@ class _Process:
         take_descriptors()
         platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
         roles.name_process(self.assignment.name)
-        hosts = sum(map(experiment.hosts, range(experiment.most_learners)))
-        listening = Listening(address, security, experiment.remote, hosts, self.health.ready.set)
+        hosts, ready = experiment.most_hosts, self.health.ready.set
+        listening = Listening(address, security, experiment.remote, hosts, ready)
         runner = functools.partial(
             run_syncer,
             listening=listening,
@@ -156,9 +156,8 @@ class _Process:
         take_descriptors()
         platform.compute_on_cpu()
         roles.name_process(assignment.name)
-        listening = Listening(
-            address, self.security, experiment.remote, experiment.most_learners, self.health.ready.set
-        )
+        hosts, ready = experiment.most_hosts, self.health.ready.set
+        listening = Listening(address, self.security, experiment.remote, hosts, ready)
         assembly = self._assembly()
         needs.check(needs.part_needs(experiment, assembly.layout, assignment.part), "a part of the syncer")
         failure = run_part(

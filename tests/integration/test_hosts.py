@@ -62,6 +62,37 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
         assert_replays(programs, tmp_path / "two")
 
 
+def test_hosts_exchange_their_blocks_with_parts_of_the_syncer_and_one_that_died(programs, tmp_path):
+    changes = (*UNENDING, "--config.remote.parts=2", "--config.sync.num_fragments=2", PACED, *CODECS)
+    process = start(programs, tmp_path, *changes, devices=4)
+
+    def wait_for(condition, told):
+        def look():
+            assert process.poll() is None, process.communicate()
+            return condition()
+
+        until(look, told, LIMIT)
+
+    def merged_since(moment):
+        """The fragments of which there were merges with both learners."""
+        rounds = (r for r in lines(tmp_path / "rounds.jsonl") if r["time"] > moment)
+        return {r["fragment"] for r in rounds if r["learners"] == [0, 1]}
+
+    wait_for(lambda: merged_since(0.0) == {0, 1}, "merges of both")
+    before = processes_of(process)
+    os.kill(before["part-1"], signal.SIGKILL)
+    wait_for(lambda: "part-1" in processes_of(process), "another part")
+    since = time.time()
+    wait_for(lambda: merged_since(since) == {0, 1}, "merges with the new part")
+    after = processes_of(process)
+    assert {name for name in before if after[name] != before[name]} == {"part-1"}
+    process.send_signal(signal.SIGTERM)
+    done = programs.finish(process)
+    assert done.returncode == 143, done.stderr
+    assert summary(tmp_path)["failures"] == []
+    assert_replays(programs, tmp_path)
+
+
 def assert_replays(programs, workdir):
     """Plays the run again, with the learner of two hosts in one process, to the same bits."""
     done = programs.finish(programs.start("replay", f"--workdir={workdir}"), 1800.0)
@@ -92,11 +123,15 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
         own = [{path.suffix for path in files if path.stem.endswith(f".{host}")} for host in (0, 1)]
         return own[0] & own[1]
 
+    def recoveries():
+        return [r["inner_state"] for r in lines(tmp_path / "recoveries.jsonl") if r["learner"] == 0]
+
     def back_since(moment):
         wait_for(
             lambda: any(r["time"] > moment and 0 in r["learners"] for r in lines(tmp_path / "rounds.jsonl")),
             "a merge of learner 0",
         )
+        wait_for(lambda: len(recoveries()) == 2 + len(seen), "the record of its recovery")
 
     wait_for(lambda: len(steps_of(tmp_path, 0)) > 10 and kept(), "steps and copies of learner 0")
     own, seen = processes_of(process), []
@@ -112,8 +147,7 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
     process.send_signal(signal.SIGTERM)
     done = programs.finish(process)
     assert done.returncode == 143
-    recovered = [r["inner_state"] for r in lines(tmp_path / "recoveries.jsonl") if r["learner"] == 0]
-    assert recovered == ["fresh", *["checkpoint"] * len(ENDS)]
+    assert recoveries() == ["fresh", *["checkpoint"] * len(ENDS)]
     assert (summary(tmp_path)["uptime"], summary(tmp_path)["failures"]) == (1.0, [])
 
 

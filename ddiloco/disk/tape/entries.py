@@ -96,7 +96,7 @@ class _Reports:
             others = [x for p, c in enumerate(r.counters) for x in (p, c.version, c.steps, c.tokens)]
             return pb.Report(
                 learner=r.learner, incarnation=r.incarnation, step=r.step, others=others,
-                fragments=len(r.counters) + 1,
+                fragments=len(r.counters) + 1, adopted=r.adopted,
             )  # fmt: skip
         steps, tokens = _growth(last.counters, r.counters)
         others = [
@@ -108,7 +108,7 @@ class _Reports:
         same = r.incarnation == last.incarnation
         return pb.Report(
             learner=r.learner, incarnation=0 if same else r.incarnation, step=r.step - last.step,
-            steps=steps, tokens=tokens, others=others,
+            steps=steps, tokens=tokens, others=others, adopted=r.adopted,
         )  # fmt: skip
 
     def decode(self, m: pb.Report) -> Report:
@@ -116,14 +116,14 @@ class _Reports:
         others = {p: FragmentCounters(*row) for p, *row in zip(*[iter(m.others)] * 4, strict=True)}
         if m.fragments:
             counters = tuple(others[p] for p in range(m.fragments - 1))
-            report = Report(m.learner, m.incarnation, m.step, counters)
+            report = Report(m.learner, m.incarnation, m.step, counters, m.adopted)
         else:
             last = self._last[m.learner]
             counters = tuple(
                 others.get(p) or _grown(c, m.steps, m.tokens) for p, c in enumerate(last.counters)
             )
             incarnation = m.incarnation or last.incarnation
-            report = Report(m.learner, incarnation, last.step + m.step, counters)
+            report = Report(m.learner, incarnation, last.step + m.step, counters, m.adopted)
         self._last[m.learner] = report
         return report
 

@@ -110,6 +110,8 @@ class SyncerClient:
 
     def send_offer(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask anew."""
+        if self._followers is not None:
+            self._followers.send(round_id, contribution, self.epoch)
         connection = self._connection
         if connection is not None:
             connection.send(round_id, contribution, offer)
@@ -174,12 +176,6 @@ class SyncerClient:
             if (connected or failures == NOTED_AFTER) and not self._over:
                 self._note(f"no connection to the syncer at {self._address}: {reason}; trying on")
             self._closing.wait(backoff(failures, self._config.longest_backoff))
-
-    def host_broke(self, session: str) -> None:
-        """Connects anew, if this is the present session: the streams of another host have ended."""
-        connection = self._connection
-        if connection is not None and session == self._session:
-            connection.broke(WireError("another host's connection ended"))
 
     def _deliver(self, told: Told) -> None:
         """Passes on fragments, once all hosts have theirs."""
@@ -266,8 +262,6 @@ class _Connection:
             self._parts = PartConnections(
                 self._metadata, client._security, client._config, self._make_streams, self._take, self.broke
             )
-        else:
-            self._streams = self._make_streams(channels, self._metadata, self.broke)
         self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
@@ -276,6 +270,8 @@ class _Connection:
         client._accepted(accepted)
         if client.connections == 1:
             client.position, client.resume_from = accepted.position, accepted.resume_from
+        if self._parts is None:
+            self._streams = self._make_streams(channels, self._metadata, self.broke)
         client.outbox.accepted()
         client.accepted.set()
 
@@ -284,8 +280,14 @@ class _Connection:
         channels: list[grpc.Channel],
         metadata: Sequence[tuple[str, str]],
         broke: Callable[[Exception], None],
+        part: int = 0,
+        parts: int = 0,
+        address: str = "",
     ) -> Streams:
+        """With the syncer, or with one of its `parts`; other hosts make theirs, too."""
         client = self._client
+        if client._followers is not None:
+            client._followers.connect(client._session, broke, part, parts, address)
         return Streams(
             channels,
             metadata,

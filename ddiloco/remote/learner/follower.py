@@ -9,7 +9,7 @@ import json
 import pathlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
 import jax
@@ -28,6 +28,7 @@ from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import parse
+from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
@@ -96,7 +97,9 @@ class Follower:
         self._copies = HostCopies(folder, place.number, inner)
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="inner-copies")
         self._writing: concurrent.futures.Future[None] | None = None
-        self._streams: Streams | None = None
+        self._session, self._parts = "", 1  # of the learner's connection; how many there are of the syncer
+        self._streams: dict[int, Streams] = {}  # by part of the syncer
+        self._collector = Collector(self._terms.num_fragments)
         self._change = threading.Condition()
         self._here: dict[Key, Told] = {}  # deliveries that are not used yet
 
@@ -121,7 +124,7 @@ class Follower:
             except Exception as error:
                 end_at_once(f"host {self._place.number}: {type(error).__name__}: {error}")
             finally:
-                self._close_streams()
+                self._close_streams(list(self._streams))
                 self._say.put(None)
         return False
 
@@ -143,8 +146,8 @@ class Follower:
 
     def _do(self, order: pb.Order) -> None:
         match order.WhichOneof("kind"):
-            case "session":
-                self._connect(order.session.name)
+            case "streams":
+                self._connect(order.streams)
             case "begin":
                 self._batches.begin(order.begin.position)
             case "step":
@@ -152,7 +155,9 @@ class Follower:
             case "offer":
                 self._arrays.offer(order.offer.fragment, order.offer.step)
             case "send":
-                self._send(codec.read(order.send.round), codec.read(order.send.contribution))
+                self._send(
+                    codec.read(order.send.round), codec.read(order.send.contribution), order.send.epoch
+                )
             case "adopt":
                 copy = order.adopt.copy
                 inner = self._copies.load(copy)[1] if copy else None
@@ -179,10 +184,11 @@ class Follower:
             )
             self._say.put(pb.FromHost(alarm=told))
 
-    def _send(self, round_id: RoundId, contribution: Contribution) -> None:
-        if self._streams is not None:
+    def _send(self, round_id: RoundId, contribution: Contribution, epoch: int) -> None:
+        streams = self._streams.get(contribution.fragment % self._parts)
+        if streams is not None:
             made = self._arrays.offered(contribution.fragment, contribution.step)
-            self._streams.send(round_id, contribution, made)
+            streams.send(round_id, contribution, made, epoch)
 
     def _delivered(self, key: Key) -> list[Pieces]:
         """The fragments of a delivery, which this host has: host 0 knows. What is older is forgotten."""
@@ -191,28 +197,32 @@ class Follower:
             forget_older(self._here, key)
         return list(told.fragments)
 
-    def _connect(self, session: str) -> None:
-        """Takes part in the learner's new connection to the syncer."""
-        self._close_streams()
-        options = wire.options(self._config.keepalive)
-        self._streams = Streams(
-            [self._security.channel(self._address, options) for _ in range(self._config.connections)],
-            (*self._security.metadata, (wire.SESSION_KEY, session)),
+    def _connect(self, order: pb.Order.Streams) -> None:
+        """Takes part in the learner's new connection to the syncer, or to one of its parts."""
+        if order.session != self._session:
+            self._close_streams(list(self._streams))
+            self._session, self._parts = order.session, max(1, order.parts)
+            self._collector = Collector(self._terms.num_fragments)
+        self._close_streams([order.part])
+        address, options = order.address or self._address, wire.options(self._config.keepalive)
+        self._streams[order.part] = Streams(
+            [self._security.channel(address, options) for _ in range(self._config.connections)],
+            (*self._security.metadata, (wire.SESSION_KEY, order.session)),
             self._terms,
             self._decode,
             self._deliver,
             self._failed,
-            lambda error: self._say.put(pb.FromHost(broken=session)),
+            lambda error: self._say.put(pb.FromHost(broken=order.number)),
             Pace(),
             self._host,
+            self._collector,
         )
-        self._streams.start()
+        self._streams[order.part].start()
 
-    def _close_streams(self) -> None:
-        if self._streams is not None:
+    def _close_streams(self, parts: Sequence[int]) -> None:
+        for streams in filter(None, (self._streams.pop(part, None) for part in parts)):
             with contextlib.suppress(Exception):
-                self._streams.close()
-            self._streams = None
+                streams.close()
 
     def _deliver(self, told: Told) -> None:
         key = key_of(told)

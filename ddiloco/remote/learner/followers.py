@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -18,10 +19,9 @@ from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.security import Gate, Security
 from ddiloco.remote.wire.terms import Terms, difference
 from ddiloco.roles.exchange import Told
-from ddiloco.roles.transfer import Offer
 from ddiloco.schema import codec
 
-SendOffer = Callable[[RoundId, Contribution, Offer], None]
+Broke = Callable[[Exception], None]
 Key = tuple[int, int, int]
 """Welcome, fragment and version of what is delivered, as in a Here."""
 
@@ -80,12 +80,14 @@ class Followers:
         self.told: Callable[[pb.FromHost], None] = lambda message: None  # of what is not handled here
         self.deliver: Callable[[Told], None] = lambda told: None
         self._learner, self._terms, self._lost, self._leaving = learner, terms, lost, leaving
-        self._change = threading.Condition()
+        self._change = threading.Condition(threading.RLock())
         self._orders: dict[int, queue.SimpleQueue[pb.Order | None]] = {}  # by host
         self._copies: dict[int, set[int]] = {}  # by host: numbers of the copies on its disk
         self._here: dict[Key, set[int]] = {}  # hosts that have a delivery
         self._own: dict[Key, Told] = {}  # deliveries that this host has, and not all others
         self._drawn: dict[int, list[Drawn]] = {}  # by number of the batch
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, tuple[int, Broke]] = {}  # by part of the syncer: their number, who hears
         self._over = False
         self._security, self._patience = security, patience
         gate = Gate(security.admits, "the learner's host 0 asks for another token")
@@ -119,15 +121,23 @@ class Followers:
             for orders in self._orders.values():
                 orders.put(order)
 
-    def sending(self, send: SendOffer) -> SendOffer:
-        """`send`, which sends this host's blocks of an offer, and has the others send theirs."""
+    def connect(self, session: str, broke: Broke, part: int = 0, parts: int = 0, address: str = "") -> None:
+        """Has the others exchange their blocks with the syncer, or with one of its parts, in a session.
 
-        def sent(round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
-            fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
-            self.order(pb.Order(send=pb.Order.Send(round=fields[0], contribution=fields[1])))
-            send(round_id, contribution, offer)
+        `broke` hears if such a stream has ended, unless others have taken its place.
+        """
+        with self._change:
+            number = next(self._numbers)
+            self._streams[part] = number, broke
+            streams = pb.Order.Streams(
+                number=number, session=session, part=part, parts=parts, address=address
+            )
+            self.order(pb.Order(streams=streams))
 
-        return sent
+    def send(self, round_id: RoundId, contribution: Contribution, epoch: int) -> None:
+        """Has the others send their blocks of an offer; `epoch` as in an UpHeader."""
+        fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
+        self.order(pb.Order(send=pb.Order.Send(round=fields[0], contribution=fields[1], epoch=epoch)))
 
     def own(self, told: Told) -> None:
         """Delivers what this host has got, once all others have their blocks of it."""
@@ -208,6 +218,11 @@ class Followers:
                         Drawn(drawn.number, tokens, drawn.position)
                     )
                     self._change.notify_all()
+            case "broken":
+                with self._change:
+                    present = [broke for number, broke in self._streams.values() if number == message.broken]
+                for broke in present:
+                    broke(WireError("another host's connection ended"))
             case "leaving":
                 self._leaving()
             case _:

@@ -15,7 +15,7 @@ from ddiloco.observe import records
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import InnerFormat
-from ddiloco.remote.learner.followers import Followers, SendOffer, failed_offer
+from ddiloco.remote.learner.followers import Followers, failed_offer
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
@@ -60,17 +60,9 @@ class Lead:
         self.followers.told = functools.partial(self._told, client)
         return client
 
-    def connected(self, session: str) -> None:
-        """Has all hosts exchange their blocks over the learner's new connection."""
-        self.followers.order(pb.Order(session=pb.Order.Session(name=session)))
-
     def equipped(self, equipment: Equipment) -> Equipment:
         """The equipment with the tokens and the position of all hosts."""
         return dataclasses.replace(equipment, batches=JointBatches(equipment.batches, self.followers))
-
-    def sending(self, send: SendOffer) -> SendOffer:
-        """`send` for all hosts."""
-        return self.followers.sending(send)
 
     def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
         """`record`, with a look on steps that hang."""
@@ -107,8 +99,6 @@ class Lead:
         match message.WhichOneof("kind"):
             case "failed":
                 client.outbox.send(failed_offer(message, self._learner))
-            case "broken":
-                client.host_broke(message.broken)
             case "erred":
                 step, devices = json.loads(message.erred)
                 for found in records.corruption(self._learner, step, devices, time.time()):

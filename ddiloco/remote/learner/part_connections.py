@@ -20,15 +20,15 @@ from ddiloco.settings.remote import RemoteConfig, backoff
 
 if TYPE_CHECKING:
     MakeStreams = Callable[
-        [list[grpc.Channel], Sequence[tuple[str, str]], Callable[[Exception], None]], Streams
+        [list[grpc.Channel], Sequence[tuple[str, str]], Callable[[Exception], None], int, int, str], Streams
     ]
 
 
 class _PartConnection:
     """Keeps the connection with one part: a part that dies comes back, perhaps at another address."""
 
-    def __init__(self, connections: PartConnections, address: str) -> None:
-        self.address = address
+    def __init__(self, connections: PartConnections, part: int, parts: int, address: str) -> None:
+        self.address, self._part, self._parts = address, part, parts
         self.streams: Streams | None = None  # while there is a connection
         self._connections = connections
         self._lock = threading.Lock()
@@ -76,7 +76,8 @@ class _PartConnection:
                 self._control = control
                 if self._closing.is_set():
                     return
-            streams = made.make_streams(channels, made.metadata, lambda error: control.cancel())
+            broke = lambda error: control.cancel()  # noqa: E731
+            streams = made.make_streams(channels, made.metadata, broke, self._part, self._parts, self.address)
             stack.callback(streams.close)
             streams.start()
             self.streams = streams
@@ -99,8 +100,9 @@ class PartConnections:
         take: Callable[[pb.ToLearner], None],
         broke: Callable[[Exception], None],
     ) -> None:
-        """`metadata`: of every call, with the session. `make_streams`: of channels, metadata and what to call
-        when they break. `take` gets a part's messages; `broke` hears that all must be connected anew."""
+        """`metadata`: of every call, with the session. `take` gets a part's messages; `broke` hears that all
+        must be connected anew. `make_streams`: of channels, metadata, what to call when they break, the
+        number of the part, how many there are, and its address."""
         self.metadata, self.security, self.config = metadata, security, config
         self.make_streams, self.take, self.broke = make_streams, take, broke
         self._lock = threading.Lock()
@@ -112,17 +114,20 @@ class PartConnections:
         with self._lock:
             if self._closed:
                 return
-            before = self._parts or [None] * len(addresses)
-            self._parts = [self._moved(*both) for both in zip(before, addresses, strict=True)]
+            parts = len(addresses)
+            before = self._parts or [None] * parts
+            self._parts = [self._moved(before[n], n, parts, address) for n, address in enumerate(addresses)]
 
-    def _moved(self, part: _PartConnection | None, address: str) -> _PartConnection | None:
+    def _moved(
+        self, part: _PartConnection | None, number: int, parts: int, address: str
+    ) -> _PartConnection | None:
         if part is not None and part.address == address:
             return part
         if part is not None:
             part.close()
         if not address:
             return None
-        made = _PartConnection(self, address)
+        made = _PartConnection(self, number, parts, address)
         made.start()
         return made
 

@@ -107,8 +107,6 @@ class LearnerProcess:
 
         def accepted(message: pb.Accepted) -> None:
             donor.admit(security.among_peers(message.peers_token))
-            if self._lead is not None:
-                self._lead.connected(message.session)
 
         codec = e.outer.update_codec
         decode = None if codec == "f32" else FragmentDecoder(self._assembly.layout, codec)
@@ -173,11 +171,11 @@ class LearnerProcess:
             donor.attach(worker.inbox, inner, client.pace.patience(config.donation_timeout, inner.bytes))
             stepping()
 
-        lead, send_offer, make_arrays = self._lead, client.send_offer, TrainingArrays
+        lead, make_arrays = self._lead, TrainingArrays
         make_recovery, make_checkpointer = ProcessRecovery, Checkpointer
         if lead is not None:
             equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core)
-            send_offer, record = lead.sending(send_offer), lead.watching(record)
+            record = lead.watching(record)
             make_recovery, make_checkpointer = lead.keeping(folder, inner)
         recovery = make_recovery(client, inner, self._security, config, folder, steps)
         recovery.resume_data(equipment.batches)
@@ -190,7 +188,7 @@ class LearnerProcess:
             core,
             equipment,
             client.outbox.send,
-            send_offer,
+            client.send_offer,
             record if profile is None else profile.watching(record),
             recovery,
             tape,

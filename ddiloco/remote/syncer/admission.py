@@ -38,9 +38,9 @@ class Refusal(NamedTuple):
 class Admission:
     """Judges hellos. Used under one lock, so that no two processes are let in for one learner."""
 
-    def __init__(self, terms: Terms, run: str, most_hosts: int = wire.MOST_HOSTS) -> None:
-        """`run`: the syncer's. `most_hosts`: that a learner may be."""
-        self._terms, self._run, self._most_hosts = terms, run, most_hosts
+    def __init__(self, terms: Terms, run: str) -> None:
+        """`run`: the syncer's."""
+        self._terms, self._run = terms, run
         self._places: dict[int, list[int]] = {}  # by learner: who has had its place, the last has it
 
     def refusal(
@@ -107,8 +107,8 @@ class Admission:
             return "the learner's model or fragments are not the syncer's: the layouts' fingerprints differ"
         if hello.learner >= terms.most_learners:
             return f"learner {hello.learner} is none of the {terms.most_learners} of this run"
-        if hello.hosts > self._most_hosts:
-            return f"a learner of {hello.hosts} hosts is not possible: at most {self._most_hosts}"
+        if hello.hosts > wire.MOST_HOSTS:
+            return f"a learner of {hello.hosts} hosts is not possible: at most {wire.MOST_HOSTS}"
         if hello.run and hello.run != self._run:
             return f"the learner is of run {hello.run[:8]}, the syncer of run {self._run[:8]}"
         return None

@@ -20,6 +20,7 @@ from ddiloco.outer.fragments import zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.parts import Part, fragments_of
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
+from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
@@ -63,13 +64,15 @@ class PartServer:
         control = grpc.stream_stream_rpc_method_handler(self._control)
         listening.begin({"Control": control, **self._calls.handlers})
 
-    def open(self, name: str, learner: int, process: int) -> None:
+    def open(self, opened: pb.ToPart.Session) -> None:
         """A learner may come in this session; what is for it waits there until it does."""
+        name, learner = opened.name, opened.learner
+        offers = HostOffers(opened.hosts) if opened.hosts > 1 else None
 
         def moved(size: int) -> None:
             self._uplink.record(records.Transferred(learner, sent=0, received=size))
 
-        session = Session(name, learner, process, self._newest, moved=moved)
+        session = Session(name, learner, opened.process, self._newest, moved=moved, offers=offers)
         with self._change:
             self._sessions[name] = session
             self._change.notify_all()
@@ -185,7 +188,7 @@ class PartRun:
             case "session" if message.session.over:
                 server.close(message.session.name)
             case "session":
-                server.open(message.session.name, message.session.learner, message.session.process)
+                server.open(message.session)
             case "cut_begun":
                 worker.send(CutBegun(message.cut_begun.snapshot, tuple(message.cut_begun.learners)))
             case "offer_failed":

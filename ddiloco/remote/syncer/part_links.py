@@ -276,8 +276,15 @@ def _until_it_breaks(requests: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _told_of(session: Session, over: bool = False) -> pb.ToPart:
-    told = pb.ToPart.Session(name=session.name, learner=session.learner, process=session.process, over=over)
-    return pb.ToPart(session=told)
+    return pb.ToPart(
+        session=pb.ToPart.Session(
+            name=session.name,
+            learner=session.learner,
+            process=session.process,
+            over=over,
+            hosts=session.hosts,
+        )
+    )
 
 
 def _reached(address: str, peer: str) -> str:

@@ -23,7 +23,6 @@ from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.syncer.session import Session
-from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import NewestFragments
@@ -74,7 +73,7 @@ class SyncerServer:
         self._connect, self._send, self._record = connect, send, record
         self._config, self._run = config, run
         self._peers_token = secrets.token_hex(16)
-        self._admission = Admission(terms, run, wire.MOST_HOSTS if parts is None else 1)
+        self._admission = Admission(terms, run)
         self._admitting = threading.Lock()
         self._rejoins, self._messages = Allowances(REJOINS, 1.0), Allowances(MESSAGES, 500.0)
         self._lock = threading.Lock()

@@ -141,7 +141,7 @@ class PartedSyncer:
     ) -> None:
         if process.core is None:
             return
-        said = process.core.handle(event, self._calendar.now)
+        said = self._decide(process, event)
         if isinstance(event, events.LearnerJoined):
             self.durable = self.durable.with_incarnations(process.core.state().incarnations)
         out = [thing for thing in said if isinstance(thing, actions.SyncerAction)]
@@ -149,6 +149,9 @@ class PartedSyncer:
             seen = event if isinstance(event, events.SyncerEvent) else events.Timeout()
             self._observer.syncer_handled(seen, out, self._calendar.now)
         self._carry_out(process, said)
+
+    def _decide(self, process: _Process, event: Any) -> list[Any]:
+        return process.core.handle(event, self._calendar.now)
 
     def _hear(self, process: _Process, part: _Process, connection: int, told: news.News | FromPart) -> None:
         if connection == part.connection:

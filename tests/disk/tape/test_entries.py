@@ -1,6 +1,7 @@
 """What is told to a core, or noted of its arrays, comes back from its bytes as it was."""
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given
@@ -18,9 +19,10 @@ from ddiloco.disk.tape.entries import (
     Gave,
     InnerOrigin,
 )
-from ddiloco.protocol import events
+from ddiloco.protocol import events, news
 from ddiloco.protocol.learner import FragmentWork
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
+from ddiloco.protocol.parts import FromPart, PartConnected
 from ddiloco.protocol.state import SyncerState
 
 number = st.integers(0, 2**53)
@@ -51,6 +53,22 @@ EVENTS = st.one_of(
     st.builds(events.MergeFinished, rounds, numbers),
     st.builds(events.Timeout),
 )
+NEWS = st.one_of(
+    st.builds(news.RollCall),
+    st.builds(news.Admitted, number, number),
+    st.builds(news.Begun, number, number, number, numbers),
+    st.builds(news.Left, number, number, st.booleans()),
+    st.builds(news.Returned, number, number),
+    st.builds(news.AllPresent),
+    st.builds(news.Noted, rounds),
+)
+WORDS = st.one_of(
+    st.builds(news.Committed, rounds, number, number),
+    st.builds(news.Stuck, st.booleans()),
+    st.builds(news.Over),
+    st.builds(news.Doubted, number, number),
+)
+BETWEEN = NEWS | st.builds(FromPart, small, WORDS) | st.builds(PartConnected, small)
 NOTES = st.one_of(
     st.builds(Adopted, st.none(), st.booleans()),
     st.builds(Adopted, origins, st.just(False)),
@@ -59,7 +77,7 @@ NOTES = st.one_of(
     st.builds(End, numbers),
 )
 ENTRIES = st.one_of(
-    st.builds(Entry, st.floats(allow_nan=False, allow_infinity=False), EVENTS),
+    st.builds(Entry, st.floats(allow_nan=False, allow_infinity=False), EVENTS | BETWEEN),
     st.builds(Entry, st.none(), NOTES),
 )
 REPORTS = st.builds(
@@ -68,6 +86,7 @@ REPORTS = st.builds(
     st.integers(1, 3),
     small,
     st.lists(st.builds(FragmentCounters, st.integers(0, 2), small, small), max_size=3).map(tuple),
+    st.booleans(),
 )
 
 
@@ -88,7 +107,9 @@ def test_entries_come_back_as_they_were(entries):
 
 @given(st.lists(REPORTS, max_size=12))
 def test_reports_come_back_whatever_came_before_them(reports):
+    step_times = itertools.cycle((None, 0.25))
     entries = [Entry(1.5, events.StepReported(report)) for report in reports]
+    entries += [Entry(1.5, news.Heard(report, next(step_times))) for report in reports]
     assert there_and_back(entries) == entries
 
 

@@ -114,6 +114,29 @@ def test_whatever_befalls_a_fleet_all_that_it_merged_is_made_again_in_order(fold
     assert merged == [(r["step"], r["fragment"], r["version"]) for r in taped.rounds]
 
 
+@settings(max_examples=25)
+@given(
+    lives=st.lists(
+        st.tuples(st.floats(0.5, 45.0), st.integers(0, 2), st.sampled_from(["fail", "recover", "leave"])),
+        max_size=6,
+    ),
+    crashes=st.lists(st.integers(1, 12).map(lambda n: 4.0 * n + 0.37), max_size=4, unique=True),
+    parts=st.integers(2, 3),
+)
+def test_whichever_process_of_a_syncer_dies_all_that_its_parts_merged_is_made_again(
+    folder, lives, crashes, parts
+):
+    policy = dataclasses.replace(POLICY, num_fragments=3)
+    changes = [Change(time, learner, event) for time, learner, event in sorted(lives)]
+    workdir = pathlib.Path(tempfile.mkdtemp(dir=folder))
+    taped = fleet_tapes(workdir, policy, STEPS, changes, crashes, parts)
+    plan = plans.without_needless(plans.make_plan(read_run(workdir), policy, STEPS))
+    done = [w for _, w in order_of(plan) if isinstance(w, works.Merge)]
+    for p in range(policy.num_fragments):
+        merged = [(w.round.step, p, w.version) for w in done if w.round.fragment == p]
+        assert merged == [made for made in taped.made if made[1] == p]
+
+
 def test_what_nobody_needs_any_more_is_told_once(plan):
     lean = plans.without_needless(plan)
     uses = Uses(lean.actors)

@@ -12,8 +12,8 @@ from tests.workbook import POLICY, fleet_tapes, lose
 STEPS = 60
 
 
-def plan_of(workdir, policy, changes=()):
-    fleet_tapes(workdir, policy, STEPS, changes)
+def plan_of(workdir, policy, changes=(), parts=1):
+    fleet_tapes(workdir, policy, STEPS, changes, parts=parts)
     return plans.make_plan(read_run(workdir), policy, STEPS)
 
 
@@ -62,3 +62,13 @@ def test_learners_that_die_and_return_do_so_at_the_same_times(tmp_path):
     was, again = recorded(plan), what_if(plan, POLICY, STEPS)
     assert again.merged == pytest.approx(was.merged, rel=0.15)
     assert again.contributions == pytest.approx(was.contributions, rel=0.2)
+
+
+def test_a_run_whose_syncer_was_several_processes_is_asked_in_the_same_way(tmp_path):
+    plan = plan_of(tmp_path, POLICY, lose(1, 12.0, 15.0), parts=2)
+    was, again = recorded(plan), what_if(plan, POLICY, STEPS)
+    assert was.merged == sum(map(len, plan.merges))
+    assert again.merged == pytest.approx(was.merged, rel=0.15)
+    assert again.contributions == pytest.approx(was.contributions, rel=0.2)
+    would = what_if(plan, dataclasses.replace(POLICY, quorum=3), STEPS)
+    assert would.contributions > was.contributions and would.quorum_seconds > was.quorum_seconds

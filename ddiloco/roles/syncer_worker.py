@@ -34,7 +34,7 @@ from ddiloco.roles.snapshots.messages import (
 from ddiloco.roles.snapshots.taking import SnapshotTaker
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
-_SNAPSHOT_SECONDS = 20.0  # for the last snapshot to be written once the run is over
+_SNAPSHOT_SECONDS = 20.0  # for the snapshot under way to be written, once the run is to be stopped
 _NOTED_SECONDS = 10.0  # for the authority to note a part's last merges
 
 
@@ -133,12 +133,22 @@ class SyncerWorker:
         assert self._merging is not None, "learners offer to who merges"
         self._merging.take_offer(event, arrays, epoch)
 
+    def last_snapshot_seconds(self) -> float:
+        """How long a snapshot that is under way after the last step may still take; 0: none is."""
+        if self._snapshots is None or not self.core.finished:
+            return 0.0
+        return self._snapshots.seconds_left()
+
     def stop(self, timeout: float) -> bool:
-        """Ends the thread after the merges under way; whether it ended within `timeout` seconds."""
+        """Ends the thread after the merges under way; whether it ended within `timeout` seconds.
+
+        After the last step the snapshot under way has its time beside.
+        """
+        left = self.last_snapshot_seconds()
         self._stopping.set()
         self._inbox.put(Stop())
         if self._thread.ident is not None:
-            self._thread.join(timeout)
+            self._thread.join(timeout + left)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -339,7 +349,7 @@ class SyncerWorker:
         """Lets a snapshot that only has to be written become complete, though the run is over."""
         if self._snapshots is None:
             return
-        deadline = time.monotonic() + _SNAPSHOT_SECONDS
+        deadline = time.monotonic() + (self.last_snapshot_seconds() or _SNAPSHOT_SECONDS)
         while self._snapshots.nearly_complete and (left := deadline - time.monotonic()) > 0:
             try:
                 message = self._inbox.get(timeout=left)

@@ -151,22 +151,25 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
     assert (summary(tmp_path)["uptime"], summary(tmp_path)["failures"]) == (1.0, [])
 
 
-KILLS = 40
+KILLS = int(os.environ.get("KILLS", "40"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_and_replay(programs, tmp_path):
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_and_replay(
+    programs, tmp_path, parts
+):
     rng, killed = random.Random(0), collections.Counter()
-    restarts = f"--config.remote.restarts={KILLS}"
-    process = start(
-        programs, tmp_path, *UNENDING, "--config.remote.checkpoint_every=0.5", restarts, devices=4
-    )
-    rounds = tmp_path / "rounds.jsonl"
+    often = (f"--config.remote.restarts={KILLS}", f"--config.remote.parts={parts}")
+    process = start(programs, tmp_path, *UNENDING, "--config.remote.checkpoint_every=0.5", *often, devices=4)
+    rounds, everyone = tmp_path / "rounds.jsonl", ["syncer", "0", "0", "0.1", "0.1", "1"]
+    if parts > 1:
+        everyone += [f"part-{part}" for part in range(parts)]
     while killed.total() < KILLS:
-        until(lambda: {"syncer", "0", "0.1", "1"} <= set(processes_of(process)), "all processes", LIMIT)
+        until(lambda: set(everyone) <= set(processes_of(process)), "all processes", LIMIT)
         here, begun = processes_of(process), len(lines(rounds))
-        name = rng.choice(["syncer", "0", "0", "0.1", "0.1", "1"])
+        name = rng.choice(everyone)
         time.sleep(rng.uniform(0, 4))  # at any time: while they start, join, train or save
         with contextlib.suppress(ProcessLookupError, KeyError):  # it ends or begins by itself
             os.kill(here[name], signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Snapshots of runs with real threads and steps: what they hold, and what they cost nobody."""
 
 import collections
+import concurrent.futures
 import threading
 from unittest import mock
 
@@ -11,6 +12,7 @@ from ddiloco.disk.snapshots.parts import SYNCER_PART
 from ddiloco.disk.snapshots.store import PartWriter
 from ddiloco.observe import records
 from ddiloco.roles.learner_arrays import TrainingArrays
+from ddiloco.roles.syncer_worker import SyncerWorker
 from tests.local.stopped_runs import EVERY, LIMIT, PACE, completed, newest, part_of, run, settings
 from tests.workbench import experiment
 
@@ -55,6 +57,36 @@ def test_learners_step_on_while_their_parts_wait_to_be_written(monkeypatch, data
     ran = run(settings(data_dir), tmp_path, until=until)
     assert may_write.is_set()
     assert ran.noted("snapshot")[0]["learners"] == [0, 1]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_after_the_last_step_a_snapshot_has_the_time_to_be_written_that_its_bytes_need(
+    stopped, monkeypatch, data_dir, tmp_path
+):
+    """Nothing is written before the syncer has begun to end; a run that is stopped has less time then."""
+    ending, over, seen, written = threading.Event(), SyncerWorker._finish_snapshot, set(), []
+
+    class Waiting(PartWriter):
+        def write(self, number, name, part):
+            self._pool.submit(ending.wait, LIMIT)
+            written.append(super().write(number, name, part))
+            return written[-1]
+
+    def finish(worker):
+        ending.set()
+        over(worker)
+
+    def until(told):  # the cut is whole
+        if isinstance(told, records.Noted) and told.name == "round":
+            seen.add(told.values["step"])
+        return stopped and max(seen, default=0) >= EVERY + 3
+
+    monkeypatch.setattr("ddiloco.roles.snapshots.taking.PartWriter", Waiting)
+    monkeypatch.setattr("ddiloco.roles.syncer_worker._SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(SyncerWorker, "_finish_snapshot", finish)
+    ran = run(settings(data_dir, train={"steps": 1000 if stopped else EVERY + 4}), tmp_path, until=until)
+    assert [values["learners"] for values in ran.noted("snapshot")] == ([] if stopped else [[0, 1]])
+    concurrent.futures.wait(written, LIMIT)  # a disk that is slow may still take what was given up
 
 
 @pytest.mark.slow

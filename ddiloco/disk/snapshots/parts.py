@@ -26,6 +26,9 @@ SYNCER_PART = "syncer"
 STAGING = "staging"
 """Parts are written here before the syncer takes them in, so that one that comes too late does no harm."""
 
+SYNCER_COPIES, LEARNER_COPIES = 3, 5
+"""Copies of the parameters in a part, at most: with what optimizers and codecs keep."""
+
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST_FILE = 1 << 50

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from ddiloco.config import ConfigError
-from ddiloco.disk.snapshots.parts import parts_folder
+from ddiloco.disk.snapshots.parts import LEARNER_COPIES, parts_folder
 from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.observe.profile import Watch
@@ -33,8 +33,8 @@ from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.taping import Tapes
 
 _RECORDS_SECONDS = 30.0  # for the last records to be confirmed, if the syncer is there
-_PART_SECONDS = 20.0  # for a part of a snapshot to be written
-_ABANDONED_SECONDS = 2.0  # the same after `stop`, when the syncer may be gone
+_PART_SECONDS = 20.0  # for a part of a snapshot to be written after `stop`
+_ABANDONED_SECONDS = 2.0  # for other things then, when the syncer may be gone
 
 
 class LearnerProcess:
@@ -204,7 +204,9 @@ class LearnerProcess:
             if profile is not None:
                 stack.callback(profile.close)
             if writer is not None:
-                stack.callback(writer.close, _PART_SECONDS)
+                size = LEARNER_COPIES * sum(self._assembly.layout.bytes)
+                patience = lambda: client.pace.patience(self._experiment.snapshot.timeout, size)  # noqa: E731
+                stack.callback(lambda: writer.close(_PART_SECONDS if stop.is_set() else patience()))
             if folder is not None and config.checkpoint_every:
                 copies = make_checkpointer(
                     worker.inbox, inner, folder, config.checkpoint_every, record, client.run

@@ -13,9 +13,10 @@ from ddiloco.config import ConfigError
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState, DurableStateError
 from ddiloco.disk.ownership import owned_fragments
-from ddiloco.disk.snapshots.parts import PartWriter, parts_folder
+from ddiloco.disk.snapshots.parts import SYNCER_COPIES, PartWriter, parts_folder
 from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
 from ddiloco.observe import records
+from ddiloco.observe.pace import Pace
 from ddiloco.outer.fragments import zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.parts import Part, fragments_of
@@ -135,6 +136,7 @@ class PartRun:
         self._worker: SyncerWorker | None = None
         self._server: PartServer | None = None
         self._writer: PartWriter | None = None
+        self._pace = Pace()  # of what is made durable
         self._over = threading.Event()  # the authority has said so
         self._problem: str | None = None
 
@@ -151,11 +153,16 @@ class PartRun:
                 pass
             if self._worker is not None:
                 self._worker.stop(_LEAVE_SECONDS)
-            self._uplink.finish(_RECORDS_SECONDS)
             if self._writer is not None:
-                self._writer.close(_RECORDS_SECONDS)
+                self._writer.close(self._writing_seconds() if self._over.is_set() else _RECORDS_SECONDS)
+            self._uplink.finish(_RECORDS_SECONDS)
             self._listening.stop(grace=1.0)
         return self._failure()
+
+    def _writing_seconds(self) -> float:
+        """For its part of the last snapshot, by how fast the disk has taken fragments."""
+        size = SYNCER_COPIES * sum(self._assembly.layout.bytes[p] for p in self._own)
+        return self._pace.patience(self._assembly.experiment.snapshot.timeout, size)
 
     def _ended(self) -> bool:
         failed = self._worker is not None and self._worker.ended.is_set()
@@ -213,6 +220,7 @@ class PartRun:
         uplink, keep = self._uplink, e.remote.keep_versions
         durable = DurableState(self._folder, self._assembly.layout, uplink.record, self._stop, mark.run, keep)
         durable.sweep(self._own)
+        self._pace = durable.pace
         state = durable.restore(self._model)
         memory.return_freed()
         core = Part(e.sync, e.train.steps, state, self._own, durable.lineage)

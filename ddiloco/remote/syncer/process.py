@@ -14,6 +14,7 @@ import numpy as np
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.ownership import owned_fragments
+from ddiloco.disk.snapshots.parts import LEARNER_COPIES, SYNCER_COPIES
 from ddiloco.disk.snapshots.resuming import snapshot_header
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.observe import records
@@ -44,8 +45,6 @@ from ddiloco.settings.experiment import step_tokens
 from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
-_OF_THE_SYNCER, _OF_A_LEARNER = 3, 5
-"""Copies of the parameters in their parts of a snapshot, at most: with what optimizers and codecs keep."""
 
 
 class SyncerRun:
@@ -152,7 +151,7 @@ class SyncerRun:
         """Merges to the last step, or until `stop` is set; waits while there are no learners."""
         if not self._alone:
             self._serve()
-        self._server.stop(_LEAVE_SECONDS)
+        self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds())
         self._syncer.stop(_LEAVE_SECONDS)
         params, core = self._parameters(), self._syncer.core
         last = self._scoring.last(core.step, self._server.intake.tokens, core.versions, params)
@@ -197,7 +196,7 @@ class SyncerRun:
 
     def _patience_for_a_snapshot(self, learners: int) -> float:
         """Seconds, by how fast the syncer's disk has taken fragments: all parts may go to that one disk."""
-        copies = _OF_THE_SYNCER + learners * _OF_A_LEARNER
+        copies = SYNCER_COPIES + learners * LEARNER_COPIES
         size = copies * sum(self._assembly.layout.bytes)
         return self._durable.pace.patience(self._assembly.experiment.snapshot.timeout, size)
 

@@ -264,6 +264,13 @@ class SnapshotTaker:
         """When to call `timeout`, monotonic seconds."""
         return None if self._taking is None or self._taking.completing else self._core.next_deadline()
 
+    def seconds_left(self) -> float:
+        """How long the snapshot under way may still take, from any thread; 0: there is none."""
+        taking = self._taking
+        if taking is None:
+            return 0.0
+        return max(0.0, taking.begun + self._core.timeout - time.monotonic())
+
     @property
     def epoch(self) -> int:
         """The newest snapshot that was ever begun in the folder; 0: none."""

@@ -3,6 +3,7 @@
 import concurrent.futures
 import pathlib
 import queue
+import time
 
 import numpy as np
 import pytest
@@ -281,11 +282,16 @@ def test_a_second_syncer_takes_a_number_above_one_that_was_begun(desk):
     after_a_crash.taker.close(PATIENCE)
 
 
-def test_the_end_of_the_run_gives_up_what_is_under_way(tmp_path):
-    desk = Desk(tmp_path)
+def test_the_end_of_the_run_gives_up_what_is_under_way(tmp_path, monkeypatch):
+    desk = Desk(tmp_path, patience=lambda learners: 20.0 + learners)
+    monkeypatch.setattr(time, "monotonic", lambda: 15.0)
+    assert desk.taker.seconds_left() == 0.0
     desk.begin()
+    assert desk.taker.seconds_left() == 7.0
     assert not desk.taker.nearly_complete
+    monkeypatch.undo()
     desk.taker.close(PATIENCE)
+    assert desk.taker.seconds_left() == 0.0
     assert desk.noted[0][1]["reason"] == "the run is over"
 
 

@@ -162,7 +162,9 @@ def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_a
 ):
     rng, killed = random.Random(0), collections.Counter()
     often = (f"--config.remote.restarts={KILLS}", f"--config.remote.parts={parts}")
-    process = start(programs, tmp_path, *UNENDING, "--config.remote.checkpoint_every=0.5", *often, devices=4)
+    process = start(
+        programs, tmp_path, *UNENDING, "--config.remote.checkpoint_every=0.5", *often, PACED, devices=4
+    )
     rounds, everyone = tmp_path / "rounds.jsonl", ["syncer", "0", "0", "0.1", "0.1", "1"]
     if parts > 1:
         everyone += [f"part-{part}" for part in range(parts)]

@@ -38,7 +38,7 @@ class Round:
     asked: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # (learner, incarnation), ever
     owed: dict[int, Asked] = dataclasses.field(default_factory=dict)
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
-    known: dict[int, int] = dataclasses.field(default_factory=dict)  # steps reported when the offer came
+    known: dict[int, int] = dataclasses.field(default_factory=dict)  # steps known of when the offer came
     departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
     left_out: tuple[int, ...] = ()  # whose offers are not in the merge after all

@@ -329,7 +329,8 @@ class Rounds:
         r.owed.pop(c.learner, None)
         r.unasked.discard(c.learner)
         r.arrived[c.learner] = c
-        r.known[c.learner] = m.counters[c.fragment].steps
+        counters = m.counters[c.fragment]  # which may be from before the report of the offer's last step
+        r.known[c.learner] = max(c.steps, counters.steps if counters.version == c.version else 0)
         return []
 
     def _wants(self, r: Round, m: Member, c: Contribution) -> bool:

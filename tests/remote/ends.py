@@ -30,11 +30,15 @@ TERMS = Terms("layout", "rules", 2, 2, FORMATS, FORMATS, FORMATS, PATIENCE)
 
 
 def until(condition, told="it", patience=PATIENCE):
-    """Looks until the condition holds, which must be within `patience` seconds."""
-    between_looks, end = threading.Event(), time.monotonic() + patience
+    """Looks until the condition holds, which must be within `patience` seconds.
+
+    The longer it takes the less often, as who looks takes time from whom is waited for.
+    """
+    between_looks, begun = threading.Event(), time.monotonic()
     while not condition():
-        assert time.monotonic() < end, f"{told} did not happen"
-        between_looks.wait(0.01)
+        waited = time.monotonic() - begun
+        assert waited < patience, f"{told} did not happen"
+        between_looks.wait(min(0.1, 0.01 + waited / 20))
 
 
 def alive(pid):

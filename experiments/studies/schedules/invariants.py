@@ -33,6 +33,8 @@ class _Process:
         self.standing: dict[Member, _Standing] = {}
         self.reports: dict[Member, Report] = {}  # the newest by clock
         self.heard: dict[Member, float] = {}  # when it last reported
+        self.counted: dict[Member, Report] = {}  # its last report that was taken in
+        self.known: dict[Contribution, int] = {}  # steps known of when the offer came
         self.dismissed: set[Member] = set()  # told that they are no members
         self.asked: set[tuple[RoundId, Member]] = set()
         self.arrived: dict[RoundId, set[Contribution]] = {}
@@ -91,7 +93,8 @@ class Invariants:
         if not any(isinstance(action, actions.Drop) and action.reason == TAKEN for action in out):
             self._book(event)
         if isinstance(event, events.StepReported) and not any(isinstance(a, actions.Drop) for a in out):
-            self._syncer.heard[event.report.learner, event.report.incarnation] = now
+            member = (event.report.learner, event.report.incarnation)
+            self._syncer.heard[member], self._syncer.counted[member] = now, event.report
         for action in out:
             self._check(action, event, now)
         require(core.versions == self.committed.versions, "what is committed is known", core.versions)
@@ -167,6 +170,7 @@ class Invariants:
                 member = (c.learner, c.incarnation)
                 if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
                     process.arrived.setdefault(which, set()).add(c)
+                    process.known[c] = max(c.steps, self._steps_on(c))
             case events.MergeFinished(round=which, left_out=left_out):
                 self._check_result(which, left_out)
 
@@ -289,6 +293,9 @@ class Invariants:
             require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
             arrived = self._syncer.arrived.get(which, ())
             require(c in arrived, "what is merged arrived while its learner took part", c)
+            since = self._steps_on(c) - self._syncer.known[c]
+            fresh = self.parts > 1 or since <= max(1, self.policy.interval // 2, c.steps // 2)
+            require(fresh, "an offer is merged before its learner has gone far beyond it", c, since)
             ledger = self._ledger_of[c.learner, c.incarnation]
             first, _ = ledger.span(c)
             before = self._merged_up_to.get((ledger, p), 0)
@@ -301,6 +308,12 @@ class Invariants:
         most = max(1, self.policy.overlap)
         same_part = [other for other in self._syncer.merging if (other.fragment - p) % self.parts == 0]
         require(len(same_part) <= most, f"at most {most} rounds of a part are in flight", merge)
+
+    def _steps_on(self, c: Contribution) -> int:
+        """How many steps its learner has reported on the version that a contribution is of."""
+        report = self._syncer.counted.get((c.learner, c.incarnation))
+        counters = None if report is None else report.counters[c.fragment]
+        return 0 if counters is None or counters.version != c.version else counters.steps
 
     def _check_finish(self) -> None:
         require(self.total_steps is not None, "a run without an end does not finish")

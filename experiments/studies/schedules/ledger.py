@@ -35,6 +35,7 @@ class ProcessLedger:
         self._in_flight: collections.deque[int] = collections.deque()  # steps started, not yet finished
         self._finished = 0
         self._reported = -1
+        self._clock = 0
         self._incarnation = 0
         self._lineages: list[int] = []  # by fragment, of the version held
         self._made: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
@@ -73,6 +74,7 @@ class ProcessLedger:
                     self._offered(core, c)
                 case actions.TellSyncer(events.StepReported(report)):
                     self._check_report(core, report, done)
+        self._check_clock(core, event)
         require(core.incarnation >= self._incarnation, "a process's incarnation only rises", core.incarnation)
         self._incarnation = core.incarnation
         require(core.versions == tuple(self._held), "a learner holds what it applied", core.versions)
@@ -101,6 +103,22 @@ class ProcessLedger:
         self._spans[c.fragment, c.version, c.step] = (first, self.steps)
         made = (first, self.steps, self._lineages[c.fragment])
         self._made[c.fragment, c.version, c.step, c.tokens] = made
+
+    def _check_clock(self, core: LearnerCore, event: events.LearnerEvent) -> None:
+        """A clock counts steps taken, and is set forward only to what others have come to."""
+        before, self._clock = self._clock, core.clock
+        rose = core.clock - before
+        match event:
+            case events.StepStarted():
+                require(rose == 1, "a step is one on the clock", before, core.clock)
+            case events.UpdateArrived(step=step) if rose:
+                far = rose > core.policy.band and core.clock == step
+                require(far, "an update sets a clock only if that is far behind", before, core.clock)
+            case events.ClockSet(step=step) | events.Welcomed(step=step) if rose:
+                newest = core.clock == step or isinstance(event, events.Welcomed)  # of several parts
+                require(newest, "a clock is set to the step that is told", step, core.clock)
+            case _:
+                require(not rose, "nothing else moves a clock", event, before, core.clock)
 
     def _check_report(self, core: LearnerCore, report: Report, done: int) -> None:
         require(report.incarnation == core.incarnation, "a report bears the current incarnation", report)

@@ -178,7 +178,27 @@ def empty_version(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rounds, "_start_over", careless)
 
 
+def stale_offer(patch: pytest.MonkeyPatch) -> None:
+    """An offer is merged however long ago it was made."""
+    patch.setattr(Round, "has_aged", lambda r, m, steps: False)
+
+
+def running_clock(patch: pytest.MonkeyPatch) -> None:
+    """Every update sets a clock that is behind it."""
+    sound = LearnerCore._update_arrived
+
+    def careless(core, event):
+        out = sound(core, event)
+        if core.recovered:
+            core.clock = max(core.clock, event.step)
+        return out
+
+    patch.setattr(LearnerCore, "_update_arrived", careless)
+
+
 PLANTED = (
+    stale_offer,
+    running_clock,
     double_merge,
     lost_counter_reset,
     quorum_off_by_one,

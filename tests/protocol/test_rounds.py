@@ -218,6 +218,19 @@ def test_an_offer_of_a_step_whose_report_is_behind_it_may_hold_that_step():
     assert merges(desk.report(0, 2, steps=2)) == [(2, 0, [0])]
 
 
+@pytest.mark.parametrize(("beyond", "fresh"), [(0, True), (10, True), (11, False)])
+def test_an_offer_ages_by_the_steps_beyond_it_though_their_reports_come_late(beyond, fresh):
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=20, quorum=2, gamma=0.0)
+    for step in range(1, 20):
+        for learner in (0, 1):
+            desk.report(learner, step, at=float(step))
+    early = Contribution(0, 1, 0, version=0, step=31, steps=13, tokens=130)
+    assert not desk.tell(events.FragmentArrived(RoundId(20, 0), early), at=31.0)
+    desk.report(0, 31 + beyond, steps=13 + beyond, at=31.0 + beyond)
+    desk.report(1, 20, steps=2)
+    assert merges(desk.offer(1, (20, 0))) == ([(20, 0, [0, 1])] if fresh else [])
+
+
 @pytest.mark.parametrize(("steps", "taken"), [(2, True), (4, True), (5, False)])
 def test_work_that_goes_on_with_a_new_version_may_be_offered_before_a_report_names_the_version(steps, taken):
     """An update in mid-step leaves the steps taken since its offer, and the report of that step is older."""

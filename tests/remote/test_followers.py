@@ -170,3 +170,19 @@ def test_a_step_hangs_that_takes_ten_medians_and_longer_than_the_least(monkeypat
     record(records.StateChanged(0, State.WAITING_FOR_PEERS, now))
     assert watch.overdue(1e9) is None
     assert len(passed) == 6
+
+
+def test_whose_streams_end_has_them_made_anew_with_that_part_unless_others_took_their_place(leading):
+    one, two = (Host(leading.address, host=number) for number in (1, 2))
+    assert leading.followers.gather(threading.Event())
+    heard, parts = [], [(0, 2, "a:1"), (1, 2, "b:1"), (1, 2, "b:2")]
+    for number, place in enumerate(parts, start=1):
+        leading.followers.connect("session", lambda error, n=number: heard.append((n, error)), *place)
+    orders = [one.next().streams for _ in parts]
+    assert [(o.session, o.part, o.parts, o.address) for o in orders] == [("session", *p) for p in parts]
+    assert [two.next().streams.number for _ in parts] == [o.number for o in orders]
+    for broken in (orders[1], orders[0], orders[2]):
+        one.say(broken=broken.number)
+    until(lambda: len(heard) == 2, "the word of two")
+    assert [number for number, _ in heard] == [1, 3]
+    assert all(isinstance(error, wire.WireError) for _, error in heard)

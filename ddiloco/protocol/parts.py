@@ -104,6 +104,15 @@ class Part:
         return self._rounds.merged
 
     @property
+    def durable(self) -> SyncerState:
+        """The same, with what is durable and on its way to the authority."""
+        state = self.merged
+        for r in self._rounds.open:
+            if r.committed:
+                state = state.after(r.id, self.lineage)
+        return state
+
+    @property
     def versions(self) -> tuple[int, ...]:
         """By fragment; of those that are not its own they say nothing."""
         return self._rounds.merged.versions

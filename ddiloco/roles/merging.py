@@ -6,7 +6,7 @@ import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,14 @@ class Gathered:
     fragments: list[FragmentState]
 
 
+class _Committed(NamedTuple):
+    """A version of a fragment."""
+
+    version: int
+    pieces: Pieces
+    difference: Pieces = ()  # from the version before, in the update codec
+
+
 class Merging:
     """The fragments of one process of the syncer, owned by that process's thread.
 
@@ -76,8 +84,9 @@ class Merging:
         self.metrics: dict[int, Mapping[str, Any]] = {}
         self._model, self._send, self._record = model, send, record
         self._durable, self._tape = durable, tape
-        self._committed = {p: model.fragment(p)[1] for p in model.fragments}
-        self._differences: dict[int, Pieces] = {}  # by fragment, the newest
+        # By fragment, the newest, and the one before: a part's core tells of that until the authority has
+        # heard of the newest.
+        self._committed = {p: [_Committed(*model.fragment(p))] for p in model.fragments}
         self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
         self._committer = concurrent.futures.ThreadPoolExecutor(max(1, overlap), "syncer-commit")
         self._commits: dict[int, concurrent.futures.Future[None]] = {}  # by fragment, the merging thread's
@@ -89,7 +98,7 @@ class Merging:
         """
         p, c = event.round.fragment, event.contribution
         try:
-            pieces = self._model.decode(p, arrays, self._committed[p])
+            pieces = self._model.decode(p, arrays, self._of(p, c.version).pieces)
             self._model.validate(p, pieces)
         except Exception as error:
             self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)
@@ -101,10 +110,14 @@ class Merging:
 
     def told(self, event: events.FromSyncer) -> Told:
         """The event with the fragments that go with it."""
-        told = Told(event, [self._committed[p] for p in fragments_with(event)])
-        if not isinstance(event, events.UpdateArrived):
-            return told
-        return dataclasses.replace(told, difference=self._differences.get(event.fragment, ()))
+        match event:
+            case events.UpdateArrived(p, version):
+                committed = self._of(p, version)
+                return Told(event, [committed.pieces], difference=committed.difference)
+            case events.Welcomed(versions=versions):
+                held = zip(fragments_with(event), versions, strict=True)
+                return Told(event, [self._of(p, version).pieces for p, version in held])
+        return Told(event)
 
     def merge(self, action: actions.Merge) -> None:
         """Begins a merge; answered by Merged."""
@@ -117,11 +130,17 @@ class Merging:
         p = merged.event.round.fragment
         self.metrics[p] = merged.metrics
         if not merged.empty:
-            self._committed[p], self._differences[p] = merged.pieces, merged.difference
+            newest = _Committed(merged.version, merged.pieces, merged.difference)
+            self._committed[p] = [newest, self._committed[p][0]]
 
     def newest(self) -> list[Pieces]:
         """The committed fragments."""
-        return [self._committed[p] for p in sorted(self._committed)]
+        return [self._committed[p][0].pieces for p in sorted(self._committed)]
+
+    def _of(self, fragment: int, version: int) -> _Committed:
+        """This version; the newest in place of one that is not known of."""
+        known = self._committed[fragment]
+        return next((one for one in known if one.version == version), known[0])
 
     def gather(self) -> None:
         """Has the fragments copied for a snapshot; answered by Gathered."""

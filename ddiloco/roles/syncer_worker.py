@@ -316,7 +316,7 @@ class SyncerWorker:
     def _record_state(self, fragments: list[FragmentState]) -> None:
         """Records this process's state for a snapshot, and has the others record theirs."""
         if self._recording is not None:
-            for early in self._recording.record(self.core.merged, fragments):
+            for early in self._recording.record(self.core.durable, fragments):
                 self._take(early)
             return
         newest = dict(self.core.state().incarnations)

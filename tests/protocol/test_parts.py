@@ -1,9 +1,9 @@
 """A part of a syncer: what a new authority hears of it."""
 
-from ddiloco.protocol import news
+from ddiloco.protocol import events, news
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.membership import Membership
-from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.parts import Part, fragments_of
 from ddiloco.protocol.policy import ALLOWANCE, SyncPolicy
 from ddiloco.protocol.state import SyncerState
@@ -47,3 +47,21 @@ def test_a_part_waits_longer_for_offers_of_a_learner_whose_welcome_took_long():
     ]:
         part.handle(told, now)
     assert part.next_deadline() == 6.0 + 3.0 + ALLOWANCE * 6.0 / 3
+
+
+def test_what_a_part_has_committed_is_durable_before_the_authority_knows_and_told_to_learners_after():
+    part = Part(POLICY, None, STATE, [1], lineage=5)
+    report = Report(0, 1, 1, (FragmentCounters(0, 1, 10),) * 3)
+    for told in (news.RollCall(), news.AllPresent(), news.Admitted(0, 1), news.Begun(0, 1, 0, (0, 0, 0))):
+        part.handle(told, 0.0)
+    part.handle(news.Heard(report, 1.0), 2.0)
+    which = RoundId(1, 1)
+    part.handle(events.FragmentArrived(which, Contribution(0, 1, 1, 0, 1, 1, 10)), 2.0)
+    assert part.handle(events.MergeFinished(which), 2.5) == [news.Committed(which, 1, 5)]
+    assert (part.durable.versions[1], part.durable.merged_steps[1], part.durable.lineages[1]) == (1, 1, 5)
+    [welcome] = part.handle(news.Admitted(1, 1), 2.6)
+    assert welcome.event.versions == (0,)
+    part.handle(news.Noted(which), 2.7)
+    assert part.merged == part.durable
+    [welcome] = part.handle(news.Admitted(2, 1), 2.8)
+    assert welcome.event.versions == (1,)

@@ -56,6 +56,8 @@ class Invariants:
             tuple[int, int], list[tuple[int, int]]
         ] = {}  # by fragment and version: learner, step
         self.checks = 0  # events after which every rule held
+        self.longest_welcome = 0.0  # seconds from the first word of a learner to its taking part
+        self._admitted: dict[Member, float] = {}
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
         self._largest: dict[int, int] = {}  # likewise, and over all histories
@@ -95,6 +97,8 @@ class Invariants:
         if isinstance(event, events.StepReported) and not any(isinstance(a, actions.Drop) for a in out):
             member = (event.report.learner, event.report.incarnation)
             self._syncer.heard[member], self._syncer.counted[member] = now, event.report
+        if isinstance(event, events.LearnerJoined):
+            self._admitted.setdefault((event.learner, event.incarnation), now)
         for action in out:
             self._check(action, event, now)
         require(core.versions == self.committed.versions, "what is committed is known", core.versions)
@@ -211,6 +215,7 @@ class Invariants:
                 require(self._newest.get(member[0]) == member[1], "the newest incarnation counts", action)
                 require(self._stands(member, _Standing.JOINING), "none that departed comes back", action)
                 self._syncer.standing[member] = _Standing.PRESENT
+                self.longest_welcome = max(self.longest_welcome, now - self._admitted.get(member, now))
             case actions.Record(name="round_skipped" | "round_abandoned", values=values):
                 which = RoundId(values["step"], values["fragment"])
                 self._check_due(which)

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.policy import ALLOWANCE, SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.learner_process import VirtualLearner
 from ddiloco.virtual.ports import Observer
@@ -240,6 +240,7 @@ class RandomSchedule(Observer):
         weather = self.plan.weather
         aftermath = LONGEST + RETURN  # a fault may begin just before the calm
         timeouts = policy.silence_timeout + 2 * (policy.offer_timeout + policy.resend_timeout)
+        timeouts += ALLOWANCE * self.invariants.longest_welcome  # by which offers are waited for, too
         turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)
         bound = aftermath + timeouts + turn
         require(now - since <= bound, f"merges are at most {bound:.0f} s apart", f"{now - since:.0f} s")

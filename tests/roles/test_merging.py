@@ -1,0 +1,45 @@
+"""What a syncer hands out of its fragments is of the version that it names."""
+
+import numpy as np
+import pytest
+
+from ddiloco.disk.tape.recorder import SyncerTape
+from ddiloco.outer.fragments import fragment
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import RoundId
+from ddiloco.roles.merging import Merged, Merging
+
+
+@pytest.fixture
+def merging():
+    config = OuterConfig(merge="direct", optimizer="direct")
+    model = GlobalModel(fragment({"a": (2,)}, 1), {"a": np.zeros(2, np.float32)}, config, num_learners=2)
+    made = Merging(model, 1, lambda message: None, lambda record: None, None, SyncerTape())
+    yield made
+    made.end()
+
+
+def merged(version):
+    pieces, difference = (np.full(2, version, np.float32),), (np.full(2, -version, np.int8),)
+    return Merged(events.MergeFinished(RoundId(version, 0)), version, pieces, difference, {}, None)
+
+
+def handed_out(merging, event):
+    told = merging.told(event)
+    return [piece[0] for pieces in told.fragments for piece in pieces], [x[0] for x in told.difference]
+
+
+def test_a_version_that_the_core_does_not_tell_of_yet_is_not_handed_out_in_place_of_the_one_before(merging):
+    """A part's core tells of a merge once the authority knows of it; learners join and ask meanwhile."""
+    for version in (1, 2):
+        merging.take(merged(version))
+        before = version - 1
+        welcome = events.Welcomed(1, before, (before,), (before,))
+        assert handed_out(merging, welcome) == ([before], [])
+        again = events.UpdateArrived(0, before, before)
+        assert handed_out(merging, again) == ([before], [-before] if before else [])
+        assert handed_out(merging, events.UpdateArrived(0, version, version)) == ([version], [-version])
+    assert [pieces[0][0] for pieces in merging.newest()] == [2]
+    assert merging.told(events.NotMember(1)).fragments == ()

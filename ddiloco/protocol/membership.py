@@ -128,10 +128,12 @@ class Member:
 
     def has_work(self, fragment: int, version: int) -> bool:
         """Whether the learner said that it has taken steps on this version of a fragment."""
-        if not self.counters:
-            return False
-        known = self.counters[fragment]
-        return known.version == version and known.steps > 0
+        return self.steps_on(fragment, version) > 0
+
+    def steps_on(self, fragment: int, version: int) -> int:
+        """Steps that the learner said it has taken on this version of a fragment."""
+        known = self.counters[fragment] if self.counters else None
+        return known.steps if known is not None and known.version == version else 0
 
 
 class Membership:

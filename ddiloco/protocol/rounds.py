@@ -329,8 +329,7 @@ class Rounds:
         r.owed.pop(c.learner, None)
         r.unasked.discard(c.learner)
         r.arrived[c.learner] = c
-        counters = m.counters[c.fragment]  # which may be from before the report of the offer's last step
-        r.known[c.learner] = max(c.steps, counters.steps if counters.version == c.version else 0)
+        r.known[c.learner] = max(c.steps, m.steps_on(c.fragment, c.version))  # reports may come after it
         return []
 
     def _wants(self, r: Round, m: Member, c: Contribution) -> bool:

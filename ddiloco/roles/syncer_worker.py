@@ -19,7 +19,7 @@ from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told
+from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told, learner_of
 from ddiloco.roles.links import WHICHEVER, LearnerLink, Links
 from ddiloco.roles.merging import Arrived, Gathered, Merged, Merging
 from ddiloco.roles.snapshots.fragments import FragmentsRecording
@@ -295,7 +295,7 @@ class SyncerWorker:
                 self._snapshots.heard(event, pieces)
             decided = self.core.handle(event, now)
         except Exception as error:
-            learner = _learner(event)
+            learner = learner_of(event) if isinstance(event, events.SyncerEvent) else None
             if learner is None:
                 raise
             return [self._refused(learner, error, getattr(event, "round", None))]
@@ -341,6 +341,8 @@ class SyncerWorker:
             if isinstance(message, Merged | news.News):
                 decided = self._note_merge(message) if isinstance(message, Merged) else self._decide(message)
                 self._carry_out([x for x in decided if isinstance(x, actions.Record | news.Word)])
+            elif isinstance(message, StateRecorded | PartWritten | Completed):
+                self._take_of_snapshot(message)
 
     def _waits_for_note(self, deadline: float) -> bool:
         return isinstance(self.core, Part) and self.core.unnoted and time.monotonic() < deadline
@@ -393,11 +395,3 @@ class SyncerWorker:
         if action.name == "learner_silent" and self._snapshots is not None:
             self._snapshots.silent(values["learner"])
         self._record(records.Noted(action.name, values, time.time()))
-
-
-def _learner(event: events.SyncerEvent | FromOthers) -> int | None:
-    """The learner that an event comes from; None: it is the syncer's own."""
-    if not isinstance(event, events.SyncerEvent):
-        return None
-    said = getattr(event, "report", None) or getattr(event, "contribution", event)
-    return getattr(said, "learner", None)

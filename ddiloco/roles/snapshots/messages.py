@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 
 from ddiloco.disk.snapshots.parts import PartFiles
+from ddiloco.protocol import events
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.messages import RoundId
 
@@ -80,3 +81,13 @@ class FragmentsWritten:
     files: PartFiles | None
     versions: tuple[VersionWritten, ...]
     problem: str = ""
+
+
+def sender_of(event: object) -> tuple[int | None, int]:
+    """Learner and incarnation that an event came from over its channel; None: it is no such event."""
+    match event:
+        case events.StepReported(report=sent) | events.FragmentArrived(contribution=sent):
+            return sent.learner, sent.incarnation
+        case events.LearnerJoined() | events.LearnerReady() | events.LearnerLost():
+            return event.learner, event.incarnation
+    return None, 0

@@ -47,6 +47,7 @@ from ddiloco.roles.snapshots.messages import (
     PartWritten,
     SnapshotMessage,
     StateRecorded,
+    sender_of,
 )
 from ddiloco.settings.experiment import SnapshotConfig
 
@@ -190,7 +191,7 @@ class SnapshotTaker:
         taking = self._taking
         if taking is None or taking.writing:
             return
-        learner, incarnation = _sender(event)
+        learner, incarnation = sender_of(event)
         if learner is None or taking.asked.get(learner) is None:
             return
         if incarnation != taking.asked[learner] or isinstance(event, events.LearnerLost):
@@ -395,12 +396,3 @@ def _part(learner: int) -> str:
 
 def _after(step: int, every: int) -> int:
     return (step // every + 1) * every if every else 0
-
-
-def _sender(event: object) -> tuple[int | None, int]:
-    match event:
-        case events.StepReported(report=sent) | events.FragmentArrived(contribution=sent):
-            return sent.learner, sent.incarnation
-        case events.LearnerJoined() | events.LearnerReady() | events.LearnerLost():
-            return event.learner, event.incarnation
-    return None, 0

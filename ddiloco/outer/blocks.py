@@ -9,6 +9,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from ddiloco.outer.host_memory import aligned_empty
+
 Box = tuple[tuple[int, int], ...]
 """Where a block begins and ends along each axis."""
 
@@ -18,6 +20,11 @@ class Cut(NamedTuple):
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Cut:
+        """The array as one block."""
+        return cls(tuple(shape), (tuple((0, size) for size in shape),))
 
     @property
     def size(self) -> int:
@@ -51,6 +58,12 @@ class Blocks:
         self.blocks = dict(blocks)
 
     @property
+    def all(self) -> np.ndarray:
+        """The array, of which this is the only block."""
+        [block] = self.blocks.values()
+        return block
+
+    @property
     def cut(self) -> Cut:
         """Which blocks these are."""
         return Cut(self.shape, tuple(self.blocks))
@@ -68,6 +81,15 @@ class Blocks:
                 ]
                 return block[tuple(inside)]
         raise KeyError(f"no block has {wanted}")
+
+    def within(self, cut: Cut) -> Blocks:
+        """What these blocks have of those of a cut."""
+        found = {}
+        for box, block in self.blocks.items():
+            for wanted in cut.boxes:
+                if (common := overlap(box, wanted)) is not None:
+                    found[common] = block[slices(moved(common, box)) or ...]
+        return Blocks(self.shape, found)
 
     def map(self, change: Callable[[Box, np.ndarray], np.ndarray]) -> Blocks:
         """The same blocks after `change` of (box, block)."""
@@ -88,6 +110,56 @@ def box_shape(box: Box) -> tuple[int, ...]:
 def slices(box: Box) -> tuple[slice, ...]:
     """The index that selects the box."""
     return tuple(slice(start, stop) for start, stop in box)
+
+
+def overlap(one: Box, other: Box) -> Box | None:
+    """What two boxes have in common; None: no element."""
+    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return both if all(start < stop for start, stop in both) else None
+
+
+def moved(box: Box, origin: Box) -> Box:
+    """The box as it lies in another one, of which it is a part."""
+    return tuple((start - a, stop - a) for (start, stop), (a, _) in zip(box, origin, strict=True))
+
+
+class Gathered:
+    """Blocks of an array that are put together from what several senders have of them.
+
+    Example:
+      >>> gathered = Gathered(Cut((4,), (((1, 4),),)), np.dtype(int))
+      >>> gathered.add(Blocks((4,), {((0, 3),): np.array([0, 1, 2])}))
+      >>> gathered.add(Blocks((4,), {((3, 4),): np.array([3])}))
+      >>> gathered.blocks().blocks
+      {((1, 4),): array([1, 2, 3])}
+    """
+
+    def __init__(self, cut: Cut, dtype: np.dtype) -> None:
+        self._cut, self._dtype = cut, dtype
+        self._found: dict[Box, np.ndarray] = {}
+        self._parts: dict[Box, list[Box]] = {box: [] for box in cut.boxes}
+
+    def add(self, blocks: Blocks) -> None:
+        """Takes what is wanted of these; a block that is just that is kept, not copied."""
+        for wanted, parts in self._parts.items():
+            for part, block in blocks.within(Cut(self._cut.shape, (wanted,))).blocks.items():
+                parts.append(moved(part, wanted))
+                if part == wanted:
+                    self._found[wanted] = block
+                else:
+                    self._room(wanted)[slices(parts[-1])] = block
+
+    def blocks(self) -> Blocks:
+        """All of them; raises ValueError where something is missing, or came twice."""
+        for wanted, parts in self._parts.items():
+            if not tiled([Cut(box_shape(wanted), tuple(parts))]):
+                raise ValueError(f"parts of the block {wanted} are missing, or came twice")
+        return Blocks(self._cut.shape, {box: self._room(box) for box in self._cut.boxes})
+
+    def _room(self, wanted: Box) -> np.ndarray:
+        if wanted not in self._found:
+            self._found[wanted] = aligned_empty(box_shape(wanted), self._dtype)
+        return self._found[wanted]
 
 
 def owned(array: jax.Array) -> Blocks:

@@ -102,8 +102,7 @@ def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) ->
 
 def donor_bytes(experiment: Experiment) -> int:
     """Of it, what a learner needs to give its inner state to a peer."""
-    gives = experiment.remote.donor_host and max(experiment.remote.hosts, default=1) == 1
-    return AT_ONCE * inner_bytes(experiment) if gives else 0
+    return AT_ONCE * inner_bytes(experiment) if experiment.remote.donor_host else 0
 
 
 def inner_bytes(experiment: Experiment) -> int:

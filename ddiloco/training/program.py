@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ddiloco.outer.blocks import Blocks
+from ddiloco.outer.blocks import Blocks, Cut, needed
 from ddiloco.outer.stacks import array_of
 from ddiloco.training import executable
 from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
@@ -125,6 +125,11 @@ class TrainProgram:
         shardings, structure = jax.tree.flatten(self._laid.opt_state)
         leaves = [_placed(leaf, sharding) for leaf, sharding in zip(inner, shardings, strict=True)]
         return TrainState(params, jax.tree.unflatten(structure, leaves))
+
+    def inner_needs(self) -> list[Cut]:
+        """The blocks of each of `inner_leaves` that this process's devices hold."""
+        laid = zip(jax.tree.leaves(self._laid.opt_state), self.inner_leaves, strict=True)
+        return [needed(sharding, leaf.shape) for sharding, leaf in laid]
 
     def zeros(self) -> Parameters:
         """Zeros in the place of all parameters, on the devices."""

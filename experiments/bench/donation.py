@@ -10,7 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
+from ddiloco.remote.learner.donor import Donor
+from ddiloco.remote.learner.gift import fetch
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.training import platform

@@ -12,10 +12,12 @@ from ddiloco.disk.run_mark import RunMark
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.remote.learner.donor import Donor, InnerFormat
+from ddiloco.remote.learner.donor import Donor
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Security
@@ -68,6 +70,14 @@ def sound_offer():
     return [header.SerializeToString(), *map(bytes, chunks(given))]
 
 
+INNER = InnerFormat([jax.ShapeDtypeStruct((3,), np.float32)])
+
+
+def wanted():
+    """A request for all of that."""
+    return pb.DonationRequest(versions=[1, 2], wanted=map(cut_message, INNER.needs))
+
+
 class Giving:
     """An inbox of a learner that gives its inner state at once, whatever versions are asked for."""
 
@@ -110,7 +120,7 @@ class Rpcs:
         until(lambda: self._learner.client._connection is not None, "the connection")
         self._metadata = self._learner.client._connection._metadata
         donor = Donor(Security(), SECONDS)
-        donor.attach(Giving(), InnerFormat([jax.ShapeDtypeStruct((3,), np.float32)]))
+        donor.attach(Giving(), INNER)
         self._donor = grpc.insecure_channel(f"127.0.0.1:{donor.start('127.0.0.1')}")
         self._keeps = donor
         self._authority = AuthorityEnd()

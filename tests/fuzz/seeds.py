@@ -119,7 +119,18 @@ SEEDS = {  # sound bytes, from which others are made
         cut_message(Cut((1, 3), (((0, 1), (0, 3)),))),
         pb.Cut(shape=[3], count=4096, bounds=[0, 3] * 4096),
     ],
-    "donation": [headed(pb.DonationHeader(format=INNER.fingerprint, versions=[1, 2], size=16), bytes(16))],
+    "donation": [
+        headed(
+            pb.DonationHeader(
+                format=INNER.fingerprint,
+                versions=[1, 2],
+                size=16,
+                arrays=map(cut_message, INNER.needs),
+                hosts=["127.0.0.1:7071"],
+            ),
+            bytes(16),
+        )
+    ],
     "donation_request": [pb.DonationRequest(versions=[1, 2, 3])],
     "peers": [pb.Peers(addresses=["127.0.0.1:7070"])],
     "array_files": [
@@ -155,7 +166,7 @@ SEEDS = {  # sound bytes, from which others are made
         rpcs.said("peers", b""),
         rpcs.said("updates"),
         rpcs.said("updates", b"a session"),
-        rpcs.said("donation", pb.DonationRequest(versions=[1, 2]).SerializeToString()),
+        rpcs.said("donation", rpcs.wanted().SerializeToString()),
         rpcs.said("part", rpcs.parts_greeting(1)),
         rpcs.said("words", *(word.SerializeToString() for word in parts_words())),
     ],

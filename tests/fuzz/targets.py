@@ -23,7 +23,8 @@ from ddiloco.disk.tape.file import TapeError, TapeFile
 from ddiloco.disk.tape.recorder import learner_tape
 from ddiloco.models.dense import DenseConfig
 from ddiloco.outer.codecs import ArrayFormat
-from ddiloco.remote.learner.donor import InnerFormat, read_donation
+from ddiloco.remote.learner.gift import read_donation
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom

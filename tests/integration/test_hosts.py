@@ -86,11 +86,21 @@ def test_hosts_exchange_their_blocks_with_parts_of_the_syncer_and_one_that_died(
     wait_for(lambda: merged_since(since) == {0, 1}, "merges with the new part")
     after = processes_of(process)
     assert {name for name in before if after[name] != before[name]} == {"part-1"}
+    # Nobody keeps copies: the learner of two hosts takes over what that of one has, and the other way round.
+    for learner, name in enumerate(("0.1", "1")):
+        os.kill(processes_of(process)[name], signal.SIGKILL)
+        wait_for(lambda n=learner: sources(tmp_path, n)[1:] == ["peer"], f"learner {learner} to be given to")
+        wait_for(lambda then=time.time(): merged_since(then) == {0, 1}, "merges with it")
     process.send_signal(signal.SIGTERM)
     done = programs.finish(process)
     assert done.returncode == 143, done.stderr
     assert summary(tmp_path)["failures"] == []
     assert_replays(programs, tmp_path)
+
+
+def sources(workdir, learner):
+    """Where the learner had its inner state from, each time."""
+    return [r["inner_state"] for r in lines(workdir / "recoveries.jsonl") if r["learner"] == learner]
 
 
 def assert_replays(programs, workdir):
@@ -108,6 +118,7 @@ ENDS = (  # hung, led no more, preempted
 
 def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, tmp_path):
     changes = (*UNENDING, "--config.remote.checkpoint_every=0.5", "--config.remote.host_timeout=3.0", PACED)
+    changes += ("--config.remote.donor_host=",)  # no peer gives
     process = start(programs, tmp_path, *changes, devices=4)
 
     def wait_for(condition, told):
@@ -123,15 +134,12 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
         own = [{path.suffix for path in files if path.stem.endswith(f".{host}")} for host in (0, 1)]
         return own[0] & own[1]
 
-    def recoveries():
-        return [r["inner_state"] for r in lines(tmp_path / "recoveries.jsonl") if r["learner"] == 0]
-
     def back_since(moment):
         wait_for(
             lambda: any(r["time"] > moment and 0 in r["learners"] for r in lines(tmp_path / "rounds.jsonl")),
             "a merge of learner 0",
         )
-        wait_for(lambda: len(recoveries()) == 2 + len(seen), "the record of its recovery")
+        wait_for(lambda: len(sources(tmp_path, 0)) == 2 + len(seen), "the record of its recovery")
 
     wait_for(lambda: len(steps_of(tmp_path, 0)) > 10 and kept(), "steps and copies of learner 0")
     own, seen = processes_of(process), []
@@ -147,7 +155,7 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
     process.send_signal(signal.SIGTERM)
     done = programs.finish(process)
     assert done.returncode == 143
-    assert recoveries() == ["fresh", *["checkpoint"] * len(ENDS)]
+    assert sources(tmp_path, 0) == ["fresh", *["checkpoint"] * len(ENDS)]
     assert (summary(tmp_path)["uptime"], summary(tmp_path)["failures"]) == (1.0, [])
 
 

@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ddiloco.outer.blocks import Blocks, Cut, box_of, box_shape, held, needed, owned, placed, slices, tiled
+from ddiloco.outer.blocks import (
+    Blocks,
+    Cut,
+    Gathered,
+    box_of,
+    box_shape,
+    held,
+    needed,
+    owned,
+    placed,
+    slices,
+    tiled,
+)
 
 
 @st.composite
@@ -51,6 +63,33 @@ def test_the_blocks_of_an_array_give_any_part_of_one_of_them(grid, data):
         inside.append(slice(first, data.draw(st.integers(first + 1, stop))))
     np.testing.assert_array_equal(blocks[tuple(inside)], array[tuple(inside)])
     assert blocks.cut == cut
+
+
+@given(grids(), st.data())
+def test_blocks_are_gathered_from_any_hosts_and_what_is_missing_or_comes_twice_is_seen(grid, data):
+    shape, boxes = grid
+    array = np.arange(math.prod(shape)).reshape(shape)
+    whole = Blocks(shape, dict(zip(boxes, Cut(shape, tuple(boxes)).of(array), strict=True)))
+    wanted = []
+    for size in shape:
+        first = data.draw(st.integers(0, size - 1))
+        wanted.append((first, data.draw(st.integers(first + 1, size))))
+    cut, senders = Cut(shape, (tuple(wanted),)), [Blocks(shape, {b: x}) for b, x in whole.blocks.items()]
+    data.draw(st.randoms()).shuffle(senders)
+    gathered, twice, less = (Gathered(cut, array.dtype) for _ in range(3))
+    for sender in senders:
+        gathered.add(sender)
+        twice.add(sender)
+        if sender.within(cut).blocks:
+            missing = sender
+    np.testing.assert_array_equal(gathered.blocks().all, array[slices(tuple(wanted))])
+    twice.add(missing)
+    for sender in senders:
+        if sender is not missing:
+            less.add(sender)
+    for one in (twice, less):
+        with pytest.raises(ValueError, match="missing, or came twice"):
+            one.blocks()
 
 
 def test_a_part_that_no_block_has_whole_is_none():

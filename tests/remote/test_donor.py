@@ -1,6 +1,7 @@
 """Inner optimizer states from learner to learner, over a real wire: of which boundary, to whom, what not."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import pathlib
 import queue
@@ -9,13 +10,18 @@ import threading
 
 import grpc
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.observe import records
+from ddiloco.outer.blocks import Blocks, Cut, box_of
 from ddiloco.remote.learner import client, inner_files
-from ddiloco.remote.learner.donor import Donor, InnerFormat, fetch
+from ddiloco.remote.learner.donor import Donor
+from ddiloco.remote.learner.gift import Gift, fetch, fetch_copy
+from ddiloco.remote.learner.host_copies import HostCopies, OfAllHosts
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -44,9 +50,9 @@ def state(value, step=7, versions=(3, 4)):
 class Steps:
     """A donor's worker: answers a wish once it holds the versions asked for."""
 
-    def __init__(self, given, security=None, longest=PATIENCE, inner=FORMAT):
+    def __init__(self, given, security=None, longest=PATIENCE, inner=FORMAT, others=()):
         self.inbox, self.wishes = queue.SimpleQueue(), []
-        self.donor = Donor(security or Security(), 20.0)
+        self.donor = Donor(security or Security(), 20.0, others=lambda: others)
         self.address = f"127.0.0.1:{self.donor.start('127.0.0.1')}"
         self.given = given
         self.donor.attach(self.inbox, inner, longest)
@@ -119,12 +125,100 @@ def test_a_peer_that_asks_while_the_call_before_ends_waits_its_turn():
         (state(np.nan), "donation not finite"),
         (state(1, versions=(3, 3)), "donation of another time"),
         (state(1, versions=(3,)), "donation of another time"),
-        (InnerState(7, (3, 4), [*state(1).arrays[:2], np.zeros((1, 3), np.float32)]), "fragment of another"),
+        (InnerState(7, (3, 4), [*state(1).arrays[:2], np.zeros((1, 3), np.float32)]), "blocks of another"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, why):
     with Steps(given) as donor, np.errstate(invalid="ignore"), pytest.raises(WireError, match=why):
         ask(donor.address)
+
+
+COPY = 77
+ROWS, ALL = (((0, 300), (0, 700)), ((300, 500), (0, 700))), [Cut.whole(leaf.shape) for leaf in LEAVES]
+
+
+def of_host(whole, number):
+    """What one of two hosts answers for: half of the rows of the second leaf, host 0 all of the others."""
+    rows = Cut(LEAVES[1].shape, (ROWS[number],))
+    cuts = [ALL[0], rows, ALL[2]] if number == 0 else [Cut(ALL[0].shape, ()), rows, Cut(ALL[2].shape, ())]
+    return [
+        Blocks(x.shape, dict(zip(c.boxes, c.of(x), strict=True))) for x, c in zip(whole, cuts, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def two_hosts(copy=COPY, addresses=lambda other: [other]):
+    """A donor of two hosts, where what it gives is, and the address of its second host."""
+    whole = [np.asarray(jax.random.normal(jax.random.key(0), x.shape), x.dtype) for x in LEAVES]
+    second = Donor(Security(), 20.0, {copy: of_host(whole, 1)})
+    port = f"127.0.0.1:{second.start('127.0.0.1')}"
+    second.attach(None, FORMAT)
+    given = InnerState(7, (3, 4), OfAllHosts(of_host(whole, 0), COPY))
+    with Steps(given, others=addresses(port)) as first:
+        yield first, whole, port
+    second.stop()
+
+
+def test_a_learner_of_two_hosts_gives_a_peer_what_each_of_them_has():
+    with two_hosts() as (donor, whole, _):
+        assert_same(ask(donor.address), InnerState(7, (3, 4), whole))
+
+
+def test_each_host_of_a_peer_gets_its_own_blocks_while_the_gift_is_open():
+    columns = [(slice(None), slice(0, 400)), (slice(None), slice(400, 700))]
+    formats = [
+        InnerFormat(LEAVES, [ALL[0], Cut(LEAVES[1].shape, (box_of(c, LEAVES[1].shape),)), ALL[2]])
+        for c in columns
+    ]
+    with two_hosts() as (donor, whole, _):
+        gift = Gift(donor.address, (3, 4), formats[0], Security(), 20.0, PATIENCE).open()
+        taken = gift.take().arrays
+        copy, hosts = gift.rest
+        others = fetch_copy(hosts, copy, formats[1], Security(), 20.0, PATIENCE)
+        for blocks, own in ((taken, columns[0]), (others, columns[1])):
+            assert blocks[0].all == whole[0]
+            np.testing.assert_array_equal(blocks[1].all, whole[1][own])
+        gift.close()
+
+        def gone():
+            error = error_of(lambda: fetch_copy(hosts[:1], copy, formats[1], Security(), 20.0, PATIENCE))
+            return error is not None and error.code() is grpc.StatusCode.NOT_FOUND
+
+        until(gone, "the donor to let go of it")
+
+
+@pytest.mark.parametrize(
+    ("copy", "addresses", "error", "why"),
+    [
+        (COPY, lambda other: [], WireError, "donation with gaps"),
+        (COPY, lambda other: [other, other], WireError, "donation with gaps"),
+        (COPY, lambda other: ["unix:/tmp/x"], WireError, "hosts that are nowhere"),
+        (COPY, lambda other: [other] * 1025, WireError, "hosts that are nowhere"),
+        (COPY + 1, lambda other: [other], grpc.RpcError, "no such copy"),
+    ],
+)
+def test_a_donor_of_hosts_that_do_not_make_a_whole_is_refused(copy, addresses, error, why):
+    with two_hosts(copy, addresses) as (donor, *_), pytest.raises(error, match=why):
+        ask(donor.address)
+
+
+def test_a_host_takes_no_blocks_that_are_unlike_its_own_copy(tmp_path):
+    copies, whole = HostCopies(tmp_path, 1, FORMAT), [jnp.ones(leaf.shape, leaf.dtype) for leaf in LEAVES]
+    copies.save(5, whole, {})
+    for factor, alike in ((2, True), (1000, False), (-1, False)):
+        blocks = of_host([factor * np.asarray(x) for x in whole], 0)
+        assert (error_of(lambda b=blocks: copies.check_like(5, b)) is None) is alike
+        copies.check_like(0, blocks)
+    assert "cannot be read" in str(error_of(lambda: copies.check_like(6, blocks)))
+
+
+def error_of(call):
+    """What it raises; None: nothing."""
+    try:
+        call()
+    except (grpc.RpcError, ValueError) as error:
+        return error
+    return None
 
 
 def test_another_optimizer_s_state_is_refused_before_it_travels():

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import threading
+import time
 
 import grpc
 import pytest
@@ -152,6 +153,26 @@ def test_copies_count_that_all_hosts_have(leading):
     assert leading.followers.copies() == {6}
 
 
+def test_a_peer_s_state_is_there_once_all_hosts_have_their_blocks_of_it(leading):
+    hosts = [Host(leading.address, host=1, donor_port=7071), Host(leading.address, host=2, donor_port=7072)]
+    assert leading.followers.gather(threading.Event())
+    assert leading.followers.donors() == ["127.0.0.1:7071", "127.0.0.1:7072"]
+
+    def told(*problems):
+        leading.followers.fetch(9, ["127.0.0.1:1"], 5, 4.0)
+        orders = [host.next().fetch for host in hosts]
+        assert {(o.copy, *o.addresses, o.like, o.seconds) for o in orders} == {(9, "127.0.0.1:1", 5, 4.0)}
+        for host, problem in zip(hosts, problems, strict=False):
+            host.say(fetched=pb.FromHost.Fetched(copy=8, problem="of another copy"))
+            host.say(fetched=pb.FromHost.Fetched(copy=9, problem=problem))
+        leading.followers.fetched(9, time.monotonic() + (PATIENCE if len(problems) == 2 else 0.2))
+
+    told("", "")
+    for problems, why in ((("", "host 2: they are unlike"), "host 2: they"), (("",), "takes too long")):
+        with pytest.raises(wire.WireError, match=why):
+            told(*problems)
+
+
 def test_host_0_leads_at_the_port_after_the_coordinator_s():
     assert HostPlace(1, 2, "10.0.0.7:8476").leader == "10.0.0.7:8477"
 
@@ -177,7 +198,9 @@ def test_whose_streams_end_has_them_made_anew_with_that_part_unless_others_took_
     assert leading.followers.gather(threading.Event())
     heard, parts = [], [(0, 2, "a:1"), (1, 2, "b:1"), (1, 2, "b:2")]
     for number, place in enumerate(parts, start=1):
-        leading.followers.connect("session", lambda error, n=number: heard.append((n, error)), *place)
+        leading.followers.connect(
+            "session", "token", lambda error, n=number: heard.append((n, error)), *place
+        )
     orders = [one.next().streams for _ in parts]
     assert [(o.session, o.part, o.parts, o.address) for o in orders] == [("session", *p) for p in parts]
     assert [two.next().streams.number for _ in parts] == [o.number for o in orders]

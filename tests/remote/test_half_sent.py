@@ -25,12 +25,14 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.remote.learner.donor import InnerFormat, fetch
+from ddiloco.remote.learner.gift import fetch
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.roles.syncer_worker import SyncerWorker
@@ -193,7 +195,8 @@ def test_a_joiner_that_reads_nothing_keeps_neither_the_donor_s_steps_nor_the_nex
         # Else gRPC may measure the loopback, and take in all 16 MB for a reader that reads nothing.
         grpc.insecure_channel(donor.address, [("grpc.http2.bdp_probe", 0)]) as channel,
     ):
-        request = pb.DonationRequest(versions=(3, 4)).SerializeToString()
+        wanted = map(cut_message, LARGE_INNER.needs)
+        request = pb.DonationRequest(versions=(3, 4), wanted=wanted).SerializeToString()
         idle = channel.unary_stream(wire.DONATE)(request)
         next(idle)  # the header, and no more
         step = InnerStateWanted((), concurrent.futures.Future())

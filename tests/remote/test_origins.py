@@ -6,9 +6,11 @@ import pytest
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.learner import inner_files
-from ddiloco.remote.learner.donor import InnerFormat, read_donation
+from ddiloco.remote.learner.gift import read_donation
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.payload import chunks
 from ddiloco.roles.exchange import InnerState
 
@@ -25,6 +27,7 @@ def test_a_copy_on_disk_says_under_which_number_its_learner_noted_it(origin, tmp
 
 def donation(**told):
     header = pb.DonationHeader(format=FORMAT.fingerprint, step=7, versions=(3, 4), size=24, **told)
+    header.arrays.extend(map(cut_message, FORMAT.needs))
     return iter([header.SerializeToString(), *chunks(ARRAYS)])
 
 

@@ -287,7 +287,7 @@ class _Connection:
         """With the syncer, or with one of its `parts`; other hosts make theirs, too."""
         client = self._client
         if client._followers is not None:
-            client._followers.connect(client._session, broke, part, parts, address)
+            client._followers.connect(client._session, client.peers_token, broke, part, parts, address)
         return Streams(
             channels,
             metadata,

@@ -1,33 +1,34 @@
-"""Inner optimizer states from learner to learner: what a learner that joins takes over from a peer.
+"""The giving end of inner optimizer states, which a learner that joins takes over from a peer.
 
 Parameters are not taken over. A learner that joins starts from the global fragments: the donor sends its own
 steps to the syncer, so that a copy of them would be merged twice.
+
+Each host asks for the blocks that it needs, and gets what the donor's host alone answers for. Where one of
+the learners is several hosts, the call that found the step boundary is kept open until all hosts have theirs.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import hashlib
-import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ddiloco.disk.tape.entries import InnerOrigin
-from ddiloco.outer.codecs import ArrayFormat
+from ddiloco.outer.blocks import Blocks, Cut, owned
+from ddiloco.remote.learner.host_copies import OfAllHosts, new_number
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
+from ddiloco.remote.wire.blocks import cut_message, cuts_of
+from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Gate, Security, check_reach
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.roles.inbox import Inbox
-from ddiloco.roles.transfer import host_arrays
 
 BOUNDARY_SECONDS = 20.0  # for the donor to reach a step boundary with the requested versions
 AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
@@ -36,23 +37,21 @@ TURN_SECONDS = 2.0
 """How long a call may take to say what it wants, and waits for the one before, whose peer has everything."""
 
 
-class InnerFormat:
-    """Shapes and dtypes of an inner optimizer's state, and a fingerprint of them."""
-
-    def __init__(self, leaves: Sequence[jax.ShapeDtypeStruct]) -> None:
-        """`leaves`: those of a TrainProgram."""
-        self.arrays = tuple(ArrayFormat(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
-        formats = [[a.dtype.name, list(a.shape)] for a in self.arrays]
-        self.fingerprint = hashlib.sha256(json.dumps(formats).encode()).hexdigest()
-        self.bytes = sum(a.nbytes for a in self.arrays)
-
-
 class Donor:
-    """A learner's small server for its peers; the worker is asked through its inbox and never waits."""
+    """A host's small server for its learner's peers; the worker is asked through its inbox, never waits."""
 
-    def __init__(self, security: Security, keepalive: float) -> None:
-        """`keepalive`: seconds."""
+    def __init__(
+        self,
+        security: Security,
+        keepalive: float,
+        copies: dict[int, Sequence[jax.Array]] | None = None,
+        others: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`keepalive`: seconds. `copies`: what this host has under their numbers; `others`: HOST:PORT of the
+        learner's other hosts."""
         self._security = security
+        self._copies = {} if copies is None else copies
+        self._others = others
         self._lock = threading.Lock()
         self._inbox: Inbox | None = None
         self._format: InnerFormat | None = None
@@ -77,8 +76,8 @@ class Donor:
         """Sets what peers must show from now on."""
         self._security = security
 
-    def attach(self, inbox: Inbox, inner: InnerFormat, longest: float = 30.0) -> None:
-        """Names the worker's inbox; until then every request is refused.
+    def attach(self, inbox: Inbox | None, inner: InnerFormat, longest: float = 30.0) -> None:
+        """Names the worker's inbox; until then every request is refused. None: it is another host's.
 
         After `longest` seconds a donation that is not read is given up.
         """
@@ -88,7 +87,7 @@ class Donor:
     def stop(self) -> None:
         """Ends the donations under way."""
         with self._lock:
-            self._inbox = None
+            self._inbox = self._format = None
         self._server.stop(grace=None).wait(5.0)
 
     def _donate(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -100,27 +99,45 @@ class Donor:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         with self._lock:
             inbox, inner = self._inbox, self._format
-        if inbox is None:
+        if inner is None or (inbox is None and not wanted.copy):
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not step yet")
+        try:
+            cuts = cuts_of(wanted.wanted, inner.arrays)
+        except WireError:  # it has another optimizer, and will see that it has
+            yield pb.DonationHeader(format=inner.fingerprint).SerializeToString()
+            return
+        if wanted.copy:
+            yield from self._rest(wanted.copy, cuts, inner, context)
+            return
         if not self._giving.acquire(timeout=TURN_SECONDS):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the learner is giving to another")
         with contextlib.ExitStack() as stack:
             stack.callback(self._giving.release)
             stack.enter_context(wire.ended_after(self._longest, context.cancel))
             state = self._at_boundary(inbox, tuple(wanted.versions), context)
-            arrays = host_arrays(state.arrays)
+            copy = state.arrays.number if isinstance(state.arrays, OfAllHosts) else new_number()
+            self._copies[copy] = state.arrays
+            stack.callback(self._copies.pop, copy, None)
             header = pb.DonationHeader(
-                format=inner.fingerprint,
-                step=state.step,
-                versions=state.versions,
-                size=payload_bytes(arrays),
-                trained=state.trained,
+                step=state.step, versions=state.versions, trained=state.trained, copy=copy
             )
+            header.hosts.extend(self._others())
             if state.origin is not None:
                 origin = state.origin
                 header.learner, header.process, header.number = origin.learner, origin.process, origin.number
-            yield header.SerializeToString()
-            yield from chunks(arrays)
+            yield from _messages(header, state.arrays, cuts, inner)
+            with contextlib.suppress(Exception):  # gRPC raises bare Exceptions where a stream breaks
+                next(requests, None)  # until the peer's hosts have theirs, too
+
+    def _rest(
+        self, copy: int, cuts: Sequence[Cut], inner: InnerFormat, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """Gives what another call has found."""
+        arrays = self._copies.get(copy)
+        if arrays is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such copy of the inner state")
+        with wire.ended_after(self._longest, context.cancel):
+            yield from _messages(pb.DonationHeader(), arrays, cuts, inner)
 
     def _at_boundary(
         self, inbox: Inbox, versions: tuple[int, ...], context: grpc.ServicerContext
@@ -136,97 +153,25 @@ class Donor:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not come to such a boundary")
 
 
-class Gift:
-    """What a peer has to give: first what it is, and its arrays only if it is taken."""
-
-    def __init__(
-        self,
-        address: str,
-        versions: tuple[int, ...],
-        inner: InnerFormat,
-        security: Security,
-        keepalive: float,
-        timeout: float,
-    ) -> None:
-        """Asks the learner at HOST:PORT for its inner state once it has applied these versions.
-
-        `timeout`: seconds until all of it must be here.
-        """
-        self._versions, self._inner = versions, inner
-        self._channel = security.peer_channel(address, wire.options(keepalive))
-        request = pb.DonationRequest(versions=versions).SerializeToString()
-        ask = self._channel.unary_stream(wire.DONATE)
-        self._stream = ask(request, metadata=security.metadata, timeout=timeout)
-        self._header: pb.DonationHeader | None = None
-
-    def open(self) -> Gift:
-        """Waits for the peer to say what it gives; returns this.
-
-        Raises:
-          grpc.RpcError: it cannot be reached, or does not give.
-          WireError: what it gives is another optimizer's or of another time.
-        """
-        self._header = _header(self._stream, self._versions, self._inner)
-        return self
-
-    @property
-    def trained(self) -> int:
-        """Steps that the state has taken in; 0 before it is open."""
-        return 0 if self._header is None else self._header.trained
-
-    def take(self) -> InnerState:
-        """The state, of a gift that is open; raises as `fetch` does."""
-        return _state(self._header, self._stream, self._inner)
-
-    def close(self) -> None:
-        """Lets go of the peer, from any thread."""
-        self._stream.cancel()
-        self._channel.close()
-
-
-def fetch(
-    address: str,
-    versions: tuple[int, ...],
+def _messages(
+    header: pb.DonationHeader,
+    arrays: Sequence[np.ndarray | jax.Array],
+    cuts: Sequence[Cut],
     inner: InnerFormat,
-    security: Security,
-    keepalive: float,
-    timeout: float,
-) -> InnerState:
-    """The inner state of the learner at HOST:PORT, once it has applied these versions.
-
-    Raises:
-      grpc.RpcError: the peer cannot be reached, does not give, or takes longer than `timeout` seconds.
-      WireError: what it gives is another optimizer's, is cut short, or holds a number that is not finite.
-    """
-    gift = Gift(address, versions, inner, security, keepalive, timeout)
-    try:
-        return gift.open().take()
-    finally:
-        gift.close()
+) -> Iterator[bytes]:
+    """The header, and what this host alone answers for of the blocks."""
+    parts = [_own(array).within(cut) for array, cut in zip(arrays, cuts, strict=True)]
+    blocks = [block for part in parts for block in part.blocks.values()]
+    header.format, header.size = inner.fingerprint, payload_bytes(blocks)
+    header.arrays.extend(cut_message(part.cut) for part in parts)
+    yield header.SerializeToString()
+    yield from chunks(blocks)
 
 
-def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> InnerState:
-    """The inner state that a donor sends: its header and its chunks.
-
-    Raises:
-      WireError: as `fetch`.
-    """
-    return _state(_header(messages, versions, inner), messages, inner)
-
-
-def _header(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> pb.DonationHeader:
-    header = parse(pb.DonationHeader, next(messages, b""))
-    if header.format != inner.fingerprint:
-        raise WireError("another inner optimizer", "its state has other shapes")
-    had = tuple(header.versions)
-    if len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True)):
-        raise WireError("donation of another time", "its versions are not those asked for")
-    return header
-
-
-def _state(header: pb.DonationHeader, messages: Iterator[bytes], inner: InnerFormat) -> InnerState:
-    arrays = receive(inner.arrays, header.size, messages)
-    if not all(np.isfinite(a).all() for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)):
-        raise WireError("donation not finite")
-    origin = InnerOrigin(header.learner, header.process, header.number) if header.number else None
-    return InnerState(header.step, tuple(header.versions), arrays, origin, header.trained)
+def _own(array: np.ndarray | jax.Array | Blocks) -> Blocks:
+    if isinstance(array, Blocks):
+        return array
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return owned(array)
+    [whole] = Cut.whole(array.shape).boxes
+    return Blocks(array.shape, {whole: np.asarray(array)})

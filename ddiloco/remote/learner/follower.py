@@ -16,18 +16,20 @@ import jax
 
 from ddiloco.data.host_batches import HostBatch, HostBatches
 from ddiloco.observe.pace import Pace
+from ddiloco.outer.blocks import Blocks
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.remote.learner.donor import InnerFormat
+from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.followers import Key, forget_older, key_of
-from ddiloco.remote.learner.host_arrays import HostArrays
+from ddiloco.remote.learner.gift import fetch_copy
+from ddiloco.remote.learner.host_arrays import HostArrays, inner_of
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
 from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import parse
+from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
@@ -93,10 +95,14 @@ class Follower:
         self._decode = None if codec_down == "f32" else FragmentDecoder(assembly.layout, codec_down)
         if self._decode is not None:
             self._decode.compile()
-        inner = InnerFormat(equipment.program.inner_leaves)
-        self._copies = HostCopies(folder, place.number, inner)
+        self._inner = inner_of(equipment)
+        self._copies = HostCopies(folder, place.number, self._inner)
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="inner-copies")
         self._writing: concurrent.futures.Future[None] | None = None
+        self._held: dict[int, Sequence[jax.Array]] = {}  # copies of the inner state, by their numbers
+        self._donor = Donor(self._security, e.remote.keepalive, self._held)
+        self._fetched: tuple[int, Sequence[Blocks]] = 0, ()  # of a peer, with its number
+        self._pace, self._token = Pace(), ""
         self._session, self._parts = "", 1  # of the learner's connection; how many there are of the syncer
         self._streams: dict[int, Streams] = {}  # by part of the syncer
         self._collector = Collector(self._terms.num_fragments)
@@ -109,10 +115,11 @@ class Follower:
         The process ends at once where host 0 is gone.
         """
         threading.Thread(target=self._pass_on, args=(stop,), name="leaving", daemon=True).start()
-        keepalive = self._config.host_timeout / 2
+        keepalive, c = self._config.host_timeout / 2, self._config
+        donor_port = self._donor.start(c.donor_host, c.donor_port) if c.donor_host else 0
         with self._security.peer_channel(self._place.leader, wire.options(keepalive)) as channel:
             follow = channel.stream_stream(wire.FOLLOW)
-            orders = follow(self._said(), metadata=self._security.metadata, wait_for_ready=True)
+            orders = follow(self._said(donor_port), metadata=self._security.metadata, wait_for_ready=True)
             try:
                 for data in orders:
                     order = parse(pb.Order, data)
@@ -124,17 +131,19 @@ class Follower:
             except Exception as error:
                 end_at_once(f"host {self._place.number}: {type(error).__name__}: {error}")
             finally:
+                self._donor.stop()
                 self._close_streams(list(self._streams))
                 self._say.put(None)
         return False
 
-    def _said(self) -> Iterator[bytes]:
+    def _said(self, donor_port: int) -> Iterator[bytes]:
         following = pb.FromHost.Following(
             host=self._place.number,
             learner=self._learner,
             fingerprint=self._terms.fingerprint,
             rules=self._terms.rules,
             copies=self._copies.numbers(),
+            donor_port=donor_port,
         )
         yield pb.FromHost(following=following).SerializeToString()
         while (message := self._say.get()) is not None:
@@ -159,23 +168,57 @@ class Follower:
                     codec.read(order.send.round), codec.read(order.send.contribution), order.send.epoch
                 )
             case "adopt":
-                copy = order.adopt.copy
-                inner = self._copies.load(copy)[1] if copy else None
-                self._arrays.adopt(self._delivered((order.adopt.welcome, 0, 0)), inner)
+                self._arrays.adopt(
+                    self._delivered((order.adopt.welcome, 0, 0)), self._taken(order.adopt.copy)
+                )
+                self._donor.attach(None, self._inner, self._patience())
             case "copy":
-                self._keep(order.copy, self._arrays.inner())
+                self._held[order.copy] = self._arrays.inner()
+            case "save":
+                self._save(order.save, self._held[order.save])
+            case "drop":
+                self._held.pop(order.drop, None)
+            case "fetch":
+                threading.Thread(target=self._fetch, args=(order.fetch,), name="gift", daemon=True).start()
             case "apply":
                 a = order.apply
                 [pieces] = self._delivered((0, a.fragment, a.version))
                 merged = a.merged if a.HasField("merged") else None
                 self._arrays.apply(a.fragment, a.mixing, pieces, merged, a.rebase)
 
-    def _keep(self, number: int, arrays: list[jax.Array]) -> None:
+    def _patience(self) -> float:
+        """Seconds for a donation."""
+        return self._pace.patience(self._config.donation_timeout, self._inner.bytes)
+
+    def _taken(self, copy: int) -> Sequence[Blocks] | None:
+        """This host's blocks of a copy that was fetched or is on disk; None: there is none."""
+        (fetched, blocks), self._fetched = self._fetched, (0, ())
+        if not copy:
+            return None
+        return blocks if copy == fetched else self._copies.load(copy)[1]
+
+    def _fetch(self, order: pb.Order.Fetch) -> None:
+        """Fetches this host's blocks of a peer's inner state, which must be like the copy on disk."""
+        security, problem = self._security.among_peers(self._token), ""
+        try:
+            blocks = fetch_copy(
+                order.addresses, order.copy, self._inner, security, self._config.keepalive, order.seconds
+            )
+            self._copies.check_like(order.like, blocks)
+            self._fetched = order.copy, blocks
+        except grpc.RpcError as error:
+            problem = error.details() or error.code().name
+        except (WireError, ValueError) as error:
+            problem = f"{error}"
+        told = problem and f"host {self._place.number}: {problem}"
+        self._say.put(pb.FromHost(fetched=pb.FromHost.Fetched(copy=order.copy, problem=told)))
+
+    def _save(self, number: int, arrays: Sequence[jax.Array]) -> None:
         """Has the copy written, unless the last one still is: then this one is missing here."""
         if self._writing is None or self._writing.done():
             self._writing = self._writer.submit(self._write, number, arrays)
 
-    def _write(self, number: int, arrays: list[jax.Array]) -> None:
+    def _write(self, number: int, arrays: Sequence[jax.Array]) -> None:
         try:
             self._copies.save(number, arrays, {})
         except OSError as error:
@@ -199,6 +242,8 @@ class Follower:
 
     def _connect(self, order: pb.Order.Streams) -> None:
         """Takes part in the learner's new connection to the syncer, or to one of its parts."""
+        self._token = order.peers_token
+        self._donor.admit(self._security.among_peers(self._token))
         if order.session != self._session:
             self._close_streams(list(self._streams))
             self._session, self._parts = order.session, max(1, order.parts)
@@ -213,7 +258,7 @@ class Follower:
             self._deliver,
             self._failed,
             lambda error: self._say.put(pb.FromHost(broken=order.number)),
-            Pace(),
+            self._pace,
             self._host,
             self._collector,
         )

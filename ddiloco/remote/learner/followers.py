@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -16,7 +17,7 @@ from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.security import Gate, Security
+from ddiloco.remote.wire.security import Gate, Security, donor_address
 from ddiloco.remote.wire.terms import Terms, difference
 from ddiloco.roles.exchange import Told
 from ddiloco.schema import codec
@@ -83,6 +84,8 @@ class Followers:
         self._change = threading.Condition(threading.RLock())
         self._orders: dict[int, queue.SimpleQueue[pb.Order | None]] = {}  # by host
         self._copies: dict[int, set[int]] = {}  # by host: numbers of the copies on its disk
+        self._donors: dict[int, str] = {}  # by host: HOST:PORT, of those that give
+        self._fetched: dict[int, list[str]] = {}  # by copy, of each host: why it has none, or ""
         self._here: dict[Key, set[int]] = {}  # hosts that have a delivery
         self._own: dict[Key, Told] = {}  # deliveries that this host has, and not all others
         self._drawn: dict[int, list[Drawn]] = {}  # by number of the batch
@@ -121,16 +124,19 @@ class Followers:
             for orders in self._orders.values():
                 orders.put(order)
 
-    def connect(self, session: str, broke: Broke, part: int = 0, parts: int = 0, address: str = "") -> None:
+    def connect(
+        self, session: str, token: str, broke: Broke, part: int = 0, parts: int = 0, address: str = ""
+    ) -> None:
         """Has the others exchange their blocks with the syncer, or with one of its parts, in a session.
 
-        `broke` hears if such a stream has ended, unless others have taken its place.
+        `token`: that learners show to each other. `broke` hears if such a stream has ended, unless others
+        have taken its place.
         """
         with self._change:
             number = next(self._numbers)
             self._streams[part] = number, broke
             streams = pb.Order.Streams(
-                number=number, session=session, part=part, parts=parts, address=address
+                number=number, session=session, part=part, parts=parts, address=address, peers_token=token
             )
             self.order(pb.Order(streams=streams))
 
@@ -152,6 +158,29 @@ class Followers:
                 self._change.wait()
             return self._drawn.pop(number, [])
 
+    def donors(self) -> list[str]:
+        """HOST:PORT of all others, where these give a peer its blocks."""
+        with self._change:
+            return [self._donors[host] for host in sorted(self._donors)]
+
+    def fetch(self, copy: int, addresses: Sequence[str], like: int, seconds: float) -> None:
+        """Has the others fetch their blocks of a peer's inner state, as a Fetch says."""
+        with self._change:
+            self._fetched = {copy: []}
+        self.order(pb.Order(fetch=pb.Order.Fetch(copy=copy, addresses=addresses, like=like, seconds=seconds)))
+
+    def fetched(self, copy: int, until: float) -> None:
+        """Waits for that; `until`: by time.monotonic. Raises WireError where one does not have its blocks."""
+        with self._change:
+            self._change.wait_for(
+                lambda: len(self._fetched[copy]) == self.count or any(self._fetched[copy]) or self._over,
+                max(0.0, until - time.monotonic()),
+            )
+            told = self._fetched.pop(copy)
+        problem = next(filter(None, told), "" if len(told) == self.count else "it takes too long")
+        if problem:
+            raise WireError("donation that not all hosts have", problem)
+
     def copies(self) -> set[int]:
         """The numbers of the copies of the inner state that all others have on disk."""
         with self._change:
@@ -172,6 +201,9 @@ class Followers:
             if host in self._orders:
                 context.abort(grpc.StatusCode.ALREADY_EXISTS, f"there is a host {host} already")
             self._copies[host] = set(following.copies)
+            donor = donor_address(context.peer(), following.donor_port)
+            if donor is not None:
+                self._donors[host] = donor
             self._orders[host] = orders
             self._change.notify_all()
         context.add_callback(lambda: self._gone(host))
@@ -225,6 +257,10 @@ class Followers:
                     broke(WireError("another host's connection ended"))
             case "leaving":
                 self._leaving()
+            case "fetched":
+                with self._change:
+                    self._fetched.get(message.fetched.copy, []).append(message.fetched.problem)
+                    self._change.notify_all()
             case _:
                 self.told(message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ddiloco.data.host_batches import HostBatch, HostBatches, joined
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_copies import OfAllHosts, new_number
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
@@ -20,6 +22,12 @@ from ddiloco.roles.transfer import Offer
 if TYPE_CHECKING:
     from ddiloco.training.program import TrainProgram
     from ddiloco.training.step import Metrics, TrainState
+
+
+def inner_of(equipment: Equipment) -> InnerFormat:
+    """The inner optimizer's state, of which this host needs its blocks."""
+    program: TrainProgram = equipment.program
+    return InnerFormat(program.inner_leaves, program.inner_needs())
 
 
 class HostArrays(TrainingArrays):
@@ -106,10 +114,12 @@ class LeadingArrays(HostArrays):
         super().apply(fragment, mixing, pieces, merged, rebase)
 
     def inner(self) -> OfAllHosts:
-        """As in TrainingArrays; the others keep theirs on disk."""
+        """As in TrainingArrays; the others have theirs as long as this one has its own."""
         number = new_number()
         self._order(pb.Order(copy=number))
-        return OfAllHosts(super().inner(), number)
+        copy = OfAllHosts(super().inner(), number)
+        weakref.finalize(copy, self._order, pb.Order(drop=number)).atexit = False
+        return copy
 
 
 class JointBatches(Iterator[HostBatch]):

@@ -15,7 +15,8 @@ import jax
 
 from ddiloco.disk import array_file
 from ddiloco.outer.blocks import Blocks, held
-from ddiloco.remote.learner.donor import InnerFormat
+from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.likeness import alike, profile
 
 KEPT = 2
 _MAGIC = b"ddiloco inner state of a host 1\n"
@@ -68,6 +69,17 @@ class HostCopies:
             keys = [tuple((start, stop) for start, stop in box) for box in boxes]
             found.append(Blocks(shape, {key: next(left) for key in keys}))
         return header, found
+
+    def check_like(self, number: int, blocks: Sequence[Blocks]) -> None:
+        """Raises ValueError where a peer's blocks are unlike those of this copy; 0: of none."""
+        if not number:
+            return
+        try:
+            known = profile(self.load(number)[1])
+        except OSError as error:
+            raise ValueError(f"the own copy cannot be read: {error.strerror}") from None
+        if not alike(known, profile(blocks)):
+            raise ValueError("they are unlike the own copy")
 
     def _paths(self) -> list[pathlib.Path]:
         found = [] if self._folder is None else self._folder.glob(f"inner_state.{self._host}.*")

@@ -7,7 +7,7 @@ import pathlib
 
 from ddiloco.disk import array_file
 from ddiloco.disk.tape.entries import InnerOrigin
-from ddiloco.remote.learner.donor import InnerFormat
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.roles.exchange import InnerState
 from ddiloco.roles.transfer import host_arrays
 

@@ -14,12 +14,12 @@ from typing import Any
 from ddiloco.observe import records
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.donor import InnerFormat
 from ddiloco.remote.learner.followers import Followers, failed_offer
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace, StepWatch, end_at_once
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -78,7 +78,7 @@ class Lead:
         """What makes the learner's recovery and its copies on disk, of which each host has its part."""
         copies = HostCopies(folder, 0, inner)
         recovery = functools.partial(HostRecovery, copies=copies, followers=self.followers)
-        return recovery, functools.partial(HostCheckpointer, copies=copies)
+        return recovery, functools.partial(HostCheckpointer, copies=copies, followers=self.followers)
 
     def begin(self, position: str) -> None:
         """All hosts draw their batches from here; steps that hang end them from now on."""

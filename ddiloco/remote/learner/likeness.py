@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from ddiloco.outer.blocks import Blocks
 from ddiloco.roles.exchange import InnerState
 
 TELLING = 100  # steps that a state has taken in before it says what others must be like
@@ -23,15 +25,16 @@ class Profile(NamedTuple):
     factor: float
 
 
-def profile(state: InnerState) -> list[Profile]:
-    """The profiles of a state's leaves."""
+def profile(leaves: Sequence[np.ndarray | jax.Array | Blocks]) -> list[Profile]:
+    """The profiles of a state's leaves, or of what one host has of them."""
     found = []
-    for leaf in state.arrays:
-        array = np.asarray(leaf)
-        whole = np.issubdtype(array.dtype, np.integer)
-        flat = array.astype(np.float32, copy=False).reshape(-1)
-        size = float(np.sqrt(np.square(flat).mean(dtype=np.float64))) if flat.size else 0.0
-        negative = bool((flat < 0).any()) or (flat.size < _FEW and not whole)
+    for leaf in leaves:
+        arrays = list(leaf.blocks.values()) if isinstance(leaf, Blocks) else [np.asarray(leaf)]
+        whole = all(np.issubdtype(array.dtype, np.integer) for array in arrays)
+        count = sum(array.size for array in arrays)
+        squares = sum(np.square(array, dtype=np.float32).sum(dtype=np.float64) for array in arrays)
+        size = float(np.sqrt(squares / count)) if count else 0.0
+        negative = any(bool((array < 0).any()) for array in arrays) or (count < _FEW and not whole)
         found.append(Profile(size, negative, _COUNT_FACTOR if whole else _FACTOR))
     return found
 
@@ -60,13 +63,13 @@ class Comparison:
         """`own`: the last copy, which is no measure before it has taken in `TELLING` steps."""
         telling = own is not None and own.trained >= TELLING
         self._own = telling
-        self._known = [profile(own)] if telling else []
+        self._known = [profile(own.arrays)] if telling else []
         self._alone: InnerState | None = None
         self.unlike = False  # whether something that came was like nothing else
 
     def agrees(self, state: InnerState) -> bool:
         """Whether the state is like the own copy, or like one that came before."""
-        found = profile(state)
+        found = profile(state.arrays)
         if any(alike(known, found) and (self._own or alike(found, known)) for known in self._known):
             return True
         self.unlike |= bool(self._known)

@@ -17,8 +17,10 @@ from ddiloco.observe.profile import Watch
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.donor import Donor, InnerFormat
+from ddiloco.remote.learner.donor import Donor
+from ddiloco.remote.learner.host_arrays import inner_of
 from ddiloco.remote.learner.hosts import HostPlace
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -101,9 +103,9 @@ class LearnerProcess:
         security = self._security.of(learner)
         if self._place is not None:
             self._lead = Lead(self._place, learner, terms, security, config, stop)
-        donor = Donor(security, config.keepalive)
-        donates = config.donor_host and self._place is None
-        port = donor.start(config.donor_host, config.donor_port) if donates else 0
+        others = tuple if self._lead is None else self._lead.followers.donors
+        donor = Donor(security, config.keepalive, others=others)
+        port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0
 
         def accepted(message: pb.Accepted) -> None:
             donor.admit(security.among_peers(message.peers_token))
@@ -164,14 +166,14 @@ class LearnerProcess:
         profile: Watch | None,
     ) -> str | None:
         config, record = self._experiment.remote, client.outbox.record
-        inner = InnerFormat(equipment.program.inner_leaves)
+        lead, make_arrays = self._lead, TrainingArrays
+        inner = InnerFormat(equipment.program.inner_leaves) if lead is None else inner_of(equipment)
 
         def steps() -> None:
             # Only a learner that steps can donate: those that begin together must not wait for each other.
             donor.attach(worker.inbox, inner, client.pace.patience(config.donation_timeout, inner.bytes))
             stepping()
 
-        lead, make_arrays = self._lead, TrainingArrays
         make_recovery, make_checkpointer = ProcessRecovery, Checkpointer
         if lead is not None:
             equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core)

@@ -21,7 +21,8 @@ import grpc
 from ddiloco.observe import records
 from ddiloco.remote.learner import inner_files
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.donor import Gift, InnerFormat
+from ddiloco.remote.learner.gift import Gift
+from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import Comparison
 from ddiloco.remote.wire.agreement import WireError, ended_after
 from ddiloco.remote.wire.security import Security
@@ -108,8 +109,7 @@ class ProcessRecovery:
         security = self._security.among_peers(self._client.peers_token)
         while waiting and (left := deadline - time.monotonic()) > 0:
             asked, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-            keepalive = self._config.keepalive
-            gifts = [Gift(a, versions, self._inner, security, keepalive, left) for a in asked]
+            gifts = [self._gift(address, versions, security, left) for address in asked]
             try:
                 opened = sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True)
                 for gift in opened:
@@ -126,6 +126,9 @@ class ProcessRecovery:
             problem = "a peer's inner optimizer state is unlike the own copy or others': it is not taken"
             self._client.outbox.record(records.Alarm(problem, time.time()))
         return comparison.alone(peers - len(self._without))
+
+    def _gift(self, address: str, versions: tuple[int, ...], security: Security, seconds: float) -> Gift:
+        return Gift(address, versions, self._inner, security, self._config.keepalive, seconds)
 
     def _opened(self, gifts: Sequence[Gift], deadline: float) -> list[Gift]:
         """Those of which it is known what they are, once that is so of all or the others are late."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 9  # of wire.proto with the events in it; both ends must have the same
+VERSION = 10  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
 LARGEST = 1 << 53  # of any whole number on the wire; counters that a float64 cannot hold are nonsense

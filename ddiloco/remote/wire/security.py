@@ -192,6 +192,20 @@ def donor_address(peer: str, port: int) -> str | None:
     return f"{host_of(peer)}:{port}" if known and 0 < port < 65536 else None
 
 
+def is_address(text: str) -> bool:
+    """Whether it is such a HOST:PORT.
+
+    >>> is_address("10.0.0.7:4321"), is_address("[::1]:80"), is_address("unix:/tmp/x"), is_address("a:0")
+    (True, True, False, False)
+    """
+    host, _, port = text.rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+        return 0 < int(port) < 65536
+    except ValueError:
+        return False
+
+
 def _names(context: grpc.ServicerContext) -> Sequence[bytes]:
     return context.auth_context().get(COMMON_NAME, ())
 

@@ -1,0 +1,218 @@
+"""The taking end of inner optimizer states: what a peer has to give, and its blocks for this host."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from ddiloco.disk.tape.entries import InnerOrigin
+from ddiloco.outer.blocks import Blocks, Gathered
+from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.blocks import cut_message, cuts_of, receive_blocks
+from ddiloco.remote.wire.security import Security, is_address
+from ddiloco.roles.exchange import InnerState
+
+MOST_HOSTS = 1024  # that a peer may be
+
+
+class Gift:
+    """What a peer has to give: first what it is, and its arrays only if it is taken."""
+
+    def __init__(
+        self,
+        address: str,
+        versions: tuple[int, ...],
+        inner: InnerFormat,
+        security: Security,
+        keepalive: float,
+        timeout: float,
+    ) -> None:
+        """Asks the learner at HOST:PORT for its inner state once it has applied these versions.
+
+        `timeout`: seconds until all of it must be here.
+        """
+        self._versions, self._inner = versions, inner
+        self._address, self._security, self._keepalive = address, security, keepalive
+        self.until = time.monotonic() + timeout
+        self._call = _Call(
+            address, pb.DonationRequest(versions=versions), inner, security, keepalive, timeout
+        )
+        self._header: pb.DonationHeader | None = None
+
+    def open(self) -> Gift:
+        """Waits for the peer to say what it gives; returns this.
+
+        Raises:
+          grpc.RpcError: it cannot be reached, or does not give.
+          WireError: what it gives is another optimizer's or of another time.
+        """
+        self._header = _header(self._call.messages, self._versions, self._inner)
+        return self
+
+    @property
+    def trained(self) -> int:
+        """Steps that the state has taken in; 0 before it is open."""
+        return 0 if self._header is None else self._header.trained
+
+    @property
+    def rest(self) -> tuple[int, list[str]]:
+        """Of a gift that is open: the copy that the peer's hosts keep for it, and where all of them are."""
+        assert self._header is not None
+        return self._header.copy, [self._address, *self._header.hosts]
+
+    def take(self) -> InnerState:
+        """The state, of a gift that is open; raises as `fetch` does."""
+        copy, [_, *others] = self.rest
+        taken = _Taken(self._inner)
+        taken.add(self._header, self._call.messages)
+        taken.add_copy(others, copy, self._security, self._keepalive, self.until)
+        return taken.state(self._header)
+
+    def close(self) -> None:
+        """Lets go of the peer, from any thread."""
+        self._call.close()
+
+
+def fetch(
+    address: str,
+    versions: tuple[int, ...],
+    inner: InnerFormat,
+    security: Security,
+    keepalive: float,
+    timeout: float,
+) -> InnerState:
+    """The inner state of the learner at HOST:PORT, once it has applied these versions.
+
+    Raises:
+      grpc.RpcError: the peer cannot be reached, does not give, or takes longer than `timeout` seconds.
+      WireError: what it gives is another optimizer's, is cut short, or holds a number that is not finite.
+    """
+    gift = Gift(address, versions, inner, security, keepalive, timeout)
+    try:
+        return gift.open().take()
+    finally:
+        gift.close()
+
+
+def fetch_copy(
+    addresses: Sequence[str],
+    copy: int,
+    inner: InnerFormat,
+    security: Security,
+    keepalive: float,
+    timeout: float,
+) -> Sequence[np.ndarray | Blocks]:
+    """This host's blocks of a copy that the hosts of a learner, at HOST:PORT, keep; raises as `fetch`."""
+    taken = _Taken(inner)
+    taken.add_copy(addresses, copy, security, keepalive, time.monotonic() + timeout)
+    return taken.arrays()
+
+
+def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> InnerState:
+    """The inner state that a donor of one host sends: its header and its chunks.
+
+    Raises:
+      WireError: as `fetch`.
+    """
+    header = _header(messages, versions, inner)
+    taken = _Taken(inner)
+    taken.add(header, messages)
+    return taken.state(header)
+
+
+class _Call:
+    """One call of a donor, which gives until it is closed."""
+
+    def __init__(
+        self,
+        address: str,
+        request: pb.DonationRequest,
+        inner: InnerFormat,
+        security: Security,
+        keepalive: float,
+        timeout: float,
+    ) -> None:
+        request.wanted.extend(map(cut_message, inner.needs))
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._requests.put(request.SerializeToString())
+        self._channel = security.peer_channel(address, wire.options(keepalive))
+        ask = self._channel.stream_stream(wire.DONATE)
+        self.messages = ask(iter(self._requests.get, None), metadata=security.metadata, timeout=timeout)
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self.messages.cancel()
+        self._channel.close()
+
+
+class _Taken:
+    """What has come of a state."""
+
+    def __init__(self, inner: InnerFormat) -> None:
+        self._inner = inner
+        formats = zip(inner.needs, inner.arrays, strict=True)
+        self._gathered = [Gathered(cut, form.dtype) for cut, form in formats]
+
+    def add(self, header: pb.DonationHeader, messages: Iterator[bytes]) -> None:
+        """Takes what one host gives; raises WireError."""
+        formats = self._inner.arrays
+        cuts = cuts_of(header.arrays, formats)
+        if any(cut.shape != form.shape for cut, form in zip(cuts, formats, strict=True)):
+            raise WireError("donation of other arrays", "its blocks are of other shapes")
+        for gathered, blocks in zip(
+            self._gathered, receive_blocks(formats, cuts, header.size, messages), strict=True
+        ):
+            for block in blocks.blocks.values():
+                if jnp.issubdtype(block.dtype, jnp.floating) and not np.isfinite(block).all():
+                    raise WireError("donation not finite")
+            gathered.add(blocks)
+
+    def add_copy(
+        self, addresses: Sequence[str], copy: int, security: Security, keepalive: float, until: float
+    ) -> None:
+        """Takes what hosts keep under a number; `until`: by time.monotonic. Raises as `fetch`."""
+        for address in addresses:
+            request, left = pb.DonationRequest(copy=copy), max(0.0, until - time.monotonic())
+            call = _Call(address, request, self._inner, security, keepalive, left)
+            try:
+                header = _checked(call.messages, self._inner)
+                self.add(header, call.messages)
+            finally:
+                call.close()
+
+    def arrays(self) -> Sequence[np.ndarray | Blocks]:
+        """All of it, in blocks where this is one host of several; raises WireError where some are missing."""
+        try:
+            found = [gathered.blocks() for gathered in self._gathered]
+        except ValueError as error:
+            raise WireError("donation with gaps", str(error)) from None
+        return [blocks.all for blocks in found] if self._inner.whole else found
+
+    def state(self, header: pb.DonationHeader) -> InnerState:
+        """The state that the header is of."""
+        origin = InnerOrigin(header.learner, header.process, header.number) if header.number else None
+        return InnerState(header.step, tuple(header.versions), self.arrays(), origin, header.trained)
+
+
+def _checked(messages: Iterator[bytes], inner: InnerFormat) -> pb.DonationHeader:
+    header = parse(pb.DonationHeader, next(messages, b""))
+    if header.format != inner.fingerprint:
+        raise WireError("another inner optimizer", "its state has other shapes")
+    return header
+
+
+def _header(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> pb.DonationHeader:
+    header = _checked(messages, inner)
+    had = tuple(header.versions)
+    if len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True)):
+        raise WireError("donation of another time", "its versions are not those asked for")
+    if len(header.hosts) > MOST_HOSTS or not all(map(is_address, header.hosts)):
+        raise WireError("a peer's hosts that are nowhere", f"{len(header.hosts)} of them")
+    return header

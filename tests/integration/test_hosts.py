@@ -90,7 +90,8 @@ def test_hosts_exchange_their_blocks_with_parts_of_the_syncer_and_one_that_died(
     for learner, name in enumerate(("0.1", "1")):
         os.kill(processes_of(process)[name], signal.SIGKILL)
         wait_for(lambda n=learner: sources(tmp_path, n)[1:] == ["peer"], f"learner {learner} to be given to")
-        wait_for(lambda then=time.time(): merged_since(then) == {0, 1}, "merges with it")
+        since = time.time()
+        wait_for(lambda then=since: merged_since(then) == {0, 1}, "merges with it")
     process.send_signal(signal.SIGTERM)
     done = programs.finish(process)
     assert done.returncode == 143, done.stderr

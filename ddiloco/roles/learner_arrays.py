@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding
 
 from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
+from ddiloco.outer.blocks import Blocks
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.transfer import FragmentTransfer, Offer
 from ddiloco.training.corruption import differing_devices
@@ -208,7 +209,7 @@ class TrainingArrays:
             array.copy_to_host_async()
         return arrays, {"position": self.position(), "steps": self._steps}
 
-    def restore(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+    def restore(self, arrays: Mapping[str, np.ndarray | Blocks], values: Mapping[str, Any]) -> None:
         """Loads what `state` gave, under the same layout, inner optimizer and codec.
 
         Raises:
@@ -216,7 +217,7 @@ class TrainingArrays:
           KeyError, ValueError: arrays are missing.
         """
         program, transfer = self._equipment.program, self._equipment.transfer
-        self._equipment.batches.set_state(values["position"])
+        self._draw_from(values["position"])
         self._steps = values["steps"]
         self._state = program.state_from(of_kind("params", arrays), numbered("inner", arrays))
         for kind, held in self._held.items():
@@ -224,6 +225,9 @@ class TrainingArrays:
             found = of_kind(kind, arrays)
             for p in sorted({int(name.partition("/")[0]) for name in found}):
                 held[p] = transfer.place(p, numbered(str(p), found))
+
+    def _draw_from(self, position: dict[str, Any]) -> None:
+        self._equipment.batches.set_state(position)
 
     @property
     def _held(self) -> dict[str, dict[int, tuple[jax.Array, ...]]]:

@@ -169,8 +169,9 @@ class LearnerWorker:
             self._tell(events.LearnerJoined(self.core.learner, self.core.incarnation))
             self.joining.set()
             return
+        actions = self.core.resume(resumed.begins_with.clock, resumed.begins_with.fragments)
         resumed.load(self._arrays, self.core.policy.mixing)
-        for action in self.core.resume(resumed.begins_with.clock, resumed.begins_with.fragments):
+        for action in actions:
             self._perform(action)
         self.joining.set()
 

@@ -13,10 +13,12 @@ import numpy as np
 from ddiloco.data.shards import reshard
 from ddiloco.disk.durable import Start
 from ddiloco.disk.snapshots.array_names import named, numbered
+from ddiloco.disk.snapshots.host_parts import Needs
 from ddiloco.disk.snapshots.parts import SYNCER_PART, is_fragments_part, learner_part
 from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotPart
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.disk.tape.header import ResumedWith
+from ddiloco.outer.blocks import Blocks
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol.learner import FragmentWork
@@ -36,19 +38,19 @@ class ResumedLearner:
 
     begins_with: ResumedWith  # what its core begins with; work that such an update overwrites is not counted
     tokens: int  # how many it had trained on
-    _arrays: Mapping[str, np.ndarray]
-    _values: Mapping[str, Any]
-    _updates: Mapping[int, Pieces]
+    arrays: Mapping[str, np.ndarray | Blocks]
+    values: Mapping[str, Any]
+    updates: Mapping[int, Pieces]  # by fragment
 
     @property
     def steps(self) -> int:
         """How many it had taken."""
-        return self._values["steps"]
+        return self.values["steps"]
 
     def load(self, arrays: TrainingArrays, mixing: float) -> None:
         """Loads the state onto the learner's devices, sets the batches' position and applies the updates."""
-        arrays.restore(self._arrays, self._values)
-        for p, pieces in self._updates.items():
+        arrays.restore(self.arrays, self.values)
+        for p, pieces in self.updates.items():
             arrays.apply(p, mixing, pieces)
 
 
@@ -64,15 +66,25 @@ class Origin:
     damaged part raises SnapshotError.
     """
 
-    def __init__(self, snapshot: Snapshot, experiment: Experiment, layout: FragmentLayout) -> None:
-        """Raises SnapshotError if the snapshot is of another model or other fragments."""
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        experiment: Experiment,
+        layout: FragmentLayout,
+        needs: Needs | None = None,
+    ) -> None:
+        """`needs`: of a learner's arrays, where this is one of its hosts.
+
+        Raises:
+          SnapshotError: the snapshot is of another model or other fragments.
+        """
         header = snapshot.header
         if header["layout"] != layout.fingerprint:
             raise SnapshotError(f"{snapshot.folder}: is of another model, or of other fragments")
         self.name = snapshot.name
         self.learners: tuple[int, ...] = tuple(header["learners"])  # those with a part in it
         self._versions: tuple[int, ...] = tuple(header["versions"])
-        self._snapshot = snapshot
+        self._snapshot, self._needs = snapshot, needs
         outer = header["experiment"]["outer"]
         codec = (outer["codec"], outer["error_feedback"])
         self._same_codec = codec == (experiment.outer.codec, experiment.outer.error_feedback)
@@ -128,7 +140,7 @@ class Origin:
         """The learner's state, or None if it has no part; `position` is where its batches begin."""
         if learner not in self.learners:
             return None
-        part = self._snapshot.part(learner_part(learner))
+        part = self._snapshot.part(learner_part(learner), self._needs)
         fragments, clock = fragments_from_json(part.state["fragments"]), part.state["clock"]
         updates: dict[int, Pieces] = {}
         arrays = {name: x for name, x in part.arrays.items() if name.split("/")[0] not in _CODEC_STATE}
@@ -162,9 +174,9 @@ class Origin:
 
     def _codec_state(
         self, part: SnapshotPart, fragments: Sequence[FragmentWork], error_feedback: bool
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, np.ndarray | Blocks]:
         """For each fragment, the version that offers are encoded against, and what encodings left out."""
-        arrays: dict[str, np.ndarray] = {}
+        arrays: dict[str, np.ndarray | Blocks] = {}
         for p, version in enumerate(self._versions):
             anchor = numbered(f"anchor/{p}", part.arrays)
             if not anchor or fragments[p].version < version:
@@ -172,7 +184,7 @@ class Origin:
             arrays |= named(f"anchor/{p}", anchor)
             if error_feedback:
                 kept = numbered(f"residual/{p}", part.arrays) if self._same_codec else ()
-                arrays |= named(f"residual/{p}", kept or [np.zeros_like(piece) for piece in anchor])
+                arrays |= named(f"residual/{p}", kept or [np.zeros(x.shape, np.float32) for x in anchor])
         return arrays
 
 

@@ -222,7 +222,8 @@ class _Process:
 
         address = check_address(self.assignment.syncer, "syncer")
         roles.name_process(self.assignment.name)
-        follower = Follower(place, assembly, self.security, self.assignment.learner, address, self._folder())
+        a = self.assignment
+        follower = Follower(place, assembly, self.security, a.learner, address, self._folder(), a.workdir)
         self.health.ready.set()
         return self._ended(follower.run(self.stop))
 

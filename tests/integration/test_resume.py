@@ -7,6 +7,7 @@ import pytest
 from ddiloco.disk.snapshots.parts import learner_part
 from ddiloco.disk.snapshots.store import SnapshotStore
 from tests.integration.programs import LIMIT
+from tests.integration.test_hosts import CODECS, HOSTS
 from tests.remote.ends import until
 
 STEADY = ("--config.eval.every=0", "--config.sample.tokens=0", "--config.sync.quorum=None")
@@ -30,10 +31,24 @@ def part_state(workdir, number, learner):
     return snapshot.part(learner_part(learner)).state
 
 
-@pytest.mark.parametrize("driver", ["remote", pytest.param("local", marks=pytest.mark.slow)])
+DRIVERS = {
+    "remote": ("--config.driver=remote",),
+    "local": ("--config.driver=local",),
+    "hosts": (*HOSTS, "--config.remote.hosts=(2, 1)", *CODECS, "--config.outer.error_feedback=true"),
+}
+
+
+@pytest.mark.parametrize("driver", ["remote", "hosts", pytest.param("local", marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, programs, tmp_path):
-    changes = [*programs.training(tmp_path), f"--config.driver={driver}", *TAKING]
-    process = programs.start("train", *changes, "--config.train.steps=100000")
+    changes = [*programs.training(tmp_path), *DRIVERS[driver], *TAKING]
+    devices = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    flags = {"XLA_FLAGS": devices} if driver == "hosts" else {}
+
+    def start(*more):
+        arguments = {setting.partition("=")[0]: setting for setting in (*changes, *more)}.values()
+        return programs.start_module("experiments.train", *arguments, **flags)
+
+    process = start("--config.train.steps=100000")
     try:
 
         def two_are_complete():
@@ -50,7 +65,7 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, pro
     at = {m: clocks[str(m)]["learners"][str(m)][1] for m in (0, 1)}
     taken = {m: part_state(tmp_path, number, m)["steps"] for m in (0, 1)}
     steps = max(at.values()) + 12
-    resumed = programs.run("train", *changes, f"--config.train.steps={steps}", "--config.resume=true")
+    resumed = programs.finish(start(f"--config.train.steps={steps}", "--config.resume=true"))
     assert resumed.returncode == 0, resumed.stderr
     assert f"resuming from snapshot {number}, step {header['step']}" in resumed.stderr
 
@@ -70,6 +85,9 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, pro
         assert clocks == sorted(set(clocks))
         assert len(clocks) == summary["inner_steps"][str(m)]
         assert sum(clock <= at[m] for clock in clocks) == taken[m] < len(clocks)
+
+    if driver != "local":  # they joined at the first start alone
+        assert [r["inner_state"] for r in lines(tmp_path / "recoveries.jsonl")] == ["fresh", "fresh"]
 
     again = programs.run("replay", f"--workdir={tmp_path}")
     assert again.returncode == 0, again.stderr

@@ -163,9 +163,9 @@ def test_a_peer_s_state_is_there_once_all_hosts_have_their_blocks_of_it(leading)
         orders = [host.next().fetch for host in hosts]
         assert {(o.copy, *o.addresses, o.like, o.seconds) for o in orders} == {(9, "127.0.0.1:1", 5, 4.0)}
         for host, problem in zip(hosts, problems, strict=False):
-            host.say(fetched=pb.FromHost.Fetched(copy=8, problem="of another copy"))
-            host.say(fetched=pb.FromHost.Fetched(copy=9, problem=problem))
-        leading.followers.fetched(9, time.monotonic() + (PATIENCE if len(problems) == 2 else 0.2))
+            host.say(done=pb.FromHost.Done(copy=8, problem="of another copy"))
+            host.say(done=pb.FromHost.Done(copy=9, problem=problem))
+        leading.followers.done(9, time.monotonic() + (PATIENCE if len(problems) == 2 else 0.2))
 
     told("", "")
     for problems, why in ((("", "host 2: they are unlike"), "host 2: they"), (("",), "takes too long")):

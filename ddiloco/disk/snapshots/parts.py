@@ -21,6 +21,7 @@ import orbax.checkpoint as ocp
 
 from ddiloco.config import ConfigError, build
 from ddiloco.disk.array_file import make_durable
+from ddiloco.outer.blocks import Blocks
 
 SYNCER_PART = "syncer"
 STAGING = "staging"
@@ -67,7 +68,7 @@ def parts_folder(snapshots: pathlib.Path) -> pathlib.Path:
 class SnapshotPart:
     """What one process contributes; must not change once it is handed to a writer."""
 
-    arrays: Mapping[str, np.ndarray | jax.Array]
+    arrays: Mapping[str, np.ndarray | jax.Array | Blocks]  # Blocks only as one host of several reads them
     state: dict[str, Any]
     """JSON values."""
 
@@ -118,13 +119,16 @@ class PartWriter:
         raises SnapshotError.
         """
         try:
-            future = self._pool.submit(write_part, self._folder / f"{number:06d}", name, part)
+            future = self._pool.submit(self._write, self._folder / f"{number:06d}", name, part)
         except RuntimeError:
             future = concurrent.futures.Future()
             future.set_exception(SnapshotError(f"snapshot {number}, {name}: the writer is closed"))
         with self._lock:
             self._unfinished = {one for one in (*self._unfinished, future) if not one.done()}
         return future
+
+    def _write(self, snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:
+        return write_part(snapshot, name, part)
 
     def close(self, timeout: float) -> None:
         """Waits up to `timeout` seconds for what is being written, and cancels the rest."""
@@ -156,7 +160,7 @@ def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFil
         with ocp.AsyncCheckpointer(_handler()) as checkpointer:
             checkpointer.save(folder.resolve(), ocp.args.Composite(**items))
             checkpointer.wait_until_finished()
-        files = {path: _digest(folder / path, durable=True) for path in files_under(folder)}
+        files = {path: digest_of(folder / path, durable=True) for path in files_under(folder)}
         for below in (*(path for path in folder.rglob("*") if path.is_dir()), folder, snapshot):
             make_durable(below)
         return PartFiles(files, _content(state, arrays))
@@ -166,7 +170,7 @@ def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFil
 
 def check_listing(folder: pathlib.Path, files: PartFiles) -> None:
     """Raises SnapshotError unless a part's files are there with their sizes, alone; opens none."""
-    with _as_snapshot_error(folder):
+    with as_snapshot_error(folder):
         there = files_under(folder)
         if there != sorted(files.files):
             first = min(set(there) ^ set(files.files))
@@ -179,22 +183,22 @@ def check_listing(folder: pathlib.Path, files: PartFiles) -> None:
 
 def check_bytes(folder: pathlib.Path, files: PartFiles, below: str = "") -> None:
     """Raises SnapshotError if a file of a part, of those whose paths begin with `below`, is damaged."""
-    with _as_snapshot_error(folder):
+    with as_snapshot_error(folder):
         for path, written in files.files.items():
-            if path.startswith(below) and _digest(folder / path) != written:
+            if path.startswith(below) and digest_of(folder / path) != written:
                 raise SnapshotError(f"{folder.name}/{path} is damaged")
 
 
 def read_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
     """The state of a part, without its arrays; raises SnapshotError if it is damaged."""
-    with _as_snapshot_error(folder):
+    with as_snapshot_error(folder):
         check_bytes(folder, files, "state/")
         return _restore(folder, state=ocp.args.JsonRestore()).state["state"]
 
 
 def read_part(folder: pathlib.Path, content: str) -> SnapshotPart:
     """Reads a part, its arrays on the host; raises SnapshotError if its sha256 is not `content`."""
-    with _as_snapshot_error(folder):
+    with as_snapshot_error(folder):
         items = {"arrays": ocp.args.PyTreeRestore()} if (folder / "arrays").is_dir() else {}
         read = _restore(folder, state=ocp.args.JsonRestore(), **items)
         stored = dict(read.get("arrays") or {})
@@ -231,7 +235,7 @@ def reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _as_snapshot_error(folder: pathlib.Path) -> Iterator[None]:
+def as_snapshot_error(folder: pathlib.Path) -> Iterator[None]:
     """Turns every error into a SnapshotError: Orbax raises many kinds for a damaged file."""
     try:
         yield
@@ -242,7 +246,9 @@ def _as_snapshot_error(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _restore(folder: pathlib.Path, **items: Any) -> Any:
-    with ocp.Checkpointer(_handler()) as checkpointer:
+    # By itself: Orbax would wait for the other hosts of a learner, each of which reads when it comes to it.
+    alone = ocp.options.MultiprocessingOptions(jax.process_index(), {jax.process_index()})
+    with ocp.Checkpointer(_handler(), multiprocessing_options=alone) as checkpointer:
         return checkpointer.restore(folder.resolve(), ocp.args.Composite(**items))
 
 
@@ -253,7 +259,8 @@ def _handler() -> ocp.CompositeCheckpointHandler:
     )
 
 
-def _digest(path: pathlib.Path, durable: bool = False) -> tuple[int, str]:
+def digest_of(path: pathlib.Path, durable: bool = False) -> tuple[int, str]:
+    """Size and sha256 of a file, which is flushed to the disk if it is to be durable."""
     with path.open("rb") as file:
         if durable:
             os.fsync(file.fileno())

@@ -18,6 +18,7 @@ from typing import Any
 
 from ddiloco.config import build
 from ddiloco.disk import array_file
+from ddiloco.disk.snapshots.host_parts import Needs, is_of_hosts, read_hosts_part, read_hosts_state
 from ddiloco.disk.snapshots.parts import (
     PartFiles,
     PartWriter,
@@ -67,13 +68,18 @@ class Snapshot:
         self.parts = tuple(parts)
         self._files = parts
 
-    def part(self, name: str) -> SnapshotPart:
-        """A part, its arrays on the host."""
-        return read_part(self.folder / name, self._file(name).content)
+    def part(self, name: str, needs: Needs | None = None) -> SnapshotPart:
+        """A part, its arrays on the host: whole, or what one host of several needs if they are in blocks."""
+        files = self._file(name)
+        if is_of_hosts(files):
+            return read_hosts_part(self.folder / name, files, needs)
+        return read_part(self.folder / name, files.content)
 
     def state(self, name: str) -> dict[str, Any]:
         """The JSON values of a part, without reading its arrays; raises as `part` does."""
-        return read_state(self.folder / name, self._file(name))
+        files = self._file(name)
+        read = read_hosts_state if is_of_hosts(files) else read_state
+        return read(self.folder / name, files)
 
     def _file(self, name: str) -> PartFiles:
         if name not in self._files:

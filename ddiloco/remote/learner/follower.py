@@ -9,12 +9,15 @@ import json
 import pathlib
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import grpc
 import jax
 
 from ddiloco.data.host_batches import HostBatch, HostBatches
+from ddiloco.disk.snapshots.parts import reason
+from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
 from ddiloco.observe.pace import Pace
 from ddiloco.outer.blocks import Blocks
 from ddiloco.outer.encoding import FragmentDecoder
@@ -23,8 +26,9 @@ from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.followers import Key, forget_older, key_of
 from ddiloco.remote.learner.gift import fetch_copy
-from ddiloco.remote.learner.host_arrays import HostArrays, inner_of
+from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
 from ddiloco.remote.learner.host_copies import HostCopies
+from ddiloco.remote.learner.host_snapshots import write_own
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
 from ddiloco.remote.learner.streams import Host, Streams
 from ddiloco.remote.wire import agreement as wire
@@ -35,6 +39,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.exchange import Pieces, Told
+from ddiloco.roles.resuming import Origin
 from ddiloco.schema import codec
 
 
@@ -44,6 +49,10 @@ class TellingBatches(Iterator[HostBatch]):
     def __init__(self, own: HostBatches, say: queue.SimpleQueue[pb.FromHost]) -> None:
         self._own, self._say = own, say
         self._ready: queue.Queue[HostBatch] = queue.Queue(1)
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing: host 0 knows where all are."""
+        return {}
 
     def begin(self, position: str) -> None:
         """Begins where the learner's batches stand; empty: at their start. Raises DataError."""
@@ -75,12 +84,15 @@ class Follower:
         learner: int,
         address: str,
         folder: pathlib.Path | None = None,
+        workdir: pathlib.Path | None = None,
     ) -> None:
         """Compiles, together with the other hosts.
 
-        `address`: HOST:PORT of the syncer. `folder`: of its copies of the inner state; None: none are kept.
+        `address`: HOST:PORT of the syncer. `folder`: of its copies of the inner state, `workdir`: of the run;
+        None: none are kept, and it is in no snapshot.
         """
         e = assembly.experiment
+        self._assembly, self._workdir = assembly, workdir
         self._place, self._security, self._config = place, security.of(learner), e.remote
         self._learner, self._address = learner, address
         self._terms = terms_of(e, assembly.layout)
@@ -88,7 +100,8 @@ class Follower:
         self._say: queue.SimpleQueue[pb.FromHost | None] = queue.SimpleQueue()
         equipment = assembly.own_equipment(learner, place.count)
         self._batches = TellingBatches(equipment.batches, self._say)
-        self._arrays = HostArrays(dataclasses.replace(equipment, batches=self._batches), self._erred)
+        self._equipment = dataclasses.replace(equipment, batches=self._batches)
+        self._arrays = HostArrays(self._equipment, self._erred)
         fragments = range(assembly.layout.num_fragments)
         self._host = Host(place.number, [equipment.transfer.needs(p) for p in fragments])
         codec_down = e.outer.update_codec
@@ -100,6 +113,7 @@ class Follower:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="inner-copies")
         self._writing: concurrent.futures.Future[None] | None = None
         self._held: dict[int, Sequence[jax.Array]] = {}  # copies of the inner state, by their numbers
+        self._states: dict[int, Mapping[str, jax.Array]] = {}  # of all arrays, likewise
         self._donor = Donor(self._security, e.remote.keepalive, self._held)
         self._fetched: tuple[int, Sequence[Blocks]] = 0, ()  # of a peer, with its number
         self._pace, self._token = Pace(), ""
@@ -178,6 +192,14 @@ class Follower:
                 self._save(order.save, self._held[order.save])
             case "drop":
                 self._held.pop(order.drop, None)
+                self._states.pop(order.drop, None)
+            case "copy_all":
+                self._states[order.copy_all] = self._arrays.state()[0]
+            case "write":
+                self._writer.submit(self._write_part, order.write, self._states[order.write.copy])
+            case "restore":
+                self._restore(order.restore)
+                self._donor.attach(None, self._inner, self._patience())
             case "fetch":
                 threading.Thread(target=self._fetch, args=(order.fetch,), name="gift", daemon=True).start()
             case "apply":
@@ -210,8 +232,33 @@ class Follower:
             problem = error.details() or error.code().name
         except (WireError, ValueError) as error:
             problem = f"{error}"
+        self._done(order.copy, problem)
+
+    def _done(self, copy: int, problem: str = "", files: str = "") -> None:
         told = problem and f"host {self._place.number}: {problem}"
-        self._say.put(pb.FromHost(fetched=pb.FromHost.Fetched(copy=order.copy, problem=told)))
+        self._say.put(pb.FromHost(done=pb.FromHost.Done(copy=copy, problem=told, files=files)))
+
+    def _write_part(self, order: pb.Order.Write, arrays: Mapping[str, jax.Array]) -> None:
+        """Writes this host's blocks of the learner's part of a snapshot."""
+        try:
+            assert self._workdir is not None, "as of host 0"
+            own = write_own(self._workdir, order.snapshot, self._learner, self._place.number, arrays)
+            self._done(order.copy, files=own)
+        except Exception as error:  # also of the devices
+            self._done(order.copy, reason(error))
+
+    def _restore(self, number: int) -> None:
+        """Loads the learner's state in a snapshot; updates on their way to it are there from then on."""
+        e, layout = self._assembly.experiment, self._assembly.layout
+        snapshot = SnapshotStore(self._workdir / FOLDER, 1).open(number, own=lambda name: False)
+        origin = Origin(snapshot, e, layout, needs_of(self._equipment))
+        resumed = origin.learner(self._learner, None, self._equipment.transfer)
+        for p, pieces in resumed.updates.items():
+            known = resumed.begins_with.fragments[p]
+            told = Told(events.UpdateArrived(p, known.version, known.merged_step), [pieces])
+            with self._change:
+                self._here[key_of(told)] = told
+        self._arrays.restore(resumed.arrays, resumed.values)
 
     def _save(self, number: int, arrays: Sequence[jax.Array]) -> None:
         """Has the copy written, unless the last one still is: then this one is missing here."""

@@ -85,7 +85,7 @@ class Followers:
         self._orders: dict[int, queue.SimpleQueue[pb.Order | None]] = {}  # by host
         self._copies: dict[int, set[int]] = {}  # by host: numbers of the copies on its disk
         self._donors: dict[int, str] = {}  # by host: HOST:PORT, of those that give
-        self._fetched: dict[int, list[str]] = {}  # by copy, of each host: why it has none, or ""
+        self._done: dict[int, list[pb.FromHost.Done]] = {}  # by copy, what hosts have said of it
         self._here: dict[Key, set[int]] = {}  # hosts that have a delivery
         self._own: dict[Key, Told] = {}  # deliveries that this host has, and not all others
         self._drawn: dict[int, list[Drawn]] = {}  # by number of the batch
@@ -166,20 +166,28 @@ class Followers:
     def fetch(self, copy: int, addresses: Sequence[str], like: int, seconds: float) -> None:
         """Has the others fetch their blocks of a peer's inner state, as a Fetch says."""
         with self._change:
-            self._fetched = {copy: []}
+            self._done[copy] = []
         self.order(pb.Order(fetch=pb.Order.Fetch(copy=copy, addresses=addresses, like=like, seconds=seconds)))
 
-    def fetched(self, copy: int, until: float) -> None:
-        """Waits for that; `until`: by time.monotonic. Raises WireError where one does not have its blocks."""
+    def write(self, copy: int, snapshot: int) -> None:
+        """Has the others write their blocks of a copy as a part of the snapshot."""
         with self._change:
+            self._done[copy] = []
+        self.order(pb.Order(write=pb.Order.Write(copy=copy, snapshot=snapshot)))
+
+    def done(self, copy: int, until: float) -> list[pb.FromHost.Done]:
+        """What all others say once that is done, `until` by time.monotonic; raises WireError if it is not."""
+        with self._change:
+            said = self._done[copy]
             self._change.wait_for(
-                lambda: len(self._fetched[copy]) == self.count or any(self._fetched[copy]) or self._over,
+                lambda: len(said) == self.count or any(one.problem for one in said) or self._over,
                 max(0.0, until - time.monotonic()),
             )
-            told = self._fetched.pop(copy)
-        problem = next(filter(None, told), "" if len(told) == self.count else "it takes too long")
-        if problem:
-            raise WireError("donation that not all hosts have", problem)
+            del self._done[copy]
+        late = "" if len(said) == self.count else "it takes too long"
+        if problem := next((one.problem for one in said if one.problem), late):
+            raise WireError("not all hosts", problem)
+        return said
 
     def copies(self) -> set[int]:
         """The numbers of the copies of the inner state that all others have on disk."""
@@ -257,9 +265,9 @@ class Followers:
                     broke(WireError("another host's connection ended"))
             case "leaving":
                 self._leaving()
-            case "fetched":
+            case "done":
                 with self._change:
-                    self._fetched.get(message.fetched.copy, []).append(message.fetched.problem)
+                    self._done.get(message.done.copy, []).append(message.done)
                     self._change.notify_all()
             case _:
                 self.told(message)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
 from ddiloco.data.host_batches import HostBatch, HostBatches, joined
+from ddiloco.disk.snapshots.host_parts import Needs
+from ddiloco.outer.blocks import Cut, needed
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.followers import Followers
-from ddiloco.remote.learner.host_copies import OfAllHosts, new_number
+from ddiloco.remote.learner.host_copies import OfAllHosts, StateOfAllHosts, new_number
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.roles.exchange import Pieces
@@ -24,10 +26,32 @@ if TYPE_CHECKING:
     from ddiloco.training.step import Metrics, TrainState
 
 
+Copy = TypeVar("Copy", OfAllHosts, StateOfAllHosts)
+
+
 def inner_of(equipment: Equipment) -> InnerFormat:
     """The inner optimizer's state, of which this host needs its blocks."""
     program: TrainProgram = equipment.program
     return InnerFormat(program.inner_leaves, program.inner_needs())
+
+
+def needs_of(equipment: Equipment) -> Needs:
+    """Which blocks of a learner's arrays in a snapshot this host needs, by the names that `state` gives."""
+    program: TrainProgram = equipment.program
+    inner = program.inner_needs()
+
+    def needs(name: str, shape: tuple[int, ...]) -> Cut:
+        kind, _, rest = name.partition("/")
+        match kind:
+            case "params":
+                return needed(program.shardings[rest], shape)
+            case "inner":
+                return inner[int(rest)]
+            case _:
+                fragment, _, piece = rest.partition("/")
+                return equipment.transfer.needs(int(fragment))[int(piece)]
+
+    return needs
 
 
 class HostArrays(TrainingArrays):
@@ -67,6 +91,18 @@ class HostArrays(TrainingArrays):
         """As in TrainingArrays."""
         return self._settle(super().inner())
 
+    def state(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+        """As in TrainingArrays."""
+        return self._settle(super().state())
+
+    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """As in TrainingArrays; where batches begin all hosts have been told."""
+        super().restore(arrays, values)
+        self._settle(self._state)
+
+    def _draw_from(self, position: dict[str, Any]) -> None:
+        pass
+
     def _drawn(self) -> tuple[Any, int]:
         batch: HostBatch = next(self._equipment.batches)
         return batch.rows, sum(batch.tokens.values())
@@ -82,9 +118,17 @@ class HostArrays(TrainingArrays):
 class LeadingArrays(HostArrays):
     """Those of host 0, which tells the others of each call before it makes its own."""
 
-    def __init__(self, equipment: Equipment, erred: Erred, core: LearnerCore, followers: Followers) -> None:
+    def __init__(
+        self,
+        equipment: Equipment,
+        erred: Erred,
+        core: LearnerCore,
+        followers: Followers,
+        resume_from: int = 0,
+    ) -> None:
+        """`resume_from`: number of the snapshot that has what is restored."""
         super().__init__(equipment, erred)
-        self._core, self._order = core, followers.order
+        self._core, self._order, self._resume_from = core, followers.order, resume_from
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
         """As in TrainingArrays."""
@@ -117,8 +161,22 @@ class LeadingArrays(HostArrays):
         """As in TrainingArrays; the others have theirs as long as this one has its own."""
         number = new_number()
         self._order(pb.Order(copy=number))
-        copy = OfAllHosts(super().inner(), number)
-        weakref.finalize(copy, self._order, pb.Order(drop=number)).atexit = False
+        return self._dropped_with(OfAllHosts(super().inner(), number))
+
+    def state(self) -> tuple[StateOfAllHosts, dict[str, Any]]:
+        """As in TrainingArrays; likewise."""
+        number = new_number()
+        self._order(pb.Order(copy_all=number))
+        arrays, values = super().state()
+        return self._dropped_with(StateOfAllHosts(arrays, number)), values
+
+    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """As in TrainingArrays; the others read theirs."""
+        self._order(pb.Order(restore=self._resume_from))
+        super().restore(arrays, values)
+
+    def _dropped_with(self, copy: Copy) -> Copy:
+        weakref.finalize(copy, self._order, pb.Order(drop=copy.number)).atexit = False
         return copy
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,14 @@ class OfAllHosts(list[Any]):
     """One host's part of the inner state's arrays, of which each other host has its own under this number."""
 
     def __init__(self, arrays: Sequence[Any], number: int) -> None:
+        super().__init__(arrays)
+        self.number = number
+
+
+class StateOfAllHosts(dict[str, Any]):
+    """One host's part of a learner's arrays, likewise."""
+
+    def __init__(self, arrays: Mapping[str, Any], number: int) -> None:
         super().__init__(arrays)
         self.number = number
 

@@ -60,7 +60,7 @@ class _JointGift(Gift):
             raise WireError("donation to one host")
         self._followers.fetch(copy, addresses, self._like, self.until - time.monotonic())
         state = super().take()
-        self._followers.fetched(copy, self.until)
+        self._followers.done(copy, self.until)
         return dataclasses.replace(state, arrays=OfAllHosts(state.arrays, copy))
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ddiloco.disk.snapshots.parts import PartWriter
 from ddiloco.observe import records
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
@@ -18,6 +19,7 @@ from ddiloco.remote.learner.followers import Followers, failed_offer
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
+from ddiloco.remote.learner.host_snapshots import HostPartWriter
 from ddiloco.remote.learner.hosts import HostPlace, StepWatch, end_at_once
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
@@ -68,9 +70,15 @@ class Lead:
         """`record`, with a look on steps that hang."""
         return self._watch.watching(record)
 
-    def make_arrays(self, core: LearnerCore) -> Callable[[Equipment, Erred], TrainingArrays]:
-        """What makes this host's arrays, whose calls the others follow."""
-        return functools.partial(LeadingArrays, core=core, followers=self.followers)
+    def make_arrays(
+        self, core: LearnerCore, resume_from: int
+    ) -> Callable[[Equipment, Erred], TrainingArrays]:
+        """What makes this host's arrays, whose calls the others follow; `resume_from`: a snapshot."""
+        return functools.partial(LeadingArrays, core=core, followers=self.followers, resume_from=resume_from)
+
+    def writer(self, folder: pathlib.Path, patience: Callable[[], float]) -> PartWriter:
+        """What writes the learner's part of a snapshot with all hosts; waits so many seconds for them."""
+        return HostPartWriter(folder, self.followers, patience)
 
     def keeping(
         self, folder: pathlib.Path | None, inner: InnerFormat

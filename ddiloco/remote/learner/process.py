@@ -18,7 +18,7 @@ from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.host_arrays import inner_of
+from ddiloco.remote.learner.host_arrays import inner_of, needs_of
 from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.leading import Lead
@@ -176,7 +176,7 @@ class LearnerProcess:
 
         make_recovery, make_checkpointer = ProcessRecovery, Checkpointer
         if lead is not None:
-            equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core)
+            equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core, client.resume_from)
             record = lead.watching(record)
             make_recovery, make_checkpointer = lead.keeping(folder, inner)
         recovery = make_recovery(client, inner, self._security, config, folder, steps)
@@ -184,8 +184,12 @@ class LearnerProcess:
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
-        recorded = workdir is not None and lead is None  # no host has the learner's whole state
-        writer = PartWriter(parts_folder(workdir / FOLDER)) if recorded else None
+        writer = None
+        if workdir is not None:
+            size = LEARNER_COPIES * sum(self._assembly.layout.bytes)
+            patience = lambda: client.pace.patience(self._experiment.snapshot.timeout, size)  # noqa: E731
+            staging = parts_folder(workdir / FOLDER)
+            writer = PartWriter(staging) if lead is None else lead.writer(staging, patience)
         worker = LearnerWorker(
             core,
             equipment,
@@ -206,8 +210,6 @@ class LearnerProcess:
             if profile is not None:
                 stack.callback(profile.close)
             if writer is not None:
-                size = LEARNER_COPIES * sum(self._assembly.layout.bytes)
-                patience = lambda: client.pace.patience(self._experiment.snapshot.timeout, size)  # noqa: E731
                 stack.callback(lambda: writer.close(_PART_SECONDS if stop.is_set() else patience()))
             if folder is not None and config.checkpoint_every:
                 copies = make_checkpointer(
@@ -230,17 +232,18 @@ class LearnerProcess:
         """The learner's part of the snapshot that the run resumes from, if this process is to resume it.
 
         Without a part, or with a damaged one (and an alarm), it joins as a new learner, with the inner state
-        of another one. A learner of several hosts always joins so, with its own copies.
+        of another one; a learner of several hosts with its own copies, or what a peer gives.
         """
-        if not client.resume_from or workdir is None or self._lead is not None:
+        if not client.resume_from or workdir is None:
             return None
         try:
             snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from, own=lambda name: False)
             if snapshot.header.get("run", client.run) != client.run:
                 raise SnapshotError(f"{snapshot.folder}: is of another run than the syncer's")
-            origin = Origin(snapshot, self._experiment, self._assembly.layout)
+            needs = None if self._lead is None else needs_of(equipment)
+            origin = Origin(snapshot, self._experiment, self._assembly.layout, needs)
             resumed = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
-            if resumed is None:
+            if resumed is None and self._lead is None:
                 recovery.donated = origin.donated()
             return resumed
         except SnapshotError as error:

@@ -1,0 +1,111 @@
+"""A learner's part of a snapshot where it is several hosts: its state, and a file of each with its blocks.
+
+They are array files: Orbax writes arrays of host memory only in the first of JAX's processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ddiloco.disk import array_file
+from ddiloco.disk.snapshots.parts import (
+    PartFiles,
+    SnapshotPart,
+    as_snapshot_error,
+    check_bytes,
+    digest_of,
+)
+from ddiloco.outer.blocks import Blocks, Cut, Gathered, owned
+
+STATE = "state.json"
+_MAGIC = b"ddiloco blocks of a host 1\n"
+
+Needs = Callable[[str, tuple[int, ...]], Cut]
+"""Which blocks of an array a host needs, by its name and shape."""
+
+
+def file_of(host: int) -> str:
+    """The name of a host's file."""
+    return f"host_{host:03d}"
+
+
+def write_blocks(
+    folder: pathlib.Path,
+    host: int,
+    arrays: Mapping[str, jax.Array],
+    own: Callable[[jax.Array], Blocks] = owned,
+) -> PartFiles:
+    """Writes the blocks that a host alone answers for into the part's folder; raises OSError."""
+    blocks = {name: own(array) for name, array in arrays.items()}
+    cuts = {name: [x.shape, arrays[name].dtype.name, list(x.blocks)] for name, x in blocks.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_of(host)
+    array_file.save(path, _MAGIC, {"cuts": cuts}, [b for x in blocks.values() for b in x.blocks.values()])
+    return _files([path])
+
+
+def write_state(folder: pathlib.Path, state: Mapping[str, Any]) -> PartFiles:
+    """Writes the part's JSON values; raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    array_file.replace(folder / STATE, [json.dumps(state).encode()])
+    return _files([folder / STATE])
+
+
+def joined(parts: Iterable[PartFiles]) -> PartFiles:
+    """One part of the files of several."""
+    files = {name: file for part in parts for name, file in part.files.items()}
+    told = sorted((name, digest) for name, (_, digest) in files.items())
+    return PartFiles(files, hashlib.sha256(json.dumps(told).encode()).hexdigest())
+
+
+def is_of_hosts(files: PartFiles) -> bool:
+    """Whether a part is one of several hosts."""
+    return STATE in files.files
+
+
+def read_hosts_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
+    """The part's JSON values; raises SnapshotError if they are damaged."""
+    with as_snapshot_error(folder):
+        check_bytes(folder, files, STATE)
+        state: dict[str, Any] = json.loads((folder / STATE).read_bytes())
+        return state
+
+
+def read_hosts_part(folder: pathlib.Path, files: PartFiles, needs: Needs | None) -> SnapshotPart:
+    """The state, and of the arrays what is needed, or the whole; reads one host's file after the other.
+
+    Raises:
+      SnapshotError: a file is missing or damaged, or what is needed is not in them.
+    """
+    state = read_hosts_state(folder, files)
+    with as_snapshot_error(folder):
+        check_bytes(folder, files)
+        arrays = _read_arrays(folder, len(files.files) - 1, needs)
+        return SnapshotPart(arrays, state)
+
+
+def _read_arrays(folder: pathlib.Path, hosts: int, needs: Needs | None) -> Mapping[str, np.ndarray | Blocks]:
+    gathered: dict[str, Gathered] = {}
+    for host in range(hosts):
+        header, parts = array_file.load(folder / file_of(host), _MAGIC)
+        left = iter(parts)
+        for name, (shape, dtype, boxes) in header["cuts"].items():
+            if name not in gathered:
+                cut = Cut.whole(shape) if needs is None else needs(name, tuple(shape))
+                gathered[name] = Gathered(cut, np.dtype(dtype))
+            keys = [tuple((start, stop) for start, stop in box) for box in boxes]
+            gathered[name].add(Blocks(shape, {key: next(left) for key in keys}))
+    found = {name: one.blocks() for name, one in gathered.items()}
+    return found if needs is not None else {name: blocks.all for name, blocks in found.items()}
+
+
+def _files(paths: Iterable[pathlib.Path]) -> PartFiles:
+    files = {path.name: digest_of(path) for path in paths}
+    return PartFiles(files, next(digest for _, digest in files.values()))

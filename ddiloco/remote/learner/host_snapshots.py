@@ -1,0 +1,56 @@
+"""The part in a snapshot of a learner of several hosts: each writes its blocks of the same step boundary."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+
+import jax
+
+from ddiloco.disk.array_file import make_durable
+from ddiloco.disk.snapshots.host_parts import joined, write_blocks, write_state
+from ddiloco.disk.snapshots.parts import (
+    PartFiles,
+    PartWriter,
+    SnapshotError,
+    SnapshotPart,
+    learner_part,
+    parts_folder,
+    reason,
+)
+from ddiloco.disk.snapshots.store import FOLDER
+from ddiloco.remote.learner.followers import Followers
+from ddiloco.remote.learner.host_copies import StateOfAllHosts
+from ddiloco.remote.wire.agreement import WireError
+
+
+class HostPartWriter(PartWriter):
+    """Writes host 0's blocks and the state, and has the other hosts write their blocks beside them."""
+
+    def __init__(self, folder: pathlib.Path, followers: Followers, patience: Callable[[], float]) -> None:
+        """`patience`: seconds to wait for the others."""
+        super().__init__(folder)
+        self._followers, self._patience = followers, patience
+
+    def _write(self, snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:
+        copies, folder = part.arrays, snapshot / name
+        assert isinstance(copies, StateOfAllHosts)
+        self._followers.write(copies.number, int(snapshot.name))
+        try:
+            own = [write_state(folder, part.state), write_blocks(folder, 0, copies)]
+            others = self._followers.done(copies.number, time.monotonic() + self._patience())
+            written = [PartFiles.from_json(json.loads(one.files)) for one in others]
+            make_durable(snapshot)
+        except (OSError, ValueError, WireError) as error:
+            raise SnapshotError(f"{folder}: cannot be written: {reason(error)}") from error
+        return joined([*own, *written])
+
+
+def write_own(
+    workdir: pathlib.Path, snapshot: int, learner: int, host: int, arrays: Mapping[str, jax.Array]
+) -> str:
+    """Another host's blocks in the learner's part: JSON of its files. Raises OSError."""
+    folder = parts_folder(workdir / FOLDER) / f"{snapshot:06d}" / learner_part(learner)
+    return json.dumps(write_blocks(folder, host, arrays).to_json())

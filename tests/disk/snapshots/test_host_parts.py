@@ -1,0 +1,141 @@
+"""Parts of a snapshot that several hosts write: put together whole or in other blocks, and damage that is seen."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ddiloco.disk.snapshots.host_parts import (
+    file_of,
+    is_of_hosts,
+    joined,
+    read_hosts_part,
+    read_hosts_state,
+    write_blocks,
+    write_state,
+)
+from ddiloco.disk.snapshots.parts import PartFiles, SnapshotError
+from ddiloco.disk.snapshots.store import SnapshotStore
+from ddiloco.outer.blocks import Blocks, Cut, box_of
+from ddiloco.remote.learner.host_copies import StateOfAllHosts
+from ddiloco.remote.learner.host_snapshots import HostPartWriter, write_own
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError
+
+STATE = {"clock": 7, "position": None}
+SPECS = {"params/w": PartitionSpec("x"), "inner/0": PartitionSpec(), "anchor/0/0": PartitionSpec(None, "x")}
+ARRAYS = {
+    "params/w": np.arange(48, dtype=np.float32).reshape(8, 6),
+    "inner/0": np.int32(5),
+    "anchor/0/0": np.arange(16).reshape(2, 8).astype(jnp.bfloat16),
+}
+
+
+@pytest.fixture
+def arrays():
+    """The arrays on four devices, of which each host has two."""
+    mesh = Mesh(np.asarray(jax.devices()[:4]), ("x",))
+    return {name: jax.device_put(ARRAYS[name], NamedSharding(mesh, spec)) for name, spec in SPECS.items()}
+
+
+def of_host(number):
+    """What one of the hosts answers for."""
+
+    def own(array):
+        devices = jax.devices()[2 * number : 2 * number + 2]
+        shards = [s for s in array.addressable_shards if s.device in devices and s.replica_id == 0]
+        return Blocks(array.shape, {box_of(s.index, array.shape): np.asarray(s.data) for s in shards})
+
+    return own
+
+
+@pytest.fixture
+def part(tmp_path, arrays):
+    """The files of a part in a folder."""
+    written = [write_blocks(tmp_path, host, arrays, of_host(host)) for host in (0, 1)]
+    return joined([write_state(tmp_path, STATE), *written])
+
+
+def test_one_process_reads_the_whole(tmp_path, part):
+    read = read_hosts_part(tmp_path, part, None)
+    assert read.state == STATE == read_hosts_state(tmp_path, part)
+    assert read.arrays.keys() == ARRAYS.keys()
+    for name, array in read.arrays.items():
+        assert array.dtype == ARRAYS[name].dtype
+        np.testing.assert_array_equal(array, ARRAYS[name])
+    assert is_of_hosts(part)
+    assert PartFiles.from_json(json.loads(json.dumps(part.to_json()))) == part
+
+
+def test_hosts_of_another_number_read_what_they_need(tmp_path, part):
+    for first, stop in ((0, 3), (3, 8)):
+        needs = {"params/w": Cut((8, 6), (((first, stop), (1, 5)),))}
+        read = read_hosts_part(tmp_path, part, lambda name, shape, n=needs: n.get(name, Cut.whole(shape)))
+        np.testing.assert_array_equal(read.arrays["params/w"].all, ARRAYS["params/w"][first:stop, 1:5])
+        assert read.arrays["inner/0"].all == 5
+
+
+@pytest.mark.parametrize("name", ["state.json", file_of(0), file_of(1)])
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_file_that_is_damaged_is_seen(tmp_path, part, name, damage):
+    path = tmp_path / name
+    if damage == "missing":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(SnapshotError, match=name if damage == "changed" else "cannot be read"):
+        read_hosts_part(tmp_path, part, None)
+
+
+def test_blocks_that_no_host_has_are_missed(tmp_path, arrays):
+    write_blocks(tmp_path, 0, arrays, of_host(0))
+    own = write_blocks(tmp_path, 1, {name: arrays[name] for name in ("params/w", "inner/0")}, of_host(1))
+    part = joined([write_state(tmp_path, STATE), write_blocks(tmp_path, 0, arrays, of_host(0)), own])
+    with pytest.raises(SnapshotError, match="missing, or came twice"):
+        read_hosts_part(tmp_path, part, None)
+
+
+class Followers:
+    """Another host, which writes or has a problem."""
+
+    def __init__(self, workdir, arrays, problem):
+        self._workdir, self._arrays, self._problem = workdir, arrays, problem
+
+    def write(self, copy, snapshot):
+        assert copy == 77
+        self._snapshot = snapshot
+
+    def done(self, copy, until):
+        if self._problem:
+            raise WireError("not all hosts", self._problem)
+        return [
+            pb.FromHost.Done(copy=copy, files=write_own(self._workdir, self._snapshot, 0, 1, self._arrays))
+        ]
+
+
+@pytest.mark.parametrize("problem", ["", "host 1: No space left on device"])
+def test_a_part_is_written_once_all_hosts_have_theirs(tmp_path, arrays, problem):
+    mine = {name: arrays[name] for name in ("params/w", "inner/0")}
+    others = {"anchor/0/0": arrays["anchor/0/0"]}
+    staging = tmp_path / "snapshots" / "staging"
+    writer = HostPartWriter(staging, Followers(tmp_path, others, problem), lambda: 1.0)
+    part = type("Part", (), {"arrays": StateOfAllHosts(mine, 77), "state": STATE})()
+    future = writer.write(3, "learner_000", part)
+    if problem:
+        with pytest.raises(SnapshotError, match="host 1: No space"):
+            future.result(10.0)
+        return
+    files = future.result(10.0)
+    (staging / "000003").rename(tmp_path / "snapshots" / "000003")
+    store = SnapshotStore(tmp_path / "snapshots", keep=2)
+    store.complete(3, {"step": 4}, {"learner_000": files})
+    snapshot = store.open(3)
+    assert snapshot.state("learner_000") == STATE
+    for name, array in snapshot.part("learner_000").arrays.items():
+        np.testing.assert_array_equal(array, ARRAYS[name])
+    writer.close(1.0)

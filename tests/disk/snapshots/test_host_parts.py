@@ -1,4 +1,4 @@
-"""Parts of a snapshot that several hosts write: put together whole or in other blocks, and damage that is seen."""
+"""Parts of a snapshot that several hosts write: put together whole or in other blocks; damage is seen."""
 
 import json
 

@@ -12,7 +12,7 @@ from absl import flags
 from experiments.front import cli
 
 NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "restart", "snapshot", "tape")
-NAMES += ("schedules", "protocol", "guard", "syncer", "accelerator")
+NAMES += ("schedules", "protocol", "guard", "syncer", "hosts", "accelerator")
 
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the rows to this JSON file.")
 _QUICK = flags.DEFINE_bool(

@@ -140,7 +140,13 @@ class Gathered:
         self._parts: dict[Box, list[Box]] = {box: [] for box in cut.boxes}
 
     def add(self, blocks: Blocks) -> None:
-        """Takes what is wanted of these; a block that is just that is kept, not copied."""
+        """Takes what is wanted of these; a block that is just that is kept, not copied.
+
+        Raises:
+          ValueError: they are of an array of another shape.
+        """
+        if blocks.shape != self._cut.shape:
+            raise ValueError(f"blocks of an array of shape {blocks.shape}, not {self._cut.shape}")
         for wanted, parts in self._parts.items():
             for part, block in blocks.within(Cut(self._cut.shape, (wanted,))).blocks.items():
                 parts.append(moved(part, wanted))

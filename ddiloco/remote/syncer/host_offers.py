@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddiloco.outer.blocks import Blocks, Cut, slices, tiled
+from ddiloco.outer.blocks import Blocks, Cut, Gathered
 from ddiloco.outer.codecs import ArrayFormat
-from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.protocol import events
 from ddiloco.remote.wire.agreement import WireError
 
@@ -17,10 +16,12 @@ from ddiloco.remote.wire.agreement import WireError
 class _Growing:
     """An offer of which some hosts have sent their blocks."""
 
-    def __init__(self, offer: events.FragmentArrived, formats: Sequence[ArrayFormat]) -> None:
+    def __init__(
+        self, offer: events.FragmentArrived, formats: Sequence[ArrayFormat], blocks: Sequence[Blocks]
+    ) -> None:
         self.offer = offer
-        self.arrays = tuple(aligned_empty(form.shape, form.dtype) for form in formats)
-        self.cuts: list[list[Cut]] = [[] for _ in formats]
+        of = zip(blocks, formats, strict=True)
+        self.gathered = [Gathered(Cut.whole(part.shape), form.dtype) for part, form in of]
         self.hosts: set[int] = set()
 
 
@@ -48,18 +49,17 @@ class HostOffers:
         with self._lock:
             growing = self._growing.get(fragment)
             if growing is None or growing.offer.round != offer.round:
-                growing = self._growing[fragment] = _Growing(offer, formats)
+                growing = self._growing[fragment] = _Growing(offer, formats, blocks)
             if growing.offer != offer:
                 raise WireError("another offer", "a learner's hosts differ in what they say of it")
-            for target, cuts, part in zip(growing.arrays, growing.cuts, blocks, strict=True):
-                shaped = target.reshape(part.shape)
-                for box, block in part.blocks.items():
-                    shaped[slices(box)] = block
-                cuts.append(part.cut)
-            growing.hosts.add(host)
-            if len(growing.hosts) < self.hosts:
-                return None
-            del self._growing[fragment]
-        if not all(map(tiled, growing.cuts)):
-            raise WireError("blocks that are no fragment", "the hosts' blocks overlap or leave gaps")
-        return growing.arrays
+            try:
+                for gathered, part in zip(growing.gathered, blocks, strict=True):
+                    gathered.add(part)
+                growing.hosts.add(host)
+                if len(growing.hosts) < self.hosts:
+                    return None
+                del self._growing[fragment]
+                whole = [gathered.blocks().all for gathered in growing.gathered]
+            except ValueError as error:
+                raise WireError("blocks that are no fragment", str(error)) from None
+        return tuple(array.reshape(form.shape) for array, form in zip(whole, formats, strict=True))

@@ -17,7 +17,7 @@ NAMES = (
     "guard",
     "accelerator",
 )
-SLOW = ("restart", "syncer")
+SLOW = ("restart", "syncer", "hosts")
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])

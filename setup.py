@@ -21,6 +21,7 @@ setup(
     install_requires=[
         "absl-py>=2.1",
         "array_record>=0.8",
+        "etils[epath]>=1.12",
         "flax>=0.12",
         "importlib_resources>=6",
         "grain>=0.2.15",

@@ -1,8 +1,12 @@
-"""Arrays in a file, with a header and a checksum; a crash leaves the old file or the new one."""
+"""Arrays in a file, with a header and a checksum; a crash leaves the old file or the new one.
+
+A path may also be in a bucket (`gs://...`, by etils.epath), where an object is there once it is whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -15,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 _LENGTH = struct.Struct("<Q")  # of the header that follows, in bytes
 _LONGEST_HEADER = 1 << 24
@@ -24,7 +29,7 @@ _BLOCK = 1 << 20  # bytes that are checked and written while they are in the pro
 _UNFINISHED = ".new"  # how the name of a file ends that is still being written
 
 
-def save(path: pathlib.Path, magic: bytes, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
+def save(path: epath.Path, magic: bytes, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
     """Writes JSON values and arrays over an older file; returns when they are durable.
 
     `magic` is the file's first line and names its format. Raises OSError if the disk refuses.
@@ -47,7 +52,7 @@ def _checked(parts: Iterable[Any]) -> Iterator[Any]:
     yield crc.to_bytes(_CRC_BYTES, "little")
 
 
-def load(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
+def load(path: epath.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
     """The header and the arrays of a file.
 
     Raises:
@@ -55,7 +60,9 @@ def load(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndar
       ValueError: it cannot be read or is damaged; the message is one line and names it.
     """
     try:
-        return parse(path.read_bytes(), magic)
+        with _as_os_error(path):
+            data = path.read_bytes()
+        return parse(data, magic)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -95,12 +102,17 @@ def _told(dtype: np.dtype) -> str:
     return dtype.name if dtype.kind == "V" else dtype.str
 
 
-def replace(path: pathlib.Path, parts: Iterable[Any]) -> None:
+def replace(path: epath.Path, parts: Iterable[Any]) -> None:
     """Writes a file over an older one: after a crash, one of the two is there, whole.
 
     Raises:
-      OSError: the disk refuses; the older file stands, and nothing else is left.
+      OSError: the disk, or the bucket, refuses; the older file stands, and nothing else is left.
     """
+    if in_bucket(path):
+        with _as_os_error(path):
+            path.write_bytes(b"".join(parts))
+        return
+    path = pathlib.Path(path)
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
     try:
         with new.open("xb") as file:
@@ -113,6 +125,24 @@ def replace(path: pathlib.Path, parts: Iterable[Any]) -> None:
         new.unlink(missing_ok=True)
         raise
     make_durable(path.parent)
+
+
+def in_bucket(path: epath.Path) -> bool:
+    """Whether a path is none of a disk."""
+    return "://" in os.fspath(path)
+
+
+@contextlib.contextmanager
+def _as_os_error(path: epath.Path) -> Iterator[None]:
+    """Of a bucket, whose libraries raise errors of their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if not in_bucket(path):
+            raise
+        raise OSError(errno.EIO, f"{error} ".splitlines()[0] or type(error).__name__) from error
 
 
 def sweep(folder: pathlib.Path, name: str = "*") -> None:

@@ -65,6 +65,9 @@ class RemoteConfig:
     checkpoint_every: float = setting(
         60.0, "seconds between a learner's own copies of its inner optimizer state; 0: none", at_least=0.0
     )
+    copies: str = setting(
+        "", "folder for these copies, also in a bucket (gs://...); empty: learners/ in each one's workdir"
+    )
     keep_versions: int = setting(
         3,
         "versions of each fragment on the syncer's disk, the newest included, to roll back to; 1: only that",

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from etils import epath
+
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, REFUSED, SYNCER, Assignment
@@ -247,10 +249,18 @@ class _Process:
     def _note(self, line: str) -> None:
         cli.tell(f"{self.assignment.name}: {line}")
 
-    def _folder(self) -> pathlib.Path | None:
+    def _folder(self) -> epath.Path | None:
         """Where a learner keeps copies of its inner optimizer state; None: nowhere."""
-        a = self.assignment
-        return None if a.workdir is None else a.workdir / "learners" / str(a.learner)
+        a, copies = self.assignment, self.experiment.remote.copies
+        if not copies:
+            return None if a.workdir is None else a.workdir / "learners" / str(a.learner)
+        folder = epath.Path(copies) / str(a.learner)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except Exception as error:  # of a bucket, whose libraries raise errors of their own
+            reason = getattr(error, "strerror", None) or f"{error} ".splitlines()[0]
+            raise ConfigError(f"config.remote.copies: {folder}: {reason}") from None
+        return folder
 
     def _ended(self, preempted: bool) -> int:
         """Of a learner that did not fail; `preempted`: another of its processes had a signal."""

@@ -119,7 +119,7 @@ ENDS = (  # hung, led no more, preempted
 
 def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, tmp_path):
     changes = (*UNENDING, "--config.remote.checkpoint_every=0.5", "--config.remote.host_timeout=3.0", PACED)
-    changes += ("--config.remote.donor_host=",)  # no peer gives
+    changes += ("--config.remote.donor_host=", f"--config.remote.copies={tmp_path}/copies")  # no peer gives
     process = start(programs, tmp_path, *changes, devices=4)
 
     def wait_for(condition, told):
@@ -131,7 +131,7 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
 
     def kept():
         """Copies of the inner state that both hosts have."""
-        files = list((tmp_path / "learners" / "0").glob("inner_state.*"))
+        files = list((tmp_path / "copies" / "0").glob("inner_state.*"))
         own = [{path.suffix for path in files if path.stem.endswith(f".{host}")} for host in (0, 1)]
         return own[0] & own[1]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import jax
+from etils import epath
 
 from ddiloco.data.host_batches import HostBatch, HostBatches
 from ddiloco.disk.snapshots.parts import reason
@@ -83,7 +84,7 @@ class Follower:
         security: Security,
         learner: int,
         address: str,
-        folder: pathlib.Path | None = None,
+        folder: epath.Path | None = None,
         workdir: pathlib.Path | None = None,
     ) -> None:
         """Compiles, together with the other hosts.

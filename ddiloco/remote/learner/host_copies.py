@@ -6,12 +6,13 @@ learner goes on from the newest copy that all its hosts have.
 
 from __future__ import annotations
 
-import pathlib
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from etils import epath
 
 from ddiloco.disk import array_file
 from ddiloco.outer.blocks import Blocks, held
@@ -39,15 +40,16 @@ class StateOfAllHosts(dict[str, Any]):
 
 
 def new_number() -> int:
-    """A number for a copy that no other has."""
-    return 1 + secrets.randbelow(1 << 52)
+    """A number for a copy that no other has; later ones are larger, unless the clock was set back."""
+    return time.time_ns() // 1000 * 4 + secrets.randbelow(4)
 
 
 class HostCopies:
     """The copies of one host in a folder; None: none are kept. For one thread at a time."""
 
-    def __init__(self, folder: pathlib.Path | None, host: int, inner: InnerFormat) -> None:
+    def __init__(self, folder: epath.Path | None, host: int, inner: InnerFormat) -> None:
         self._folder, self._host, self._inner = folder, host, inner
+        self._last: int | None = None  # of those saved
 
     def numbers(self) -> list[int]:
         """The copies that can be read, newest first."""
@@ -62,8 +64,11 @@ class HostCopies:
         header = {**about, "format": self._inner.fingerprint, "number": number, "cuts": cuts}
         parts = [block for one in blocks for block in one.blocks.values()]
         array_file.save(self._folder / f"inner_state.{self._host}.{number}", _MAGIC, header, parts)
-        for old in self._paths()[KEPT:]:
+        others = [path for path in self._paths() if path.suffix != f".{number}"]
+        others.sort(key=lambda path: path.suffix != f".{self._last}")  # else the newest of another process
+        for old in others[KEPT - 1 :]:
             old.unlink(missing_ok=True)
+        self._last = number
 
     def load(self, number: int) -> tuple[dict[str, Any], list[Blocks]]:
         """What was kept with the copy, and this host's blocks; raises OSError or ValueError."""
@@ -89,11 +94,16 @@ class HostCopies:
         if not alike(known, profile(blocks)):
             raise ValueError("they are unlike the own copy")
 
-    def _paths(self) -> list[pathlib.Path]:
+    def _paths(self) -> list[epath.Path]:
+        """Of all copies, newest first."""
         found = [] if self._folder is None else self._folder.glob(f"inner_state.{self._host}.*")
-        return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        return sorted(
+            (path for path in found if path.suffix[1:].isdigit()),
+            key=lambda path: int(path.suffix[1:]),
+            reverse=True,
+        )
 
-    def _number(self, path: pathlib.Path) -> int | None:
+    def _number(self, path: epath.Path) -> int | None:
         try:
             number = int(path.suffix[1:])
             self.load(number)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
+
+from etils import epath
 
 from ddiloco.disk import array_file
 from ddiloco.disk.tape.entries import InnerOrigin
@@ -19,7 +20,7 @@ class InnerFileError(Exception):
     """The copy cannot be used; the message is one line and names the file."""
 
 
-def save(folder: pathlib.Path, inner: InnerFormat, state: InnerState, run: str = "") -> None:
+def save(folder: epath.Path, inner: InnerFormat, state: InnerState, run: str = "") -> None:
     """Keeps the state of this run in place of the one before; returns once it is durable. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     origin = None if state.origin is None else dataclasses.astuple(state.origin)
@@ -34,7 +35,7 @@ def save(folder: pathlib.Path, inner: InnerFormat, state: InnerState, run: str =
     array_file.save(folder / _NAME, _MAGIC, header, host_arrays(state.arrays))
 
 
-def load(folder: pathlib.Path, inner: InnerFormat, run: str = "") -> InnerState | None:
+def load(folder: epath.Path, inner: InnerFormat, run: str = "") -> InnerState | None:
     """The last state kept; None if none was.
 
     Raises:

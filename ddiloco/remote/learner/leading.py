@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from etils import epath
+
 from ddiloco.disk.snapshots.parts import PartWriter
 from ddiloco.observe import records
 from ddiloco.protocol.learner import LearnerCore
@@ -81,7 +83,7 @@ class Lead:
         return HostPartWriter(folder, self.followers, patience)
 
     def keeping(
-        self, folder: pathlib.Path | None, inner: InnerFormat
+        self, folder: epath.Path | None, inner: InnerFormat
     ) -> tuple[Callable[..., ProcessRecovery], Callable[..., Checkpointer]]:
         """What makes the learner's recovery and its copies on disk, of which each host has its part."""
         copies = HostCopies(folder, 0, inner)

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from etils import epath
+
 from ddiloco.config import ConfigError
 from ddiloco.disk.snapshots.parts import LEARNER_COPIES, parts_folder
 from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
@@ -68,7 +70,7 @@ class LearnerProcess:
         address: str,
         stop: threading.Event,
         note: Callable[[str], None],
-        folder: pathlib.Path | None = None,
+        folder: epath.Path | None = None,
         workdir: pathlib.Path | None = None,
         stepping: Callable[[], None] = lambda: None,
         profile: Watch | None = None,
@@ -160,7 +162,7 @@ class LearnerProcess:
         client: SyncerClient,
         donor: Donor,
         stop: threading.Event,
-        folder: pathlib.Path | None,
+        folder: epath.Path | None,
         workdir: pathlib.Path | None,
         stepping: Callable[[], None],
         profile: Watch | None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
-import pathlib
 import queue
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
+from etils import epath
 
 from ddiloco.observe import records
 from ddiloco.remote.learner import inner_files
@@ -46,7 +46,7 @@ class ProcessRecovery:
         inner: InnerFormat,
         security: Security,
         config: RemoteConfig,
-        folder: pathlib.Path | None,
+        folder: epath.Path | None,
         stepping: Callable[[], None] = lambda: None,
     ) -> None:
         """`folder`: of the learner's own copies; None: none. `stepping`: called at the first step."""
@@ -186,7 +186,7 @@ class Checkpointer:
         self,
         inbox: Inbox,
         inner: InnerFormat,
-        folder: pathlib.Path,
+        folder: epath.Path,
         every: float,
         record: Callable[[Any], None],
         run: str = "",

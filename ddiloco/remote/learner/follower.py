@@ -116,7 +116,7 @@ class Follower:
         self._held: dict[int, Sequence[jax.Array]] = {}  # copies of the inner state, by their numbers
         self._states: dict[int, Mapping[str, jax.Array]] = {}  # of all arrays, likewise
         self._donor = Donor(self._security, e.remote.keepalive, self._held)
-        self._fetched: tuple[int, Sequence[Blocks]] = 0, ()  # of a peer, with its number
+        self._fetched: dict[int, Sequence[Blocks]] = {}  # of peers, likewise, until one is adopted
         self._pace, self._token = Pace(), ""
         self._session, self._parts = "", 1  # of the learner's connection; how many there are of the syncer
         self._streams: dict[int, Streams] = {}  # by part of the syncer
@@ -215,10 +215,10 @@ class Follower:
 
     def _taken(self, copy: int) -> Sequence[Blocks] | None:
         """This host's blocks of a copy that was fetched or is on disk; None: there is none."""
-        (fetched, blocks), self._fetched = self._fetched, (0, ())
+        fetched, self._fetched = self._fetched, {}
         if not copy:
             return None
-        return blocks if copy == fetched else self._copies.load(copy)[1]
+        return fetched[copy] if copy in fetched else self._copies.load(copy)[1]
 
     def _fetch(self, order: pb.Order.Fetch) -> None:
         """Fetches this host's blocks of a peer's inner state, which must be like the copy on disk."""
@@ -228,7 +228,7 @@ class Follower:
                 order.addresses, order.copy, self._inner, security, self._config.keepalive, order.seconds
             )
             self._copies.check_like(order.like, blocks)
-            self._fetched = order.copy, blocks
+            self._fetched[order.copy] = blocks
         except grpc.RpcError as error:
             problem = error.details() or error.code().name
         except (WireError, ValueError) as error:

@@ -2,7 +2,7 @@
 
   python -m experiments.sweep --sweep=configs/sweeps/outer_optimizer.py --output=runs/outer_optimizer
 
-21 runs of half the tiny preset's length, about 45 seconds each on 2 CPU cores. Its outcome:
+21 runs of half the tiny preset's length in virtual time, about a minute each on a core. Its outcome:
 docs/results/outer_optimizer.md.
 """
 
@@ -20,7 +20,7 @@ ALGORITHMS = ("decoupled", "streaming", "diloco")
 
 def get_sweep() -> list[dict]:
     """One run of each optimizer under each algorithm, on the tiny preset."""
-    run = {"train.steps": 240, "eval.every": 0, "sample.tokens": 0}
+    run = {"driver": "virtual", "train.steps": 240, "eval.every": 0, "sample.tokens": 0}
     return [
         {"config": f"configs/dense.py:tiny,{algorithm}", **optimizer, **run}
         for algorithm in ALGORITHMS

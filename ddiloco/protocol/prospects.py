@@ -41,7 +41,7 @@ class Prospects:
     def has_quorum(self, r: Round, front: int) -> bool:
         """Whether enough learners have come to the round's step, and enough offers are here."""
         if self._quorum is not None:
-            if len(r.arrived) < self._quorum or self._awaits_others(r):
+            if len(r.arrived) - len(r.old) < self._quorum or self._awaits_others(r):
                 return False
             return self._members.come_to(r.id.step) + len(r.departed) >= self._quorum
         if self.awaits_first or not r.arrived or front < r.id.step:
@@ -85,22 +85,24 @@ class Prospects:
         if not self._nobody_waits or not r.refused or r.arrived.keys() - r.refused:
             return False
         others = (m for m in self._members.live() if m.learner not in r.refused | r.failed.keys())
-        p, version = r.id.fragment, r.version
-        return any(not self.done(m) or not m.counters or m.has_work(p, version) for m in others)
+        return any(self._may_give(m, r) for m in others)
 
     def _may_complete(self, r: Round) -> bool:
         """Whether learners that are all done have enough to give."""
         owing = sum(self._owes(m, r) for m in self._members.live())
-        return len(r.arrived) + owing >= (self._quorum or 1)
+        return len(r.arrived) - len(r.old) + owing >= (self._quorum or 1)
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a learner that is there has something to give that is not here."""
-        return m.learner not in r.arrived and m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
+        return not r.has_given(m.learner) and m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
 
     def _may_gain(self, r: Round) -> bool:
-        """Whether a learner at the round's step has given or still may."""
-        return bool(r.arrived) or any(
-            m.step >= r.id.step
-            and (not self.done(m) or not m.counters or m.has_work(r.id.fragment, r.version))
-            for m in self._members.live()
-        )
+        """Whether a learner at the round's step has given or still may, and enough for its quorum may yet."""
+        able = [m for m in self._members.live() if not r.has_given(m.learner) and self._may_give(m, r)]
+        if len(r.arrived) - len(r.old) + len(able) < (self._quorum or 1):
+            return False
+        return bool(r.arrived) or any(m.step >= r.id.step for m in able)
+
+    def _may_give(self, m: Member, r: Round) -> bool:
+        """Whether a learner steps on, or has something left; one that has not reported is believed to."""
+        return not self.done(m) or not m.counters or m.has_work(r.id.fragment, r.version)

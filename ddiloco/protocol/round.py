@@ -39,6 +39,9 @@ class Round:
     owed: dict[int, Asked] = dataclasses.field(default_factory=dict)
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
     known: dict[int, int] = dataclasses.field(default_factory=dict)  # steps known of when the offer came
+    old: set[int] = dataclasses.field(
+        default_factory=set
+    )  # whose offer is here, and to be replaced by a newer
     departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
     left_out: tuple[int, ...] = ()  # whose offers are not in the merge after all
@@ -50,17 +53,27 @@ class Round:
         """The offers that are here and not left out, by learner number."""
         return tuple(self.arrived[who] for who in sorted(self.arrived) if who not in self.left_out)
 
+    def has_given(self, learner: int) -> bool:
+        """Whether its offer is here, and counts in the quorum; an old one is merged, but does not count."""
+        return learner in self.arrived and learner not in self.old
+
     def has_aged(self, m: Member, steps: int) -> bool:
         """Whether an offer waits here while its learner has gone on for more than so many steps.
 
-        And for more than half as many as the offer has: where all must be there at a time, offers that
-        are given back again and again would not be.
+        And for more than half as many as the offer has: where all must be there at a time, some would else
+        always be old.
         """
-        offer = self.arrived.get(m.learner)
-        if offer is None or self.phase is Phase.MERGING:
+        if not self.has_given(m.learner) or self.phase is Phase.MERGING:
             return False
+        half = self.arrived[m.learner].steps // 2
         since = m.counters[self.id.fragment].steps - self.known[m.learner]
-        return m.has_work(self.id.fragment, self.version) and since > max(1, steps, offer.steps // 2)
+        return m.has_work(self.id.fragment, self.version) and since > max(1, steps, half)
+
+    def lacks(self, c: Contribution) -> bool:
+        """Whether no offer of its learner is here, or an old one that it may replace."""
+        return not self.has_given(c.learner) and (
+            c.learner not in self.old or c.steps > self.arrived[c.learner].steps
+        )
 
     def has_failed(self, m: Member) -> bool:
         """Whether the learner's offer failed, and it has not reported since."""
@@ -76,6 +89,7 @@ class Round:
         self.arrived.clear()
         self.known.clear()
         self.departed.clear()
+        self.old.clear()
         self.left_out = ()
         self.began = None
         self.phase = Phase.GATHERING

@@ -184,6 +184,7 @@ class Rounds:
                 del r.owed[left.learner]
             if left.learner in r.arrived:
                 r.departed.add(left.learner)
+                r.old.discard(left.learner)  # no newer one will come
         self._moved = True
 
     def _hear_report(self, learner: int, now: float) -> Said:
@@ -195,7 +196,9 @@ class Rounds:
             if asked is not None and asked.expires is None and m.step >= asked.clock:
                 self._overdue.expect(r, m, asked, now)
             elif r.has_aged(m, self.policy.interval // 2):
-                self._give_back(r, m)
+                r.old.add(learner)
+                r.unasked.add(learner)
+                self._touched.add(r.id.fragment)
         moves = self.policy.quorum is None or m.step > self._asking.front.step or self._prospects.done(m)
         self._moved |= moves or any(r.departed for r in self._open.values())
         return [*self._updates.resend(m, now)]
@@ -329,13 +332,14 @@ class Rounds:
         r.owed.pop(c.learner, None)
         r.unasked.discard(c.learner)
         r.arrived[c.learner] = c
+        r.old.discard(c.learner)
         r.known[c.learner] = max(c.steps, m.steps_on(c.fragment, c.version))  # reports may come after it
         return []
 
     def _wants(self, r: Round, m: Member, c: Contribution) -> bool:
         """Whether a fragment was asked for and can still be merged; it may be late, as over a slow link."""
         asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE
-        return asked and r.phase is not Phase.MERGING and c.learner not in r.arrived
+        return asked and r.phase is not Phase.MERGING and r.lacks(c)
 
     def _offer_failed(self, event: events.OfferFailed) -> Said:
         r = self._find(event.round)
@@ -351,13 +355,6 @@ class Rounds:
         r.unasked.add(m.learner)
         self._touched.add(r.id.fragment)
         return [actions.Drop(m.learner, reason, r.id)]
-
-    def _give_back(self, r: Round, m: Member) -> None:
-        """Asks anew for an offer that has grown old while the round waited."""
-        del r.arrived[m.learner]
-        r.departed.discard(m.learner)
-        r.unasked.add(m.learner)
-        self._touched.add(r.id.fragment)
 
     def _expire(self, now: float) -> Said:
         """Stops waiting for offers that do not come."""

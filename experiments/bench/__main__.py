@@ -24,6 +24,11 @@ _SCHEDULES = flags.DEFINE_integer(
 _SEED = flags.DEFINE_integer(
     "seed", None, "Benchmark schedules: replay this seed's, and print its last events.", lower_bound=0
 )
+_FAIR = flags.DEFINE_bool(
+    "fair",
+    False,
+    "Benchmark schedules: those in which nothing goes wrong, and all learners' work must count.",
+)
 _SIZE = flags.DEFINE_enum(
     "size", "400m", ["160m", "400m", "1b"], "Benchmark accelerator: the preset of configs/dense.py."
 )
@@ -39,7 +44,7 @@ def main(arguments) -> int:
     # The plain average that merging is held against runs as JAX runs it by default.
     platform.prepare(keep_memory=name != "merge")
     more = {
-        "schedules": {"schedules": _SCHEDULES.value, "seed": _SEED.value},
+        "schedules": {"schedules": _SCHEDULES.value, "seed": _SEED.value, "fair": _FAIR.value},
         "accelerator": {"size": _SIZE.value},
     }.get(name, {})
     try:

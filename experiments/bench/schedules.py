@@ -11,13 +11,17 @@ import time
 from ddiloco.virtual.calendar import Calendar
 from experiments.bench.measuring import row
 from experiments.studies.schedules.ledger import Violation
-from experiments.studies.schedules.random_schedule import RandomSchedule, draw_plan, explore
+from experiments.studies.schedules.random_schedule import explore, schedule_of
 
 SAMPLED = 10  # one of this many schedules also runs for the reference and for the limit
 
 
-def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -> list[dict]:
+def run(
+    quick: bool = False, schedules: int = 10_000, seed: int | None = None, fair: bool = False
+) -> list[dict]:
     """Explores so many seeds, 0, 1, 2 ... (`quick`: 100); or replays one `seed`, and has no rows.
+
+    If `fair`, of the schedules in which nothing goes wrong, and everybody's work must be merged.
 
     Returns:
       Rows in schedules and in calendar events a second, of every tenth schedule. `reference` is the same
@@ -28,7 +32,7 @@ def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -
       Violation: a rule was broken; the message starts with the command that replays the schedule.
     """
     if seed is not None:
-        replay(seed)
+        replay(seed, fair)
         return []
     count = 100 if quick else schedules
     started = time.process_time()
@@ -37,14 +41,14 @@ def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -
     states: set[int] = set()
     for number in range(count):
         begun = time.process_time()
-        explored = explore(number)
+        explored = explore(number, fair)
         took = time.process_time() - begun
         events += explored.events
         states |= explored.states
         if number % SAMPLED == 0:
             sampled, sampled_events = sampled + 1, sampled_events + explored.events
             seconds["checked"] += took
-            seconds["unchecked"] += _timed(RandomSchedule(draw_plan(number), checked=False).run)
+            seconds["unchecked"] += _timed(schedule_of(number, fair, checked=False).run)
             seconds["bare"] += _timed(lambda events=explored.events: _bare(events))
     spent = time.process_time() - started
     print(
@@ -55,9 +59,9 @@ def run(quick: bool = False, schedules: int = 10_000, seed: int | None = None) -
     return [_speeds(unit, amount, seconds) for unit, amount in amounts.items()]
 
 
-def replay(seed: int) -> None:
+def replay(seed: int, fair: bool = False) -> None:
     """Runs one schedule and prints its plan and its last events; raises Violation if a rule was broken."""
-    schedule = RandomSchedule(draw_plan(seed))
+    schedule = schedule_of(seed, fair)
     try:
         schedule.run()
     except Violation as violation:

@@ -16,8 +16,9 @@ def first_to_break():
     raise AssertionError("none did")
 
 
-def test_rows_are_told_of_schedules_and_of_events():
-    rows = bench_schedules.run(schedules=20)
+@pytest.mark.parametrize(("schedules", "fair"), [(20, False), (2, True)])
+def test_rows_are_told_of_schedules_and_of_events(schedules, fair):
+    rows = bench_schedules.run(schedules=schedules, fair=fair)
     assert [(row["name"], row["unit"]) for row in rows] == [
         ("schedules", "schedules/s"),
         ("schedule_events", "events/s"),

@@ -100,8 +100,8 @@ MUTANTS = (
     # Rounds.
     Mutant(
         "rounds: a quorum of K needs K - 1 learners",
-        "if len(r.arrived) < self._quorum or",
-        "if len(r.arrived) < max(1, self._quorum - 1) or",
+        "if len(r.arrived) - len(r.old) < self._quorum or",
+        "if len(r.arrived) - len(r.old) < max(1, self._quorum - 1) or",
         PROTOCOL,
     ),
     Mutant(
@@ -111,15 +111,15 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "rounds: a merge begins with too few, once old offers were given back",
+        "rounds: a merge begins with too few, once offers have grown old",
         "        if not self._prospects.has_quorum(r, self._asking.front.step):\n"
         "            r.phase = Phase.GATHERING\n            return []\n",
         "",
         PROTOCOL,
     ),
     Mutant(
-        "rounds: an offer that a long wait has made old is merged",
-        "and since > max(1, steps, offer.steps // 2)",
+        "rounds: an offer that a long wait has made old counts in a quorum",
+        "and since > max(1, steps, half)",
         "and since > 10**9",
         PROTOCOL,
     ),
@@ -185,8 +185,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that comes in the grace window is refused",
-        "return asked and r.phase is not Phase.MERGING and c.learner not in r.arrived",
-        "return asked and r.phase is Phase.GATHERING and c.learner not in r.arrived",
+        "return asked and r.phase is not Phase.MERGING and r.lacks(c)",
+        "return asked and r.phase is Phase.GATHERING and r.lacks(c)",
         PROTOCOL,
     ),
     Mutant(

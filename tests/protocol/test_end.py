@@ -51,6 +51,18 @@ def test_nobody_is_told_while_an_offer_that_failed_may_be_repeated():
     assert asked(desk.report(0, 2, steps=2)) == [(0, 2, 0)]
 
 
+def test_where_too_few_for_a_quorum_can_still_give_the_rest_are_called():
+    """K=2: once two of three are done and have nothing left, what the third offers is merged no more."""
+    desk = Desk(total_steps=4, learners=3, num_learners=3, num_fragments=1, interval=2, quorum=2, gamma=0.0)
+    for learner in range(3):
+        desk.report(learner, 2, at=2.0, steps=2)
+    desk.settle()
+    desk.report(2, 3, at=3.0)
+    desk.offer(2, (4, 0))
+    assert not calls(desk.tell(idle(0, 4, 1), at=4.0))
+    assert calls(desk.tell(idle(1, 4, 1))) == [(4, ((2, 1),))]
+
+
 def test_where_all_are_waited_for_all_do_every_step():
     desk = Desk(total_steps=2, learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None)
     assert not calls(desk.tell(idle(0, 2, 0)))

@@ -231,6 +231,24 @@ def test_an_offer_ages_by_the_steps_beyond_it_though_their_reports_come_late(bey
     assert merges(desk.offer(1, (20, 0))) == ([(20, 0, [0, 1])] if fresh else [])
 
 
+def test_an_old_offer_is_merged_if_a_quorum_is_there_before_the_newer_one():
+    """It does not count in the quorum; but to leave its learner out would lose all that it has done."""
+    desk = Desk(learners=3, num_learners=3, num_fragments=1, interval=4, quorum=2, gamma=0.0)
+    for learner in range(3):
+        desk.report(learner, 2, at=2.0, steps=2)
+    desk.report(0, 4, at=4.0, steps=4)
+    desk.offer(0, (4, 0))
+    assert asked(desk.report(0, 10, at=10.0, steps=10)) == [(0, 4, 0)]
+    desk.report(1, 4, at=10.1, steps=4)
+    assert not merges(desk.offer(1, (4, 0)))
+    desk.report(2, 4, at=10.2, steps=4)
+    out = desk.offer(2, (4, 0))
+    assert merges(out) == [(4, 0, [0, 1, 2])]
+    assert [c.steps for c in only(actions.Merge, out).contributions] == [4, 4, 4]
+    late = desk.offer(0, (4, 0))
+    assert [drop.reason for drop in late] == ["unexpected fragment"]
+
+
 @pytest.mark.parametrize(("steps", "taken"), [(2, True), (4, True), (5, False)])
 def test_work_that_goes_on_with_a_new_version_may_be_offered_before_a_report_names_the_version(steps, taken):
     """An update in mid-step leaves the steps taken since its offer, and the report of that step is older."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import math
 from typing import Any
@@ -36,7 +37,8 @@ class _Process:
         self.counted: dict[Member, Report] = {}  # its last report that was taken in
         self.known: dict[Contribution, int] = {}  # steps known of when the offer came
         self.dismissed: set[Member] = set()  # told that they are no members
-        self.asked: set[tuple[RoundId, Member]] = set()
+        self.asked: collections.Counter[tuple[RoundId, Member]] = collections.Counter()
+        self.answers: dict[Contribution, int] = {}  # how often its learner had been asked when the offer came
         self.arrived: dict[RoundId, set[Contribution]] = {}
         self.merging: dict[RoundId, actions.Merge] = {}
 
@@ -175,6 +177,7 @@ class Invariants:
                 if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
                     process.arrived.setdefault(which, set()).add(c)
                     process.known[c] = max(c.steps, self._steps_on(c))
+                    process.answers[c] = process.asked[which, member]
             case events.MergeFinished(round=which, left_out=left_out):
                 self._check_result(which, left_out)
 
@@ -226,6 +229,10 @@ class Invariants:
                     self._check_message(member, message)
             case actions.Merge():
                 self._check_merge(action)
+                by = event.report.learner if isinstance(event, events.StepReported) else None
+                for c in action.contributions:
+                    if c.learner != by:  # else this very report may say that it has gone so far
+                        self._check_freshness(action.round, c)
             case actions.Finish():
                 self._check_finish()
 
@@ -268,7 +275,7 @@ class Invariants:
         require(asked.clock <= which.step, "nobody is to wait for a later step than the round's", asked)
         if self.policy.quorum is None:
             require(asked.clock == which.step, "where all are needed, all give the round's step", asked)
-        self._syncer.asked.add((which, member))
+        self._syncer.asked[which, member] += 1
 
     def _check_come(self, which: RoundId, given: set[int]) -> None:
         """Whether learners enough for a quorum have come to the round's step; one that died had given."""
@@ -298,9 +305,6 @@ class Invariants:
             require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
             arrived = self._syncer.arrived.get(which, ())
             require(c in arrived, "what is merged arrived while its learner took part", c)
-            since = self._steps_on(c) - self._syncer.known[c]
-            fresh = self.parts > 1 or since <= max(1, self.policy.interval // 2, c.steps // 2)
-            require(fresh, "an offer is merged before its learner has gone far beyond it", c, since)
             ledger = self._ledger_of[c.learner, c.incarnation]
             first, _ = ledger.span(c)
             before = self._merged_up_to.get((ledger, p), 0)
@@ -313,6 +317,15 @@ class Invariants:
         most = max(1, self.policy.overlap)
         same_part = [other for other in self._syncer.merging if (other.fragment - p) % self.parts == 0]
         require(len(same_part) <= most, f"at most {most} rounds of a part are in flight", merge)
+
+    def _check_freshness(self, which: RoundId, c: Contribution) -> None:
+        if self._stands((c.learner, c.incarnation), _Standing.GONE):
+            return  # it can be asked for nothing
+        since = self._steps_on(c) - self._syncer.known[c]
+        fresh = self.parts > 1 or since <= max(1, self.policy.interval // 2, c.steps // 2)
+        asked = self._syncer.asked[which, (c.learner, c.incarnation)]
+        anew = asked > self._syncer.answers[c]
+        require(fresh or anew, "who has gone far beyond an offer is asked for another", c, since)
 
     def _steps_on(self, c: Contribution) -> int:
         """How many steps its learner has reported on the version that a contribution is of."""

@@ -1,4 +1,4 @@
-"""Random schedules: policy, weather and faults drawn from a seed, run until faults stop and the run ends."""
+"""Random schedules: what a seed has drawn, run until faults stop and the run ends, each event checked."""
 
 from __future__ import annotations
 
@@ -8,102 +8,22 @@ import random
 from typing import Any
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.policy import ALLOWANCE, SyncPolicy
+from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.learner_process import VirtualLearner
 from ddiloco.virtual.ports import Observer
 from experiments.studies.schedules.faults import FAULTS, LONGEST, syncer_crash
 from experiments.studies.schedules.invariants import Invariants
 from experiments.studies.schedules.ledger import Violation, require
-from experiments.studies.schedules.weather import Weather, WeatheredFleet
+from experiments.studies.schedules.plans import Plan, draw_fair, draw_plan
+from experiments.studies.schedules.shares import Shares
+from experiments.studies.schedules.weather import WeatheredFleet
 
 MAX_EVENTS = 100_000
 SLOWEST = 10.0  # seconds of a step, at most
 RETURN = 5.0  # seconds within which the dead are back after the storm
+LEAST_SHARE = 0.5  # of a learner's work in any window of a plan that has such
 KEPT = 60  # events, the last ones of a schedule, that can be told
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Everything that a seed decides before the first event."""
-
-    seed: int
-    policy: SyncPolicy
-    parts: int  # processes that merge, beside one that has authority over learners; 1: all in one
-    total_steps: int
-    weather: Weather
-    storm: float  # seconds until everything works again
-    joins: tuple[float, ...]  # by learner, when its first process starts; some come beyond the policy's M
-    faults: tuple[tuple[float, str, int], ...]  # when, which of FAULTS, whom
-    crash_in_merge: float = 0.0  # share of merges, during the storm, that the syncer dies in
-    crash_at_commit: float = 0.0  # share of those after whose commit it dies, before its core hears of it
-    rollbacks: tuple[tuple[float, float], ...] = ()  # from when to when commits are lost with the disk
-    retired: tuple[tuple[float, int], ...] = ()  # when, which learner leaves for good
-
-
-def draw_policy(rng: random.Random) -> SyncPolicy:
-    """Any preset, and the extremes: an interval of one step, more fragments than steps, no overlap, K = M."""
-    learners = rng.randint(1, 5)
-    interval = rng.choice([1, 1, 2, 3, 4, 6, 10])
-    overlap = rng.choice([0, 1, 2, 3, interval + 2])
-    kind = rng.choice(["decoupled", "decoupled", "decoupled", "all live", "streaming", "diloco"])
-    return SyncPolicy(
-        num_learners=learners,
-        num_fragments=1 if kind == "diloco" else rng.choice([1, 2, 3, 5, 9]),
-        interval=interval,
-        overlap=overlap,
-        quorum=rng.choice([1, learners, rng.randint(1, learners)]) if kind == "decoupled" else None,
-        gamma=rng.choice([0.0, 0.5, 0.95, 0.95]),
-        max_grace=rng.choice([0.0, 1.0, 2.0, 2.0]),
-        max_run_ahead={"streaming": rng.randrange(interval), "diloco": 0}.get(kind),
-        rebase=rng.choice([False, True]),
-        offer_timeout=rng.uniform(3, 15),
-        silence_timeout=rng.uniform(5, 20),
-        resend_timeout=rng.uniform(3, 10),
-    )
-
-
-def draw_weather(rng: random.Random) -> Weather:
-    """From fair to foul."""
-    return Weather(
-        delay=rng.choice([0.01, 0.2, 1.0, 4.0]),
-        loss=rng.choice([0.0, 0.05, 0.3]),
-        duplicates=rng.choice([0.0, 0.0, 0.2]),
-        unsound=rng.choice([0.0, 0.0, 0.1]),
-        refused=rng.choice([0.0, 0.0, 0.1, 0.6]),
-        speed_spread=rng.choice([0.0, 0.3, 4.0]),
-        merge_time=rng.choice([0.01, 0.5, 5.0]),
-    )
-
-
-def draw_plan(seed: int) -> Plan:
-    """The plan of a seed; the same on every machine."""
-    rng = random.Random(seed)
-    policy = draw_policy(rng)
-    total = rng.randint(4, 50)
-    storm = rng.uniform(0.3, 1.0) * total
-    learners = range(policy.num_learners)
-    kinds = rng.sample(sorted(FAULTS), rng.randint(0, len(FAULTS)))  # only some, for rare mixtures
-    count = rng.choice([0, 2, 5, 10]) if kinds else 0
-    faults = sorted((rng.uniform(0, storm), rng.choice(kinds), rng.choice(learners)) for _ in range(count))
-    plan = Plan(
-        seed=seed,
-        policy=policy,
-        parts=rng.choice([1, 1, 2, 3]) if policy.num_fragments > 2 else 1,
-        total_steps=total,
-        weather=draw_weather(rng),
-        storm=storm,
-        joins=tuple(rng.choice([0.0, rng.uniform(0, storm)]) for _ in learners),
-        faults=tuple(faults),
-        crash_in_merge=rng.choice([0.0, 0.0, 0.0, 0.2]),
-        crash_at_commit=rng.choice([0.0, 0.0, 0.0, 0.2]),
-        rollbacks=rng.choice([(), (), ((rng.uniform(0, storm), storm),)]),
-    )
-    later = tuple(rng.uniform(0, storm) for _ in range(rng.choice([0, 0, 1, 2])))
-    joins = (*plan.joins, *later)
-    leaving = rng.sample(range(len(joins)), rng.randrange(len(joins))) if rng.random() < 0.3 else ()
-    retired = tuple(sorted((rng.uniform(joins[m], storm), m) for m in leaving))
-    return dataclasses.replace(plan, joins=joins, retired=retired)
 
 
 class RandomSchedule(Observer):
@@ -118,6 +38,7 @@ class RandomSchedule(Observer):
         self._last: collections.deque[tuple[float, Any, Any, list[Any]]] = collections.deque(maxlen=KEPT)
         self.invariants = Invariants(plan.policy, plan.total_steps, plan.parts)
         self.commit_times: list[float] = []
+        self.shares = Shares(plan.policy.num_fragments)
         self.states: set[int] = set()  # that the syncer was in, told apart by `_state_of`
         self._rng = random.Random(plan.seed + 1)
         self._calm_at: float | None = None
@@ -159,6 +80,8 @@ class RandomSchedule(Observer):
         except Exception as error:
             raise Violation(f"a core raised {type(error).__name__}: {error}") from error
         require(self.fleet.over, "the run has not ended, and nothing is left to happen")
+        if self.plan.window is not None and self.checked:
+            self._check_shares(self.plan.window)
 
     def told(self) -> list[str]:
         """The plan and the last events, as lines to read."""
@@ -195,6 +118,7 @@ class RandomSchedule(Observer):
             return
         self._last.append((now, f"learner {learner.number}", event, out))
         self.invariants.learner_handled(learner, learner.core, event, out)
+        self.shares.learner_handled(learner, event, out, now)
 
     def merged(self, merge: actions.Merge, now: float) -> None:
         """Checks, and now and then kills the syncer after the commit, before its core hears of it."""
@@ -202,6 +126,7 @@ class RandomSchedule(Observer):
             self._last.append((now, "commit", merge, []))
             self.invariants.commit(merge, self.fleet.syncer.lineage)
             self.commit_times.append(now)
+            self.shares.merged(merge, now)
             self._check_pace(now)
         if self._strikes(self.plan.crash_at_commit):
             syncer_crash(self.fleet, 0, self._rng)
@@ -231,6 +156,13 @@ class RandomSchedule(Observer):
         for learner in self.fleet.places:
             self.fleet.calendar.after(self._rng.uniform(0.0, RETURN), self.fleet.recover, learner)
 
+    def _check_shares(self, window: int) -> None:
+        """In the first window it is learnt what links and speeds are like."""
+        for learner in self.fleet.places:
+            shares = self.shares.in_windows(learner, window)[1:]
+            claim = f"of any {window} steps of a learner {LEAST_SHARE:.0%} are merged"
+            require(min(shares, default=1.0) >= LEAST_SHARE, claim, learner, shares)
+
     def _check_pace(self, now: float) -> None:
         """Timeouts and the schedule bound the time between merges; the slowest learners too where K > 1."""
         policy = self.plan.policy
@@ -257,18 +189,24 @@ def _state_of(core: SyncerCore) -> int:
     return hash((core.policy, rounds, clocks))
 
 
-def explore(seed: int) -> RandomSchedule:
-    """Runs the schedule of a seed.
+def explore(seed: int, fair: bool = False) -> RandomSchedule:
+    """Runs the schedule of a seed, of those in which nothing goes wrong if `fair`.
 
     Raises:
       Violation: a rule was broken; its one line begins with the command that repeats the run.
     """
-    schedule = RandomSchedule(draw_plan(seed))
+    schedule = schedule_of(seed, fair)
     try:
         schedule.run()
     except Violation as violation:
-        raise Violation(f"python -m experiments.bench schedules --seed={seed}: {violation}") from violation
+        command = f"python -m experiments.bench schedules{' --fair' if fair else ''} --seed={seed}"
+        raise Violation(f"{command}: {violation}") from violation
     return schedule
+
+
+def schedule_of(seed: int, fair: bool = False, checked: bool = True) -> RandomSchedule:
+    """The schedule of a seed, not yet run."""
+    return RandomSchedule((draw_fair if fair else draw_plan)(seed), checked)
 
 
 def _say(of: Any) -> str:

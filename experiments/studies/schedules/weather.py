@@ -23,6 +23,7 @@ class Weather:
     """Times are in virtual seconds; an inner step takes about one."""
 
     delay: float = 0.2  # mean of a message's exponential delay; independent delays reorder messages
+    far: float = 0.0  # learners' links take U(0, far) more, always
     loss: float = 0.0  # share of messages that vanish
     duplicates: float = 0.0  # share of messages that come twice
     unsound: float = 0.0  # share of offers that prove unsound
@@ -31,9 +32,9 @@ class Weather:
     jitter: float = 0.1  # a step takes up to this share longer than the mean
     merge_time: float = 0.1  # mean, exponential
 
-    def link(self) -> LinkQuality:
-        """One direction of every link."""
-        return LinkQuality(jitter=self.delay, loss=self.loss, duplicates=self.duplicates)
+    def link(self, latency: float = 0.0) -> LinkQuality:
+        """One direction of a link."""
+        return LinkQuality(latency, jitter=self.delay, loss=self.loss, duplicates=self.duplicates)
 
 
 class _Counting(CountingLearner):
@@ -140,5 +141,6 @@ class WeatheredFleet(Fleet):
     def _place(self) -> Place:
         weather, rng = self.weather, self._rng
         mean = 1 + rng.random() * weather.speed_spread
-        links = (Link(weather.link(), rng), Link(weather.link(), rng))
+        latency = rng.random() * weather.far if weather.far else 0.0
+        links = (Link(weather.link(latency), rng), Link(weather.link(latency), rng))
         return Place(lambda: mean * (1 + weather.jitter * rng.random()), *links)

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from ddiloco.protocol import events
+from ddiloco.protocol import asking, events
+from ddiloco.protocol.asking import Asking
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.membership import State
@@ -196,6 +197,12 @@ def running_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LearnerCore, "_update_arrived", careless)
 
 
+def deaf_to_misses(patch: pytest.MonkeyPatch) -> None:
+    """Learners that miss their rounds are asked no earlier the next time."""
+    patch.setattr(asking, "MISSED", 0.0)
+    patch.setattr(Asking, "merging", lambda self, r, members, now: None)
+
+
 PLANTED = (
     stale_offer,
     running_clock,
@@ -216,3 +223,6 @@ PLANTED = (
     forgotten_commit,
     empty_version,
 )
+
+UNFAIR = (deaf_to_misses,)
+"""Those that break no rule but that everybody's work must count; for fair schedules to find."""

@@ -4,8 +4,9 @@ import pytest
 
 from ddiloco.protocol.rounds import Rounds
 from experiments.studies.schedules.ledger import Violation
-from experiments.studies.schedules.random_schedule import RandomSchedule, draw_plan, explore
-from tests.studies.schedules.planted_bugs import PLANTED
+from experiments.studies.schedules.plans import draw_plan
+from experiments.studies.schedules.random_schedule import RandomSchedule, explore
+from tests.studies.schedules.planted_bugs import PLANTED, UNFAIR
 
 CHUNKS = 8
 PER_CHUNK = 30
@@ -26,6 +27,20 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
     with pytest.raises(Violation, match=r"^python -m experiments.bench schedules --seed=\d+: "):
         for seed in range(ENOUGH):
             explore(seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_nothing_goes_wrong_everybodys_work_is_merged(seed):
+    """`python -m experiments.bench schedules --fair --schedules=N` explores more of them."""
+    assert explore(seed, fair=True).shares.share() > 0.5
+
+
+@pytest.mark.parametrize("plant", UNFAIR, ids=lambda plant: plant.__name__)
+def test_a_mistake_by_which_work_is_lost_is_found(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(Violation, match=r"^python -m experiments.bench schedules --fair --seed=\d+: of any "):
+        for seed in range(ENOUGH):
+            explore(seed, fair=True)
 
 
 def test_a_core_that_raises_is_a_violation_with_its_command_too(monkeypatch):

@@ -4,7 +4,6 @@ A step takes a second unless told otherwise. A learner's share is what of its to
 over fragments; its real steps are those that it took, and not jumped over, of the run's.
 """
 
-import collections
 import itertools
 import random
 
@@ -12,67 +11,33 @@ import pytest
 
 from ddiloco.outer.encoding import Traffic
 from ddiloco.outer.global_model import NextVersion
-from ddiloco.protocol import actions
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import spread
 from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer
+from experiments.studies.schedules.shares import Shares
 from tests.studies.schedules.witness import Witness, join_all
 
 STEPS = 480
 TOKENS = 10
 
 
-class Shares(Witness):
-    """By learner, the steps that it took and the tokens of it that were merged."""
+class Watch(Witness):
+    """What is merged of whom, and in which rounds."""
 
     def __init__(self, fragments: int, refused: frozenset[int] = frozenset()) -> None:
         super().__init__()
-        self.fragments = fragments
-        self.refused = refused  # the learners whose offers are left out of every merge
-        self.steps: collections.Counter[int] = collections.Counter()
-        self.tokens: collections.Counter[int] = collections.Counter()
-        self.offered: dict[tuple[int, int, int], int] = {}  # learner, fragment, clock: steps taken
-        self.behind: list[int] = []  # steps that a learner had taken since what was merged of it
-        self.lives: list[tuple[float, int, int]] = []  # when a step ended or a merge: learner, tokens merged
-
-    def stepped(self, learner, clock, tokens, metrics, now):
-        self.steps[learner] += 1
-        self.lives.append((now, learner, 0))
+        self.shares = Shares(fragments, refused)
 
     def merged(self, merge, now):
         super().merged(merge, now)
-        for c in merge.contributions:
-            if c.learner in self.refused:
-                continue
-            self.tokens[c.learner] += c.tokens
-            self.behind.append(self.steps[c.learner] - self.offered[c.learner, c.fragment, c.step])
-            self.lives.append((now, c.learner, c.tokens))
+        self.shares.merged(merge, now)
 
     def learner_handled(self, learner, event, out, now):
         super().learner_handled(learner, event, out, now)
-        for action in out:
-            if isinstance(action, actions.MakeOffer):
-                c = action.contribution
-                self.offered[c.learner, c.fragment, c.step] = self.steps[c.learner]
-
-    def shares_in_windows(self, learner: int, seconds: float) -> list[float]:
-        """What was merged in each window over what was trained in it; the first and last are left out."""
-        trained, merged = collections.Counter(), collections.Counter()
-        for at, m, tokens in self.lives:
-            if m == learner:
-                trained[int(at // seconds)] += not tokens
-                merged[int(at // seconds)] += tokens
-        windows = sorted(trained)[1:-1]
-        return [merged[w] / (trained[w] * TOKENS * self.fragments) for w in windows]
-
-    def share(self, *learners: int) -> float:
-        """Of these learners' tokens, averaged over fragments; of all, if none is named."""
-        learners = learners or tuple(self.steps)
-        trained = sum(self.steps[m] for m in learners) * TOKENS * self.fragments
-        return sum(self.tokens[m] for m in learners) / trained
+        self.shares.learner_handled(learner, event, out, now)
 
     def rounds_of(self, fragment: int) -> list[set[int]]:
         """Whose offers were in each merge of the fragment."""
@@ -108,7 +73,7 @@ def run(
     settings = {"num_learners": learners, "num_fragments": fragments, "interval": 24, "rebase": True} | policy
     means = [1.0] * (learners - len(seconds)) + list(seconds)
     delays = [0.0] * (learners - len(latency)) + list(latency)
-    shares = Shares(fragments, refused)
+    watch = Watch(fragments, refused)
 
     def place(learner: int) -> Place:
         rng = random.Random(learner)
@@ -122,19 +87,19 @@ def run(
         lambda learner: CountingLearner(TOKENS),
         Refusing(refused, fragments),
         merge_time=lambda: merge,
-        observer=shares,
+        observer=watch,
     )
     join_all(fleet, starts or [0.0] * learners)
     fleet.run(max_events=2_000_000)
     assert fleet.over
-    return shares
+    return watch
 
 
 @pytest.mark.parametrize("merge", [1.0, 1.5, 1.7, 2.2])
 def test_equal_learners_do_not_lock_into_phases_in_which_some_are_never_merged(merge):
     """Started 0.3 s apart, with merges longer than a step, three of four once were in 2 of 240 rounds."""
-    shares = run(merge=merge, starts=[0.0, 0.3, 0.6, 0.9])
-    rounds = [len(m.contributions) for m in shares.merges]
+    watch = run(merge=merge, starts=[0.0, 0.3, 0.6, 0.9])
+    rounds = [len(m.contributions) for m in watch.merges]
     assert rounds.count(4) >= 0.97 * len(rounds)
     assert len(rounds) >= 0.97 * STEPS / 2
 
@@ -156,24 +121,24 @@ SLOW = ("many learners",)
 )
 def test_most_of_what_learners_do_is_merged_and_their_steps_are_real(fleet):
     settings, share, real = FLEETS[fleet]
-    shares = run(**settings)
-    assert shares.share() >= share
-    assert shares.steps.total() >= real * STEPS * settings.get("learners", 4)
+    watch = run(**settings)
+    assert watch.shares.share() >= share
+    assert watch.shares.steps.total() >= real * STEPS * settings.get("learners", 4)
 
 
 @pytest.mark.parametrize(("seconds", "share"), [(2.0, 0.85), (3.0, 0.8)])
 def test_a_slow_learner_has_its_part_in_the_merges_of_every_fragment(seconds, share):
-    shares = run(seconds=(seconds,), steps=2 * STEPS)
-    assert shares.share(3) >= share
-    assert shares.share(0, 1, 2) >= 0.93
+    watch = run(seconds=(seconds,), steps=2 * STEPS)
+    assert watch.shares.share(3) >= share
+    assert watch.shares.share(0, 1, 2) >= 0.93
     for fragment in range(12):
-        assert any(3 in given for given in shares.rounds_of(fragment))
+        assert any(3 in given for given in watch.rounds_of(fragment))
 
 
 def test_a_learner_that_is_far_away_is_merged_and_takes_nothing_from_the_others():
-    shares = run(learners=8, latency=(5.0,))
-    assert shares.share(7) >= 0.5
-    assert shares.share(*range(7)) >= 0.93
+    watch = run(learners=8, latency=(5.0,))
+    assert watch.shares.share(7) >= 0.5
+    assert watch.shares.share(*range(7)) >= 0.93
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -184,7 +149,7 @@ def test_in_no_window_is_a_learner_left_out_nor_do_merges_stop_nor_is_old_work_m
     delays = tuple(rng.choice([0.0, 0.3, 1.0]) for _ in range(learners))
     speeds = tuple(rng.uniform(1.0, 1.6) for _ in range(learners))
     merge = rng.choice([0.0, 0.5, 1.5])
-    shares = run(
+    watch = run(
         learners,
         latency=delays,
         seconds=speeds,
@@ -194,12 +159,12 @@ def test_in_no_window_is_a_learner_left_out_nor_do_merges_stop_nor_is_old_work_m
         steps=360,
     )
     for learner in range(learners):
-        windows = shares.shares_in_windows(learner, 120.0)
+        windows = watch.shares.in_windows(learner, 72)
         assert min(windows) >= 0.6, (learner, windows)
-    gaps = [later - at for at, later in itertools.pairwise(shares.merge_times)]
+    gaps = [later - at for at, later in itertools.pairwise(watch.merge_times)]
     usual = 2 * max(speeds)  # a fragment is due every other step
     assert max(gaps) <= 3 * usual + merge + 2 * max(delays)
-    assert max(shares.behind) <= 24, "an interval"
+    assert max(watch.shares.behind) <= 24, "an interval"
 
 
 @pytest.mark.parametrize("seconds", [1.0, 0.4, 0.1])
@@ -209,5 +174,5 @@ def test_a_learner_of_whom_nothing_is_merged_keeps_nobody_elses_work_out(honest,
     alone = run(honest, quorum=1, variation=0.1, merge=0.2)
     liar = {"seconds": (seconds,), "refused": frozenset({honest}), "steps": int(STEPS / seconds)}
     beside = run(honest + 1, quorum=1, variation=0.1, merge=0.2, **liar)
-    assert beside.share(*range(honest)) >= alone.share() - 0.02
+    assert beside.shares.share(*range(honest)) >= alone.shares.share() - 0.02
     assert not any(given == {honest} for p in range(12) for given in beside.rounds_of(p))

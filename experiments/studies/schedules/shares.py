@@ -1,0 +1,58 @@
+"""What of each learner's work is merged, over a run and in every window of it."""
+
+from __future__ import annotations
+
+import collections
+
+from ddiloco.protocol import actions, events
+from ddiloco.virtual.learner_process import VirtualLearner
+from ddiloco.virtual.ports import Observer
+
+
+class Shares(Observer):
+    """Counts learners' steps, and for each the fragments in whose merges it is; a share is of all of these.
+
+    For fleets in which every learner has one process, from the start to the end.
+    """
+
+    def __init__(self, fragments: int, refused: frozenset[int] = frozenset()) -> None:
+        """`refused`: the learners whose offers are left out of every merge."""
+        self.steps: collections.Counter[int] = collections.Counter()  # by learner
+        self.behind: list[int] = []  # steps that a learner had taken since what was merged of it
+        self._fragments, self._refused = fragments, refused
+        self._offered: dict[tuple[int, int, int], int] = {}  # learner, fragment, clock: steps taken
+        self._covered: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+
+    def learner_handled(
+        self,
+        learner: VirtualLearner,
+        event: events.LearnerEvent,
+        out: list[actions.LearnerAction],
+        now: float,
+    ) -> None:
+        """Counts steps, and remembers how many an offer came after."""
+        self.steps[learner.number] += isinstance(event, events.StepStarted)
+        for action in out:
+            if isinstance(action, actions.MakeOffer):
+                c = action.contribution
+                self._offered[c.learner, c.fragment, c.step] = self.steps[c.learner]
+
+    def merged(self, merge: actions.Merge, now: float) -> None:
+        """Counts the steps that are in a merge."""
+        for c in merge.contributions:
+            if c.learner not in self._refused:
+                last = self._offered[c.learner, c.fragment, c.step]
+                self.behind.append(self.steps[c.learner] - last)
+                self._covered[c.learner].update(range(last - c.steps, last))
+
+    def share(self, *learners: int) -> float:
+        """Of these learners' steps; of all, if none is named."""
+        learners = learners or tuple(self.steps)
+        merged = sum(self._covered[m].total() for m in learners)
+        return merged / sum(self.steps[m] * self._fragments for m in learners)
+
+    def in_windows(self, learner: int, length: int) -> list[float]:
+        """The share of each `length` of its steps, without the last of them, which may be on their way."""
+        covered, last = self._covered[learner], self.steps[learner] - 2 * length
+        windows = [range(first, first + length) for first in range(0, max(0, last) + 1, length)]
+        return [sum(covered[step] for step in window) / (length * self._fragments) for window in windows]

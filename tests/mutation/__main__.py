@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 
 from tests.mutation import outer, protocol, remote
 from tests.mutation.mutant import Mutant
@@ -24,21 +25,30 @@ LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__
 LIMIT = 900  # seconds for the tests of one mutant; what makes them hang is found by that
 
 
-def place(mutant: Mutant, root: pathlib.Path) -> pathlib.Path:
-    """The one file of the package that holds the mutant's text.
+def place(mutant: Mutant, texts: Mapping[pathlib.Path, str]) -> pathlib.Path:
+    """The one file, of these with their texts, that holds the mutant's.
 
     Raises:
       LookupError: there is none, or the text stands there more than once.
     """
-    found = [path for path in sorted((root / "ddiloco").rglob("*.py")) for _ in _times(mutant.old, path)]
+    found = [path for path, text in texts.items() for _ in range(text.count(mutant.old))]
     if len(found) != 1:
         raise LookupError(f"the text of {mutant.name!r} stands in the package {len(found)} times, not once")
     return found[0]
 
 
-def named_tests(mutant: Mutant, root: pathlib.Path) -> list[str]:
+def package(root: pathlib.Path) -> dict[pathlib.Path, str]:
+    """The files of the package with their texts."""
+    return {path: path.read_text() for path in (root / "ddiloco").rglob("*.py")}
+
+
+def listing(root: pathlib.Path) -> list[str]:
+    """All files and folders of tests, as seen from the root."""
+    return sorted(str(path.relative_to(root)) for path in (root / "tests").rglob("*"))
+
+
+def named_tests(mutant: Mutant, every: Sequence[str]) -> list[str]:
     """The files and folders of tests that the mutant names, as far as they are there."""
-    every = sorted(str(path.relative_to(root)) for path in (root / "tests").rglob("*"))
     named = [[path for path in every if f"/{path}".endswith(f"/{end}")] for end in mutant.tests]
     return [path for paths in named for path in paths]
 
@@ -48,13 +58,18 @@ def finder(mutant: Mutant, root: pathlib.Path) -> str | None:
 
     `root` is a copy of the repository, which is put right again.
     """
-    path = place(mutant, root)
-    sound = path.read_text()
+    texts = package(root)
+    path = place(mutant, texts)
+    sound = texts[path]
     path.write_text(sound.replace(mutant.old, mutant.new))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
-            [*command, *named_tests(mutant, root)], cwd=root, capture_output=True, text=True, timeout=LIMIT
+            [*command, *named_tests(mutant, listing(root))],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
         )
     except subprocess.TimeoutExpired:
         return f"no end within {LIMIT} s"
@@ -85,10 +100,6 @@ def main(words: list[str]) -> int:
             print(f"| {mutant.name} | {told} |", flush=True)
     print(f"\n{len(chosen) - survived} of {len(chosen)} found")
     return 1 if survived else 0
-
-
-def _times(text: str, path: pathlib.Path) -> range:
-    return range(path.read_text().count(text))
 
 
 if __name__ == "__main__":

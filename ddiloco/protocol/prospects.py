@@ -56,17 +56,6 @@ class Prospects:
             return False
         return all(r.phase is Phase.GATHERING and not self._may_gain(r) for r in rounds)
 
-    def may_go_on(self, r: Round) -> bool:
-        """Whether the round has something to wait for or to do; learners may wait for those after it."""
-        return (
-            r.phase is not Phase.GATHERING
-            or bool(r.arrived)
-            or any(
-                m.step < r.id.step or not m.counters or m.has_work(r.id.fragment, r.version)
-                for m in self._members.live()
-            )
-        )
-
     def _nobody_owes(self, r: Round) -> bool:
         """Whether all live learners have given what they have; begins with the one that last had not."""
         live = self._members.live()
@@ -97,9 +86,10 @@ class Prospects:
         return not r.has_given(m.learner) and m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
 
     def _may_gain(self, r: Round) -> bool:
-        """Whether a learner at the round's step has given or still may, and enough for its quorum may yet."""
+        """Whether a learner at the round's step has given or still may, and enough of the live may yet."""
         able = [m for m in self._members.live() if not r.has_given(m.learner) and self._may_give(m, r)]
-        if len(r.arrived) - len(r.old) + len(able) < (self._quorum or 1):
+        few = len(r.arrived) - len(r.old) + len(able) < (self._quorum or 1)
+        if few and self._members.count >= (self._quorum or 1):  # else others may come
             return False
         return bool(r.arrived) or any(m.step >= r.id.step for m in able)
 

@@ -216,15 +216,16 @@ class Rounds:
         self._asking.front.move(front, now)
 
     def _open_rounds(self) -> Said:
+        """Those that come due soon; none while as many wait for their merges as may be under way."""
         out: Said = []
-        front, most = self._asking.front.step, max(1, self.policy.overlap)
+        most = max(1, self.policy.overlap)
         furthest = self._asking.furthest(self.members)
         while (due := self._next) is not None and self.members.count and due.step <= furthest:
             if due.fragment in self._open:
                 break
             if self._too_late(due):
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
-            elif sum(r.id.step <= front and self._prospects.may_go_on(r) for r in self._open.values()) < most:
+            elif sum(r.phase is not Phase.GATHERING for r in self._open.values()) < most:
                 everyone = {m.learner for m in self.members.live()}
                 p, merged = due.fragment, self.merged
                 self._open[p] = Round(due, merged.versions[p], merged.lineages[p], unasked=everyone)

@@ -160,9 +160,9 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "rounds: one more round is due and in flight than the overlap allows",
-        "self._prospects.may_go_on(r) for r in self._open.values()) < most:",
-        "self._prospects.may_go_on(r) for r in self._open.values()) <= most:",
+        "rounds: another is asked for while as many as the overlap allows wait for their merges",
+        "is not Phase.GATHERING for r in self._open.values()) < most:",
+        "is not Phase.GATHERING for r in self._open.values()) <= most:",
         PROTOCOL,
     ),
     Mutant(

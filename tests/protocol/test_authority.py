@@ -136,6 +136,33 @@ def test_nobody_takes_the_place_of_a_learner_that_speaks_whatever_number_it_bear
     assert only(events.Welcomed, desk.tell(events.LearnerJoined(0, 2), at=60.0))
 
 
+def test_a_return_whose_report_overtook_it_may_come_back_under_the_next_number_at_once():
+    """The report had it told that it is no member; it is not to wait until its own first return is quiet."""
+    desk = Desk(learners=1, num_fragments=1, interval=2)
+    desk.tell(events.LearnerLost(0, 1, "connection broken"))
+    assert only(events.NotMember, desk.tell(events.StepReported(overtaking(2)))).incarnation == 2
+    assert records(desk.tell(events.LearnerJoined(0, 2, 0, (0,))), "learner_ready")
+    assert records(desk.tell(events.LearnerJoined(0, 3, 0, (0,))), "learner_ready")
+
+
+def overtaking(incarnation):
+    return Report(0, incarnation, 0, (FragmentCounters(0, 0, 0),))
+
+
+@pytest.mark.parametrize(
+    ("rebase", "steps", "taken"), [(True, 9, True), (True, 10, False), (False, 5, True), (False, 6, False)]
+)
+def test_work_on_a_version_may_go_on_from_an_offer_on_the_one_before_with_rebase(rebase, steps, taken):
+    """That offer may have been made long before the round, by a learner that is slow or far away."""
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=4, gamma=0.0, rebase=rebase)
+    for step in (4, 8):
+        desk.report(0, step, at=float(step), steps=4)
+        desk.offer(0, (step, 0))
+        desk.merged(step, 0)
+    out = desk.tell(events.StepReported(Report(1, 1, 9, (FragmentCounters(2, steps, 10 * steps),))), at=9.0)
+    assert (not any(isinstance(action, actions.Drop) for action in out)) == taken
+
+
 def test_a_departed_incarnation_that_comes_back_with_what_it_holds_hears_that_it_is_no_member():
     desk = Desk(num_fragments=1)
     desk.enter(0)

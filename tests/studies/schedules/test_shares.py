@@ -111,6 +111,12 @@ FLEETS = {
     "and steps that vary": ({"merge": 1.5, "variation": 0.2}, 0.86, 0.98),
     "links of over half a step": ({"latency": (0.6,) * 4, "variation": 0.1}, 0.84, 0.99),
     "many fragments": ({"learners": 8, "fragments": 24, "merge": 0.9, "variation": 0.1}, 0.88, 0.97),
+    "a fragment at each step, far away": (
+        {"fragments": 24, "latency": (3.0,) * 4, "variation": 0.1},
+        0.88,
+        0.99,
+    ),
+    "and long merges": ({"fragments": 24, "merge": 2.5, "variation": 0.1}, 0.88, 0.99),
     "many learners": ({"learners": 32, "variation": 0.3}, 0.89, 0.95),
 }
 SLOW = ("many learners",)

@@ -2,8 +2,8 @@
 
   python -m experiments.sweep --sweep=configs/sweeps/gamma.py --output=runs/gamma --jobs=2
 
-18 runs of the micro model (configs/micro.py), all of the same global steps. With gamma 0 whoever comes first
-is merged alone; from 0.5 on the window is as long as it may be, one step (`sync.max_grace`).
+18 runs of the micro model (configs/micro.py), all of the same global steps. With gamma 0 nobody is waited
+for; from 0.5 on the window is as long as it may be, one step (`sync.max_grace`).
 """
 
 from configs import micro

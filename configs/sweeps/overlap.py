@@ -3,8 +3,7 @@
   python -m experiments.sweep --sweep=configs/sweeps/overlap.py --output=runs/overlap --jobs=2
 
 24 runs of the micro model (configs/micro.py), at equal tokens, whose steps vary by 5%. tau gives the slack
-that a grace window is taken from, after the time on the links: with tau = 0, and with 1 over the slow links,
-the first learner is merged alone, with 2 most merges have most learners.
+that a grace window is taken from, after the time on the links; and as many rounds may merge at a time.
 """
 
 from configs import micro

@@ -3,10 +3,9 @@
   python -m experiments.sweep --sweep=configs/sweeps/quorum.py --output=runs/quorum --jobs=2
 
 24 runs of the micro model (configs/micro.py), all of 270 global steps: `wall_seconds` says how long they
-took in virtual time, `mean_quorum` how many learners a merge had. The larger K, the fewer steps slow learners
-skip: K=8 takes a third more time than K=1 and trains on 16% more tokens. No learner waits for another, so
-some rounds of K=8 come too late and are skipped or abandoned. Paper, text average, its K=8 waiting: 55.3 for
-K=1 with grace, 54.4 for K=8, 51.4 for K=1 without.
+took in virtual time, `mean_quorum` how many learners a merge had. With K=1 the clock is the fastest
+learner's. No learner waits for another. Paper, text average, its K=8 waiting: 55.3 for K=1 with grace, 54.4
+for K=8, 51.4 for K=1 without.
 """
 
 from configs import micro

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MANY = 6  # lines above which the legend stands below the panels
+_LETTER = 0.06  # inches that a letter of a point's name takes
 _WIDE = 8.0  # the largest over the smallest place from which on the axis is logarithmic
 
 
@@ -35,7 +36,8 @@ def draw(
     below = axes.x is not None and lines > _MANY
     height = 4.2 if axes.x else 1.4 + 0.34 * lines
     height += 0.2 * math.ceil(lines / len(panels)) if below else 0.0
-    with figure_at(path, 1 + 5.2 * len(panels), height, dpi=120) as figure:
+    names = 0.0 if axes.x else _LETTER * max(map(len, frame["line"]), default=0)
+    with figure_at(path, 1 + (5.2 + names) * len(panels), height, dpi=120) as figure:
         drawn = figure.subplots(1, len(panels), squeeze=False)[0]
         for panel, (name, title) in zip(drawn, panels.items(), strict=True):
             if axes.x:

@@ -117,7 +117,7 @@ def test_long_names_of_points_leave_the_figure_its_room(tmp_path, monkeypatch):
     drawn = []
     sound = sweep_figure.dress
     monkeypatch.setattr(sweep_figure, "dress", lambda panel: (drawn.append(panel), sound(panel)))
-    long = [{**point, "b.rule": "a rule with a long name, " * 4 + point["b.rule"]} for point in points_of()]
+    long = [{**point, "b.rule": "a rule with a long name, " * 3 + point["b.rule"]} for point in points_of()]
     axes = series.Axes(None, ("a.x", "b.rule"))
     sweep_figure.draw(tmp_path / "figure.png", full(long, lambda p: 2.0 / p["a.x"]), axes, None)
     (panel,) = drawn

@@ -48,10 +48,10 @@ class Authority:
         self._speed_limit = SpeedLimit(policy, state)
         self._stuck, self._over = [False] * parts, [False] * parts
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
-        self._begun = [0] * len(state.versions) if policy.rebase else list(state.merged_steps)
+        self._work_from = [0] * len(state.versions) if policy.rebase else list(state.merged_steps)
         """By fragment, the step from which work on the newest version may count: with rebase that goes on
         from an offer on the version before. Not known of versions that were there at the start."""
-        self._unknown: dict[int, int] = {}  # learner: incarnation that was dismissed before it joined
+        self._strangers: dict[int, int] = {}  # learner: incarnation that was dismissed before it joined
         self._quiet: list[tuple[float, int, int]] = []  # heap: since when, learner, incarnation; may be old
         for learner, incarnation in state.incarnations:
             members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
@@ -74,7 +74,7 @@ class Authority:
             case news.Committed(which, version, lineage):
                 if version > self.merged.versions[which.fragment]:
                     before = self.merged.merged_steps[which.fragment]
-                    self._begun[which.fragment] = before if self.policy.rebase else which.step
+                    self._work_from[which.fragment] = before if self.policy.rebase else which.step
                     self.merged = self.merged.with_version(which, version, lineage)
                 return [news.Noted(which)]
             case news.Stuck():
@@ -151,7 +151,7 @@ class Authority:
             return [*out, actions.Drop(learner, "a leap that too few others have made")]
         possible = self._rejoins(event, now)
         m = self.members.admit(Member(learner, incarnation, heard_at=now, welcomed_at=now))
-        m.dismissed = self._unknown.pop(learner, None) == incarnation  # by a report that overtook this
+        m.dismissed = self._strangers.pop(learner, None) == incarnation  # by a report that overtook this
         if possible:
             return [*out, *self._begin(m, event.step or 0, event.versions or (), now)]
         if event.versions is not None:
@@ -302,7 +302,7 @@ class Authority:
         if m is not None:
             m.dismissed = True
         elif 0 <= learner < MOST_LEARNERS:
-            self._unknown[learner] = incarnation
+            self._strangers[learner] = incarnation
         return actions.Tell(((learner, incarnation),), events.NotMember(incarnation))
 
     # What is possible.
@@ -313,11 +313,11 @@ class Authority:
             return True
         if any(c.steps < 0 or c.tokens < 0 for c in counters):
             return True
-        # A clock is no more than a band behind the update with which the work on it begins.
-        known = zip(counters, self.merged.versions, self._begun, strict=True)
+        # An interval more, since the clock may be behind the update with which the work begins.
+        known = zip(counters, self.merged.versions, self._work_from, strict=True)
         since = (step if c.version == version else 0 for c, version, step in known)
         most = report.step + self.policy.interval
-        return any(c.steps > most - begun for c, begun in zip(counters, since, strict=True))
+        return any(c.steps > most - first for c, first in zip(counters, since, strict=True))
 
     def _rejoins(self, event: events.LearnerJoined, now: float) -> bool:
         """Whether a learner joins with a step and versions that are possible, of this run's history."""

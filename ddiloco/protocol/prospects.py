@@ -41,7 +41,7 @@ class Prospects:
     def has_quorum(self, r: Round, front: int) -> bool:
         """Whether enough learners have come to the round's step, and enough offers are here."""
         if self._quorum is not None:
-            if len(r.arrived) - len(r.old) < self._quorum or self._awaits_others(r):
+            if r.counted < self._quorum or self._awaits_others(r):
                 return False
             return self._members.come_to(r.id.step) + len(r.departed) >= self._quorum
         if self.awaits_first or not r.arrived or front < r.id.step:
@@ -79,7 +79,7 @@ class Prospects:
     def _may_complete(self, r: Round) -> bool:
         """Whether learners that are all done have enough to give."""
         owing = sum(self._owes(m, r) for m in self._members.live())
-        return len(r.arrived) - len(r.old) + owing >= (self._quorum or 1)
+        return r.counted + owing >= (self._quorum or 1)
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a learner that is there has something to give that is not here."""
@@ -88,7 +88,7 @@ class Prospects:
     def _may_gain(self, r: Round) -> bool:
         """Whether a learner at the round's step has given or still may, and enough of the live may yet."""
         able = [m for m in self._members.live() if not r.has_given(m.learner) and self._may_give(m, r)]
-        few = len(r.arrived) - len(r.old) + len(able) < (self._quorum or 1)
+        few = r.counted + len(able) < (self._quorum or 1)
         if few and self._members.count >= (self._quorum or 1):  # else others may come
             return False
         return bool(r.arrived) or any(m.step >= r.id.step for m in able)

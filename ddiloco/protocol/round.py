@@ -39,9 +39,7 @@ class Round:
     owed: dict[int, Asked] = dataclasses.field(default_factory=dict)
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
     known: dict[int, int] = dataclasses.field(default_factory=dict)  # steps known of when the offer came
-    old: set[int] = dataclasses.field(
-        default_factory=set
-    )  # whose offer is here, and to be replaced by a newer
+    old: set[int] = dataclasses.field(default_factory=set)  # whose offer is here until a newer one is
     departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
     left_out: tuple[int, ...] = ()  # whose offers are not in the merge after all
@@ -52,6 +50,11 @@ class Round:
     def given(self) -> tuple[Contribution, ...]:
         """The offers that are here and not left out, by learner number."""
         return tuple(self.arrived[who] for who in sorted(self.arrived) if who not in self.left_out)
+
+    @property
+    def counted(self) -> int:
+        """How many offers count in the quorum: those that are here and not old."""
+        return len(self.arrived) - len(self.old)
 
     def has_given(self, learner: int) -> bool:
         """Whether its offer is here, and counts in the quorum; an old one is merged, but does not count."""

@@ -100,8 +100,8 @@ MUTANTS = (
     # Rounds.
     Mutant(
         "rounds: a quorum of K needs K - 1 learners",
-        "if len(r.arrived) - len(r.old) < self._quorum or",
-        "if len(r.arrived) - len(r.old) < max(1, self._quorum - 1) or",
+        "if r.counted < self._quorum or",
+        "if r.counted < max(1, self._quorum - 1) or",
         PROTOCOL,
     ),
     Mutant(

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ddiloco.outer.directions import sampled_cosines
 from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.guards import Guard, Notice, Verdict, offered
-from ddiloco.outer.host_memory import aligned
+from ddiloco.outer.host_memory import aligned, owned
 from ddiloco.outer.merging import contribution_weight
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep
@@ -218,8 +217,7 @@ class GlobalModel:
         self._retired[p] = None
 
     def _owned(self, arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
-        # Not device_put: it keeps the caller's memory where it is aligned, even with may_alias=False.
-        return tuple(jnp.array(np.asarray(x), device=self._device) for x in arrays)
+        return tuple(owned(np.asarray(x), self._device) for x in arrays)
 
 
 def pieces_sha256(pieces: Sequence[np.ndarray]) -> bytes:

@@ -13,7 +13,7 @@ import optax
 
 from ddiloco.outer.differences import DifferenceEncoder
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
-from ddiloco.outer.host_memory import aligned
+from ddiloco.outer.host_memory import aligned, owned
 from ddiloco.outer.merging import MERGE_RULES, Sent, normalised, norms_of
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
 
@@ -49,6 +49,7 @@ class OuterStep:
         self._num_learners = num_learners
         self._device = jax.local_devices(backend="cpu")[0]  # whatever the default backend
         self._optimizer = make_outer_optimizer(config)
+        self._begin = jax.jit(lambda pieces: jax.tree.map(jnp.copy, self._optimizer.init(pieces)))
         lossy = config.update_codec != "f32"
         self._encode = DifferenceEncoder(layout, config.update_codec) if lossy else None
         self._measuring = functools.cache(self._compiled_measure)
@@ -58,8 +59,8 @@ class OuterStep:
         """The outer optimizer's state before the first round of a fragment with these pieces."""
         with jax.default_device(self._device):
             placed = self._placed(pieces)
-            state = jax.tree.map(jnp.array, self._optimizer.init(placed))
-            return state if self._encode is None else (state, tuple(map(jnp.zeros_like, placed)))
+            state = self._begin(placed)
+            return state if self._encode is None else (state, self._zeros(placed))
 
     def compile(self, p: int) -> None:
         """Compiles the step of fragment p, unless one of the same shapes has been compiled."""
@@ -111,7 +112,7 @@ class OuterStep:
         if norms is None:
             norms = self._measure(p)(anchor, slots)
         given = jax.device_put((normalised([*weights, *[0.0] * absent]), norms), self._device)
-        spare = tuple(jnp.zeros_like(piece) for piece in anchor) if spare is None else tuple(spare)
+        spare = self._zeros(anchor) if spare is None else tuple(spare)
         opt_state, left_out = (opt_state, ()) if self._encode is None else opt_state
         results = self._executable(p)(spare, opt_state, anchor, slots, *given)
         new, opt_state, metrics = jax.block_until_ready(results)
@@ -137,6 +138,9 @@ class OuterStep:
             jax.device_put(aligned(piece) if isinstance(piece, np.ndarray) else piece, self._device)
             for piece in pieces
         )
+
+    def _zeros(self, pieces: Pieces) -> tuple[jax.Array, ...]:
+        return tuple(owned(np.zeros(piece.shape, np.float32), self._device) for piece in pieces)
 
     def _measure(self, p: int) -> jax.stages.Compiled:
         return self._measuring(self._layout.piece_shapes(p))

@@ -10,14 +10,12 @@ NAMES = (
     "wire",
     "durability",
     "donation",
-    "memory",
     "snapshot",
     "tape",
     "protocol",
     "guard",
-    "accelerator",
 )
-SLOW = ("restart", "syncer", "hosts")
+SLOW = ("restart", "syncer", "hosts", "memory", "accelerator")
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])

@@ -14,9 +14,13 @@ from experiments.front.dry_run import bandwidth, describe
 
 SIZES = {"tiny": 0.8e6, "small": 24e6, "160m": 160e6, "400m": 400e6, "1b": 1e9}
 SIZES |= {"2b": 2e9, "5b": 5e9, "9b": 9e9}
+SELDOM = ("160m", "400m", "1b", "5b")
 
 
-@pytest.mark.parametrize(("size", "named"), SIZES.items())
+@pytest.mark.parametrize(
+    ("size", "named"),
+    [pytest.param(*item, marks=[pytest.mark.slow] * (item[0] in SELDOM)) for item in SIZES.items()],
+)
 def test_a_preset_has_the_parameters_of_its_name_in_balanced_fragments(size, named):
     config = cli.load_config(f"configs/dense.py:{size}")
     config.mesh.update(data=-1, fsdp=1)

@@ -62,6 +62,7 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
         assert_replays(programs, tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_hosts_exchange_their_blocks_with_parts_of_the_syncer_and_one_that_died(programs, tmp_path):
     changes = (*UNENDING, "--config.remote.parts=2", "--config.sync.num_fragments=2", PACED, *CODECS)
     process = start(programs, tmp_path, *changes, devices=4)

@@ -18,6 +18,8 @@ SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "sy
 OF_TEXT = {"sample.tokens": 4, "data.sequence_length": 64, "model.model_dim": 32}
 BUDGET = {"virtual.seconds": None, "train.tokens": 20_000}
 LIMIT = 300.0
+# Images are trained on by `test_images`; `compare` is run by two commands more.
+SELDOM = ("configs/vit", "configs/multimodal", "configs/cross_region", "configs/scavenging")
 
 
 def blocks() -> list[list[str]]:
@@ -50,7 +52,7 @@ def smaller(command: str, runs: pathlib.Path) -> str:
         points = ";".join(f"{name}={value}" for name, value in {**SHORT, **SMALL, **OF_TEXT}.items())
         return short.replace('--sweep="', f'--sweep="{points};')
     if "experiments.bench" in command:
-        return f"{command} --quick"
+        return re.sub(r"--schedules=\d+", "--schedules=8", f"{command} --quick")
     if "experiments.simulate" in command:
         return f"{command} --config.days=1 --config.seeds=2"
     if "experiments.compare" in command:
@@ -109,7 +111,18 @@ def test_the_readme_has_the_two_commands_that_do_all_the_set_up():
     assert "scripts/train.sh" in commands() and "scripts/test.sh" in commands()
 
 
-@pytest.mark.parametrize("group", groups(), ids=lambda group: " ".join(group[0].split()[-3:])[-60:])
+def parameters() -> list:
+    """The groups; those that other tests run in other words are among the slow ones."""
+    slow = [pytest.mark.slow]
+    seldom = lambda group: any(config in group[0] for config in SELDOM)  # noqa: E731
+    told = [" ".join(group[0].split()[-3:])[-60:] for group in groups()]
+    return [
+        pytest.param(group, id=name, marks=slow * seldom(group))
+        for group, name in zip(groups(), told, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("group", parameters())
 def test_every_command_of_the_readme_runs(group, programs, tmp_path):
     if group[0].startswith("scripts/") and not (ROOT / ".venv" / "installed").exists():
         pytest.skip("needs the environment of scripts/test.sh")

@@ -38,7 +38,9 @@ DRIVERS = {
 }
 
 
-@pytest.mark.parametrize("driver", ["remote", "hosts", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "driver", ["remote", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hosts", "local"))]
+)
 def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, programs, tmp_path):
     changes = [*programs.training(tmp_path), *DRIVERS[driver], *TAKING]
     devices = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=4"

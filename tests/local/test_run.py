@@ -243,7 +243,7 @@ def test_learners_may_draw_different_numbers_of_rows(data_dir, one_device):
     assert 3.5 * few < many < 4.5 * few
 
 
-@pytest.mark.parametrize(("count", "each"), [(8, 2), (1, 1)])
+@pytest.mark.parametrize(("count", "each"), [pytest.param(8, 2, marks=pytest.mark.slow), (1, 1)])
 def test_four_learners_divide_the_devices_or_share_them(count, each, data_dir):
     with devices(count):
         sync = {"num_learners": 4}
@@ -286,7 +286,8 @@ def test_without_an_idle_device_a_sharded_learner_evaluates_between_its_steps(da
     assembly.scorer = watched
     run = run_local(assembly)
     assert run.outcome.finished and run.outcome.failure is None
-    assert set(threads) == {"MainThread", "devices-1"}  # before learner 1 steps, and between its steps
+    assert "devices-1" in threads  # between the steps of learner 1
+    assert set(threads) <= {"MainThread", "devices-1", "evaluator"}  # before its first, and after its last
     assert len(run.of(records.Evaluated)) > 2
 
 
@@ -350,9 +351,9 @@ def test_a_failing_evaluation_stops_no_training_and_is_told_at_the_end(data_dir,
     assert run.outcome.failure.endswith("MemoryError: no room")
 
 
-def test_fifteen_runs_in_a_row_all_end(data_dir, one_device):
+def test_runs_in_a_row_all_end(data_dir, one_device):
     assembly = small(experiment(data_dir, train={"steps": 8}))
-    runs = [run_local(assembly, limit=60.0) for _ in range(15)]
+    runs = [run_local(assembly, limit=60.0) for _ in range(5)]
     assert all(run.outcome.finished and run.outcome.failure is None for run in runs)
     due = sum(Schedule(3, 4).times_due(p, 8) for p in range(3))
     names = ("round", "round_skipped", "round_abandoned")

@@ -62,7 +62,7 @@ def assert_done_again(workshop, workdir, e):
     assert done.merges == done.compared > 0
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def learners(request):
     return request.param
 

@@ -3,7 +3,8 @@
 import time
 
 from ddiloco.disk import kept
-from tests.integration.hand import UNENDING, Job
+from ddiloco.remote.learner.donor import BOUNDARY_SECONDS
+from tests.integration.hand import UNENDING, Job, lines
 
 TWO = (*UNENDING, "--config.sync.num_learners=2", "--config.train.min_step_seconds=(0.05, 0.05)")
 
@@ -37,6 +38,8 @@ def test_a_run_that_was_set_back_goes_on_with_learners_of_the_undone_history(pro
     job.wait_for(lambda: job.merges(0, back) and job.merges(1, back), "merges of both", alive)
     again = lambda: all(r["version"] > max(newest) for r in job.rounds(back)[-3:])  # noqa: E731
     job.wait_for(again, "versions whose numbers others bore", alive)
+    returned = lines(job.workdir / "recoveries.jsonl")[-2:]
+    assert max(r["seconds"] for r in returned) < BOUNDARY_SECONDS, "they waited for each other"
     first = {}
     for r in job.rounds(back):
         first.setdefault(r["fragment"], r)

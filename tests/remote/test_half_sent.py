@@ -39,8 +39,8 @@ from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from tests.bad_network import BadNetwork, LinkShape
+from tests.remote.donors import THREE, Steps, notes, with_client
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
-from tests.remote.test_donor import THREE, Steps, notes, with_client
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHAPE = (4000, 1000)  # float32: 16 MB, more than what may be on the way

@@ -17,6 +17,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from experiments.front.credentials import load_security
+from tests.remote.donors import Steps, ask, assert_same, state
 from tests.remote.ends import (
     PATIENCE,
     TERMS,
@@ -28,7 +29,6 @@ from tests.remote.ends import (
     report,
     until,
 )
-from tests.remote.test_donor import Steps, ask, assert_same, state
 
 ROOT = pathlib.Path(__file__).parents[2]
 ALL = Security("the token that all share")

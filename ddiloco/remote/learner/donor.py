@@ -76,6 +76,11 @@ class Donor:
         """Sets what peers must show from now on."""
         self._security = security
 
+    def detach(self) -> None:
+        """Has every request refused until `attach` is called again."""
+        with self._lock:
+            self._inbox = self._format = None
+
     def attach(self, inbox: Inbox | None, inner: InnerFormat, longest: float = 30.0) -> None:
         """Names the worker's inbox; until then every request is refused. None: it is another host's.
 
@@ -86,8 +91,7 @@ class Donor:
 
     def stop(self) -> None:
         """Ends the donations under way."""
-        with self._lock:
-            self._inbox = self._format = None
+        self.detach()
         self._server.stop(grace=None).wait(5.0)
 
     def _donate(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

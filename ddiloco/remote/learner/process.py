@@ -84,7 +84,7 @@ class LearnerProcess:
           note: takes a line on what happens to the connection.
           folder: where it keeps copies of its inner optimizer state; None: nowhere.
           workdir: where its tape goes; None: it keeps none.
-          stepping: called after the first step.
+          stepping: called after the first step, and after the first of each return.
           profile: sees the records, such as to take a trace of some steps.
 
         Returns:
@@ -171,10 +171,13 @@ class LearnerProcess:
         lead, make_arrays = self._lead, TrainingArrays
         inner = InnerFormat(equipment.program.inner_leaves) if lead is None else inner_of(equipment)
 
-        def steps() -> None:
-            # Only a learner that steps can donate: those that begin together must not wait for each other.
-            donor.attach(worker.inbox, inner, client.pace.patience(config.donation_timeout, inner.bytes))
-            stepping()
+        def steps(does: bool) -> None:
+            # Only a learner that steps can donate: those that join together must not wait for each other.
+            if does:
+                donor.attach(worker.inbox, inner, client.pace.patience(config.donation_timeout, inner.bytes))
+                stepping()
+            else:
+                donor.detach()
 
         make_recovery, make_checkpointer = ProcessRecovery, Checkpointer
         if lead is not None:

@@ -47,17 +47,20 @@ class ProcessRecovery:
         security: Security,
         config: RemoteConfig,
         folder: epath.Path | None,
-        stepping: Callable[[], None] = lambda: None,
+        stepping: Callable[[bool], None] = lambda steps: None,
     ) -> None:
-        """`folder`: of the learner's own copies; None: none. `stepping`: called at the first step."""
+        """`folder`: of the learner's own copies; None: none. `stepping`: told at the first step after a join
+        that the learner steps, and where it asks for an inner state that it does not."""
         self.donated: InnerState | None = None  # by a learner of the snapshot that the run resumes from
         self._client, self._inner = client, inner
-        self._stepping: Callable[[], None] | None = stepping
+        self._stepping, self._steps = stepping, False
         self._without: list[Exception] = []  # why peers had nothing to give
         self._security, self._config, self._folder = security, config, folder
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
         """The inner state for a learner welcomed with these versions; None: a fresh one."""
+        self._steps = False
+        self._stepping(False)
         begun = time.monotonic()
         own = self._from_disk()
         patience = self._client.pace.patience(self._config.donation_timeout, self._inner.bytes)
@@ -81,9 +84,9 @@ class ProcessRecovery:
 
     def finished(self, position: dict[str, Any]) -> None:
         """Reports to the syncer where the batches go on."""
-        if self._stepping is not None:
-            self._stepping()
-            self._stepping = None
+        if not self._steps:
+            self._steps = True
+            self._stepping(True)
         self._client.outbox.position(position)
 
     def resume_data(self, batches: Batches) -> None:

@@ -1,0 +1,92 @@
+"""Learners that give their inner optimizer state, and those that ask for it, at a real wire."""
+
+import dataclasses
+import queue
+import threading
+
+import jax
+import numpy as np
+
+from ddiloco.remote.learner import client
+from ddiloco.remote.learner.donor import Donor
+from ddiloco.remote.learner.gift import fetch
+from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.recovery import ProcessRecovery
+from ddiloco.remote.wire.security import Security
+from ddiloco.roles.exchange import InnerState, InnerStateWanted
+from ddiloco.settings.remote import RemoteConfig
+from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd
+
+LEAVES = (
+    jax.ShapeDtypeStruct((), np.int32),
+    jax.ShapeDtypeStruct((500, 700), np.float32),  # more than a chunk
+    jax.ShapeDtypeStruct((0, 3), np.float32),
+)
+FORMAT = InnerFormat(LEAVES)
+THREE = dataclasses.replace(TERMS, num_learners=3, most_learners=3)
+
+
+def state(value, step=7, versions=(3, 4)):
+    """An inner state that holds its value."""
+    return InnerState(step, versions, [np.full(leaf.shape, value, leaf.dtype) for leaf in LEAVES])
+
+
+class Steps:
+    """A donor's worker: answers a wish once it holds the versions asked for."""
+
+    def __init__(self, given, security=None, longest=PATIENCE, inner=FORMAT, others=()):
+        self.inbox, self.wishes = queue.SimpleQueue(), []
+        self.donor = Donor(security or Security(), 20.0, others=lambda: others)
+        self.address = f"127.0.0.1:{self.donor.start('127.0.0.1')}"
+        self.given = given
+        self.donor.attach(self.inbox, inner, longest)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while (wish := self.inbox.get()) is not None:
+            assert isinstance(wish, InnerStateWanted)
+            self.wishes.append(wish)
+            if self.given is not None and wish.answer.set_running_or_notify_cancel():
+                wish.answer.set_result(self.given)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.inbox.put(None)
+        self.donor.stop()
+
+
+def ask(address, versions=(3, 4), inner=FORMAT, security=None, timeout=PATIENCE):
+    return fetch(address, versions, inner, security or Security(), 20.0, timeout)
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(ours.arrays, theirs.arrays, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(one, other)
+    assert (ours.step, ours.versions) == (theirs.step, theirs.versions)
+
+
+def with_client(address, learner, donor_port=0, process=100):
+    """A learner's end that names a donor's port, and recovers by its client."""
+    end = LearnerEnd.__new__(LearnerEnd)
+    end.inbox, end.notes = queue.SimpleQueue(), []
+    end.client = client.SyncerClient(
+        address, learner, process, TERMS, Security(), CONFIG, end.notes.append, donor_port
+    )
+    end.client.attach(end)
+    end.client.start()
+    end.send = end.client.outbox.send
+    assert end.client.accepted.wait(PATIENCE)
+    return end
+
+
+def notes(syncer):
+    return [r.values for r in syncer.records if getattr(r, "name", "") == "recovered"]
+
+
+def recovery(end, folder=None, stepping=lambda steps: None, **changes):
+    config = dataclasses.replace(RemoteConfig(), **changes)
+    return ProcessRecovery(end.client, FORMAT, Security(), config, folder, stepping)

@@ -1,0 +1,211 @@
+"""Where a learner that joins has its inner optimizer state from, whoever gives, hangs, lies or joins too."""
+
+import concurrent.futures
+import dataclasses
+import threading
+
+import grpc
+import numpy as np
+import pytest
+
+from ddiloco.observe import records
+from ddiloco.remote.learner import inner_files
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from tests.remote.donors import FORMAT, THREE, Steps, assert_same, notes, recovery, state, with_client
+from tests.remote.ends import PATIENCE, SyncerEnd, ended, joined, until
+
+
+def test_a_joining_learner_finds_the_peer_that_steps_and_tells_of_it():
+    syncer = SyncerEnd()
+    with Steps(given := state(2)) as donor, ended(syncer) as _:
+        port = int(donor.address.rpartition(":")[2])
+        with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
+            joined(syncer, first, number=1)
+            assert_same(recovery(late).inner_state((3, 4)), given)
+            until(lambda: notes(syncer), "the note")
+            note = notes(syncer)[0]
+            assert (note["learner"], note["inner_state"], note["donor_step"]) == (0, "peer", 7)
+            assert note["bytes"] == FORMAT.bytes
+
+
+def test_learners_that_join_together_do_not_wait_for_each_other():
+    syncer = SyncerEnd()
+    with Steps(None) as one, Steps(None) as other, ended(syncer) as _:
+        ends = [
+            with_client(syncer.address, m, int(donor.address.rpartition(":")[2]))
+            for m, donor in enumerate((one, other))
+        ]
+        with ended(*ends), concurrent.futures.ThreadPoolExecutor() as threads:
+            for m, end in enumerate(ends):
+                joined(syncer, end, number=m)
+            asking = recovery(ends[0], stepping=lambda steps: steps or one.donor.detach())
+            found = threads.submit(asking.inner_state, (3, 4))
+            until(lambda: other.wishes, "the first to ask the second")
+            assert recovery(ends[1]).inner_state((3, 4)) is None
+            assert not one.wishes
+            other.wishes[0].answer.set_result(given := state(2))
+            assert_same(found.result(PATIENCE), given)
+
+
+def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_path):
+    syncer = SyncerEnd()
+    with ended(syncer, end := with_client(syncer.address, 0)):
+        assert recovery(end, tmp_path).inner_state((3, 4)) is None
+        inner_files.save(tmp_path, FORMAT, given := state(2))
+        assert_same(recovery(end, tmp_path).inner_state((9, 9)), given)
+        (tmp_path / "inner_state").write_bytes(b"ddiloco inner state 1\nand no more")
+        assert recovery(end, tmp_path).inner_state((3, 4)) is None
+        until(lambda: len(notes(syncer)) == 3, "three notes")
+        assert [n["inner_state"] for n in notes(syncer)] == ["fresh", "checkpoint", "fresh"]
+        until(lambda: any(isinstance(r, records.Alarm) for r in syncer.records), "the alarm")
+
+
+def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked(tmp_path):
+    syncer = SyncerEnd(terms=THREE)
+    inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
+    garbage = dataclasses.replace(state(np.nan), trained=900)  # more than the other: it is taken first
+    given = dataclasses.replace(state(2), trained=800)
+    with Steps(garbage) as bad, Steps(given) as good, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            again := with_client(syncer.address, 2, ports[1]),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, again, number=2)
+            with np.errstate(invalid="ignore"):
+                assert_same(recovery(late, tmp_path).inner_state((3, 4)), given)
+            until(lambda: "peer: donation not finite" in syncer.drops(), "the drop")
+
+
+def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp_path):
+    syncer = SyncerEnd()
+    fresh, old = (dataclasses.replace(state(value), trained=n) for value, n in ((0, 0), (2, 900)))
+    with Steps(fresh) as donor, ended(syncer) as _:
+        port = int(donor.address.rpartition(":")[2])
+        with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
+            joined(syncer, first, number=1)
+            inner_files.save(tmp_path, FORMAT, old)
+            found = recovery(late, tmp_path).inner_state((3, 4))
+            assert (found.trained, found.step) == (900, 7)
+            assert_same(found, old)
+            donor.given = dataclasses.replace(state(5), trained=900)
+            assert_same(recovery(late, tmp_path).inner_state((3, 4)), state(5))
+            until(lambda: len(notes(syncer)) == 2, "the notes")
+            told = [(n["inner_state"], n["trained"]) for n in notes(syncer)]
+            assert told == [("checkpoint", 900), ("peer", 900)]
+
+
+@pytest.mark.parametrize("poison", [-1.0, 1e8, 0.0])
+@pytest.mark.parametrize("copies", ["an own copy", "another peer"])
+def test_what_a_lying_peer_gives_is_not_taken_however_much_it_has_trained(tmp_path, poison, copies):
+    """It would make the steps of every learner that returns useless, or not finite."""
+    syncer = SyncerEnd(terms=THREE)
+    lie = dataclasses.replace(state(poison), trained=1 << 50)
+    honest = dataclasses.replace(state(2), trained=900)
+    with Steps(lie) as bad, Steps(honest) as good, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            again := with_client(syncer.address, 2, ports[1] if copies == "another peer" else 0),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, again, number=2)
+            if copies == "an own copy":
+                inner_files.save(tmp_path, FORMAT, honest)
+                assert_same(recovery(late, tmp_path).inner_state((3, 4)), honest)
+            else:  # nobody can tell which of two is true
+                assert recovery(late).inner_state((3, 4)) is None
+                bad.given = dataclasses.replace(state(3), trained=901)
+                assert_same(recovery(late).inner_state((3, 4)), honest)
+            until(lambda: "peer: unlike others" in syncer.drops(), "the drop")
+
+
+def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next(tmp_path):
+    syncer = SyncerEnd(terms=THREE)
+    given = dataclasses.replace(state(2), trained=800)
+    inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
+    with Steps(None) as hangs, Steps(given) as good, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (hangs, good)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            other := with_client(syncer.address, 2, ports[1]),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, other, number=2)
+            found = recovery(late, tmp_path, donation_timeout=PATIENCE).inner_state((3, 4))
+            assert_same(found, given)
+            until(lambda: hangs.wishes[0].answer.cancelled(), "the hanging donor to be let go of")
+            [note] = notes(syncer) or [None]
+            assert note is None or note["seconds"] < PATIENCE / 2
+
+
+class Trickles:
+    """A donor that says it has trained longest, and then gives one byte and no more."""
+
+    def __init__(self):
+        self._never = threading.Event()
+        self._server = wire.server(20.0, 4)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        wire.serve(self._server, wire.DONATE, {"Donate": grpc.stream_stream_rpc_method_handler(self._donate)})
+
+    def _donate(self, requests, context):
+        versions = pb.DonationRequest.FromString(next(requests)).versions
+        given = {"format": FORMAT.fingerprint, "step": 7, "versions": versions, "size": FORMAT.bytes}
+        yield pb.DonationHeader(**given, trained=1 << 50).SerializeToString()
+        yield b"x"
+        self._never.wait(PATIENCE)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._never.set()
+        self._server.stop(grace=None).wait(5.0)
+
+
+def test_a_donor_that_trickles_leaves_time_for_the_next(tmp_path):
+    syncer = SyncerEnd(terms=THREE)
+    given = dataclasses.replace(state(2), trained=800)
+    inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
+    with Trickles() as slow, Steps(given) as good, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (slow, good)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            other := with_client(syncer.address, 2, ports[1]),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, other, number=2)
+            assert_same(recovery(late, tmp_path, donation_timeout=6.0).inner_state((3, 4)), given)
+
+
+def test_one_of_two_peers_that_keeps_the_other_from_giving_is_not_believed():
+    syncer = SyncerEnd(terms=THREE)
+    lie = dataclasses.replace(state(-1.0), trained=1 << 50)
+    with Steps(None) as busy, Steps(lie) as bad, ended(syncer) as _:
+        ports = [int(donor.address.rpartition(":")[2]) for donor in (busy, bad)]
+        with ended(
+            late := with_client(syncer.address, 0),
+            first := with_client(syncer.address, 1, ports[0]),
+            other := with_client(syncer.address, 2, ports[1]),
+        ):
+            joined(syncer, first, number=1)
+            joined(syncer, other, number=2)
+            assert recovery(late).inner_state((3, 4)) is None
+
+
+def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_setting():
+    syncer = SyncerEnd()
+    with Steps(None) as hangs, ended(syncer) as _:
+        port = int(hangs.address.rpartition(":")[2])
+        with ended(late := with_client(syncer.address, 0), first := with_client(syncer.address, 1, port)):
+            joined(syncer, first, number=1)
+            assert recovery(late, donation_timeout=0.1).inner_state((3, 4)) is None
+            told = "came within 0 s, by remote.donation_timeout"
+            alarms = lambda: [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]  # noqa: E731
+            until(lambda: any(alarm.endswith(told) for alarm in alarms()), "the alarm")

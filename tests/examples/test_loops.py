@@ -36,7 +36,7 @@ def test_an_example_learns_in_threads(example, tmp_path):
     assert min(done.summary["inner_steps"].values()) > 4
 
 
-@pytest.mark.parametrize("example", [plain_loop, nnx_loop])
+@pytest.mark.parametrize("example", [plain_loop, pytest.param(nnx_loop, marks=pytest.mark.slow)])
 def test_an_example_comes_to_the_same_parameters_again_in_virtual_time(example, tmp_path):
     first, again, other = (
         trained(example.make_loop, tmp_path / str(n), driver="virtual", seed=seed)

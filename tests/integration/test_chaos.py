@@ -10,12 +10,12 @@ LEARNERS = 3
 SHORT = (
     f"--config.sync.num_learners={LEARNERS}",
     f"--config.train.min_step_seconds={(0.1,) * LEARNERS}",
-    "--config.train.steps=300",  # at least 20 s: the clock may count steps of 0.1 s up to 1.5 times
+    "--config.train.steps=180",  # at least 12 s: the clock may count steps of 0.1 s up to 1.5 times
     "--chaos.steady_seconds=1",
-    "--chaos.seconds=12",
-    "--chaos.learner_every=9",
-    "--chaos.syncer_every=12",
-    "--chaos.seed=40",  # a kill, a hang and a partition of learners, and a kill of the syncer
+    "--chaos.seconds=7",
+    "--chaos.learner_every=5",
+    "--chaos.syncer_every=7",
+    "--chaos.seed=354",  # a partition, a kill and a hang of learners, and a kill of the syncer
 )
 
 

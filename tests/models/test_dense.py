@@ -124,7 +124,9 @@ def test_remat_and_scan_change_neither_loss_nor_gradient_and_remat_does_recomput
     assert "remat" not in str(loss_and_gradient.trace(params, TINY).jaxpr)
 
 
-@pytest.mark.parametrize("chunk", [8, 19, 100])
+@pytest.mark.parametrize(
+    "chunk", [pytest.param(8, marks=pytest.mark.slow), 19, pytest.param(100, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True, "logit_softcap": 2.0}], ids=["", "tied"])
 def test_logits_in_chunks_give_the_same_loss_and_gradient(chunk, changes):
     whole = dataclasses.replace(TINY, **changes)

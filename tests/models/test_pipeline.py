@@ -39,7 +39,13 @@ def objective(run, stacks, x, rows):
 @pytest.mark.parametrize("remat", [False, True], ids=["", "remat"])
 @pytest.mark.parametrize(
     ("stages", "repeats", "each", "microbatches"),
-    [(2, 1, 2, 3), (2, 1, 4, 1), (2, 2, 2, 3), (4, 1, 4, 2), (4, 2, 8, 4), (2, 3, 2, 8)],
+    [
+        *((2, 1, 4, 1), (2, 2, 2, 3), (4, 2, 8, 4)),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.slow)
+            for sizes in ((2, 1, 2, 3), (4, 1, 4, 2), (2, 3, 2, 8))
+        ),
+    ],
 )
 def test_stages_give_what_layers_one_after_another_give(stages, repeats, each, microbatches, remat):
     keys = iter(jax.random.split(jax.random.key(0), 3 * repeats))

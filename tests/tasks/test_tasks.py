@@ -141,9 +141,9 @@ def run(values, workdir):
     ("name", "algorithm"),
     [
         ("vit", "streaming"),
-        ("vit", "elastic_data_parallel"),
+        pytest.param("vit", "elastic_data_parallel", marks=pytest.mark.slow),
         ("captioner", "diloco"),
-        ("captioner", "lone_learner"),
+        pytest.param("captioner", "lone_learner", marks=pytest.mark.slow),
     ],
 )
 def test_images_train_under_every_algorithm(name, algorithm, data_dir, tmp_path):

@@ -78,9 +78,9 @@ def alone():
 @pytest.mark.parametrize(
     ("config", "sizes", "accumulation"),
     [
-        (CONFIG, {"data": 8}, 1),
+        pytest.param(CONFIG, {"data": 8}, 1, marks=pytest.mark.slow),
         pytest.param(SCANNED, {"data": 1, "fsdp": 8}, 1, marks=pytest.mark.slow),
-        (CONFIG, {"data": 1, "tensor": 8}, 1),
+        pytest.param(CONFIG, {"data": 1, "tensor": 8}, 1, marks=pytest.mark.slow),
         pytest.param(CONFIG, {"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
         (SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
         (SCANNED, {"data": 1, "expert": 2, "tensor": 4}, 1),

@@ -69,7 +69,12 @@ def test_experts_with_a_capacity_sample_as_without(params):
 
 
 @pytest.mark.parametrize(
-    "mesh", [MeshConfig(data=1, fsdp=-1), MeshConfig(data=2, tensor=4), MeshConfig(data=1, stage=2, tensor=4)]
+    "mesh",
+    [
+        pytest.param(MeshConfig(data=1, fsdp=-1), marks=pytest.mark.slow),
+        pytest.param(MeshConfig(data=2, tensor=4), marks=pytest.mark.slow),
+        MeshConfig(data=1, stage=2, tensor=4),
+    ],
 )
 def test_sharded_parameters_give_the_same_tokens(mesh):
     config = dataclasses.replace(KINDS["stacked"], num_layers=4)

@@ -82,7 +82,12 @@ def again(workshop, workdir, experiment, until=None, change=lambda tapes: tapes)
 
 @pytest.mark.parametrize(
     ("algorithm", "codec"),
-    [("decoupled", False), ("decoupled", True), ("streaming", True), ("diloco", False)],
+    [
+        pytest.param("decoupled", False, marks=pytest.mark.slow),
+        ("decoupled", True),
+        ("streaming", True),
+        pytest.param("diloco", False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, codec, workshop, recorded):
     workdir, e = recorded(algorithm, codec)

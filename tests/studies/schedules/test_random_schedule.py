@@ -6,9 +6,9 @@ from ddiloco.protocol.rounds import Rounds
 from experiments.studies.schedules.ledger import Violation
 from experiments.studies.schedules.plans import draw_plan
 from experiments.studies.schedules.random_schedule import RandomSchedule, explore
-from tests.studies.schedules.planted_bugs import PLANTED, UNFAIR
+from tests.studies.schedules.planted_bugs import QUICKLY, SLOWLY, UNFAIR
 
-CHUNKS = 8
+CHUNKS = 4
 PER_CHUNK = 30
 ENOUGH = 1000  # schedules within which a planted mistake must show
 
@@ -21,7 +21,9 @@ def test_every_rule_holds_after_every_event(chunk):
         assert explored.invariants.checks > 0
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize(
+    "plant", [*QUICKLY, *(pytest.param(plant, marks=pytest.mark.slow) for plant in SLOWLY)]
+)
 def test_a_planted_mistake_is_found(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(Violation, match=r"^python -m experiments.bench schedules --seed=\d+: "):
@@ -35,7 +37,8 @@ def test_where_nothing_goes_wrong_everybodys_work_is_merged(seed):
     assert explore(seed, fair=True).shares.share() > 0.5
 
 
-@pytest.mark.parametrize("plant", UNFAIR, ids=lambda plant: plant.__name__)
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", UNFAIR)
 def test_a_mistake_by_which_work_is_lost_is_found(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(Violation, match=r"^python -m experiments.bench schedules --fair --seed=\d+: of any "):

@@ -39,6 +39,12 @@ from tests import workbench  # noqa: E402
 platform.prepare()  # while tests are collected, since it must be before the first array
 
 
+def pytest_collection_modifyitems(items):
+    """Begins with those that start processes, so that no worker is left with a long one at the end."""
+    long = ("tests/integration/", "tests/launch/", "tests/bench/")
+    items.sort(key=lambda item: not item.nodeid.startswith(long))
+
+
 def pytest_collection_finish(session):
     """Leaves what was imported out of garbage collections, which took a tenth of the processor time."""
     gc.collect()

@@ -8,14 +8,10 @@ NAMES = (
     "learner",
     "merge",
     "wire",
-    "durability",
-    "donation",
     "snapshot",
-    "tape",
     "protocol",
-    "guard",
 )
-SLOW = ("restart", "syncer", "hosts", "memory", "accelerator")
+SLOW = ("restart", "syncer", "hosts", "memory", "accelerator", "donation", "durability", "tape", "guard")
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])

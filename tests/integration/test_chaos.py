@@ -25,6 +25,7 @@ def smallest():
     return [argument for argument in SMALLEST if argument.startswith(kept)]
 
 
+@pytest.mark.slow
 def test_a_run_of_processes_survives_its_killer_and_tells_of_it(programs, tmp_path):
     data = f"--config.data.data_dir={programs.data_dir}"
     where = f"--workdir={tmp_path}"

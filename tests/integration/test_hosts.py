@@ -114,6 +114,7 @@ def assert_replays(programs, workdir):
 ENDS = ((signal.SIGSTOP, "0.1"), (signal.SIGTERM, "0"))  # hung, and preempted
 
 
+@pytest.mark.slow
 def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, tmp_path):
     changes = (*UNENDING, "--config.remote.checkpoint_every=0.5", "--config.remote.host_timeout=3.0", PACED)
     changes += ("--config.remote.donor_host=", f"--config.remote.copies={tmp_path}/copies")  # no peer gives

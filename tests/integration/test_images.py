@@ -22,7 +22,12 @@ SMALLEST = (
     ("config", "driver", "options"),
     [
         ("vit", "local", ("--config.model.model_dim=16", "--config.model.mlp_dim=16")),
-        ("multimodal", "virtual", ("--config.model.mlp_dim=16", "--config.sample.images=2")),
+        pytest.param(
+            "multimodal",
+            "virtual",
+            ("--config.model.mlp_dim=16", "--config.sample.images=2"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_images_are_trained_on_and_their_checkpoint_scored_again(programs, tmp_path, config, driver, options):

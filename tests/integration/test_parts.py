@@ -3,6 +3,8 @@
 import json
 import signal
 
+import pytest
+
 from ddiloco.disk import array_file
 from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
 from tests.integration.hand import LIMIT, assert_counted_once, assert_nothing_twice
@@ -105,6 +107,7 @@ def test_any_process_dies_and_nothing_is_lost_or_merged_twice(programs, job):
     assert done.stdout.endswith("the same as the run's\n")
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_two_parts_is_one_cut_and_a_run_of_one_process_resumes_from_it(programs, tmp_path):
     workdir = tmp_path / "run"
     more = ("--config.train.steps=48", "--config.snapshot.every=8", "--config.snapshot.keep=1000")

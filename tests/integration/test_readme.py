@@ -18,8 +18,12 @@ SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "sy
 OF_TEXT = {"sample.tokens": 4, "data.sequence_length": 64, "model.model_dim": 32}
 BUDGET = {"virtual.seconds": None, "train.tokens": 20_000}
 LIMIT = 300.0
-# Images are trained on by `test_images`; `compare` is run by two commands more.
-SELDOM = ("configs/vit", "configs/multimodal", "configs/cross_region", "configs/scavenging")
+# Of the pages beside README; others of their kind, or tests of their own, run more often.
+SELDOM = (
+    *("configs/vit", "configs/multimodal"),
+    *("configs/cross_region", "configs/scavenging", "configs/heterogeneous"),
+    *("tiny,streaming --config", "runs/long"),
+)
 
 
 def blocks() -> list[list[str]]:

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 PLAN = """
 def get_tuning():
     row = {"preset": "dense,data_parallel", "train.steps": 6, "axes": ["inner.learning_rate"]}
@@ -17,6 +19,7 @@ def get_tuning():
 SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "data.sequence_length": 64}
 
 
+@pytest.mark.slow
 def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_path):
     plan = tmp_path / "plan.py"
     plan.write_text("from configs.micro import get_config\n" + PLAN)

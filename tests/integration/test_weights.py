@@ -7,8 +7,8 @@ import pytest
 
 SHORT = ("--config.sample.tokens=0", "--config.eval.every=0")
 DRIVERS = (
-    ("--config.driver=local", "--config.model.scan_layers=True"),
     ("--config.driver=remote",),
+    ("--config.driver=local", "--config.model.scan_layers=True"),
     ("--config.driver=virtual",),
     ("--config.algorithm=data_parallel",),
     ("--config.algorithm=data_parallel", "--config.driver=virtual"),
@@ -19,7 +19,7 @@ def summary(workdir):
     return json.loads((workdir / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("drivers", [DRIVERS[:2], pytest.param(DRIVERS[2:], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("drivers", [DRIVERS[:1], pytest.param(DRIVERS[1:], marks=pytest.mark.slow)])
 def test_every_driver_begins_at_the_loss_of_the_weights_and_trains_on(programs, tmp_path, drivers):
     weights = tmp_path / "weights"
     assert programs.train(tmp_path / "first", *SHORT).returncode == 0
@@ -49,6 +49,7 @@ def test_what_cannot_be_is_told_in_one_line(programs, tmp_path, program, argumen
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_transformers_has_not_is_exported_as_what_it_has(programs, tmp_path):
     settings = ("--config=configs/moe.py", *SHORT, "--config.driver=virtual", "--config.model.expert_dim=8")
     assert programs.train(tmp_path / "run", *settings).returncode == 0

@@ -165,13 +165,22 @@ def running(*args, **more):
         run.end()
 
 
-def test_processes_and_nodes_die_and_join_and_nothing_is_lost(nodes, tmp_path):
+def test_a_process_dies_and_comes_back_and_nothing_is_lost(nodes, tmp_path):
     nodes.have(2)
     with running(settings("--config.train.min_step_seconds=(0.1, 0.1)"), tmp_path / "run") as run:
         run.wait(lambda: run.incarnations(0) and run.incarnations(1), "merges of both learners")
         before = run.incarnations(0)
         os.kill(ray.get(run.learner(0).where.remote())[2], signal.SIGKILL)
         run.another(0, before)
+        assert run.end() == [143]
+    assert_nothing_lost(run, 2)
+
+
+@pytest.mark.slow
+def test_a_node_is_lost_and_its_learner_comes_back_on_another(nodes, tmp_path):
+    nodes.have(2)
+    with running(settings("--config.train.min_step_seconds=(0.1, 0.1)"), tmp_path / "run") as run:
+        run.wait(lambda: run.incarnations(0) and run.incarnations(1), "merges of both learners")
         gone, before = nodes.of(run.learner(1)), run.incarnations(1)
         nodes.remove(gone)
         made = len(run.rounds())

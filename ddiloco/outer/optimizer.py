@@ -34,8 +34,9 @@ class OuterConfig:
     split_large: bool = setting(
         True, "whether tensors larger than a fragment's share are cut along their rows", **_OF_FRAGMENTS
     )
-    merge: str = setting(
-        "rda", "merge rule; with rda, embeddings and head are merged directly", choices=tuple(MERGE_RULES)
+    merge: str = setting("rda", "merge rule", choices=tuple(MERGE_RULES))
+    embeddings: str = setting(
+        "direct", "merge rule of embeddings and head where `merge` is rda", choices=tuple(MERGE_RULES)
     )
     optimizer: str = setting(
         "nesterov",

@@ -147,9 +147,9 @@ class OuterStep:
 
     def _executable(self, p: int) -> jax.stages.Compiled:
         merge = self._config.merge
+        of_embeddings = self._config.embeddings if merge == "rda" else merge
         rules = tuple(
-            "direct" if merge == "rda" and is_embedding(piece.name) else merge
-            for piece in self._layout.fragments[p]
+            of_embeddings if is_embedding(piece.name) else merge for piece in self._layout.fragments[p]
         )
         return self._stepping(rules, self._layout.piece_shapes(p))
 

@@ -38,8 +38,8 @@ MUTANTS = (
     ),
     Mutant(
         "outer step: embeddings are merged by direction too",
-        '"direct" if merge == "rda" and is_embedding(piece.name) else merge',
-        "merge",
+        "of_embeddings if is_embedding(piece.name) else merge for piece",
+        "merge for piece",
         ("outer/test_outer_step.py", "outer/test_global_model.py"),
     ),
     Mutant(

@@ -24,9 +24,13 @@ def float64_rda(vectors, weights):
     return np.dot(weights, norms) * mean / np.linalg.norm(mean)
 
 
-@pytest.mark.parametrize("merge", ["rda", "direct"])
-def test_two_rounds_equal_the_mathematics_and_embeddings_are_merged_directly(merge):
-    config = OuterConfig(merge=merge, optimizer="nesterov", learning_rate=0.7, momentum=0.9)
+@pytest.mark.parametrize(
+    ("merge", "embeddings"), [("rda", "direct"), ("rda", "rda"), ("direct", "direct"), ("direct", "rda")]
+)
+def test_two_rounds_equal_the_mathematics_and_embeddings_have_a_rule_of_their_own_with_rda(merge, embeddings):
+    config = OuterConfig(
+        merge=merge, embeddings=embeddings, optimizer="nesterov", learning_rate=0.7, momentum=0.9
+    )
     step = OuterStep(LAYOUT, config, 4)
     weights = np.array([1.0, 3.0, 4.0])
     shares = weights / 8
@@ -43,7 +47,7 @@ def test_two_rounds_equal_the_mathematics_and_embeddings_are_merged_directly(mer
             for i, piece in enumerate(LAYOUT.fragments[p]):
                 deltas = [exact[i] - c[i] for c in contributions]
                 average = sum(w * d for w, d in zip(shares, deltas, strict=True))
-                rule = merge if not piece.name.startswith("embed") else "direct"
+                rule = embeddings if merge == "rda" and piece.name.startswith("embed") else merge
                 g = float64_rda(deltas, shares) if rule == "rda" else average
                 squares += (g**2).sum()
                 momenta[i] = 0.9 * momenta[i] + g

@@ -29,7 +29,7 @@ SMALLEST = (
     "--config.eval.every=6",
     "--config.eval.num_batches=1",
     "--config.eval.batch_size=4",
-    "--config.sample.tokens=8",
+    "--config.sample.tokens=0",
 )
 
 

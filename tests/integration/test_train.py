@@ -52,7 +52,7 @@ def newest(folder):
 @pytest.fixture(scope="module")
 def workdir(programs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "first"
-    done = programs.train(folder)
+    done = programs.train(folder, "--config.sample.tokens=8")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert f"{folder}/summary.json" in done.stdout
     assert "sample: def " in done.stdout

@@ -2,6 +2,9 @@
 # Sets up .venv and runs the tests; arguments go to pytest, for example -m slow or tests/protocol.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 ruff check .
-mypy
+mypy --no-error-summary &  # while the tests are collected
+types=$!
 # One worker more than cores: tests of processes and of time-outs wait for half of their time.
-exec python -m pytest -n "${PYTEST_WORKERS:-$(($(nproc) + 1))}" --dist worksteal "$@"
+python -m pytest -n "${PYTEST_WORKERS:-$(($(nproc) + 1))}" --dist worksteal "$@" || failed=$?
+wait "$types"
+exit "${failed:-0}"

@@ -7,7 +7,7 @@ forked too.
 
 from __future__ import annotations
 
-import ctypes
+import atexit
 import multiprocessing
 import os
 import pathlib
@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import util
 
@@ -95,7 +96,12 @@ def _be(module: str, arguments: list[str], environment: dict[str, str], cwd: str
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1
-    ctypes.pythonapi.Py_Exit(code)  # as Python itself ends, so that what hangs there is seen
+    # As Python itself ends, so that what hangs there is seen; but for its modules, whose end takes a while.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _keep_a_fork_server() -> None:

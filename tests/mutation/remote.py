@@ -125,7 +125,13 @@ MUTANTS = (
         "recovery: a peer's state with fewer steps in it replaces the own copy",
         "state = self._tried(gift.take) if gift.trained >= least else None",
         "state = self._tried(gift.take)",
-        ("remote/test_donor.py",),
+        ("remote/test_recovery.py",),
+    ),
+    Mutant(
+        "recovery: who asks for an inner state has others wait for its own",
+        "self._steps = False\n        self._stepping(False)",
+        "self._steps = False",
+        ("remote/test_recovery.py",),
     ),
     Mutant(
         "durable: files of two runs are taken for one",
@@ -143,6 +149,6 @@ MUTANTS = (
         "disk: a file whose checksum does not fit is read",
         "if not data.startswith(begin) or check != data[-_CRC_BYTES:]:",
         "if not data.startswith(begin):",
-        ("test_durable.py", "remote/test_donor.py"),
+        ("test_durable.py", "remote/test_inner_files.py"),
     ),
 )

@@ -82,8 +82,8 @@ def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked(tmp_path
 
 def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp_path):
     syncer = SyncerEnd()
-    fresh, old = (dataclasses.replace(state(value), trained=n) for value, n in ((0, 0), (2, 900)))
-    with Steps(fresh) as donor, ended(syncer) as _:
+    fewer, old = (dataclasses.replace(state(value), trained=n) for value, n in ((1, 800), (2, 900)))
+    with Steps(fewer) as donor, ended(syncer) as _:
         port = int(donor.address.rpartition(":")[2])
         with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
             joined(syncer, first, number=1)

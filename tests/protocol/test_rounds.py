@@ -249,6 +249,20 @@ def test_an_old_offer_is_merged_if_a_quorum_is_there_before_the_newer_one():
     assert [drop.reason for drop in late] == ["unexpected fragment"]
 
 
+def test_a_merge_that_waits_for_another_begins_only_with_a_quorum_of_offers_that_are_not_old():
+    desk = Desk(learners=2, num_learners=2, num_fragments=2, interval=4, overlap=1, quorum=2, gamma=0.0)
+    for learner in (0, 1):
+        desk.report(learner, 2, at=2.0, steps=2)
+    desk.offer(0, (2, 1))
+    assert merges(desk.offer(1, (2, 1))) == [(2, 1, [0, 1])]
+    for learner in (0, 1):
+        desk.report(learner, 4, at=4.0, steps=4)
+        assert not merges(desk.offer(learner, (4, 0)))
+    assert (0, 4, 0) in asked(desk.report(0, 10, at=10.0, steps=10))
+    assert not merges(desk.merged(2, 1))
+    assert merges(desk.offer(0, (4, 0))) == [(4, 0, [0, 1])]
+
+
 @pytest.mark.parametrize(("steps", "taken"), [(2, True), (4, True), (5, False)])
 def test_work_that_goes_on_with_a_new_version_may_be_offered_before_a_report_names_the_version(steps, taken):
     """An update in mid-step leaves the steps taken since its offer, and the report of that step is older."""

@@ -34,7 +34,7 @@ def get_tuning() -> dict[str, Any]:
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8),
         },
-        "budget": 14,
+        "budget": 5,  # points: both axes are tried to both sides
         "choosing": {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]"},
     }
 

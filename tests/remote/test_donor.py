@@ -61,10 +61,17 @@ def test_a_peer_that_asks_while_the_call_before_ends_waits_its_turn():
         assert first.exception().code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+def marred():
+    """An inner state of which one number is not finite."""
+    given = state(1)
+    given.arrays[1][3, 5] = np.nan
+    return given
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (state(np.nan), "donation not finite"),
+        (marred(), "donation not finite"),
         (state(1, versions=(3, 3)), "donation of another time"),
         (state(1, versions=(3,)), "donation of another time"),
         (InnerState(7, (3, 4), [*state(1).arrays[:2], np.zeros((1, 3), np.float32)]), "blocks of another"),

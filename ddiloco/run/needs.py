@@ -51,12 +51,18 @@ def merging_needs(
     outer optimizer's state, and what the update codec left out. Each of `overlap` rounds, and one that is
     asked for, adds all learners' offers, encoded and decoded, and a copy of the state on its way to the disk.
     """
-    lossy, encoded = outer.update_codec != "f32", encoded_bytes(layout, outer.codec)
-    states = {p: _outer_state(layout, outer, p) for p in fragments}
-    kept = sum((3 if lossy else 2) * layout.bytes[p] + states[p] for p in fragments)
-    decoded = 0 if outer.codec == "f32" else 1
-    rounds = [learners * (encoded[p] + decoded * layout.bytes[p]) + states[p] for p in fragments]
-    return Needs(kept, kept + (overlap + 1) * max(rounds))
+    lossy = outer.update_codec != "f32"
+    kept = sum((3 if lossy else 2) * layout.bytes[p] + _outer_state(layout, outer, p) for p in fragments)
+    return Needs(kept, kept + (overlap + 1) * round_bytes(layout, outer, learners, fragments))
+
+
+def round_bytes(layout: FragmentLayout, outer: OuterConfig, learners: int, fragments: Sequence[int]) -> int:
+    """What one round under way adds to that; links slower than the overlap keep more rounds under way."""
+    encoded, decoded = encoded_bytes(layout, outer.codec), 0 if outer.codec == "f32" else 1
+    return max(
+        learners * (encoded[p] + decoded * layout.bytes[p]) + _outer_state(layout, outer, p)
+        for p in fragments
+    )
 
 
 def syncer_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:
@@ -91,13 +97,18 @@ def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) ->
     whole, inner = sum(layout.bytes), inner_bytes(e)
     joining = 2 * whole + 2 * inner
     kept = whole if outer.update_codec != "f32" else 0
-    kept += (e.sync.overlap + 1) * (max(encoded_bytes(layout, outer.codec)) + max(layout.bytes))
+    kept += (e.sync.overlap + 1) * offer_bytes(layout, outer)
     if e.remote.checkpoint_every:
         kept += inner
     if e.snapshot.every:
         anchors = 0 if outer.codec == "f32" else 2 if outer.error_feedback else 1
         kept += (1 + anchors) * whole + inner
     return Needs(whole // hosts, max(joining, kept + donor_bytes(e)) // hosts)
+
+
+def offer_bytes(layout: FragmentLayout, outer: OuterConfig) -> int:
+    """Of it, an offer from when it is made until its update has come."""
+    return max(encoded_bytes(layout, outer.codec)) + max(layout.bytes)
 
 
 def donor_bytes(experiment: Experiment) -> int:

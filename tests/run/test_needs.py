@@ -27,6 +27,7 @@ def test_encoded_offers_are_there_beside_what_they_decode_to_and_updates_leave_s
     least, most = needs.merging_needs(LAYOUT, lossy, 0, 4, (0, 1))
     encoded = 256 * 128 + 4 * 256
     assert (least, most - least) == (4 * 2 * FRAGMENT, 4 * (FRAGMENT + encoded) + FRAGMENT)
+    assert needs.round_bytes(LAYOUT, lossy, 4, (0, 1)) == most - least
 
 
 def experiment(**groups):
@@ -46,6 +47,7 @@ def test_a_learner_needs_more_where_it_keeps_copies_and_gives_them_away_and_less
     in_flight = (keeps.sync.overlap + 1) * (max(layout.bytes) + max(needs.encoded_bytes(layout, "int8")))
     kept = whole + inner + (2 * whole + inner) + inner
     assert needs.learner_needs(keeps, layout, 1).most == kept + in_flight
+    assert needs.offer_bytes(layout, keeps.outer) == in_flight // (keeps.sync.overlap + 1)
     assert needs.learner_needs(keeps, layout, 4).most == (kept + in_flight) // 4
 
 

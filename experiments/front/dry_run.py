@@ -101,14 +101,14 @@ def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     if parts > 1:
         of_syncer = f"authority {_size(syncer.most)}, each of {parts} parts {_size(largest.most)}"
     giving = _size(needs.donor_bytes(experiment))
-    every = range(layout.num_fragments)
+    slack, every = experiment.sync.overlap, range(layout.num_fragments)
     arriving = needs.round_bytes(layout, experiment.outer, experiment.most_learners, every)
     leaving = needs.offer_bytes(layout, experiment.outer) // experiment.hosts(0)
     return [
         f"host memory  {of_syncer},",
         f"             learner {_size(learner.most)} a host beside its devices, of it {giving} to give its "
         "inner state to a peer;",
-        f"             each round more that links slower than {experiment.sync.overlap} steps keep on its way: "
+        f"             each round more that links slower than {slack} steps keep on its way: "
         f"syncer {_size(arriving)}, learner {_size(leaving)};",
         f"             this host has {_size(needs.host_memory())}",
     ]

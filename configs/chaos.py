@@ -1,7 +1,7 @@
 """Training while 1.2 million chips fail: decoupled learners and data-parallel under the same interruptions.
 
   python -m experiments.train --config=configs/chaos.py[:PRESET] [--config.any.field=value]
-  python -m experiments.compare --config=configs/chaos.py --output=runs/chaos
+  python -m experiments.compare --config=configs/chaos.py --output=runs/chaos --seeds=0,1,2
 
 PRESET
   decoupled               M=8 learners of 150,000 chips each, K=1 (default)
@@ -13,7 +13,7 @@ PRESET
 One seed draws one list of interruptions, which all three meet: a chip fails once a year, so some chip
 every 26 s. The tiny dense model stands for a large one whose step takes 5 s: there are as many
 interruptions in a round of 24 steps (120 s) as there would be at full scale, though not as many rounds.
-All train on the same number of tokens. About 3 minutes each on 2 CPU cores. Paper: goodput 88% / 58% /
+All train on the same number of tokens. About 4 minutes each on 2 CPU cores. Paper: goodput 88% / 58% /
 27%. Outcome: docs/results/chaos.md.
 """
 

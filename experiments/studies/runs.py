@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -31,9 +32,15 @@ class Run:
         return [*where, *overrides]
 
 
+_LONGEST_NAME = 200  # file systems allow 255 bytes
+
+
 def folder_name(text: str) -> str:
-    """A name for a run's folder that a person can still read."""
-    return "".join(c if c.isalnum() or c in "=,._-" else "-" for c in text)
+    """A name for a run's folder that a person can still read; a long one ends in a digest of the whole."""
+    name = "".join(c if (c.isascii() and c.isalnum()) or c in "=,._-" else "-" for c in text)
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[: _LONGEST_NAME - 13]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def default_output(program: str, config: str) -> str:
@@ -56,20 +63,25 @@ _BUDGETS = ("train.tokens", "virtual.seconds")
 def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     """What the run in the folder lacks to stand for these settings; None if nothing.
 
-    `settings`: as `ddiloco.settings.experiment.to_json` gives them.
+    A setting that its version did not know yet was at its default. `settings`: as
+    `ddiloco.settings.experiment.to_json` gives them.
     """
+    from ddiloco.settings.experiment import parse, to_json
+
     if not finished(workdir):
         return "it has not finished"
     try:
-        old = _flat(json.loads((workdir / "config.json").read_text()))
+        old = _flat(to_json(parse(json.loads((workdir / "config.json").read_text()))))
+    except ConfigError as error:
+        return f"its config.json is of another version: {error}"
     except (OSError, ValueError):
         return "its config.json cannot be read"
-    new = _flat(json.loads(json.dumps(settings)))
-    if any(new.get(budget) is not None for budget in _BUDGETS):  # then the run finds its steps itself
-        new["train.steps"] = old.get("train.steps")
-    for name in (*old, *new):
-        if old.get(name, "unknown") != new.get(name, "unknown"):
-            return f"{name} was {old.get(name, 'unknown')}, but is {new.get(name, 'unknown')} now"
+    new = _flat(settings)
+    if any(new[budget] is not None for budget in _BUDGETS):  # then the run finds its steps itself
+        new["train.steps"] = old["train.steps"]
+    for name, value in new.items():
+        if name not in old or old[name] != value:  # settings of another model are not in old
+            return f"{name} was {old.get(name, 'not there')}, but is {value} now"
     return None
 
 

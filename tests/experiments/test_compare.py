@@ -2,10 +2,14 @@
 
 import json
 import math
+import pathlib
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from ddiloco.settings.experiment import parse, to_json
 from experiments.front import cli
 from experiments.studies import comparison, comparison_figure, runs
 
@@ -254,32 +258,61 @@ def test_the_mean_of_curves_is_where_all_of_them_are():
     assert comparison_figure.mean_curve([[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]]) == []
 
 
+def asked(**overrides) -> dict[str, Any]:
+    """All settings of a small run, with `train__steps=7` for train.steps."""
+    pairs = [(name.replace("__", "."), str(value)) for name, value in overrides.items()]
+    return to_json(parse(cli.resolve("configs/micro.py", pairs)))
+
+
+def left(workdir: pathlib.Path, settings: Mapping[str, Any]) -> None:
+    """What a finished run of these settings leaves."""
+    (workdir / "config.json").write_text(json.dumps(settings))
+    (workdir / "summary.json").write_text('{"finished": true}')
+
+
 def test_a_run_with_other_settings_does_not_stand_for_this_one(tmp_path):
-    (tmp_path / "config.json").write_text('{"seed": 0, "train": {"steps": 7, "tokens": null, "sizes": [1]}}')
-    asked = {"seed": 0, "train": {"steps": 7, "tokens": None, "sizes": (1,)}}
-    assert runs.lacking(tmp_path, asked) == "it has not finished"
-    (tmp_path / "summary.json").write_text('{"finished": true}')
-    assert runs.lacking(tmp_path, asked) is None
-    asked["train"]["steps"] = 8
-    assert runs.lacking(tmp_path, asked) == "train.steps was 7, but is 8 now"
-    asked["train"].update(steps=7, rows=1)
-    assert runs.lacking(tmp_path, asked) == "train.rows was unknown, but is 1 now"
+    settings = asked(train__steps=7)
+    assert runs.lacking(tmp_path, settings) == "it has not finished"
+    left(tmp_path, settings)
+    assert runs.lacking(tmp_path, settings) is None
+    assert runs.lacking(tmp_path, asked(train__steps=8)) == "train.steps was 7, but is 8 now"
+    other_model = runs.lacking(tmp_path, to_json(parse(cli.resolve("configs/micro.py:moe", ()))))
+    assert other_model == "model.name was dense, but is moe now"
     (tmp_path / "config.json").write_text("{")
-    assert runs.lacking(tmp_path, asked) == "its config.json cannot be read"
+    assert runs.lacking(tmp_path, settings) == "its config.json cannot be read"
 
 
-def test_steps_that_a_time_budget_set_are_not_compared(tmp_path):
-    (tmp_path / "config.json").write_text('{"train": {"steps": 99}, "virtual": {"seconds": 5.0}}')
-    (tmp_path / "summary.json").write_text('{"finished": true}')
-    assert runs.lacking(tmp_path, {"train": {"steps": 7}, "virtual": {"seconds": 5.0}}) is None
-    assert runs.lacking(tmp_path, {"train": {"steps": 7}, "virtual": {"seconds": 6.0}}) is not None
+def test_a_setting_that_an_older_version_did_not_know_was_at_its_default(tmp_path):
+    settings = asked()
+    older = json.loads(json.dumps(settings))
+    del older["outer"]["embeddings"]
+    left(tmp_path, older)
+    assert runs.lacking(tmp_path, settings) is None
+    other = asked(outer__embeddings="rda")
+    assert runs.lacking(tmp_path, other) == "outer.embeddings was direct, but is rda now"
 
 
-def test_steps_that_a_token_budget_set_are_not_compared(tmp_path):
-    (tmp_path / "config.json").write_text('{"train": {"steps": 99, "tokens": 500}}')
-    (tmp_path / "summary.json").write_text('{"finished": true}')
-    assert runs.lacking(tmp_path, {"train": {"steps": 7, "tokens": 500}}) is None
-    assert runs.lacking(tmp_path, {"train": {"steps": 7, "tokens": 600}}) is not None
+def test_a_run_with_a_setting_that_is_gone_does_not_stand_for_this_one(tmp_path):
+    settings = asked()
+    left(tmp_path, {**settings, "train": {**settings["train"], "rows": 1}})
+    assert runs.lacking(tmp_path, settings).startswith(
+        "its config.json is of another version: config.train.rows"
+    )
+
+
+@pytest.mark.parametrize("budget", [("virtual__seconds", 5.0, 6.0), ("train__tokens", 50000, 60000)])
+def test_steps_that_a_budget_set_are_not_compared(tmp_path, budget):
+    name, before, after = budget
+    left(tmp_path, asked(train__steps=99, **{name: before}))
+    assert runs.lacking(tmp_path, asked(train__steps=70, **{name: before})) is None
+    assert runs.lacking(tmp_path, asked(train__steps=70, **{name: after})) is not None
+
+
+def test_the_folder_of_a_long_point_has_a_name_that_file_systems_allow(tmp_path):
+    names = {runs.folder_name("é" * 100 + "sync.interval=24," * 20 + f"seed={seed}") for seed in range(3)}
+    assert len(names) == 3
+    for name in names:
+        (tmp_path / name).mkdir()
 
 
 OVERRIDES = {

@@ -106,7 +106,7 @@ class JobClock:
             self._record(records.StateChanged(learner, State.FINISHED, self.now, chips))
 
     def _work(self, seconds: float, by_chips: bool = True) -> None:
-        """Lets that much be done; if it is not `by_chips`, in the same time on any number of them."""
+        """Lets this much work be done; unless `by_chips`, it takes the same time on any number of chips."""
         while seconds > 0:
             pace = self._phases[self._at].pace
             if pace and not by_chips:

@@ -7,8 +7,8 @@ the first epoch that no old shard had begun. So nothing of the current epoch is 
 epochs are whole. A shard that was an epoch behind the others does not make it up.
 
 A learner that joins beyond the first ones is a second reader of another's shard, as shard M + m: from the
-epoch in which that one is, it reads each epoch of shard m from its end. Until the two meet, which needs no
-word between them, no document is read twice; each then goes on to its own end of the epoch.
+epoch in which that one is, it reads each epoch of shard m from its end. Until the two meet, which takes no
+message between them, no document is read twice; each then goes on to its own end of the epoch.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def _reassigned(
 def _unread_by_both(
     rest: Sequence[Span], shard: int, num_shards: int, records: int, second: Position
 ) -> list[Span]:
-    """What of a shard's rest its second reader, at this position, has not read either."""
+    """The part of a shard's rest that its second reader, at this position, has not read either."""
     assignment, at = Assignment(shard + num_shards, num_shards, records).read(second)
     size = assignment.epoch_size
     first = assignment.epoch * size

@@ -139,7 +139,7 @@ def open_text(
       DataError: no such data set, split or text feature; or it is not prepared and cannot be downloaded.
     """
     source = TextSource(_open(name, split, data_dir, {"text": feature}), feature)
-    _ = source[0]  # files are opened on the first read, and a missing one shall be reported now
+    _ = source[0]  # files are opened on the first read, but a missing one is to be reported now
     return source
 
 
@@ -226,7 +226,7 @@ def _find_builder(name: str, root: str) -> Any:
             ) from None
     try:
         return tfds.core.read_only_builder.builder_from_files(name, data_dir=root)
-    except Exception as error:  # no files, or damaged ones: the code says what is known of this name
+    except Exception as error:  # no files, or damaged ones: the code says what it knows of this name
         return _builder_from_code(name, root, error)
 
 
@@ -277,7 +277,7 @@ def _ensure_prepared(builder: Any, name: str, root: str) -> None:
 
 
 def _network_answers() -> bool:
-    """Whether anything outside answers within a few seconds; a name lookup alone may hang far longer."""
+    """Whether the network answers within a few seconds; a name lookup alone may hang far longer."""
     answered = threading.Event()
 
     def ask() -> None:

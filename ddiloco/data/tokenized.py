@@ -1,6 +1,6 @@
-"""Documents as tokens: tokenized as they are read, or read from files in which they stand tokenized.
+"""Documents as tokens: tokenized as they are read, or read from files that hold their tokens.
 
-Both give the same tokens in the same order, so that a run may go over from one to the other.
+Both give the same tokens in the same order, so that a run may change from one to the other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Split:
 
 @dataclasses.dataclass(frozen=True)
 class _Index:
-    """What the file of that name says: of which text these are the tokens, by which tokenizer."""
+    """What the index file says: which text these are the tokens of, and by which tokenizer."""
 
     name: str
     text_feature: str
@@ -178,7 +178,7 @@ def _index(folder: pathlib.Path) -> _Index:
 
 
 class Ahead:
-    """Documents by number, of which threads read and tokenize those that follow before they are asked for.
+    """Documents by number; threads read and tokenize the following ones before they are asked for.
 
     For one thread that asks for each once, mostly in order.
     """

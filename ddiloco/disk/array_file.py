@@ -98,7 +98,7 @@ def _parse(file: io.BytesIO) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def _told(dtype: np.dtype) -> str:
-    """What makes the dtype again; for numpy, types such as bfloat16 are void but for their names."""
+    """A text that makes the dtype again; numpy writes types such as bfloat16 as void, so these go by name."""
     return dtype.name if dtype.kind == "V" else dtype.str
 
 
@@ -128,13 +128,13 @@ def replace(path: epath.Path, parts: Iterable[Any]) -> None:
 
 
 def in_bucket(path: epath.Path) -> bool:
-    """Whether a path is none of a disk."""
+    """Whether a path is not on a disk."""
     return "://" in os.fspath(path)
 
 
 @contextlib.contextmanager
 def _as_os_error(path: epath.Path) -> Iterator[None]:
-    """Of a bucket, whose libraries raise errors of their own."""
+    """Turns a bucket library's own errors into OSError."""
     try:
         yield
     except OSError:
@@ -146,7 +146,7 @@ def _as_os_error(path: epath.Path) -> Iterator[None]:
 
 
 def sweep(folder: pathlib.Path, name: str = "*") -> None:
-    """Removes what writers of files that are called so have left unfinished; for their only writer."""
+    """Removes unfinished files of these names; only for their one writer."""
     for left in folder.glob(f".{name}*{_UNFINISHED}"):
         with contextlib.suppress(OSError):
             left.unlink()

@@ -88,7 +88,7 @@ def restore(directory: pathlib.Path) -> Checkpoint:
 
 
 def _reason(error: Exception) -> str:
-    """What Orbax says, in one line: of a full disk only that, not which of its files."""
+    """What Orbax says, in one line; for a full disk only that it is full."""
     said = str(error) or type(error).__name__
     full = os.strerror(errno.ENOSPC)
     return full if full in said else said.splitlines()[0]

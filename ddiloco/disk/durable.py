@@ -83,7 +83,7 @@ class DurableState:
         RunMark(self.run, secrets.token_hex(8)).save(self.folder)
 
     def sweep(self, fragments: Sequence[int] | None = None) -> None:
-        """Removes what syncers that were killed had under way: of these fragments, None: of all else."""
+        """Removes what killed syncers left unfinished of these fragments; None: of everything else."""
         for name in ["[!f]"] if fragments is None else [self._path(p).name for p in fragments]:
             array_file.sweep(self.folder, name)
 
@@ -127,14 +127,14 @@ class DurableState:
         return Start(self._read(range(self._layout.num_fragments), loaded.__setitem__), loaded)
 
     def restore(self, model: GlobalModel) -> SyncerState:
-        """Loads a model's fragments, one after the other; of others, and of learners then, it says nothing.
+        """Loads a model's fragments, one after the other; gives the state of these alone, without learners.
 
         Raises DurableStateError as `load`, ValueError if they are of another model.
         """
         return self._read(model.fragments, model.restore)
 
     def state(self) -> SyncerState:
-        """What `load` gives beside the fragments, of which one at a time is in memory; raises as it does."""
+        """What `load` gives beside the fragments, with one of them in memory at a time; raises as it does."""
         return self._read(range(self._layout.num_fragments), lambda p, fragment: None)
 
     def _read(self, fragments: Sequence[int], take: Callable[[int, FragmentState], None]) -> SyncerState:
@@ -152,7 +152,7 @@ class DurableState:
         return state, step
 
     def changed_at(self, p: int) -> tuple[int, int]:
-        """Of a fragment's file: other numbers whenever another version is there; raises OSError."""
+        """Numbers that change whenever a fragment's file has another version; raises OSError."""
         found = self._path(p).stat()
         return found.st_ino, found.st_mtime_ns
 
@@ -174,7 +174,7 @@ class DurableState:
         if self._keep > 1:
             try:
                 kept.keep(path, state.version, merged_step, self._keep)
-            except OSError as error:  # the run goes on, but cannot be set back so far
+            except OSError as error:  # the run goes on, but cannot be rolled back that far
                 self._alarm(error, "earlier versions are not kept")
 
     def _alarm(self, error: OSError, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Earlier versions of the durable fragments, from which a run can be set back to before it went wrong."""
+"""Earlier versions of the durable fragments, to which a run that went wrong can be rolled back."""
 
 from __future__ import annotations
 

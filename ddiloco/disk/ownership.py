@@ -18,7 +18,7 @@ from ddiloco.observe.owner import LOCK
 def owned(workdir: pathlib.Path) -> Iterator[None]:
     """Owns the folder, made if it is not there, until the `with` block ends or this process does.
 
-    The file that is locked stays, and says who has it or had it last.
+    The locked file stays, and says which process has the folder or had it last.
 
     Raises:
       ConfigError: another run has it, or it cannot be written to or locked.
@@ -37,7 +37,7 @@ def owned(workdir: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def owned_fragments(folder: pathlib.Path, fragments: Iterable[int]) -> Iterator[None]:
-    """Owns these fragments of the folder of a run's durable state, likewise: whoever writes them does.
+    """Likewise owns these fragments of a run's durable state, as the process that writes them must.
 
     Raises:
       ConfigError: another process has one of them.
@@ -59,6 +59,6 @@ def _lock(workdir: pathlib.Path, file: int) -> None:
     except OSError as error:
         raise ConfigError(f"workdir: {workdir}: cannot be locked (flock): {error.strerror}") from None
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    with contextlib.suppress(OSError):  # a full disk keeps nobody from owning it
+    with contextlib.suppress(OSError):  # a full disk must not keep a run from owning it
         os.ftruncate(file, 0)
         os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)

@@ -1,4 +1,4 @@
-"""Which run a folder is of: a random id, given when the run first starts and kept as long as it goes on.
+"""Which run a folder belongs to: a random id, drawn when the run first starts and kept while it goes on.
 
 The file with it is the last thing that a run's start writes: where it is, all that the run needs is too.
 """

@@ -1,4 +1,4 @@
-"""What the evaluator and the syncer of a run of processes tell each other, in a folder of the workdir.
+"""What a remote run's evaluator and syncer tell each other, in a folder of the workdir.
 
 The evaluator adds a line for each score. At the end the syncer says in a file which score is the last that it
 wants, and then that it has all.

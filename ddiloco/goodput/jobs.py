@@ -81,7 +81,7 @@ class Jobs:
         growing = jobs[(upscale_at <= end) & (end < self._horizon) & ~struck]
         stopped = self._stop(jobs[struck])
         absorbing = stopped[~self._elastic[stopped]]
-        self._source.next[absorbing] = np.inf  # a job that stands still as a whole loses nothing more
+        self._source.next[absorbing] = np.inf  # a job that stands still as a whole has nothing more to lose
         self._pause(stopped, State.DETECTING, self._model.detection_seconds)
         reconfiguring = np.concatenate([stopped, growing])
         seconds = np.full(reconfiguring.size, self._model.upscale_seconds)

@@ -22,7 +22,7 @@ def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
     """Whether a run has begun in the workdir since this was called."""
 
     def found() -> run_mark.RunMark | None:
-        with contextlib.suppress(run_mark.RunMarkError):  # the syncer will tell
+        with contextlib.suppress(run_mark.RunMarkError):  # the syncer will say why
             return run_mark.begun(workdir / FOLDER)
         return None
 

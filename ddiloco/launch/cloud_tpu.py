@@ -1,7 +1,7 @@
 """A run on Cloud TPU: a queued resource for each learner, and a machine of its own for the syncer.
 
 A queued resource that was preempted does not come back by itself: `keep.sh`, which a cron job or a person
-runs again and again, deletes what is suspended or has failed, and asks for it anew. On each of its machines a
+runs every so often, deletes what is suspended or has failed, and requests it again. On each of its machines a
 startup script makes the learner a systemd service, restarted as its exit code says; at a notice of preemption
 the machine shuts down, systemd ends the service with SIGTERM, and the learner leaves.
 """

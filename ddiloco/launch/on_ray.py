@@ -133,7 +133,7 @@ class RayRun:
         self._experiment, self._workdir, self._resources = experiment, workdir.resolve(), resources
         self._main, self._note, self._environment = main, note, dict(environment or {})
         self._kept = None if kept is None else kept.resolve()
-        self._running: dict[Any, str] = {}  # by the exit code to come, whose it is
+        self._running: dict[Any, str] = {}  # by the exit code to come, the actor that it is of
         self._groups: list[Any] = []
         self._left: set[tuple[str, str]] = set()  # learner, and the node that it was told to leave
         self.actors: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class RayRun:
             self._leave_draining_nodes()
 
     def _ended(self, seconds: float) -> list[tuple[str, int]]:
-        """Who has ended, and with which exit code; waits for one so long at most."""
+        """Which actor has ended, and with which exit code; waits for one so long at most."""
         done, _ = ray.wait(list(self._running), timeout=seconds)
         found = [(self._running.pop(code), ray.get(code)) for code in done]
         for name, code in found:
@@ -223,7 +223,7 @@ class RayRun:
         return found
 
     def _leave_draining_nodes(self) -> None:
-        """Has learners leave nodes that are about to go, while their work can still be merged."""
+        """Makes learners leave nodes that are about to go, while their work can still be merged."""
         draining = cluster_state.get_draining_nodes()
         if not draining:
             return

@@ -88,7 +88,7 @@ def start(
 
 
 def _start(process: BaseProcess) -> None:
-    """A server that has just died may still seem to be there; a later try starts another."""
+    """A server that has just died may still seem to be there; a later attempt starts another."""
     for pause in (0.05, 0.2, 1.0, None):
         warm_up()
         try:

@@ -133,7 +133,7 @@ class Supervisor:
         return code in (0, USAGE_ERROR) or code > SIGNALLED or (code > 0 and nobody_left)
 
     def _given_up(self, role: Role) -> bool:
-        """Whether it has failed too often; one that has died since it was looked after has not yet."""
+        """Whether it has failed too often; one that has only just died has not yet."""
         return role.over and role.failures > self._config.restarts
 
     def _look_after(self, role: Role) -> None:
@@ -211,7 +211,7 @@ class Supervisor:
             self._observe(role.name, role.process.pid, role.process.exitcode)
 
     def _stop_syncer(self) -> None:
-        """Has the syncer tell its learners that the run is over, and save everything."""
+        """Makes the syncer tell its learners that the run is over, and save everything."""
         process = self._syncer.process
         if process.exitcode is None:
             process.terminate()
@@ -240,7 +240,7 @@ def _refused(role: Role) -> bool:
 
 
 def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:
-    """What each of a role's processes has beside the role's arguments, and its environment."""
+    """What each of a role's processes gets beside the role's arguments, and its environment."""
     if role.hosts == 1:
         return [([], role.environment)]
     with reserved_ports(2) as port:  # free a moment ago; should one be taken, all are started again

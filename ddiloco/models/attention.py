@@ -62,7 +62,7 @@ def causal_mask(segments_BxL: jax.Array) -> jax.Array:
 def suited(implementation: str, mesh: Mesh | None, query_BxLxNxH: jax.Array) -> str:
     """The implementation to use on these devices: what the settings say, or the best that takes these shapes.
 
-    `mesh` None: JAX's default devices. What counts is where the program will run, not where it is compiled.
+    `mesh` None: JAX's default devices. What matters is where the program will run, not where it is compiled.
     """
     if implementation != "auto":
         return implementation

@@ -51,7 +51,7 @@ class LayersConfig:
     )
 
     def check_repeats(self, name: str, layers: int) -> None:
-        """Raises ValueError unless so many layers, the setting of this name, can be stacked as they shall."""
+        """Raises ValueError unless this many layers, the setting `name`, can be stacked as configured."""
         if self.stage_repeats > 1 and not self.scan_layers:
             raise ValueError(f"scan_layers: is False, but stage_repeats {self.stage_repeats} needs stacks")
         if layers % self.stage_repeats:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from ddiloco.observe.terminal import printable
 
 MOST_ALARMS = 200
-MOST_OF_A_KIND = 25  # that begin with the same two words, lest one liar's hide all others
+MOST_OF_A_KIND = 25  # that begin with the same two words, so that one liar's do not hide all others
 NO_MORE = "there are more alarms than are kept and shown"
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from ddiloco.config import ConfigError
 from ddiloco.observe.records import StepDone
 
-SLOWEST = 10.0  # times the longest step so far, as the protocol bears with
-SHORTEST = 600.0  # seconds without a step that say nothing yet
+SLOWEST = 10.0  # times the longest step so far, which the protocol tolerates too
+SHORTEST = 600.0  # seconds without a step that mean nothing yet
 
 
 class Health:
@@ -84,7 +84,7 @@ def serve(address: str, health: Health) -> http.server.ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # a line a probe helps nobody
+        def log_message(self, format: str, *args: object) -> None:  # a line for each probe would help nobody
             del format, args
 
     host, _, port = address.rpartition(":")

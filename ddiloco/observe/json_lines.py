@@ -1,4 +1,4 @@
-"""What a process says as JSON, a line an object, for who collects logs (`config.log.json`)."""
+"""Prints what a process says as JSON, an object a line, for log collectors (`config.log.json`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _about = contextvars.ContextVar("about", default=_NOTHING)
 
 @contextlib.contextmanager
 def about(**labels: Any) -> Iterator[None]:
-    """Labels of the lines that this thread says in the `with` block; None is left out."""
+    """Labels the lines that this thread prints in the `with` block; None is left out."""
     token = _about.set({**_about.get(), **_known(labels)})
     try:
         yield

@@ -328,7 +328,7 @@ class Monitor:
 
 
 def _learner(record: Record) -> int | None:
-    """Whom a record is about."""
+    """The learner that a record is about."""
     if isinstance(record, Noted):
         return record.values.get("learner")
     return getattr(record, "learner", None)

@@ -1,4 +1,4 @@
-"""Whether a run's folder is still its own, whose path another run may have by now."""
+"""Whether a run's folder is still its own: another run may have its path by now."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import fcntl
 import os
 import pathlib
 
-LOCK = ".lock"  # who has locked this file of a run's folder owns the folder
+LOCK = ".lock"  # the process that has locked this file of a run's folder owns it
 
 
 class Owner:
-    """Whose folder it is, as of now: the run's that makes this.
+    """Remembers that the folder is now that of the run which makes this.
 
     A path can come to lead elsewhere while a run goes on: its folder is moved and another run begins in its
     place, or its lock is removed and another process takes the folder.

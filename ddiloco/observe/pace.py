@@ -1,4 +1,4 @@
-"""How fast bytes have moved, such as those of welcomes, by which waits for as many or more go."""
+"""How fast bytes have moved, such as those of welcomes, and so how long to wait for more of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pace:
             self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
 
     def patience(self, least: float, size: int) -> float:
-        """Seconds to wait for so many bytes: `least`, and ALLOWANCE times what as many of the measured took.
+        """Seconds to wait for bytes: `least`, and ALLOWANCE times what they take at the measured pace.
 
         Example:
           >>> pace = Pace()

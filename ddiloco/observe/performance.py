@@ -1,4 +1,4 @@
-"""How fast learners step, how long they wait for data and what memory they take, by their steps' metrics."""
+"""How fast learners step, how long they wait for data and what memory they take, by their metrics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Performance:
             self.measured += seconds
 
     def figures(self) -> dict[str, float | None]:
-        """MFU and the share of time that went into waiting for data, in [0, 1], and seconds of a step."""
+        """MFU and the share of time spent waiting for data, in [0, 1], and seconds of a step."""
         return {
             "mfu": self.used / self.measured if self.measured else None,
             "data_wait_share": self.waited / self.seconds if self.seconds else None,
@@ -60,7 +60,7 @@ class Performance:
 
 
 def together(of: Iterable[Performance]) -> Performance:
-    """That of all of these, but for their memory."""
+    """The performance of all of these together, without their memory."""
     whole = Performance()
     for one in of:
         whole.classes.update(one.classes)

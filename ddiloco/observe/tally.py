@@ -38,7 +38,7 @@ LONG_STEPS = 3
 """In a row, which are no hang but the pace of a learner."""
 
 MOST_REASONS = 200  # that are counted each by itself
-MOST_FAILURES = 50  # whose tracebacks are kept
+MOST_FAILURES = 50  # deaths whose tracebacks are kept
 OTHERS = "others"
 
 COUNTS = ("skipped_steps", "bytes_sent", "bytes_received", *_COUNTED.values())

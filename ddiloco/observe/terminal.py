@@ -1,12 +1,12 @@
-"""What may be written to a terminal: text without control characters, and no more than its reader takes."""
+"""What may be written to a terminal: no control characters, and only as much as its reader takes."""
 
 from __future__ import annotations
 
 import select
 from typing import TextIO
 
-LONGEST_LINE = 2000  # characters, few enough for a pipe that has room at all
-LONGEST_TEXT = 1000  # characters of a sentence that somebody else may have made
+LONGEST_LINE = 2000  # characters; few enough for any pipe that has room at all
+LONGEST_TEXT = 1000  # characters of a sentence that somebody else may have written
 
 
 def printable(text: str, longest: int = LONGEST_TEXT) -> str:

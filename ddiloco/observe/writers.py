@@ -76,7 +76,7 @@ class EventFiles:
         self._append(owner, event)
 
     def close(self) -> None:
-        """The files are their owner's to close."""
+        """Does nothing: their owner closes the files."""
 
     def _append(self, owner: str, event: Any) -> None:
         """The event as a TFRecord: length, its checksum, data, its checksum."""
@@ -92,7 +92,7 @@ class EventFiles:
 class Aside:
     """A Writer that never waits: another one's thread makes it, writes with it and closes it.
 
-    Points are given up where too many wait. What the other raises is told once, and ends it.
+    Points are given up where too many wait. What the other raises is reported once, and ends it.
     """
 
     def __init__(self, make: Callable[[], Writer], tell: Callable[[str], None], name: str) -> None:

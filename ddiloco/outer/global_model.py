@@ -119,9 +119,9 @@ class GlobalModel:
     ) -> NextVersion:
         """Makes the next version of fragment p.
 
-        If all weights are zero, or all are left out, no version is made and the optimizer does not step. So
-        it is where the outer step would make values that are not finite; then the fragment's outer optimizer
-        begins anew.
+        If all weights are zero, or all are left out, no version is made and the optimizer does not step. The
+        same holds where the outer step would make values that are not finite; then the fragment's outer
+        optimizer also starts afresh.
 
         Args:
           contributions: theta_{m,p} of each learner in the merge, checked by `validate`.

@@ -1,8 +1,8 @@
 """Guards: whose outer gradients are merged, and who is kept out until its own can be trusted again.
 
 A gate is a pure function of a few numbers about each offer in a round, and of those that came before; it
-names the offers that are out of line. `Guard` asks the gates, keeps who was out of line too often in
-quarantine, and lets a learner back in whose offers would have passed for long enough.
+names the offers that are out of line. `Guard` asks the gates, puts learners that were out of line too often
+in quarantine, and lets one back in once its offers would have passed for long enough.
 
 Learners are compared with each other: a minority can lie. With fewer than three learners nobody knows who
 is right, and only what no learner could have done is found. docs/security.md says what is found when.

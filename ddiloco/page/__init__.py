@@ -4,6 +4,5 @@
                                                  |--> sheet, drawings, *.html -> server (live), report
                                                  |--> exposition (Prometheus)
 
-Nothing here is told anything by the run but through its files, so that a page of a run that is over is the
-same as that of one that goes on.
+The run's files are the only source, so that the page of a run that is over is the same as while it went on.
 """

@@ -3,7 +3,7 @@
 Each request carries the token of whoever manages the run, which the page neither knows nor keeps. Where a run
 has no credentials, and its page is only for this machine, the page has a secret in its place, new at each
 start, that no other site can read. So a page of another site can ask for nothing, whatever this browser has
-cookies of.
+cookies for.
 """
 
 from __future__ import annotations

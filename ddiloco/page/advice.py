@@ -98,7 +98,7 @@ def host_missing(view: RunView) -> Iterator[Advice]:
 
 
 def thin_link(view: RunView) -> Iterator[Advice]:
-    """One learner steps, but what it makes comes late or never."""
+    """One learner steps, but its offers come late or never."""
     fair = _median(one.sent / one.clock for one in view.learners if one.clock)
     for one in view.learners:
         others = [other for other in view.learners if other is not one]
@@ -195,7 +195,7 @@ def _of_which(s: SyncerView) -> str:
 
 
 def _scarce(s: SyncerView) -> str:
-    """What more merges a second need, by what a merge spends its time on."""
+    """What would allow more merges a second, by where a merge spends its time."""
     if s.disk_seconds is None or s.merge_seconds is None:
         return "more cores or a faster disk"
     return "a faster disk" if s.disk_seconds > s.merge_seconds else "more cores"
@@ -347,7 +347,7 @@ def _busy(view: RunView) -> bool:
 
 
 def _explained(view: RunView) -> bool:
-    """Whether another rule says already why work is not merged."""
+    """Whether another rule already says why work is not merged."""
     rules = (not_finite, quarantined, thin_link, hardly_merged, interval_too_small, syncer_at_its_limit)
     return any(one for rule in rules for one in rule(view))
 
@@ -359,7 +359,7 @@ def _usual_share(view: RunView) -> float | None:
 def _unmerged(view: RunView, one: LearnerView) -> bool:
     """Whether less than half as much of its work is merged as of the others', though it is there.
 
-    One that took its last steps alone, after all merges, has been in as many of these as the others.
+    A learner that took its last steps alone, after all merges, was in as many merges as the others.
     """
     usual, longest = _usual_share(view), max(other.clock for other in view.learners)
     rounds = _median(other.in_recent for other in view.learners)

@@ -65,7 +65,7 @@ class Board:
         return all(whole)
 
     def read_unseen(self) -> float:
-        """Reads if it is time to, lest a visitor wait for days of a run; returns seconds until it is."""
+        """Reads if it is time to, so that no visitor has to wait for it; returns seconds until it is."""
         if time.monotonic() >= self._read_at:
             begun = time.thread_time()
             whole = self.read()
@@ -126,7 +126,7 @@ class PageServer:
         self._changed = asyncio.Event()
         self._watching = 0
         self._over = threading.Event()
-        self._wake, self._waked = socket.socketpair()  # so that the end need not be waited for
+        self._wake, self._waked = socket.socketpair()  # so that nobody need wait for its end
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
 
     def start(self) -> None:

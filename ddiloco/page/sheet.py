@@ -44,7 +44,7 @@ _COLUMNS: Mapping[str, Callable[[LearnerView], str]] = {
     "sent": lambda one: size(one.sent),
     "received": lambda one: size(one.received),
 }
-_IF_KNOWN = ("data wait", "MFU")  # columns that no run without measurements has
+_IF_KNOWN = ("data wait", "MFU")  # columns of measurements, which some runs do not have
 
 
 def document(
@@ -142,7 +142,7 @@ def columns(view: RunView) -> dict[str, Callable[[LearnerView], str]]:
 
 
 def hosts_of(one: LearnerView) -> tuple[list[HostView], list[HostView]]:
-    """A learner's several hosts, of many those that are gone or came last; and the others."""
+    """A learner's hosts, if there are many those that are gone or came last; and the others."""
     known = sorted(one.hosts, key=lambda at: (at.state != "gone", at.state_seconds))
     return sorted(known[:MOST_HOSTS], key=lambda at: at.host), known[MOST_HOSTS:]
 

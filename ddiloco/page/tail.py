@@ -13,7 +13,7 @@ CHUNK = 1 << 18  # bytes that are read at a time
 
 
 class Replaced(Exception):
-    """The file is another one, or shorter, than that which was read: what was read of it counts no more."""
+    """The file is another one, or shorter than what was read of it, which no longer counts."""
 
 
 class LineTail:

@@ -123,7 +123,7 @@ class RunView:
     name: str
     status: str  # running, finished, interrupted, or stopped: without a word
     virtual: bool
-    whole: bool  # all that the run has left was read; else what is here ends before `now`
+    whole: bool  # all of the run's files was read; else what is here ends before `now`
     started: float  # in the time of the run's files
     now: float
     summary: Mapping[str, Any]

@@ -43,7 +43,7 @@ class Front:
 
 
 class Asking:
-    """Asks each learner so early, and for so early a step, that its offer is here when a round is due.
+    """Asks each learner early enough, and for a step early enough, to have its offer when a round is due.
 
     It learns both from what each learner's offers do: one that comes too late is asked earlier the next time.
     """
@@ -69,13 +69,13 @@ class Asking:
         return [self._tell(r, members, clock) for clock, members in asked.items()]
 
     def ask_late(self, r: Round, members: Membership) -> list[actions.SyncerAction]:
-        """Has learners that are later than was foreseen offer what they have."""
+        """Makes learners that are later than expected offer what they have."""
         owing = ((m, r.owed.get(m.learner)) for m in members.live())
         late = [m for m, asked in owing if asked is not None and asked.clock > m.step + 1]
         return [self._tell(r, late, 0)] if late else []
 
     def arrived(self, m: Member, c: Contribution, now: float) -> None:
-        """Takes from an offer how long the learner's link takes, and how early it must be asked."""
+        """Learns from an offer how slow the learner's link is, and how early it must be asked."""
         asked = m.asked.get(c.fragment)
         if asked is not None and asked.version == c.version:
             asked.arrived_at = now
@@ -91,7 +91,7 @@ class Asking:
             self._longest_lead = max(self._longest_lead, m.lead)
 
     def merging(self, r: Round, members: Membership, now: float) -> None:
-        """Asks those that miss the round earlier and for an earlier step; those with time for a later one."""
+        """Those that miss the round are asked earlier from now on; those with time, for a later step."""
         for m in members.live():
             if m.learner in r.arrived:
                 self._in_time(m, m.asked.get(r.id.fragment), now)
@@ -107,7 +107,7 @@ class Asking:
             m.margin = max(0.0, m.margin - IN_TIME)
 
     def _tell(self, r: Round, members: Sequence[Member], clock: int) -> actions.Tell:
-        """The question; every learner's next answer is judged by it."""
+        """Makes the question, by which the learner's next answer is judged."""
         for m in members:
             known = m.counters[r.id.fragment] if m.counters else None
             steps = known.steps if known is not None and known.version == r.version else None

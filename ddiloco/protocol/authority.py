@@ -22,7 +22,7 @@ MOST_INCARNATIONS = 1 << 62
 
 
 class Authority:
-    """The half of the syncer that deals with learners; `Rounds` is the other, of which there may be several.
+    """The half of the syncer that deals with learners. `Rounds` is the other half; there may be several.
 
     Answers learners with actions, and has news for every part: what it let in, heard and lost. It starts from
     the versions of all parts.
@@ -160,7 +160,7 @@ class Authority:
         return [*out, news.Admitted(learner, incarnation)]
 
     def _welcome_again(self, m: Member, now: float) -> Said:
-        """Sends a welcome anew that may be lost; one that is large may still be on its way."""
+        """Sends a welcome again that may be lost; a large one may still be on its way."""
         m.heard_at = now
         if now < m.welcomed_at + self.policy.resend_timeout:
             return []
@@ -168,7 +168,7 @@ class Authority:
         return [news.Admitted(m.learner, m.incarnation)]
 
     def _speaks_for_itself(self, m: Member, event: events.LearnerJoined, now: float) -> bool:
-        """Whether a process is there that no other may replace; itself it may, once it is dismissed."""
+        """Whether a process is there that no other may replace; once dismissed, it may replace itself."""
         itself = event.incarnation == m.incarnation + m.dismissed and event.versions is not None
         another = m.state is State.JOINING and event.incarnation != m.incarnation
         return (
@@ -197,7 +197,7 @@ class Authority:
         return [*out, actions.Record("learner_lost", fields), news.Left(m.learner, m.incarnation, gone=True)]
 
     def mark_silent(self, now: float) -> Said:
-        """Stops waiting for learners that have not been heard of for the silence timeout."""
+        """Stops waiting for learners that have not been heard from for the silence timeout."""
         out: Said = []
         if self._patience is None:
             self._patience = now + self.policy.silence_timeout
@@ -213,7 +213,7 @@ class Authority:
         return out
 
     def _quietest(self) -> Member | None:
-        """The live learner that has not been heard of for longest, unless it is done."""
+        """The live learner that has been silent for longest, unless it is done."""
         while self._quiet:
             since, learner, incarnation = self._quiet[0]
             m = self.members.current(learner, incarnation)
@@ -329,7 +329,7 @@ class Authority:
         return all(a == b for a, b in zip(ours, theirs, strict=True) if a[0] == b[0])
 
     def _is_early(self, learner: int, step: int, now: float) -> bool:
-        """Whether a learner has gone on further, while the syncer was away, than can be believed as yet."""
+        """Whether a learner went on further while the syncer was away than can be believed yet."""
         limit = self._speed_limit
         if self.total_steps is not None and step > self.total_steps:
             return False
@@ -356,7 +356,7 @@ class Authority:
         return self.total_steps is not None and m.step >= self.total_steps
 
     def _call_the_rest(self) -> Said:
-        """Has slower learners give what they have when those that are done have nothing for any open round.
+        """Makes slower learners give what they have once those that are done have nothing for any open round.
 
         Updates have replaced the last work of those; they would wait while the slowest trains on alone.
         """

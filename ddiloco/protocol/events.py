@@ -94,7 +94,7 @@ SyncerEvent = FromLearner | FragmentArrived | OfferFailed | MergeFinished | Time
 
 @dataclasses.dataclass(frozen=True)
 class Welcomed:
-    """The syncer lets the learner in: its clock, and of fragments the version and the step it was merged at.
+    """The syncer lets the learner in: its clock, and each fragment's version and the step it was merged at.
 
     The fragments come with it. If each part of a syncer welcomes with its own, the learner is ready once
     it holds them all.

@@ -176,7 +176,7 @@ class LearnerCore:
         return [actions.AdoptAll(self.clock, self.versions)]
 
     def _rejected(self, event: events.Rejected) -> list[actions.LearnerAction]:
-        """Leaves if a newer process has taken its place; one that only begins takes a higher number."""
+        """Leaves if a newer process has taken its place; one that is only starting takes a higher number."""
         if event.incarnation != self.incarnation:
             return []
         if self.recovered or event.newest <= self.incarnation:

@@ -22,7 +22,7 @@ class State(enum.Enum):
 
     JOINING = "joining"  # welcomed, still recovering: neither seeds nor forms a quorum
     LIVE = "live"
-    SILENT = "silent"  # not heard of for the silence timeout; counts again once it speaks
+    SILENT = "silent"  # not heard from for the silence timeout; counts again once it speaks
     GONE = "gone"
 
 
@@ -63,7 +63,7 @@ class Member:
     welcomed_at: float = 0.0
     admitted_at: float | None = None  # when its first welcome was sent
     welcome_seconds: float = 0.0  # from then until it began: all fragments have come to it; 0: none was sent
-    goes_on: bool = False  # it came back with what cannot be: until the welcome comes it goes on with that
+    goes_on: bool = False  # it came back in an impossible state, which it keeps until the welcome comes
     dismissed: bool = False  # told that it is no member: the next incarnation is its own
     step_time: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds
     delivery: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds from report to offer

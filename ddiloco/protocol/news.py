@@ -76,7 +76,7 @@ News = RollCall | Admitted | Begun | Heard | Left | Returned | AllPresent | Note
 
 @dataclasses.dataclass(frozen=True)
 class Committed:
-    """A round is merged and durable; answered by Noted, so that no learner holds a version not known of."""
+    """A round is merged and durable; it is broadcast after Noted, so the authority knows all versions."""
 
     round: RoundId
     version: int

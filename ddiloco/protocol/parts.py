@@ -52,7 +52,7 @@ class ToPart:
 
 
 class AuthorityCore(Knowing):
-    """The authority's process: decides for a syncer of several parts, as `SyncerCore` does for one of one."""
+    """The authority's process: decides for a syncer of many processes, as `SyncerCore` does for one."""
 
     def handle(
         self, event: events.FromLearner | events.Timeout | FromPart | PartConnected, now: float
@@ -82,7 +82,7 @@ def _addressed(
 
 
 class Part:
-    """One part's process: the rounds of its fragments, and learners as the authority tells of them."""
+    """One part's process: the rounds of its fragments, and the learners that the authority reports."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Part:
         fragments: Iterable[int],
         lineage: int = 0,
     ) -> None:
-        """`state`: what is durable of its fragments; of others it may say anything."""
+        """`state`: what is durable of its fragments; the rest of it is ignored."""
         self.policy = policy
         self.lineage = lineage
         self._members = Membership()

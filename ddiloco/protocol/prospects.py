@@ -67,9 +67,9 @@ class Prospects:
         return r.settled == len(live)
 
     def _awaits_others(self, r: Round) -> bool:
-        """Whether only those are here of whom no offer was merged before, and another may still give.
+        """Whether all offers here are from learners that had none merged before, and another may still come.
 
-        So whoever is quick to offer what is never merged keeps nobody else's work out of a round.
+        So a learner that is quick to offer what is never merged keeps nobody else's work out.
         """
         if not self._nobody_waits or not r.refused or r.arrived.keys() - r.refused:
             return False
@@ -86,7 +86,7 @@ class Prospects:
         return not r.has_given(m.learner) and m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
 
     def _may_gain(self, r: Round) -> bool:
-        """Whether a learner at the round's step has given or still may, and enough of the live may yet."""
+        """Whether a learner at the round's step has given or still may, and enough live ones still may."""
         able = [m for m in self._members.live() if not r.has_given(m.learner) and self._may_give(m, r)]
         few = r.counted + len(able) < (self._quorum or 1)
         if few and self._members.count >= (self._quorum or 1):  # else others may come

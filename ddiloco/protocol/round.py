@@ -16,7 +16,7 @@ class Phase(enum.Enum):
 
     GATHERING = "gathering"  # offers are asked for and come in; the quorum is not complete
     GRACE = "grace"  # the quorum is complete; further offers are waited for until the deadline
-    READY = "ready"  # as many rounds are merging as may; whatever comes meanwhile is taken
+    READY = "ready"  # waits, since no more rounds may merge at a time; whatever comes meanwhile is taken
     MERGING = "merging"
 
 
@@ -43,7 +43,7 @@ class Round:
     departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
     left_out: tuple[int, ...] = ()  # whose offers are not in the merge after all
-    refused: set[int] = dataclasses.field(default_factory=set)  # who gave to a merge of which nothing came
+    refused: set[int] = dataclasses.field(default_factory=set)  # who gave to a merge that made no version
     settled: int = 0  # of the live learners, how many in a row were seen to owe nothing
 
     @property
@@ -98,7 +98,7 @@ class Round:
         self.phase = Phase.GATHERING
 
     def refusal(self) -> actions.Record:
-        """What is worth knowing of a merge of which nothing came."""
+        """What the metrics say of a merge that made no version."""
         values = {"step": self.id.step, "fragment": self.id.fragment, "left_out": sorted(self.arrived)}
         return actions.Record("round_refused", values)
 

@@ -321,7 +321,7 @@ class Rounds:
             self._asking.arrived(m, c, now)
         if r is None or m is None or not self._wants(r, m, c):
             if r is not None and m is not None and r.owed.pop(c.learner, None) is not None:
-                r.unasked.add(c.learner)  # in case that nothing comes of the merge under way
+                r.unasked.add(c.learner)  # in case the merge under way makes no version
             return [actions.Drop(c.learner, "unexpected fragment", event.round)]
         if c.fragment != r.id.fragment or c.version != r.version or c.steps < 1 or c.tokens < 0:
             return self._failed(r, m, "stale fragment")

@@ -35,7 +35,7 @@ _TRIES = 50  # to see the fragments that the syncer has left
 
 
 class FollowedModel:
-    """The global model as the durable fragments have it: of what changes, the host holds one at a time.
+    """The global model as the durable fragments have it; the host holds one changed fragment at a time.
 
     It is sharded over a mesh, except for a loop of one's own, which scores what is on the host.
     """

@@ -36,7 +36,7 @@ def at_once(call: Callable[[], Any]) -> Any:
 
 
 class Recipe(Protocol):
-    """What a run trains: a built-in model, or the user's own loop. Drivers know no more of it than this.
+    """What a run trains: a built-in model, or the user's own loop. This is all that drivers know of it.
 
     Learners of the same kind on the same mesh share a program.
     """

@@ -1,4 +1,4 @@
-"""Calls that may wait for the devices, in a thread of their own: meanwhile their caller can be heard."""
+"""Calls that may wait for the devices, in a thread of their own: their caller stays responsive."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Result = TypeVar("Result")
 
 
 class DeviceCalls:
-    """Makes one call after another for one thread, which sees to other things while it waits.
+    """Makes one call after another for one thread, which can do other things while it waits.
 
-    Its own thread is a daemon: one that a device holds for ever does not keep the process from ending.
+    Its thread is a daemon: if a device never answers, the process can still end.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,7 +35,7 @@ class DeviceCalls:
     ) -> Result:
         """The result of `call`, or what it raises.
 
-        As long as that is not there, waits for `seconds()`, calls `meanwhile`, and waits again.
+        Until the result is there it waits for `seconds()`, calls `meanwhile`, and waits again.
         """
         answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
         self._calls.put((answer, call))

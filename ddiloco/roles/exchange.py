@@ -83,7 +83,7 @@ class InnerState:
     versions: tuple[int, ...]  # by fragment, those that it had applied
     arrays: Sequence[np.ndarray | jax.Array]  # one for each of `Program.inner_leaves`
     origin: InnerOrigin | None = None  # how the tape of the learner that gave it names it; None: not known
-    # Inner steps that it has taken in since it was fresh, of all learners that it has been with
+    # Inner steps that went into it since it was fresh, whichever learners took them
     trained: int = 0
 
 

@@ -1,4 +1,4 @@
-"""What waits for a learner's thread: of a fragment's updates only the newest, however long a step takes."""
+"""What waits for a learner's thread: only the newest update of each fragment, however long a step takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddiloco.roles.exchange import Delivery, Told
 
 
 class Inbox:
-    """Deliveries in their order; an update makes one of the same fragment that waits superfluous."""
+    """Deliveries in order; a newer update of a fragment replaces one that still waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

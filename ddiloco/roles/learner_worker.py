@@ -37,7 +37,7 @@ from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.transfer import Offer
 from ddiloco.training.step_meter import StepMeter
 
-HANGS = 10.0  # times as long as the longest step before it, from which on a step has no more heartbeats
+HANGS = 10.0  # a step this many times as long as the longest before it sends no more heartbeats
 Result = TypeVar("Result")
 
 
@@ -212,7 +212,7 @@ class LearnerWorker:
         self._handle(events.StepStarted(tokens))
 
     def _idle(self, until: float) -> None:
-        """Plays slower devices: the step is still under way, and what arrives is handled at once."""
+        """Imitates slower devices: the step is still under way, and what arrives is handled at once."""
         while not self._leaving and (seconds := until - time.monotonic()) > 0:
             self._take_deliveries(min(seconds, self._quiet_seconds()))
             self._beat()

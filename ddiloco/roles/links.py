@@ -46,7 +46,7 @@ class Links:
                 self._links.pop((learner, incarnation), None)
 
     def lost(self, learner: int, incarnation: int) -> None:
-        """Forgets one that is gone if its connection is over; it may have connected anew meanwhile."""
+        """Forgets one that is gone if its connection is over; it may have reconnected meanwhile."""
         link = self._links.get((learner, incarnation))
         if getattr(link, "over", False):  # links without connections lead to the learner as long as it lives
             self._links.pop((learner, incarnation), None)

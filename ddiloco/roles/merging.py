@@ -138,7 +138,7 @@ class Merging:
         return [self._committed[p][0].pieces for p in sorted(self._committed)]
 
     def _of(self, fragment: int, version: int) -> _Committed:
-        """This version; the newest in place of one that is not known of."""
+        """This version, or the newest if it is not known."""
         known = self._committed[fragment]
         return next((one for one in known if one.version == version), known[0])
 

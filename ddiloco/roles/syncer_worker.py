@@ -230,7 +230,7 @@ class SyncerWorker:
             self._links.joined(join)
 
     def _comes_early(self, arrived: Arrived) -> bool:
-        """Whether an offer is here before what its learner told the authority; then it waits for that."""
+        """Whether an offer overtook its learner's report to the authority; then it waits for that report."""
         learner, fragment = arrived.event.contribution.learner, arrived.event.round.fragment
         if self._recording is not None and self._recording.holds(learner, fragment, arrived.epoch, arrived):
             return True
@@ -279,7 +279,7 @@ class SyncerWorker:
             self._perform(self._refused(message.learner, error))
 
     def _refused(self, learner: int, error: Exception, round_id: RoundId | None = None) -> actions.Drop:
-        """For what a learner sent and nothing here has a case for: counted, and no reason to end."""
+        """Counts something from a learner that nothing here handles; that is no reason to end."""
         sentence = f"learner {learner}: what it sent made the syncer fail: {type(error).__name__}: {error}"
         self._record(records.Alarm(sentence, time.time()))
         return actions.Drop(learner, f"it made the syncer fail: {type(error).__name__}", round_id)

@@ -28,7 +28,7 @@ def write_environment(workdir: pathlib.Path, devices: Iterable[str]) -> None:
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those that are there."""
+    """The versions of the packages that are installed."""
     found = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

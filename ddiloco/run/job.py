@@ -41,7 +41,7 @@ from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, to_json, with_steps_of_tokens
 from ddiloco.training.loop import MakeLoop
 
-# What drives no run but some, the virtual driver and the baselines, is imported where it is used.
+# What only some runs need, the virtual driver and the baselines, is imported where it is used.
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -269,7 +269,7 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
 
             write_trace(workdir / "lives.csv", lives(experiment))
     except OSError as error:
-        if not (resume and error.errno in _FULL):  # what goes on waits for room, with an alarm
+        if not (resume and error.errno in _FULL):  # the run waits for room, with an alarm
             raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
 
 

@@ -87,7 +87,7 @@ def part_needs(experiment: Experiment, layout: FragmentLayout, part: int) -> Nee
 
 
 def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) -> Needs:
-    """Of each of a learner's so many hosts, beside its devices' memory, which on CPU is the host's too.
+    """Of each host of a learner of so many, beside its devices' memory, which on CPU is the host's too.
 
     A learner that joins holds the welcome, the tensors made of it, its own copy of the inner state and a
     peer's. One that steps holds the versions that differences are added to, fragments that come and go, and
@@ -107,17 +107,17 @@ def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) ->
 
 
 def offer_bytes(layout: FragmentLayout, outer: OuterConfig) -> int:
-    """Of it, an offer from when it is made until its update has come."""
+    """The share of an offer, from when it is made until its update has come."""
     return max(encoded_bytes(layout, outer.codec)) + max(layout.bytes)
 
 
 def donor_bytes(experiment: Experiment) -> int:
-    """Of it, what a learner needs to give its inner state to a peer."""
+    """The share that a learner needs to give its inner state to a peer."""
     return AT_ONCE * inner_bytes(experiment) if experiment.remote.donor_host else 0
 
 
 def inner_bytes(experiment: Experiment) -> int:
-    """Of the inner optimizer's state; 0 for a loop, of which only itself knows."""
+    """The inner optimizer's state; 0 for a loop, since only the loop knows."""
     if isinstance(experiment.model, LoopConfig):
         return 0
     mesh = carve(jax.devices()[:1], 1, MeshConfig())[0]

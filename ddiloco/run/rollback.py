@@ -1,4 +1,4 @@
-"""Sets a run of processes back to an earlier global step, from the versions that its syncer has kept."""
+"""Rolls a remote run back to an earlier global step, from the versions that its syncer has kept."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     """Makes the fragments what they were at a global step; the run is then continued by its syncer.
 
     What came later, tapes and snapshots too, is moved to `workdir/previous/N`. Learners keep their numbers
-    and places in the data, and begin with a fresh inner state: the syncer's next start draws a lineage of its
-    own, as every start does, by which it knows whoever holds what was undone. Called again after it was
+    and places in the data, and begin with a fresh inner state: the syncer's next start draws a new lineage,
+    as every start does, and so recognises learners that hold what was undone. Called again after it was
     interrupted, it goes on.
 
     Raises:

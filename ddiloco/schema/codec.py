@@ -1,4 +1,4 @@
-"""Events as messages of events.proto, and back: names and fields are the same, so one rule does for all."""
+"""Events as messages of events.proto, and back: names and fields are the same, so one rule serves all."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class Experiment:
 
     def _problems(self) -> Iterator[str]:
         """Which settings contradict each other, each in a line that begins with the one to change."""
-        yield from self._problems_of_joining()  # of all the first alone is told
+        yield from self._problems_of_joining()  # only the first of them is shown
         learners, baseline = self.most_learners, self.algorithm in BASELINES
         known = "sync.num_learners" if self.remote.max_learners is None else "remote.max_learners"
         for name in ("batch_sizes", "min_step_seconds"):

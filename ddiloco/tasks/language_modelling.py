@@ -41,7 +41,7 @@ def text_row(length: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 class LanguageModelling(Task):
-    """Predicts the next token of a text; the last token of a document has none, and does not count."""
+    """Predicts the next token of a text; a document's last token has no next one, and does not count."""
 
     data_settings: ClassVar[type] = DataConfig
     sample_settings: ClassVar[type | None] = SampleConfig

@@ -1,4 +1,4 @@
-"""A learner's compiled step as a file: a fleet then compiles it once, on a machine without accelerators."""
+"""A learner's compiled step as a file: one machine without accelerators compiles for a whole fleet."""
 
 from __future__ import annotations
 

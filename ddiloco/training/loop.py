@@ -1,4 +1,4 @@
-"""A training loop of your own, as docs/your_own_loop.md explains it: what its author writes down of it."""
+"""What the author of a training loop says of it; docs/your_own_loop.md explains it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class LoopProgram:
         self._all = [_abstract(leaf) for leaf in self._all]
 
     def compile(self) -> None:
-        """Takes a step on a state that is thrown away; raises ConfigError for what a Loop must not give."""
+        """Takes a step on a state that is thrown away; raises ConfigError for what no Loop may give."""
         batch = next(iter(self.loop.batches()), None)
         if batch is None:
             raise ConfigError("loop.batches: gave no batch, but must give an endless iterator of them")
@@ -77,14 +77,14 @@ class LoopProgram:
         return jax.tree.unflatten(self._params_structure, placed)
 
     def tokens(self, batch: Any) -> int:
-        """What the batch counts, by the loop's own word or by its rows."""
+        """The batch's tokens, as the loop counts them, or its rows."""
         if self.loop.tokens is not None:
             return self.loop.tokens(batch)
         first = jax.tree.leaves(batch)[0]
         return len(first) if np.ndim(first) else 1
 
     def step(self, state: TrainState, batch: Any, clock: int) -> tuple[TrainState, Metrics]:
-        """Takes the loop's own step; a loop counts its steps itself, so `clock` tells it nothing."""
+        """Takes the loop's own step; a loop counts its steps itself, so `clock` is not used."""
         del clock
         with jax.default_device(self._device):
             stepped, metrics = self.loop.step(self._whole(state), batch)

@@ -11,8 +11,8 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX = -3, -1, -2, -8
 def one_arena() -> None:
     """Makes all threads share one arena; to be called while there is only the main thread.
 
-    A thread that began earlier may have made another one, which cannot grow beyond 64 MiB: who allocates
-    there gets fresh pages for every large buffer. Which of the later threads do so is a matter of luck.
+    A thread that began earlier may have made another one, which cannot grow beyond 64 MiB: allocating
+    there takes fresh pages for every large buffer. Which of the later threads do so is a matter of luck.
     """
     _set((_ARENA_MAX, 1))
 

@@ -91,7 +91,7 @@ def _fill(
 
 
 def _read(decoder: Any, constrain: Constrain, tokens_BxS: jax.Array) -> Any:
-    """A cache with keys and values of these tokens; None for a model that knows of none.
+    """A cache with keys and values of these tokens; None for a model that has no cache.
 
     Places whose tokens are not known yet are read too: what they leave is overwritten before it is seen.
     """

@@ -29,7 +29,7 @@ class StepMeter:
         self._ended: float | None = None
 
     def interrupted(self) -> None:
-        """The learner does not step any more: of its next step only the end will be seen."""
+        """The learner has stopped stepping: of its next step only the end will be seen."""
         self._ended = None
 
     def finished(self, data_wait: float) -> dict[str, float]:

@@ -54,13 +54,13 @@ class Alarm:
         self._cleared = 0  # times so far
 
     def set(self, deadline: float | None) -> None:
-        """At this time too, or now if it is past; None: no other than before."""
+        """Adds this time, or now if it is past; None adds nothing."""
         if deadline is not None and (self._at is None or deadline < self._at):
             self._at = max(deadline, self._calendar.now)
             self._calendar.at(self._at, self._ring, self._at, self._cleared)
 
     def clear(self) -> None:
-        """At no time any more, until it is set again."""
+        """Forgets all times."""
         self._at, self._cleared = None, self._cleared + 1
 
     def _ring(self, at: float, cleared: int) -> None:

@@ -100,7 +100,7 @@ class VirtualLearner:
             self._go_on()
 
     def sees_off(self, arrives_at: float) -> None:
-        """A fragment is on its way, to it or from it: what it waits for until then is the network."""
+        """A fragment is on its way until this time: what the learner waits for until then is the network."""
         if self.core.policy.max_run_ahead is not None and arrives_at > self._calendar.now:
             self._arrives_at = max(self._arrives_at, arrives_at)
             self._calendar.at(arrives_at, self._show)

@@ -62,7 +62,7 @@ class GlobalArrays:
         return self.model.merge(fragment, pieces, counts, learners)
 
     def _decoded(self, fragment: int, offer: Offer) -> Pieces:
-        # The present version is the one anchored on; otherwise the core has dropped the contribution or will.
+        # A difference is against the present version; if not, the core has dropped the offer or will.
         return self.model.decode(fragment, offer.on_host(), self.fragment(fragment))
 
 

@@ -102,7 +102,7 @@ class VirtualSyncer:
                 self.finished_at = self._calendar.now
 
     def _size(self, receiver: tuple[int, int], event: events.FromSyncer) -> int:
-        """Bytes of what goes with an event: the difference for who was sent the version before."""
+        """Bytes that go with an event: only a difference for a learner that was sent the version before."""
         fragments, traffic, size = fragments_with(event), self.arrays.traffic, 0
         versions = event.versions if isinstance(event, events.Welcomed) else None
         for p in fragments:

@@ -21,7 +21,7 @@ class Field(NamedTuple):
     value: Any  # what it is for our settings
     # The setting of ours that it comes from; None: none, ours always have this value
     setting: str | None = None
-    default: Any = None  # what it means that a file has no such entry, or null
+    default: Any = None  # the value where a file has no such entry, or null
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def needs(config: Any, of: str, **wanted: Any) -> tuple[str, ...]:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    """The entries of a JSON file, those that go by several names as the first releases had them."""
+    """The entries of a JSON file; those with several names under the one that the first releases used."""
     try:
         entries = dict(json.loads(path.read_text()))
         rope = {**(entries.get("rope_scaling") or {}), **(entries.get("rope_parameters") or {})}

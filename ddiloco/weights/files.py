@@ -1,4 +1,4 @@
-"""Files of safetensors: one, or several and an index of them, as the ecosystem has it above 5 GB."""
+"""Files of safetensors: one, or above 5 GB several with an index, as is usual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learner's part of a snapshot where it is several hosts: its state, and a file of each with its blocks.
+"""A learner's part of a snapshot if it has several hosts: its state, and a file of blocks from each host.
 
 They are array files: Orbax writes arrays of host memory only in the first of JAX's processes.
 """
@@ -79,7 +79,7 @@ def read_hosts_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
 
 
 def read_hosts_part(folder: pathlib.Path, files: PartFiles, needs: Needs | None) -> SnapshotPart:
-    """The state, and of the arrays what is needed, or the whole; reads one host's file after the other.
+    """The state, and the needed blocks of the arrays or all; reads one host's file after the other.
 
     Raises:
       SnapshotError: a file is missing or damaged, or what is needed is not in them.

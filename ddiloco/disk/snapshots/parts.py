@@ -246,7 +246,7 @@ def as_snapshot_error(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _restore(folder: pathlib.Path, **items: Any) -> Any:
-    # By itself: Orbax would wait for the other hosts of a learner, each of which reads when it comes to it.
+    # Alone: Orbax would wait for the learner's other hosts, which read at other times.
     alone = ocp.options.MultiprocessingOptions(jax.process_index(), {jax.process_index()})
     with ocp.Checkpointer(_handler(), multiprocessing_options=alone) as checkpointer:
         return checkpointer.restore(folder.resolve(), ocp.args.Composite(**items))

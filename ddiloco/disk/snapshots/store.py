@@ -69,7 +69,7 @@ class Snapshot:
         self._files = parts
 
     def part(self, name: str, needs: Needs | None = None) -> SnapshotPart:
-        """A part, its arrays on the host: whole, or what one host of several needs if they are in blocks."""
+        """A part with its arrays on the host: whole, or the blocks that one host of several needs."""
         files = self._file(name)
         if is_of_hosts(files):
             return read_hosts_part(self.folder / name, files, needs)

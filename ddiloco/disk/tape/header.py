@@ -51,8 +51,8 @@ class Header:
 
     role: str  # "learner", or "syncer"; where that is several processes, "authority" or "part"
     learner: int | None  # its number; None for the syncer
-    # A learner's first incarnation; for the syncer, the number of its process in the run, from 1. No process
-    # has a lower number than one before it that had any of its fragments.
+    # A learner's first incarnation; for the syncer, the number of its process in the run, from 1. It is above
+    # those of all earlier processes that had any of its fragments.
     process: int
     driver: str  # the run's
     config: str  # fingerprint of the settings that numbers and decisions depend on, hex

@@ -45,7 +45,7 @@ def part_tape(folder: pathlib.Path, part: int, process: int) -> pathlib.Path:
 
 
 def next_syncer(folder: pathlib.Path) -> int:
-    """The number of the syncer's next process, whichever of them it is."""
+    """The number of the syncer's next process, whether authority, part or only one."""
     paths = (*folder.glob(f"syncer-*{SUFFIX}"), *folder.glob(f"part-*-*{SUFFIX}"))
     numbers = (path.stem.rpartition("-")[2] for path in paths)
     return 1 + max((int(number) for number in numbers if number.isdigit()), default=0)

@@ -1,4 +1,4 @@
-"""A learner's end of the wire: keeps a connection to the syncer for ever, and never delays steps."""
+"""A learner's end of the wire: keeps connecting to the syncer, and never delays steps."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class SyncerClient:
                 worker.inbox.put(Leave())
 
     def send_offer(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
-        """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask anew."""
+        """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask again."""
         if self._followers is not None:
             self._followers.send(round_id, contribution, self.epoch)
         connection = self._connection

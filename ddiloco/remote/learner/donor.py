@@ -32,13 +32,13 @@ from ddiloco.roles.inbox import Inbox
 
 BOUNDARY_SECONDS = 20.0  # for the donor to reach a step boundary with the requested versions
 AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
-MOST_WAITING = 16  # further calls, that wait for their turn or are being refused
+MOST_WAITING = 16  # further calls, which wait for their turn or are being refused
 TURN_SECONDS = 2.0
 """How long a call may take to say what it wants, and waits for the one before, whose peer has everything."""
 
 
 class Donor:
-    """A host's small server for its learner's peers; the worker is asked through its inbox, never waits."""
+    """A host's small server for its learner's peers; it asks the worker, which never waits, by its inbox."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class TellingBatches(Iterator[HostBatch]):
         self._ready: queue.Queue[HostBatch] = queue.Queue(1)
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing: host 0 knows where all are."""
+        """Empty: host 0 knows every host's position."""
         return {}
 
     def begin(self, position: str) -> None:
@@ -125,7 +125,7 @@ class Follower:
         self._here: dict[Key, Told] = {}  # deliveries that are not used yet
 
     def run(self, stop: threading.Event) -> bool:
-        """Follows until host 0 has it leave; whether that is because one of the hosts was asked to end.
+        """Follows until host 0 tells it to leave; returns whether one of the hosts was asked to end.
 
         The process ends at once where host 0 is gone.
         """
@@ -262,7 +262,7 @@ class Follower:
         self._arrays.restore(resumed.arrays, resumed.values)
 
     def _save(self, number: int, arrays: Sequence[jax.Array]) -> None:
-        """Has the copy written, unless the last one still is: then this one is missing here."""
+        """Starts writing the copy, unless the last one is still being written: then this host lacks it."""
         if self._writing is None or self._writing.done():
             self._writing = self._writer.submit(self._write, number, arrays)
 

@@ -102,7 +102,7 @@ class Followers:
         wire.serve(self._server, wire.FOLLOW, {"Follow": grpc.stream_stream_rpc_method_handler(self._follow)})
 
     def gather(self, stop: threading.Event) -> bool:
-        """Waits until all are here; False if `stop` is set first."""
+        """Waits until all have connected; False if `stop` is set first."""
         with self._change:
             while len(self._orders) < self.count:
                 if stop.is_set():

@@ -1,4 +1,4 @@
-"""The taking end of inner optimizer states: what a peer has to give, and its blocks for this host."""
+"""The receiving end of inner optimizer states: what a peer has to give, and its blocks for this host."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class HostPlace(NamedTuple):
     def join(self) -> None:
         """Joins the job of all hosts, before anything asks JAX for its devices.
 
-        Where they do not come together this process ends: a host may be missing, whose return it would miss.
+        If not all of them come, this process ends, to be started again with the missing host.
         """
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
         try:

@@ -1,4 +1,4 @@
-"""Whether a peer's inner state can be true, by what it is like: a peer may lie about what it gives."""
+"""Whether a peer's inner state is plausible: a peer may lie about what it gives."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Comparison:
         return False
 
     def alone(self, peers: int) -> InnerState | None:
-        """What came from the only one of so many peers, where there is nothing to hold it against.
+        """What came if there is only one peer, and so nothing to compare it with.
 
         Of several, the one that answers may be the one that keeps the others from it.
         """

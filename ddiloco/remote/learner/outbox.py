@@ -87,7 +87,7 @@ class Outbox:
             self._change.notify_all()
 
     def connected(self) -> int:
-        """Starts another connection and returns its number; the one before gets nothing any more."""
+        """Starts another connection and returns its number; the earlier one gets nothing more."""
         with self._change:
             self._connection += 1
             self._records.send_again()

@@ -102,7 +102,7 @@ class ProcessRecovery:
     def _from_peers(
         self, versions: tuple[int, ...], own: InnerState | None, deadline: float
     ) -> InnerState | None:
-        """A peer's state that has taken in no fewer steps than the own copy, of those at hand one with many.
+        """The peer's state that most steps went into, of those at hand; not one of fewer than the own copy.
 
         It must be like the own copy, or another peer's; without a copy that of the only peer is taken.
         """
@@ -134,7 +134,7 @@ class ProcessRecovery:
         return Gift(address, versions, self._inner, security, self._config.keepalive, seconds)
 
     def _opened(self, gifts: Sequence[Gift], deadline: float) -> list[Gift]:
-        """Those of which it is known what they are, once that is so of all or the others are late."""
+        """The gifts that peers have described so far, once all have or the rest are late."""
         answers: queue.SimpleQueue[Gift | None] = queue.SimpleQueue()
 
         def open_one(gift: Gift) -> None:
@@ -157,7 +157,7 @@ class ProcessRecovery:
     def _tried(self, call: Callable[[], Result]) -> Result | None:
         """What the call to a peer gives; None if it fails, counted if what came was wrong.
 
-        One that is there and keeps others waiting is not without a gift.
+        A peer that answers but keeps others waiting still counts as having a gift.
         """
         try:
             return call()

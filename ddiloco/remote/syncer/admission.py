@@ -78,7 +78,7 @@ class Admission:
         self._places[learner] = [*others[-MOST_REPLACED:], process]
 
     def _of_a_second(self, hello: pb.Hello, caller: Caller, present: Session, now: float) -> Refusal | None:
-        """Why the learner's present connection is not given up for this one."""
+        """Why the learner's present connection is not given up for this one; None: it is."""
         if hmac.compare_digest(hello.session.encode(), present.name.encode()):
             return None  # the same process, which has lost its connection
         if hello.process in self._places.get(hello.learner, ())[:-1]:

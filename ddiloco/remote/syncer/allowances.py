@@ -1,4 +1,4 @@
-"""How often a learner may do what costs the syncer: some times at once, and more as time goes by."""
+"""Limits how often a learner may do what costs the syncer: a burst, then a steady rate."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _TO_SPARE = 32  # calls that are about to be refused
 
 
 class Handshakes:
-    """Calls that have yet to say who they are: for a while, and never so many that others find no place."""
+    """Calls that have yet to say who they are: bounded in time and number, so that others find a place."""
 
     def __init__(self, seconds: float, most: int) -> None:
         """`most`: with one more the oldest is ended."""

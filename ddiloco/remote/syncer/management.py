@@ -1,4 +1,4 @@
-"""Has the syncer do what an operator asks: retire or drop learners, take them again, snapshot, stop."""
+"""Makes the syncer do what an operator asks: drain, evict or add learners, snapshot, stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Management:
     """Answers commands, each in a thread of gRPC's.
 
     A learner that is drained is told that the run is over, and told again whenever it comes back: its process
-    ends with exit code 0. A restarted syncer has forgotten whom it drained.
+    ends with exit code 0. A restarted syncer has forgotten which it drained.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ class OfferIntake:
             self._send(events.OfferFailed(offer.round, c.learner, c.incarnation, reason))
 
     def _check_deadline(self, session: Session, context: grpc.ServicerContext, patience: float) -> None:
-        """Has gRPC end a transfer that is no longer awaited: it holds up to a fragment."""
+        """Makes gRPC end a transfer that is no longer awaited: it holds up to a fragment."""
         left = context.time_remaining()
         if left is None or left > 2 * patience:
             self._record(drop(session.learner, "wire: offer without a deadline"))

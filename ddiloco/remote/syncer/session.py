@@ -99,7 +99,7 @@ class Session:
     # What the server calls.
 
     def expects(self, round_id: RoundId, host: int) -> bool:
-        """Whether the learner was asked for this, and the host has not begun to send it: it may once."""
+        """Whether the learner was asked for this and the host has not begun to send it, as it may once."""
         with self._change:
             if self._asked.get((round_id.fragment, host)) != round_id:
                 return False
@@ -110,7 +110,7 @@ class Session:
     def call(self, kind: str, context: grpc.ServicerContext) -> Iterator[int]:
         """One call of the kind beside the control stream; ends it if there are too many at the same time.
 
-        Gives the number of the host that calls, or ends the call of one that there is not.
+        Gives the number of the calling host; ends the call if there is no such host.
         """
         named = metadata_value(context.invocation_metadata(), HOST_KEY) or "0"
         host = int(named) if named.isdecimal() and len(named) < 6 else self.hosts

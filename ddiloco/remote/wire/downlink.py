@@ -247,7 +247,7 @@ class Held:
     def after(self, fragment: int, version: int, differences: Sequence[Pieces]) -> Pieces | None:
         """The version that these differences lead to; waits for the one that they begin with.
 
-        None: as new a one came meanwhile, or the connection has ended.
+        None: one as new or newer came meanwhile, or the connection has ended.
         """
         with self._change:
             first = version - len(differences)

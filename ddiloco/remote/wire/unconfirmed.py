@@ -1,4 +1,4 @@
-"""Messages that are kept until the other end says that it has them, whatever connection takes them there."""
+"""Messages that are kept until the other end confirms them, across connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Unconfirmed(Generic[T]):
-    """Messages in their order, numbered from 0; whoever uses it sees to it that one thread does at a time.
+    """Messages in order, numbered from 0; its owner must not use it from two threads at a time.
 
     Attributes:
       given_up: the oldest ones, of which there were more than `most`.

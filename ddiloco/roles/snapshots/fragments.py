@@ -1,4 +1,4 @@
-"""What a part of the syncer gives to a snapshot: its fragments, once those who offer know of the snapshot."""
+"""What a part of the syncer gives to a snapshot: its fragments, once learners know of the snapshot."""
 
 from __future__ import annotations
 

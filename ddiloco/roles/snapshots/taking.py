@@ -111,7 +111,7 @@ class SnapshotTaker:
         self._send, self._record = send, record
         self._gathering = False
         self._taking: _Taking | None = None
-        self._spoilt: set[int] = set()  # by these learners, the one before: the next one does without them
+        self._spoilt: set[int] = set()  # learners for which the last one failed; the next does without
         self._finisher = concurrent.futures.ThreadPoolExecutor(1, "snapshot-complete")
 
     def take_one_soon(self) -> bool:

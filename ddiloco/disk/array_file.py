@@ -34,7 +34,7 @@ def save(path: epath.Path, magic: bytes, header: Mapping[str, Any], arrays: Sequ
 
     `magic` is the file's first line and names its format. Raises OSError if the disk refuses.
     """
-    whole = {**header, "arrays": [[_told(array.dtype), list(np.shape(array))] for array in arrays]}
+    whole = {**header, "arrays": [[_dtype_text(array.dtype), list(np.shape(array))] for array in arrays]}
     encoded = json.dumps(whole).encode()
     parts = [magic, _CRC, _LENGTH.pack(len(encoded)), encoded]
     parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
@@ -97,7 +97,7 @@ def _parse(file: io.BytesIO) -> tuple[dict[str, Any], list[np.ndarray]]:
     return header, arrays
 
 
-def _told(dtype: np.dtype) -> str:
+def _dtype_text(dtype: np.dtype) -> str:
     """A text that makes the dtype again; numpy writes types such as bfloat16 as void, so these go by name."""
     return dtype.name if dtype.kind == "V" else dtype.str
 

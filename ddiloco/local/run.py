@@ -21,7 +21,7 @@ from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations, Evaluator
-from ddiloco.roles.exchange import Delivery, Leave, Pieces, Told
+from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, Pieces
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome
@@ -45,7 +45,7 @@ class LocalLink:
     def deliver(self, delivery: Delivery) -> None:
         """Puts it into the learner's inbox; recorded are the bytes that a wire would move."""
         self._worker.inbox.put(delivery)
-        if isinstance(delivery, Told) and delivery.fragments:
+        if isinstance(delivery, EventDelivery) and delivery.fragments:
             moved = [delivery.difference] if delivery.difference else delivery.fragments
             size = sum(array.nbytes for arrays in moved for array in arrays)
             self._record(records.Transferred(self._learner, sent=0, received=size))

@@ -230,7 +230,7 @@ class Decoder(nnx.Module):
     def through_layers(
         self, inputs_BxL: jax.Array, positions_BxL: jax.Array, segments_BxL: jax.Array, constrain: Constrain
     ) -> tuple[jax.Array, list[Any]]:
-        """The output of the last layer, and what the layers told; tokens of segment 0 are padding."""
+        """The output of the last layer, and the layers' `aux`; tokens of segment 0 are padding."""
         config = self.config
 
         def caller(constrain: Constrain, positions_BxL: jax.Array, segments_BxL: jax.Array) -> stack.Call:

@@ -313,8 +313,8 @@ class Decoder(dense.Decoder):
         Padding, of segment 0, is routed nowhere: it takes no places and is not counted.
         """
 
-        x_BxLxD, told = self.through_layers(inputs_BxL, positions_BxL, segments_BxL, constrain)
-        sums = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(counts for counts in told if counts))
+        x_BxLxD, aux = self.through_layers(inputs_BxL, positions_BxL, segments_BxL, constrain)
+        sums = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(counts for counts in aux if counts))
         penalty = self.config.balance_weight * jnp.sum(sums["balance"])
         penalty = penalty + self.config.router_z_weight * jnp.sum(sums["router_z"])
         return Output(self.logits(x_BxLxD, constrain), penalty, {**sums, "penalty": penalty})
@@ -326,7 +326,7 @@ class Decoder(dense.Decoder):
         constrain: Constrain,
         counted_BxL: jax.Array | None = None,
     ) -> stack.Call:
-        """What calls a layer on some rows, and tells its router's counts."""
+        """What calls a layer on some rows, and gives its router's counts beside."""
 
         def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
             counted = jnp.ones(x_BxLxD.shape[:2], bool) if counted_BxL is None else counted_BxL

@@ -34,7 +34,7 @@ def through_stages(
     """Passes `x` through all layers of all stacks in their order.
 
     Args:
-      layer: `(x, parameters, rows) -> (x, told)` of one layer on a micro-batch; what is told is a tree of
+      layer: `(x, parameters, rows) -> (x, aux)` of one layer on a micro-batch; `aux` is a tree of
         arrays that add over rows. `inside_stage` of `constrain` is what it may constrain with.
       stacks: trees of parameters, each with an axis of its layers in front, which the stages share evenly.
       x: the first layer's input, (B, ...).
@@ -43,7 +43,7 @@ def through_stages(
       remat: what is done to a layer's step for the sake of memory.
 
     Returns:
-      The last layer's output; for each stack what its layers told, with an axis for them in front.
+      The last layer's output; for each stack its layers' `aux`, with an axis for them in front.
     """
     stages, repeats = constrain.stages, len(stacks)
     stage_S = jnp.arange(stages)
@@ -67,22 +67,22 @@ def through_stages(
         is_first = (stage_S == 0).reshape(-1, *[1] * (arrived.ndim - 1))
         own = jax.tree.map(lambda a: _on_stages(a[(t - stage_S) % microbatches], constrain), rows)
         repeat = jnp.clip((t - stage_S) // microbatches, 0, repeats - 1)
-        left, told = of_stages(jnp.where(is_first, entering, arrived), own, repeat, weights)
+        left, aux = of_stages(jnp.where(is_first, entering, arrived), own, repeat, weights)
         arrived = _on_stages(jnp.roll(_on_stages(left, constrain), 1, axis=0), constrain)
         place = (t - stages + 1) % microbatches
         # Before the first micro-batch has come through, all that wait are inputs.
         kept = jnp.where(t < stages - 1, _get(waiting, place), arrived)
-        return (jax.lax.dynamic_update_index_in_dim(waiting, kept, place, axis=1), arrived), told
+        return (jax.lax.dynamic_update_index_in_dim(waiting, kept, place, axis=1), arrived), aux
 
     inputs = _split(x, microbatches, constrain)
     # What waits for the first stage, and at last the outputs. The other stages' copies are never read.
     waiting = jnp.broadcast_to(inputs, (stages, *inputs.shape))
     waiting = constrain(waiting, ("stage", None, "batch", *[None] * (x.ndim - 1)))
     turns = jnp.arange(repeats * microbatches + stages - 1)
-    (waiting, _), told = jax.lax.scan(turn, (waiting, jnp.zeros_like(waiting[:, 0])), turns)
+    (waiting, _), aux = jax.lax.scan(turn, (waiting, jnp.zeros_like(waiting[:, 0])), turns)
     outputs = jnp.swapaxes(waiting[0], 0, 1).reshape(x.shape)
     of_stacks = [
-        jax.tree.map(lambda leaf, r=r: _added(leaf, r * microbatches, microbatches), told)
+        jax.tree.map(lambda leaf, r=r: _added(leaf, r * microbatches, microbatches), aux)
         for r in range(repeats)
     ]
     return constrain(outputs, ("batch", *[None] * (x.ndim - 1))), of_stacks
@@ -103,7 +103,7 @@ def _get(waiting: jax.Array, place: jax.Array) -> jax.Array:
     return jax.lax.dynamic_index_in_dim(waiting, place, axis=1, keepdims=False)
 
 
-def _added(told: jax.Array, begin: int, count: int) -> jax.Array:
-    """What a stack's layers told, summed over micro-batches; `told` is (turns, S, layers of a stage, ...)."""
-    stages = range(told.shape[1])
-    return jnp.concatenate([jnp.sum(told[begin + s : begin + s + count, s], axis=0) for s in stages])
+def _added(aux: jax.Array, begin: int, count: int) -> jax.Array:
+    """A stack's `aux`, summed over micro-batches; of all turns it is (turns, S, layers of a stage, ...)."""
+    stages = range(aux.shape[1])
+    return jnp.concatenate([jnp.sum(aux[begin + s : begin + s + count, s], axis=0) for s in stages])

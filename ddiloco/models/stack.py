@@ -103,14 +103,14 @@ def run(
 
     Args:
       layers: as `layers` made them; on a mesh with stages only stacks.
-      caller: `(constrain, *rows) -> call`, and `call` is `(layer, x) -> (x, told)`, with any tree of arrays
-        that a layer tells and that add over rows.
+      caller: `(constrain, *rows) -> call`, and `call` is `(layer, x) -> (x, aux)`; aux is any tree of
+        arrays that add over rows.
       x: the first layer's input (B, ...).
       rows: what else a layer needs of each row, arrays (B, ...). With stages a call has only some rows.
       constrain: for activations outside of stages.
 
     Returns:
-      The last layer's output; for each entry of `layers` what was told, with an axis for its layers in front.
+      The last layer's output; for each entry of `layers` its `aux`, with an axis for its layers in front.
     """
     if constrain.stages > 1:
         stacks = [layers[name] for name in in_order(layers)]
@@ -129,11 +129,11 @@ def one_by_one(
 
     Args:
       layers: as `layers` made them.
-      call: as what `run` is given returns; with `each` it is `(layer, x, own) -> (x, told)`.
+      call: as what `run` is given returns; with `each` it is `(layer, x, own) -> (x, aux)`.
       each: for each entry of `layers`, in their order, what its layers get of their own: a tree of arrays
         with an axis for the layers in front, such as is returned.
     """
-    told = []
+    aux = []
     for place, name in enumerate(in_order(layers)):
         graph, params = nnx.split(layers[name])
         own = () if each is None else (each[place],)
@@ -149,8 +149,8 @@ def one_by_one(
         else:
             x, of_layer = step(x, (params, *jax.tree.map(lambda leaf: leaf[0], own)))
             of_rows = jax.tree.map(lambda leaf: leaf[None], of_layer)
-        told.append(of_rows)
-    return x, told
+        aux.append(of_rows)
+    return x, aux
 
 
 def _through_stages(
@@ -162,7 +162,7 @@ def _through_stages(
     config: LayersConfig,
 ) -> tuple[jax.Array, list[Any]]:
     """Layers of one kind, which have `stage_repeats` stacks, and then those of the next."""
-    told, inside = [], constrain.inside_stage()
+    aux, inside = [], constrain.inside_stage()
     for begin in range(0, len(stacks), config.stage_repeats):
         parts = [nnx.split(stack) for stack in stacks[begin : begin + config.stage_repeats]]
 
@@ -178,8 +178,8 @@ def _through_stages(
             config.stage_microbatches or constrain.stages,
             lambda step: _remat(step, config.remat, scanned=True),
         )
-        told += of_stacks
-    return x, told
+        aux += of_stacks
+    return x, aux
 
 
 def _remat(step: Step, remat: str, scanned: bool) -> Step:

@@ -159,10 +159,10 @@ class Part:
         """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""
         return self._rounds.next_deadline()
 
-    def _follow(self, told: news.News, now: float) -> None:
+    def _follow(self, message: news.News, now: float) -> None:
         """Keeps its members as the authority has them."""
         members = self._members
-        match told:
+        match message:
             case news.Admitted(learner, incarnation):
                 members.admit(Member(learner, incarnation, heard_at=now))
             case news.Begun(learner, incarnation, step, versions):

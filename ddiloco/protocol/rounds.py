@@ -85,9 +85,9 @@ class Rounds:
                 r.committed = True
                 return [self._committed(r)]
 
-    def hear(self, told: news.News, now: float) -> Said:
+    def hear(self, message: news.News, now: float) -> Said:
         """Takes the news of the authority; `members` say the same already."""
-        match told:
+        match message:
             case news.Admitted(learner, incarnation):
                 m = self._member(learner)
                 m.admitted_at = now if m.admitted_at is None else m.admitted_at
@@ -99,13 +99,13 @@ class Rounds:
             case news.Returned(learner):
                 self._comes(learner)
             case news.Left():
-                self._goes(told)
+                self._goes(message)
             case news.Heard():
-                return self._hear_report(told.report.learner, now)
+                return self._hear_report(message.report.learner, now)
             case news.AllPresent():
                 self._prospects.awaits_first, self._moved = False, True
             case news.Noted():
-                return self._broadcast(told.round, now)
+                return self._broadcast(message.round, now)
         return []
 
     @property

@@ -49,7 +49,7 @@ class Updates:
     def bring_up_to_date(self, m: Member, held: Sequence[int], now: float) -> list[actions.Tell]:
         """Sends what is newer than the versions that a learner holds."""
         behind = [p for p in self.fragments if held[p] < self.merged.versions[p]]
-        return [told for p in behind for told in self.send(p, [m], now)]
+        return [tell for p in behind for tell in self.send(p, [m], now)]
 
     def send(
         self, fragment: int, receivers: Sequence[Member], now: float, given: tuple[Given, ...] = ()

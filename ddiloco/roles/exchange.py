@@ -48,7 +48,7 @@ class Arrivals(Generic[Arrays]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class EventDelivery:
     """An event for a learner, with the pieces of the fragments that `fragments_with` names."""
 
     event: events.FromSyncer
@@ -125,4 +125,4 @@ class Leave:
     """The run is over."""
 
 
-Delivery = Told | InnerStateWanted | BetweenSteps | SnapshotBegun | Leave
+Delivery = EventDelivery | InnerStateWanted | BetweenSteps | SnapshotBegun | Leave

@@ -7,7 +7,7 @@ import threading
 import time
 
 from ddiloco.protocol import events
-from ddiloco.roles.exchange import Delivery, Told
+from ddiloco.roles.exchange import Delivery, EventDelivery
 
 
 class Inbox:
@@ -49,6 +49,6 @@ class Inbox:
 def _updated(delivery: Delivery) -> int | None:
     """The fragment that the delivery updates, if it does."""
     match delivery:
-        case Told(events.UpdateArrived(fragment=fragment)):
+        case EventDelivery(events.UpdateArrived(fragment=fragment)):
             return fragment
     return None

@@ -23,12 +23,12 @@ from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.roles.device_calls import DeviceCalls
 from ddiloco.roles.exchange import (
     BetweenSteps,
+    EventDelivery,
     InnerState,
     InnerStateWanted,
     Leave,
     Pieces,
     SnapshotBegun,
-    Told,
 )
 from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
@@ -265,7 +265,7 @@ class LearnerWorker:
             match delivery:
                 case SnapshotBegun():
                     self._record_state(delivery.number)
-                case Told():
+                case EventDelivery():
                     self._record_state(delivery.epoch)
                     self._handle(delivery.event, delivery.fragments)
                 case InnerStateWanted():

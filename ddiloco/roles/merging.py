@@ -17,7 +17,7 @@ from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, 
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.roles.exchange import Arrivals, Pieces, Told, fragments_with
+from ddiloco.roles.exchange import Arrivals, EventDelivery, Pieces, fragments_with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,16 +108,16 @@ class Merging:
         self._record(records.Transferred(c.learner, sent=size, received=0))
         self._send(Arrived(event, pieces, epoch))
 
-    def told(self, event: events.FromSyncer) -> Told:
+    def with_pieces(self, event: events.FromSyncer) -> EventDelivery:
         """The event with the fragments that go with it."""
         match event:
             case events.UpdateArrived(p, version):
                 committed = self._of(p, version)
-                return Told(event, [committed.pieces], difference=committed.difference)
+                return EventDelivery(event, [committed.pieces], difference=committed.difference)
             case events.Welcomed(versions=versions):
                 held = zip(fragments_with(event), versions, strict=True)
-                return Told(event, [self._of(p, version).pieces for p, version in held])
-        return Told(event)
+                return EventDelivery(event, [self._of(p, version).pieces for p, version in held])
+        return EventDelivery(event)
 
     def merge(self, action: actions.Merge) -> None:
         """Begins a merge; answered by Merged."""

@@ -19,7 +19,7 @@ from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told, learner_of
+from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun, learner_of
 from ddiloco.roles.links import WHICHEVER, LearnerLink, Links
 from ddiloco.roles.merging import Arrived, Gathered, Merged, Merging
 from ddiloco.roles.snapshots.fragments import FragmentsRecording
@@ -371,7 +371,7 @@ class SyncerWorker:
     def _perform(self, action: actions.SyncerAction) -> None:
         match action:
             case actions.Tell(receivers, event):
-                delivery = Told(event) if self._merging is None else self._merging.told(event)
+                delivery = EventDelivery(event) if self._merging is None else self._merging.with_pieces(event)
                 for receiver in receivers:
                     self._links.deliver(receiver, delivery)
             case actions.Merge():

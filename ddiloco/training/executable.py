@@ -42,8 +42,10 @@ def load(path: pathlib.Path, lowered: jax.stages.Lowered, mesh: Mesh) -> jax.sta
     for what in wanted:
         if found.get(what) != wanted[what]:
             pair = f"{found.get(what)}, but this learner's is {wanted[what]}"
-            told = "the program differs in code or settings" if what == "program" else f"its {what} is {pair}"
-            raise ConfigError(f"{name}: {told}; compile it again, or set None")
+            problem = (
+                "the program differs in code or settings" if what == "program" else f"its {what} is {pair}"
+            )
+            raise ConfigError(f"{name}: {problem}; compile it again, or set None")
     devices = list(mesh.devices.flat)
     serialized, in_tree, out_tree = pickle.loads(body)
     return serialize_executable.deserialize_and_load(

@@ -53,8 +53,8 @@ class LoopProgram:
         with jax.default_device(self._device):
             returned = self.loop.step(state, batch)
         if not (isinstance(returned, tuple) and len(returned) == 2):
-            told = f"gives {type(returned).__name__}, but must give a pair (state, metrics)"
-            raise ConfigError(f"loop.step: {told}")
+            problem = f"gives {type(returned).__name__}, but must give a pair (state, metrics)"
+            raise ConfigError(f"loop.step: {problem}")
         stepped, metrics = returned
         if not isinstance(metrics, Mapping) or any(np.ndim(value) for value in metrics.values()):
             raise ConfigError('loop.step: its metrics must be a dict of scalars by name, as {"loss": loss}')
@@ -62,9 +62,13 @@ class LoopProgram:
         if structure != self._structure:  # type: ignore[operator]  # JAX's stub lacks it
             raise ConfigError("loop.step: gives a state of another structure than init")
         for before, after in zip(self._all, leaves, strict=True):
-            if isinstance(before, jax.ShapeDtypeStruct) and _told(before) != _told(after):
-                told = f"made {_told(after)} of an array that init made {_told(before)}"
-                raise ConfigError(f"loop.step: {told}; shapes and dtypes must stay")
+            if isinstance(before, jax.ShapeDtypeStruct) and _dtype_and_shape(before) != _dtype_and_shape(
+                after
+            ):
+                problem = (
+                    f"made {_dtype_and_shape(after)} of an array that init made {_dtype_and_shape(before)}"
+                )
+                raise ConfigError(f"loop.step: {problem}; shapes and dtypes must stay")
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters of `init`, on the host."""
@@ -188,7 +192,9 @@ def _parameters(tree: Any, leaves: Sequence[Any]) -> tuple[dict[str, int], Any]:
         if id(leaf) not in index:
             raise ConfigError(f"loop.params: {name} is no leaf of the state; it must pick leaves as they are")
         if getattr(leaf, "dtype", None) != jnp.float32:
-            raise ConfigError(f"loop.params: {name} is {_told(leaf)}, but parameters must be float32")
+            raise ConfigError(
+                f"loop.params: {name} is {_dtype_and_shape(leaf)}, but parameters must be float32"
+            )
     if not names:
         raise ConfigError("loop.params: gives no parameter, but must give the leaves that are trained")
     return {name: index[id(leaf)] for name, (_, leaf) in zip(names, found, strict=True)}, structure
@@ -217,7 +223,7 @@ def _abstract(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array) else leaf
 
 
-def _told(leaf: Any) -> str:
+def _dtype_and_shape(leaf: Any) -> str:
     """Dtype and shape, such as float32[3,4]."""
     shape = ",".join(map(str, np.shape(leaf)))
     return f"{getattr(leaf, 'dtype', type(leaf).__name__)}[{shape}]"

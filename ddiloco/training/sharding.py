@@ -71,10 +71,10 @@ def check_divided(model_config: Any, mesh: Mesh) -> None:
         share = math.prod(shapes[name]) / total
         missing = _missing(mesh, axes, [part or () for part in shardings[name].spec])
         if share > LARGE and missing:
-            told = " x ".join(f"{axis or 'unnamed'} {n}" for axis, n in zip(axes, shapes[name], strict=True))
+            size = " x ".join(f"{axis or 'unnamed'} {n}" for axis, n in zip(axes, shapes[name], strict=True))
             field = f"config.mesh.{missing[0]}: is {mesh.shape[missing[0]]}"
             whole = f"{share:.1%} of the parameters, which each device along it would hold whole"
-            raise ConfigError(f"{field}, but divides no axis of {name} ({told}), {whole}")
+            raise ConfigError(f"{field}, but divides no axis of {name} ({size}), {whole}")
 
 
 def check_stages(model_config: Any, mesh: Mesh, rows: Mapping[str, int]) -> None:

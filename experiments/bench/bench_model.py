@@ -17,7 +17,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.exchange import Leave, Told
+from ddiloco.roles.exchange import EventDelivery, Leave
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.recording import LearnerRecording
@@ -79,7 +79,7 @@ class SteppingLearner:
         )
         self.worker.start()
         zeros = (0,) * len(fragments)
-        self.worker.inbox.put(Told(events.Welcomed(1, 0, zeros, zeros), fragments))
+        self.worker.inbox.put(EventDelivery(events.Welcomed(1, 0, zeros, zeros), fragments))
 
     def _record(self, record: Any) -> None:
         if isinstance(record, StepDone):

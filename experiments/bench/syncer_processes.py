@@ -29,7 +29,7 @@ from ddiloco.remote.syncer.process import run_syncer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.exchange import Leave, Told
+from ddiloco.roles.exchange import EventDelivery, Leave
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.experiment import Experiment, parse
 from ddiloco.training import platform
@@ -373,7 +373,7 @@ class _Learner:
                     self._step()
                 continue
             leaving = leaving or isinstance(message, Leave)
-            if isinstance(message, Told):
+            if isinstance(message, EventDelivery):
                 self._take(message.event)
 
     def _step(self) -> None:

@@ -23,7 +23,7 @@ from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Told
+from ddiloco.roles.exchange import EventDelivery
 from ddiloco.training import platform
 from experiments.bench.measuring import medians, row
 from experiments.bench.processes import CONFIG, PATIENCE, LearnerEnd, another_process, heard
@@ -106,11 +106,11 @@ def _syncer(pipe: Connection, size: int) -> None:
     pipe.send((f"127.0.0.1:{port}", listening.getsockname()))
     assert isinstance(inbox.get(timeout=PATIENCE), events.LearnerJoined)
     zeros = [np.zeros(part.shape, part.dtype) for part in _formats(size)]
-    links[0].deliver(Told(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
+    links[0].deliver(EventDelivery(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
     raw, _ = listening.accept()
     while isinstance(event := inbox.get(timeout=PATIENCE), events.StepReported):
         step = event.report.step
-        links[0].deliver(Told(events.OfferAsked(RoundId(step, 0), 0, step)))
+        links[0].deliver(EventDelivery(events.OfferAsked(RoundId(step, 0), 0, step)))
         arrays = inbox.get(timeout=PATIENCE)
-        links[0].deliver(Told(events.UpdateArrived(0, step, step), [arrays]))
+        links[0].deliver(EventDelivery(events.UpdateArrived(0, step, step), [arrays]))
         raw.sendall(receive(raw, size))

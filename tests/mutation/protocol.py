@@ -313,8 +313,8 @@ MUTANTS = (
     ),
     Mutant(
         "snapshot: the mark of an earlier snapshot counts",
-        "if not self.told(mark.learner) or mark.number != self.epoch:",
-        "if not self.told(mark.learner):",
+        "if not self.is_in_flight(mark.learner) or mark.number != self.epoch:",
+        "if not self.is_in_flight(mark.learner):",
         PROTOCOL,
     ),
 )

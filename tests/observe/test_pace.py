@@ -4,7 +4,7 @@ import pytest
 
 from ddiloco.observe.pace import Pace
 from ddiloco.protocol.policy import ALLOWANCE
-from ddiloco.roles.exchange import Told
+from ddiloco.roles.exchange import EventDelivery
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, update, welcome
 
 
@@ -21,8 +21,8 @@ def test_a_welcome_tells_the_pace_and_an_update_does_not():
     with ended(syncer, learner := LearnerEnd(syncer.address)):
         link = joined(syncer, learner)
         link.deliver(update(0, 1))
-        learner.next(Told)
+        learner.next(EventDelivery)
         assert learner.client.pace.patience(1.0, 10**15) == 1.0
         link.deliver(welcome(100))
-        learner.next(Told)
+        learner.next(EventDelivery)
         assert learner.client.pace.patience(1.0, 10**15) > 100.0, "a million megabytes take minutes"

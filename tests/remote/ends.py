@@ -15,7 +15,7 @@ from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Told
+from ddiloco.roles.exchange import EventDelivery
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 
@@ -67,17 +67,17 @@ def arrays(fragment, value):
 def welcome(incarnation, step=0, version=0):
     """A welcome whose fragments hold their version."""
     event = events.Welcomed(incarnation, step, (version,) * 2, (step,) * 2)
-    return Told(event, [arrays(p, version) for p in range(2)])
+    return EventDelivery(event, [arrays(p, version) for p in range(2)])
 
 
 def update(fragment, version, step=0):
     """An update that holds its version."""
-    return Told(events.UpdateArrived(fragment, version, step), [arrays(fragment, version)])
+    return EventDelivery(events.UpdateArrived(fragment, version, step), [arrays(fragment, version)])
 
 
 def asked(fragment, step=4):
     """A question for a fragment, for the round of this step."""
-    return Told(events.OfferAsked(RoundId(step, fragment), 0, step))
+    return EventDelivery(events.OfferAsked(RoundId(step, fragment), 0, step))
 
 
 def report(learner, incarnation, step):

@@ -7,7 +7,7 @@ import numpy as np
 from ddiloco.protocol import events
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.downlink import Downlink, Held, NewestFragments
-from ddiloco.roles.exchange import Told
+from ddiloco.roles.exchange import EventDelivery
 from tests.remote.ends import welcome
 
 SIZE = 64  # elements of a version, float32; a difference has one byte each
@@ -25,7 +25,7 @@ def step(number):
 
 def update(number, follows=True):
     event = events.UpdateArrived(0, number, number)
-    return Told(event, [version(number)], difference=step(number) if follows else ())
+    return EventDelivery(event, [version(number)], difference=step(number) if follows else ())
 
 
 def next_message(messages):

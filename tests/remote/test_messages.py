@@ -26,7 +26,7 @@ from ddiloco.remote.wire.event_messages import (
     update_of,
 )
 from ddiloco.remote.wire.record_messages import learner_record, record_message
-from ddiloco.roles.exchange import Told
+from ddiloco.roles.exchange import EventDelivery
 
 NUMBER = st.integers(0, LARGEST)
 VERSIONS = st.tuples(NUMBER, NUMBER, NUMBER)
@@ -102,7 +102,7 @@ def test_an_offer_comes_out_as_it_went_in(step, contribution):
 def test_an_update_comes_out_as_it_went_in_with_the_offers_that_are_in_it(event):
     down = Downlink(NewestFragments())
     event = dataclasses.replace(event, merged=tuple(event.merged))
-    down.put(Told(event, [()]))
+    down.put(EventDelivery(event, [()]))
     header = parse(pb.DownHeader, next(down.messages()))
     assert update_of(header, 10) == event
 

@@ -7,7 +7,7 @@ from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.exchange import Leave, Told
+from ddiloco.roles.exchange import EventDelivery, Leave
 from ddiloco.settings.remote import RemoteConfig
 from tests.remote.ends import (
     CONFIG,
@@ -72,8 +72,8 @@ def test_notices_and_the_word_to_leave_arrive(ends):
     link = joined(syncer, learner)
     asked_for = events.OfferAsked(RoundId(4, 1), 3, 2)
     for event in (events.ClockSet(7), asked_for, events.NotMember(100), events.Rejected(100, "a newer one")):
-        link.deliver(Told(event))
-        assert learner.next(Told).event == event
+        link.deliver(EventDelivery(event))
+        assert learner.next(EventDelivery).event == event
     link.deliver(Leave())
     learner.next(Leave)
 

@@ -6,12 +6,12 @@ import threading
 import pytest
 
 from ddiloco.protocol import events
-from ddiloco.roles.exchange import Leave, SnapshotBegun, Told
+from ddiloco.roles.exchange import EventDelivery, Leave, SnapshotBegun
 from ddiloco.roles.inbox import Inbox
 
 
 def update(fragment, version):
-    return Told(events.UpdateArrived(fragment, version, version), [[f"{fragment} at {version}"]])
+    return EventDelivery(events.UpdateArrived(fragment, version, version), [[f"{fragment} at {version}"]])
 
 
 def all_in(inbox):

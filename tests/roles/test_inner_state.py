@@ -10,7 +10,7 @@ import pytest
 
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.roles.exchange import InnerState, InnerStateWanted, Leave, Told
+from ddiloco.roles.exchange import EventDelivery, InnerState, InnerStateWanted, Leave
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.run.recipes import assembly_of
@@ -66,7 +66,7 @@ class Worker:
     def __enter__(self):
         self.worker.start()
         zeros = (0,) * len(self.fragments)
-        self.inbox.put(Told(events.Welcomed(1, 0, zeros, zeros), self.fragments))
+        self.inbox.put(EventDelivery(events.Welcomed(1, 0, zeros, zeros), self.fragments))
         return self
 
     def __exit__(self, *_):
@@ -155,7 +155,7 @@ def test_a_donation_waits_for_the_versions_asked_for(assembly, fragments):
         for _ in range(4):
             recovery.positions.get(timeout=PATIENCE)
         assert not wish.done()
-        worker.inbox.put(Told(events.UpdateArrived(1, 1, 3), [fragments[1]]))
+        worker.inbox.put(EventDelivery(events.UpdateArrived(1, 1, 3), [fragments[1]]))
         state = wish.result(PATIENCE)
     assert state.versions == wanted
 

@@ -16,7 +16,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import RoundId
 from ddiloco.roles import learner_worker
-from ddiloco.roles.exchange import InnerStateWanted, Leave, Told
+from ddiloco.roles.exchange import EventDelivery, InnerStateWanted, Leave
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.run.recipes import assembly_of
@@ -62,7 +62,7 @@ def stepping(assembly, **changes):
     worker = LearnerWorker(core, equipment, told.put, lambda *offer: told.put(offer), lambda record: None)
     worker.start()
     zeros = (0,) * len(fragments)
-    worker.inbox.put(Told(events.Welcomed(1, 0, zeros, zeros), fragments))
+    worker.inbox.put(EventDelivery(events.Welcomed(1, 0, zeros, zeros), fragments))
     yield worker, core, told
     worker.inbox.put(Leave())
     assert worker.join(PATIENCE)
@@ -107,7 +107,7 @@ def offered(told):
 def test_what_it_is_asked_for_is_offered_once_as_of_the_step_and_after_its_report(assembly):
     with stepping(assembly) as (worker, _, told):
         for step, fragment in ((3, 1), (5, 0)):
-            worker.inbox.put(Told(events.OfferAsked(RoundId(6, fragment), 0, step)))
+            worker.inbox.put(EventDelivery(events.OfferAsked(RoundId(6, fragment), 0, step)))
             reported, (round_id, contribution, offer) = offered(told)
             assert reported == contribution.step >= step
             assert (round_id, contribution.fragment) == (RoundId(6, fragment), fragment)

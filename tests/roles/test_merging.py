@@ -27,7 +27,7 @@ def merged(version):
 
 
 def handed_out(merging, event):
-    told = merging.told(event)
+    told = merging.with_pieces(event)
     return [piece[0] for pieces in told.fragments for piece in pieces], [x[0] for x in told.difference]
 
 
@@ -42,4 +42,4 @@ def test_a_version_that_the_core_does_not_tell_of_yet_is_not_handed_out_in_place
         assert handed_out(merging, again) == ([before], [-before] if before else [])
         assert handed_out(merging, events.UpdateArrived(0, version, version)) == ([version], [-version])
     assert [pieces[0][0] for pieces in merging.newest()] == [2]
-    assert merging.told(events.NotMember(1)).fragments == ()
+    assert merging.with_pieces(events.NotMember(1)).fragments == ()

@@ -14,7 +14,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import Told
+from ddiloco.roles.exchange import EventDelivery
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.roles.syncer_worker import SyncerWorker
 from tests.remote.ends import until
@@ -227,7 +227,7 @@ def test_an_incarnation_that_departed_is_told_so(desk):
     it.worker.send(events.LearnerLost(0, 1, "killed"))
     it.worker.send(events.LearnerJoined(0, 1))
     it.peers[0].is_asked()
-    assert it.peers[0].next(Told).event == events.NotMember(1)
+    assert it.peers[0].next(EventDelivery).event == events.NotMember(1)
 
 
 def test_an_incarnation_older_than_one_that_is_known_is_refused(desk):
@@ -239,7 +239,7 @@ def test_an_incarnation_older_than_one_that_is_known_is_refused(desk):
     newer.next(events.Welcomed)
     it.worker.send(events.LearnerJoined(0, 1))
     it.peers[0].is_asked()
-    assert isinstance(it.peers[0].next(Told).event, events.Rejected)
+    assert isinstance(it.peers[0].next(EventDelivery).event, events.Rejected)
 
 
 def test_stopping_waits_for_no_learner(desk):

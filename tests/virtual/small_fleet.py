@@ -20,7 +20,7 @@ TWO = SyncPolicy(num_learners=2, num_fragments=1, interval=4, quorum=1)
 BOTH = SyncPolicy(num_learners=2, num_fragments=1, interval=4, overlap=0, quorum=None, max_run_ahead=0)
 
 
-class Told(Observer):
+class EventDelivery(Observer):
     """Keeps everything that a fleet tells, in order."""
 
     def __init__(self):
@@ -78,7 +78,7 @@ def small_fleet(
     seed: int = 0,
     noise: Callable[[random.Random], float] = lambda rng: 1.0,
     learner_arrays: Callable[[int], CountingLearner] = lambda learner: CountingLearner(TOKENS),
-) -> tuple[Fleet, Told]:
+) -> tuple[Fleet, EventDelivery]:
     """A fleet with its lives entered, and who hears of it; `seconds` of a step, by learner or for all."""
 
     def place(learner: int) -> Place:
@@ -87,7 +87,7 @@ def small_fleet(
         ways = [Link(quality, random.Random(f"{seed} {learner} {way}")) for way in ("up", "down")]
         return Place(lambda: mean * noise(rng), *ways, CHIPS)
 
-    told = Told()
+    told = EventDelivery()
     fleet = Fleet(
         policy,
         total_steps,

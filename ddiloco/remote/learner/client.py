@@ -24,7 +24,7 @@ from ddiloco.remote.wire.event_messages import syncer_event
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
+from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
 from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.transfer import Offer
@@ -177,7 +177,7 @@ class SyncerClient:
                 self._note(f"no connection to the syncer at {self._address}: {reason}; trying on")
             self._closing.wait(backoff(failures, self._config.longest_backoff))
 
-    def _deliver(self, told: Told) -> None:
+    def _deliver(self, told: EventDelivery) -> None:
         """Passes on fragments, once all hosts have theirs."""
         if self._followers is None:
             self.put(told)
@@ -351,4 +351,4 @@ class _Connection:
             case "snapshot_begun":
                 client.put(SnapshotBegun(message.snapshot_begun.snapshot, ()))
             case _:
-                client.put(Told(syncer_event(message)))
+                client.put(EventDelivery(syncer_event(message)))

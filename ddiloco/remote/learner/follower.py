@@ -39,7 +39,7 @@ from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.exchange import Pieces, Told
+from ddiloco.roles.exchange import EventDelivery, Pieces
 from ddiloco.roles.resuming import Origin
 from ddiloco.schema import codec
 
@@ -122,7 +122,7 @@ class Follower:
         self._streams: dict[int, Streams] = {}  # by part of the syncer
         self._collector = Collector(self._terms.num_fragments)
         self._change = threading.Condition()
-        self._here: dict[Key, Told] = {}  # deliveries that are not used yet
+        self._here: dict[Key, EventDelivery] = {}  # deliveries that are not used yet
 
     def run(self, stop: threading.Event) -> bool:
         """Follows until host 0 tells it to leave; returns whether one of the hosts was asked to end.
@@ -256,7 +256,7 @@ class Follower:
         resumed = origin.learner(self._learner, None, self._equipment.transfer)
         for p, pieces in resumed.updates.items():
             known = resumed.begins_with.fragments[p]
-            told = Told(events.UpdateArrived(p, known.version, known.merged_step), [pieces])
+            told = EventDelivery(events.UpdateArrived(p, known.version, known.merged_step), [pieces])
             with self._change:
                 self._here[key_of(told)] = told
         self._arrays.restore(resumed.arrays, resumed.values)
@@ -317,7 +317,7 @@ class Follower:
             with contextlib.suppress(Exception):
                 streams.close()
 
-    def _deliver(self, told: Told) -> None:
+    def _deliver(self, told: EventDelivery) -> None:
         key = key_of(told)
         with self._change:
             self._here[key] = told

@@ -19,7 +19,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.security import Gate, Security, donor_address
 from ddiloco.remote.wire.terms import Terms, difference
-from ddiloco.roles.exchange import Told
+from ddiloco.roles.exchange import EventDelivery
 from ddiloco.schema import codec
 
 Broke = Callable[[Exception], None]
@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
     position: str  # JSON
 
 
-def key_of(told: Told) -> Key:
+def key_of(told: EventDelivery) -> Key:
     """The name of a welcome or an update that all hosts get."""
     match told.event:
         case events.Welcomed(incarnation=incarnation):
@@ -79,7 +79,7 @@ class Followers:
         """
         self.count = count
         self.told: Callable[[pb.FromHost], None] = lambda message: None  # of what is not handled here
-        self.deliver: Callable[[Told], None] = lambda told: None
+        self.deliver: Callable[[EventDelivery], None] = lambda told: None
         self._learner, self._terms, self._lost, self._leaving = learner, terms, lost, leaving
         self._change = threading.Condition(threading.RLock())
         self._orders: dict[int, queue.SimpleQueue[pb.Order | None]] = {}  # by host
@@ -87,7 +87,7 @@ class Followers:
         self._donors: dict[int, str] = {}  # by host: HOST:PORT, of those that give
         self._done: dict[int, list[pb.FromHost.Done]] = {}  # by copy, what hosts have said of it
         self._here: dict[Key, set[int]] = {}  # hosts that have a delivery
-        self._own: dict[Key, Told] = {}  # deliveries that this host has, and not all others
+        self._own: dict[Key, EventDelivery] = {}  # deliveries that this host has, and not all others
         self._drawn: dict[int, list[Drawn]] = {}  # by number of the batch
         self._numbers = itertools.count(1)
         self._streams: dict[int, tuple[int, Broke]] = {}  # by part of the syncer: their number, who hears
@@ -145,7 +145,7 @@ class Followers:
         fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
         self.order(pb.Order(send=pb.Order.Send(round=fields[0], contribution=fields[1], epoch=epoch)))
 
-    def own(self, told: Told) -> None:
+    def own(self, told: EventDelivery) -> None:
         """Delivers what this host has got, once all others have their blocks of it."""
         with self._change:
             self._own[key_of(told)] = told

@@ -23,7 +23,7 @@ from ddiloco.remote.wire.downlink import MOST_DIFFERENCES, Collector, Held
 from ddiloco.remote.wire.event_messages import up_header, update_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Pieces, Told
+from ddiloco.roles.exchange import EventDelivery, Pieces
 from ddiloco.roles.transfer import Offer
 
 _ENDING = 5.0  # seconds at most for threads to leave calls that were cancelled
@@ -102,7 +102,7 @@ class Streams:
         metadata: Sequence[tuple[str, str]],
         terms: Terms,
         decode: FragmentDecoder | None,
-        deliver: Callable[[Told], None],
+        deliver: Callable[[EventDelivery], None],
         failed: Callable[[events.OfferFailed], None],
         broke: Callable[[Exception], None],
         pace: Pace,

@@ -107,8 +107,8 @@ class PartLinks:
                 case PartConnected(part):
                     if part in self._links:
                         self._links[part].listens = True
-                case ToPart(part, told):
-                    self._say(pb.ToPart(news=codec.news_message(told)), part)
+                case ToPart(part, message):
+                    self._say(pb.ToPart(news=codec.news_message(message)), part)
                 case CutBegun(number, learners):
                     self._say(pb.ToPart(cut_begun=pb.ToPart.CutBegun(snapshot=number, learners=learners)))
 
@@ -123,14 +123,14 @@ class PartLinks:
         with self._change:
             self._sessions[session.name] = session
             for link in self._links.values():
-                link.say(_told_of(session))
+                link.say(_session_message(session))
 
     def closed(self, session: Session) -> None:
         """It may not any longer."""
         with self._change:
             self._sessions.pop(session.name, None)
             for link in self._links.values():
-                link.say(_told_of(session, over=True))
+                link.say(_session_message(session, over=True))
 
     def tell_where(self, session: Session) -> None:
         """Tells a learner where the parts answer."""
@@ -209,7 +209,7 @@ class PartLinks:
             if self._leaving:
                 link.say(pb.ToPart(leave=pb.Leave()))
             for session in self._sessions.values():
-                link.say(_told_of(session))
+                link.say(_session_message(session))
             self._addresses[hello.part] = _reached(hello.address, context.peer())
             sessions = list(self._sessions.values())
         for session in sessions:
@@ -275,7 +275,7 @@ def _until_it_breaks(requests: Iterator[bytes]) -> Iterator[bytes]:
         yield from requests
 
 
-def _told_of(session: Session, over: bool = False) -> pb.ToPart:
+def _session_message(session: Session, over: bool = False) -> pb.ToPart:
     return pb.ToPart(
         session=pb.ToPart.Session(
             name=session.name,

@@ -18,7 +18,7 @@ from ddiloco.remote.wire.agreement import HOST_KEY, metadata_value
 from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.remote.wire.security import UNKNOWN, Caller
-from ddiloco.roles.exchange import Delivery, Leave, SnapshotBegun, Told
+from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
 
 MOST_CALLS = 16  # of one kind at the same time, the bound of RemoteConfig.connections
 MOST_WAITING = 256  # messages to a learner that does not read; then the oldest is lost, as any may be
@@ -64,14 +64,14 @@ class Session:
     def deliver(self, delivery: Delivery) -> None:
         """Queues something for the learner without waiting for it."""
         match delivery:
-            case Told(events.Welcomed() | events.UpdateArrived()):
+            case EventDelivery(events.Welcomed() | events.UpdateArrived()):
                 self.down.put(delivery)
-            case Told(events.OfferAsked() as event):
+            case EventDelivery(events.OfferAsked() as event):
                 with self._change:
                     for host in range(self.hosts):
                         self._asked[event.round.fragment, host] = event.round
                 self.say(from_syncer(event))
-            case Told(event):
+            case EventDelivery(event):
                 self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet))
             case SnapshotBegun():
                 self.down.begun(delivery)

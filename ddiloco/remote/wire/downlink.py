@@ -16,7 +16,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Given
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
-from ddiloco.roles.exchange import Pieces, SnapshotBegun, Told, fragments_with
+from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun, fragments_with
 
 MOST_DIFFERENCES = 32  # differences that are sent together
 MOST_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
@@ -116,7 +116,7 @@ class Downlink:
         self._snapshot: SnapshotBegun | None = None  # the newest that the learner was asked to be in
         self._closed = False
 
-    def put(self, message: Told) -> None:
+    def put(self, message: EventDelivery) -> None:
         """Sends what goes with a welcome or an update when its turn comes."""
         match message.event:
             case events.UpdateArrived(p, version, step, merged, lineage):
@@ -279,10 +279,12 @@ class Collector:
         self._collected: dict[int, Version] = {}
         self._num_fragments = num_fragments
 
-    def take(self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces) -> Told | None:
+    def take(
+        self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces
+    ) -> EventDelivery | None:
         """The event that this fragment completes, if any; an unfinished older welcome is dropped."""
         if not header.welcome:
-            return Told(update, (pieces,), header.epoch)
+            return EventDelivery(update, (pieces,), header.epoch)
         with self._lock:
             if header.welcome < self._welcome:
                 return None
@@ -302,4 +304,4 @@ class Collector:
             tuple(f.merged_step for f in fragments),
             lineages=tuple(f.lineage for f in fragments),
         )
-        return Told(event, [f.pieces for f in fragments])
+        return EventDelivery(event, [f.pieces for f in fragments])

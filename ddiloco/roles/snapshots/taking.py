@@ -203,7 +203,7 @@ class SnapshotTaker:
                 self._give_up(f"learner {learner} left before its part was written", {learner})
             else:
                 self.lost(learner)
-        elif self._core.told(learner) and len(taking.in_flight) < _MOST_IN_FLIGHT:
+        elif self._core.is_in_flight(learner) and len(taking.in_flight) < _MOST_IN_FLIGHT:
             number = len(taking.in_flight)
             if isinstance(event, events.FragmentArrived):
                 taking.arrays |= named(f"payload/{number}", arrays)

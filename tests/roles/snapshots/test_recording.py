@@ -11,7 +11,7 @@ from ddiloco.outer.fragments import take
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.roles.exchange import Leave, SnapshotBegun, Told
+from ddiloco.roles.exchange import EventDelivery, Leave, SnapshotBegun
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.roles.snapshots.recording import LearnerRecording
@@ -48,7 +48,7 @@ def learner(made, tmp_path):
         recording=LearnerRecording(0, writer, told.put),
     )
     worker.start()
-    worker.inbox.put(Told(events.Welcomed(1, 0, (0, 0, 0), (0, 0, 0)), fragments))
+    worker.inbox.put(EventDelivery(events.Welcomed(1, 0, (0, 0, 0), (0, 0, 0)), fragments))
     yield worker, told, tmp_path
     worker.inbox.put(Leave())
     assert worker.join(PATIENCE)
@@ -78,7 +78,7 @@ def test_an_update_from_after_the_cut_is_in_no_part(learner, made):
     layout = made[0].layout
     done(told)
     update = [np.full(shape, 7.0, np.float32) for shape in layout.piece_shapes(1)]
-    worker.inbox.put(Told(events.UpdateArrived(1, 1, 2), [update], epoch=1))
+    worker.inbox.put(EventDelivery(events.UpdateArrived(1, 1, 2), [update], epoch=1))
     recorded = next_of(told, StateRecorded)
     assert (recorded.number, recorded.clock.version(1)) == (1, 0)
     part = written(told, folder)

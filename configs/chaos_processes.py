@@ -9,7 +9,7 @@ PRESET
   hostile    as the default, with two hostile peers all the while, of which one is learner 4
 
 `--config.any.field=value` overrides what the processes are given, `--chaos.field=value` what befalls them.
-Steps are slowed down, so that on 2 cores there is time left for the processes that start anew.
+Steps are slowed down, so that on 2 cores there is time left for the processes that start again.
 """
 
 from ml_collections import ConfigDict

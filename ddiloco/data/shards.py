@@ -167,7 +167,7 @@ def reshard(
 
     Returns:
       A state for each group, for `Batches.set_state` of batches of the same data. Its counts of batches and
-      tokens begin anew unless the same shards were read together before. None: of a second reader, or of
+      tokens begin again unless the same shards were read together before. None: of a second reader, or of
       this learner's own loop, nothing is known.
 
     Raises:

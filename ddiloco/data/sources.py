@@ -209,7 +209,7 @@ def _records(folder: str, name: str, split: str, image_feature: str | None) -> A
 
 
 def _unreadable(name: str, folder: str, error: Exception) -> str:
-    return f"{name} at {folder} cannot be read ({_one_line(error)}); remove that folder to prepare it anew"
+    return f"{name} at {folder} cannot be read ({_one_line(error)}); remove that folder to prepare it again"
 
 
 def _find_builder(name: str, root: str) -> Any:
@@ -222,7 +222,7 @@ def _find_builder(name: str, root: str) -> Any:
         except Exception as error:  # its own files are damaged, and TFDS reads them in its constructor
             raise DataError(
                 f"{name} under {root} is damaged ({_one_line(error)}); remove {root}/{name} to prepare it "
-                "anew"
+                "again"
             ) from None
     try:
         return tfds.core.read_only_builder.builder_from_files(name, data_dir=root)

@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
 
     run: str
     ask: str
-    """Random: another syncer of the run asks anew."""
+    """Random: another syncer of the run asks again."""
     step: int
     tokens: int
     versions: tuple[int, ...]

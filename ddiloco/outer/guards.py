@@ -228,7 +228,7 @@ class _Standing:
 class Guard:
     """Judges the offers of every round, in the order of the merges; what it decides follows from those alone.
 
-    It begins anew with each process of the syncer. Nothing of it is durable: offers are compared with each
+    It begins again with each process of the syncer. Nothing of it is durable: offers are compared with each
     other from the first round on, so that a liar is found again as quickly as it was the first time.
     """
 

@@ -48,7 +48,7 @@ def not_finite(view: RunView) -> Iterator[Advice]:
             yield Advice(
                 f"Learner {one.learner}: its loss is not a number.",
                 f"Its newest steps gave NaN or infinity{left}. The others go on without it.",
-                "Restart it, so that it takes the global model anew. If it comes again, look at its data, "
+                "Restart it, so that it takes the global model again. If it comes again, look at its data, "
                 "its devices (config.sdc_check_every) and the learning rate.",
                 one.learner,
             )

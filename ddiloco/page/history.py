@@ -162,7 +162,7 @@ class History:
                 return
 
     def _read_summary(self) -> None:
-        """Reads summary and config anew where they have changed."""
+        """Reads summary and config again where they have changed."""
         path = self.workdir / "summary.json"
         try:
             status = path.stat()

@@ -59,7 +59,7 @@ class SyncPolicy:
         60.0, "seconds without a word after which a learner is not live", above=0.0
     )
     resend_timeout: float = _knob(
-        30.0, "seconds after which an update not seen to arrive is sent anew", above=0.0
+        30.0, "seconds after which an update not seen to arrive is sent again", above=0.0
     )
 
     def __post_init__(self) -> None:

@@ -83,7 +83,7 @@ class Round:
         return self.failed.get(m.learner) == (m.incarnation, m.reports)
 
     def start_over(self, live: Iterable[Member]) -> None:
-        """Forgets its offers, none of which was merged; who is live is asked anew after the next report."""
+        """Forgets its offers, none of which was merged; who is live is asked again after the next report."""
         for m in live:
             if m.learner in self.arrived:
                 self.failed[m.learner] = (m.incarnation, m.reports)

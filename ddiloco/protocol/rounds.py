@@ -188,7 +188,7 @@ class Rounds:
         self._moved = True
 
     def _hear_report(self, learner: int, now: float) -> Said:
-        """Sends anew what a learner still lacks, and waits for what it says it has made."""
+        """Sends again what a learner still lacks, and waits for what it says it has made."""
         m = self._member(learner)
         self._heard.add(learner)
         for r in self._open.values():

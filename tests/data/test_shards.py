@@ -1,4 +1,4 @@
-"""Dealing anew: over the fleet each document is read once in the epoch that was cut, and in later ones."""
+"""Dealing again: over the fleet each document is read once in the epoch that was cut, and in later ones."""
 
 import collections
 import dataclasses

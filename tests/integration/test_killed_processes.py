@@ -77,9 +77,9 @@ def story(programs, tmp_path_factory):
         second = processes_of(process)
         os.kill(second["syncer"], signal.SIGKILL)
         killed, committed = time.time(), lines(rounds)
-        anew = lambda: [r for r in lines(rounds) if r["time"] > killed]  # noqa: E731
-        wait_for(lambda: {r["fragment"] for r in anew()} == {0, 1, 2}, "a merge of each fragment")
-        wait_for(lambda: any({0, 1} == set(r["learners"]) for r in anew()), "both learners in a merge")
+        again = lambda: [r for r in lines(rounds) if r["time"] > killed]  # noqa: E731
+        wait_for(lambda: {r["fragment"] for r in again()} == {0, 1, 2}, "a merge of each fragment")
+        wait_for(lambda: any({0, 1} == set(r["learners"]) for r in again()), "both learners in a merge")
         third = processes_of(process)
         process.send_signal(signal.SIGTERM)
         done = programs.finish(process)

@@ -36,7 +36,7 @@ def test_where_all_are_waited_for_two_parts_come_to_the_parameters_of_threads(pr
     assert found[0][2] == {"0": 2, "1": 2, "2": 2}
     done = programs.run("replay", f"--workdir={tmp_path / 'parts'}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 versions merged anew, 6 of them compared and equal" in done.stdout
+    assert "6 versions merged again, 6 of them compared and equal" in done.stdout
     assert done.stdout.endswith("the same as the run's\n")
     done = programs.run("tape", f"--workdir={tmp_path / 'parts'}")
     assert done.returncode == 0, done.stderr
@@ -103,7 +103,7 @@ def test_any_process_dies_and_nothing_is_lost_or_merged_twice(programs, job):
     assert_nothing_twice(job)
     versions = sum(job.summary()["outer_steps"].values())
     done = programs.run("replay", f"--workdir={job.workdir}")
-    assert (done.returncode, f"{versions} versions merged anew" in done.stdout) == (0, True), done
+    assert (done.returncode, f"{versions} versions merged again" in done.stdout) == (0, True), done
     assert done.stdout.endswith("the same as the run's\n")
 
 

@@ -155,7 +155,7 @@ def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_con
     assert_counted_once(job, (0, 1))
     summary = job.summary()
     assert (summary["uptime"], summary["failures"]) == (1.0, [])
-    assert summary["inner_states"]["fresh"] == 2, "no process was started anew"
+    assert summary["inner_states"]["fresh"] == 2, "no process was started again"
 
 
 def test_over_a_long_and_lossy_link_a_run_comes_to_its_end_with_all_tokens(programs, tmp_path, started):

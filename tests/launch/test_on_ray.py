@@ -130,7 +130,7 @@ class Run:
     def another(self, m, since):
         """Waits until the work of a later process of the learner is merged."""
         newest = max(since, default=0)
-        self.wait(lambda: max(self.incarnations(m), default=0) > newest, f"a merge of learner {m} anew")
+        self.wait(lambda: max(self.incarnations(m), default=0) > newest, f"a merge of learner {m} again")
 
     def ended(self):
         self._thread.join(LIMIT)

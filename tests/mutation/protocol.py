@@ -227,7 +227,7 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "asking: learners that are late in the window are not asked anew",
+        "asking: learners that are late in the window are not asked again",
         "return [self._tell(r, late, 0)] if late else []",
         "return []",
         PROTOCOL,

@@ -62,7 +62,7 @@ MUTANTS = (
         WIRE,
     ),
     Mutant(
-        "outbox: what a lost connection may have lost is not said anew",
+        "outbox: what a lost connection may have lost is not said again",
         "self._records.send_again()\n            if self._presence",
         "if self._presence",
         WIRE,

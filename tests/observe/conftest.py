@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Puts a terminal in the place of stdout; called within the test, for which pytest sets stdout anew."""
+    """Puts a terminal in the place of stdout; called within the test, for which pytest sets stdout again."""
 
     def install():
         made = Terminal()

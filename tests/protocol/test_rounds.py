@@ -167,7 +167,7 @@ def test_an_offer_is_waited_for_longer_if_the_welcome_was_slow_to_come():
         num_learners=2, learners=1, num_fragments=2, interval=2, quorum=2, gamma=0.0, offer_timeout=3.0
     )
     desk.tell(events.LearnerJoined(1, 1))
-    desk.tell(events.LearnerJoined(1, 1), at=5.0)  # asks again, which begins nothing anew
+    desk.tell(events.LearnerJoined(1, 1), at=5.0)  # asks again, which begins nothing again
     desk.tell(events.LearnerReady(1, 1, 0, (0, 0)), at=10.0)
     desk.report(0, 1)
     desk.report(1, 1)

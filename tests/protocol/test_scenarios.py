@@ -1,7 +1,7 @@
 """Scenario files: each tells one story of the protocol, event by event, with the exact actions that follow.
 
 After a change that is meant to alter them, `python -m tests.protocol.test_scenarios --rewrite` writes the
-actions anew; read the difference as you would a change of the code.
+actions again; read the difference as you would a change of the code.
 """
 
 import pathlib

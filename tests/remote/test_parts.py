@@ -170,6 +170,6 @@ def test_learners_hear_where_parts_are_and_of_each_that_comes(stack):
 def test_what_cannot_be_is_told_in_an_alarm_and_ends_only_the_connection(stack, message):
     authority, part = connected(stack)
     part.uplink._put(message)
-    assert authority.next() == PartConnected(0)  # anew
+    assert authority.next() == PartConnected(0)  # again
     [alarm] = [record for record in authority.records if isinstance(record, records.Alarm)]
     assert alarm.sentence.startswith("part 0 of the syncer: what it sent cannot be read: ")

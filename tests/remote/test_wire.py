@@ -138,4 +138,4 @@ def test_a_process_that_connects_again_before_its_last_connection_is_known_to_be
         again.client.start()
         assert again.client.accepted.wait(PATIENCE)
         lost = syncer.next(events.LearnerLost)
-        assert (lost.incarnation, lost.reason) == (100, "connected anew")
+        assert (lost.incarnation, lost.reason) == (100, "connected again")

@@ -313,7 +313,7 @@ def test_an_offer_that_is_not_in_the_update_changes_nothing_of_what_the_learner_
     assert_near(plus(learner.read(sent, third), sent.residual), plus(way, merged.residual), BOUND * 16)
 
 
-@pytest.mark.parametrize("died", [False, True], ids=["welcomed anew", "restarted"])
+@pytest.mark.parametrize("died", [False, True], ids=["welcomed again", "restarted"])
 def test_a_learner_that_begins_anew_has_nothing_left_to_send(codec, died):
     learner = Learner(codec, error_feedback=True)
     learner.adopt(numbers(0))

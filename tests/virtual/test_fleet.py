@@ -48,7 +48,7 @@ def test_a_crash_of_the_syncer_in_a_merge_loses_that_merge_and_no_work_of_a_lear
     fleet.calendar.at(when, fleet.syncer.crash)
     fleet.calendar.at(10.25, fleet.syncer.restart)
     run(fleet)
-    # The round under way since 4.0 is merged anew: those who are back at 11.0 report at 12.0 all they hold.
+    # The round under way since 4.0 is merged again: those who are back at 11.0 report at 12.0 all they hold.
     assert told.of("merge")[0] == (15.0, 4, 1)
     [first, *_] = told.of("round")
     assert (first[1]["learners"], first[1]["tokens"]) == ([0, 1], 2 * 12 * TOKENS)

@@ -126,7 +126,7 @@ def test_a_learner_both_paused_and_hung_steps_on_when_both_have_ended(pause, res
 
 
 class Losing(CountingLearner):
-    """Counts how often its memory was lost, and what it was given anew."""
+    """Counts how often its memory was lost, and what it was given again."""
 
     def __init__(self):
         super().__init__(TOKENS)

@@ -67,7 +67,7 @@ def run(workshop, data_dir):
 
 @pytest.fixture(scope="module")
 def again(workshop, data_dir):
-    """Runs an experiment anew."""
+    """Runs an experiment again."""
     return lambda algorithm="decoupled", **groups: workshop.run(virtual(data_dir, algorithm, **groups))
 
 

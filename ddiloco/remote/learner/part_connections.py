@@ -101,7 +101,7 @@ class PartConnections:
         broke: Callable[[Exception], None],
     ) -> None:
         """`metadata`: of every call, with the session. `take` gets a part's messages; `broke` hears that all
-        must be connected anew. `make_streams`: of channels, metadata, what to call when they break, the
+        must be connected again. `make_streams`: of channels, metadata, what to call when they break, the
         number of the part, how many there are, and its address."""
         self.metadata, self.security, self.config = metadata, security, config
         self.make_streams, self.take, self.broke = make_streams, take, broke

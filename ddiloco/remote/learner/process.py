@@ -252,7 +252,7 @@ class LearnerProcess:
                 recovery.donated = origin.donated()
             return resumed
         except SnapshotError as error:
-            client.outbox.record(records.Alarm(f"{error}: the learner joins anew", time.time()))
+            client.outbox.record(records.Alarm(f"{error}: the learner joins again", time.time()))
             return None
 
 

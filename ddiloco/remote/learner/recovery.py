@@ -96,7 +96,7 @@ class ProcessRecovery:
         try:
             batches.set_state(json.loads(self._client.position))
         except Exception as error:  # a bad position must not kill the learner
-            problem = f"its data begins anew: {type(error).__name__}: {f'{error} '.splitlines()[0][:300]}"
+            problem = f"its data begins again: {type(error).__name__}: {f'{error} '.splitlines()[0][:300]}"
             self._client.outbox.record(records.Alarm(problem, time.time()))
 
     def _from_peers(

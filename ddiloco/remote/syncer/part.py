@@ -80,7 +80,7 @@ class PartServer:
         self._worker.connect(learner, WHICHEVER, session)
 
     def close(self, name: str | None = None) -> None:
-        """It may not any longer; None: no learner may, until the authority opens sessions anew."""
+        """It may not any longer; None: no learner may, until the authority opens sessions again."""
         with self._change:
             names = list(self._sessions) if name is None else [name]
             ended = [session for n in names if (session := self._sessions.pop(n, None)) is not None]
@@ -104,7 +104,7 @@ class PartServer:
             again = session.name in self._attached
             self._attached.add(session.name)
         if again:
-            context.abort(wire.CONNECT_ANEW, "messages were lost: connect anew to the authority too")
+            context.abort(wire.CONNECT_ANEW, "messages were lost: connect again to the authority too")
         if not context.add_callback(lambda: session.close("connection lost")):
             return
         yield from session.messages()
@@ -173,7 +173,7 @@ class PartRun:
             return f"it failed: {self._worker.failure}"
         if self._uplink.refusal is not None:
             return f"it is not connected any more: {self._uplink.refusal}"
-        return "the run was started anew" if self._uplink.outdated else self._problem
+        return "the run was started again" if self._uplink.outdated else self._problem
 
     # Called by the uplink's thread.
 

@@ -182,7 +182,7 @@ class PartLinks:
             self._record(records.Alarm(f"part {hello.part} of the syncer is refused: {misfit}", time.time()))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, misfit)
         if hello.run and RunMark(hello.run, hello.start) != self._mark:
-            context.abort(wire.CONNECT_ANEW, "the run was started anew: read it from the disk")
+            context.abort(wire.CONNECT_ANEW, "the run was started again: read it from the disk")
         return hello
 
     def _misfit(self, hello: pb.FromPart.Hello) -> str | None:

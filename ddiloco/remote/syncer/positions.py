@@ -35,7 +35,7 @@ class Positions:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            return f"{self._path}: {error}: learners that come anew begin their data anew"
+            return f"{self._path}: {error}: learners that come again begin their data again"
         if all(isinstance(text, str) for text in found.values()):
             self._by_learner = found
         return None

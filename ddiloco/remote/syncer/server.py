@@ -232,7 +232,7 @@ class SyncerServer:
                 self._alarm(refusal.alarm)
             context.abort(refusal.code, refusal.sentence)
         if present is not None:
-            self._end(present, "connected anew" if present.process == hello.process else "replaced")
+            self._end(present, "connected again" if present.process == hello.process else "replaced")
         self._admission.admitted(hello.learner, hello.process)
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)

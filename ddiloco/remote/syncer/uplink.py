@@ -53,7 +53,7 @@ class Uplink:
         """`authority`: HOST:PORT. `take` gets every message, and may take its time."""
         self.mark = RunMark("", "")  # of what the part has loaded
         self.refusal: str | None = None  # why there will never be a connection any more
-        self.outdated = False  # whether the run was started anew: this process cannot go on with it
+        self.outdated = False  # whether the run was started again: this process cannot go on with it
         self.over = threading.Event()  # nothing comes any more
         self._authority, self._place, self._terms = authority, place, terms
         self._security, self._config, self._take = security.of_parts(), config, take

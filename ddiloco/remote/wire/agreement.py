@@ -128,7 +128,7 @@ def options(keepalive: float) -> list[tuple[str, int]]:
     ]
 
 
-CONNECT_ANEW = grpc.StatusCode.ABORTED  # how a call ends if all of the process's calls must be made anew
+CONNECT_ANEW = grpc.StatusCode.ABORTED  # how a call ends if all of the process's calls must be made again
 REPLACED = grpc.StatusCode.ALREADY_EXISTS  # how a process's call ends once another has taken its place
 
 

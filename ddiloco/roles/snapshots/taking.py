@@ -182,7 +182,7 @@ class SnapshotTaker:
         self._write_when_recorded()
 
     def part_lost(self, part: int) -> None:
-        """A part of the syncer was started anew, or has lost its connection: it may not know of the cut."""
+        """A part of the syncer was started again, or has lost its connection: it may not know of the cut."""
         if self._taking is not None and not self._taking.completing:
             self._give_up(f"part {part} of the syncer was away")
 

@@ -43,7 +43,7 @@ def again(recorded: Recorded, until: RoundId | None) -> int:
     except replay.ReplayMismatch as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    compared = f"{done.merges} versions merged anew, {done.compared} of them compared and equal"
+    compared = f"{done.merges} versions merged again, {done.compared} of them compared and equal"
     print(f"{compared}; {done.steps} inner steps; {time.monotonic() - begun:.0f} s")
     print(f"step {done.step}: params_sha256 {done.sha256}")
     if until is not None:

@@ -324,8 +324,8 @@ class Invariants:
         since = self._steps_on(c) - self._syncer.known[c]
         fresh = self.parts > 1 or since <= max(1, self.policy.interval // 2, c.steps // 2)
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
-        anew = asked > self._syncer.answers[c]
-        require(fresh or anew, "who has gone far beyond an offer is asked for another", c, since)
+        again = asked > self._syncer.answers[c]
+        require(fresh or again, "who has gone far beyond an offer is asked for another", c, since)
 
     def _steps_on(self, c: Contribution) -> int:
         """How many steps its learner has reported on the version that a contribution is of."""

@@ -37,11 +37,10 @@ def tokens(e):
 @pytest.mark.parametrize("argument", GRIDS, ids=lambda argument: pathlib.Path(argument).name)
 def test_every_point_of_a_sweep_is_a_run_that_could_start(argument):
     points = grid.load(argument).points
-    assert len({tuple(point.items()) for point in points}) == len(points)
+    assert len({grid.point_name(point) for point in points}) == len(points)  # a folder for each
     first = [point for point in points if point.get("seed", 0) == 0]
     for point in first[:: max(1, len(first) // 12)]:
         experiment(point)
-        assert len(",".join(f"{name}={value}" for name, value in point.items())) < 250  # a folder's name
 
 
 @pytest.mark.parametrize("name", ["merge_rule", "num_learners", "mixing", "gamma", "overlap"])

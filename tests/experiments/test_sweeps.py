@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from configs import baselines, dense, micro, moe, multimodal, vit
+from configs import baselines, dense, micro, moe, multimodal, tuned, vit
 from configs.sweeps import scaling
 from ddiloco.settings.experiment import parse, task_of
 from experiments.front import cli
@@ -107,6 +107,22 @@ def test_the_five_algorithms_are_compared_at_equal_tokens_and_global_batch(modul
     assert {e.driver for e in found} == {"virtual"}
     with pytest.raises(ValueError, match=r"no size 'streaming'; there are (tiny|dense)"):
         module.get_comparison("streaming")
+
+
+@pytest.mark.parametrize("inner", tuned.INNER)
+def test_the_tuned_presets_have_the_tokens_of_the_tiny_one(inner):
+    presets = [f"{algorithm},{inner}" for algorithm in tuned.ALGORITHMS]
+    found = [parse(tuned.get_config(preset)) for preset in presets]
+    for row in tuned.get_comparison(inner):
+        overrides = [(name, value) for name, value in row.items() if name not in ("label", "preset")]
+        found.append(parse(cli.resolve(f"{tuned.__file__}:{row['preset']}", overrides)))
+    assert {e.train.tokens or tokens(e) for e in found} == {tokens(experiment({"config": dense.__file__}))}
+    assert {e.inner.optimizer for e in found} == {inner}
+    assert [e.sync.interval for e in found[-2:]] == [24, 6]
+    with pytest.raises(ValueError, match="no preset 'sgd'; there are decoupled, data_parallel, muon, adamw"):
+        tuned.get_config("decoupled,sgd")
+    with pytest.raises(ValueError, match="no inner optimizer 'sgd'; there are muon, adamw"):
+        tuned.get_comparison("sgd")
 
 
 @pytest.mark.parametrize("family", micro.FAMILIES)

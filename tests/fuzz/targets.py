@@ -25,13 +25,13 @@ from ddiloco.models.dense import DenseConfig
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.learner.gift import read_donation
 from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.streams import Collector
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.blocks import cuts_of
-from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.event_messages import (
     learner_event,
     offer_of,

@@ -38,7 +38,7 @@ MUTANTS = (
         WIRE,
     ),
     Mutant(
-        "downlink: parts of two welcomes are put together",
+        "streams: parts of two welcomes are put together",
         "self._welcome, self._collected = header.welcome, {}",
         "self._welcome = header.welcome",
         WIRE,

@@ -8,10 +8,11 @@ from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.learner.outbox import Outbox
+from ddiloco.remote.learner.streams import Collector
+from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.downlink import Collector, Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer, update_of
 from ddiloco.remote.wire.payload import receive
 from tests.remote.ends import FORMATS, asked, report, until, update, welcome

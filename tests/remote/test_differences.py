@@ -5,8 +5,9 @@ import threading
 import numpy as np
 
 from ddiloco.protocol import events
+from ddiloco.remote.learner.streams import HeldVersions
+from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.downlink import Downlink, Held, NewestFragments
 from ddiloco.roles.exchange import EventDelivery
 from tests.remote.ends import welcome
 
@@ -71,7 +72,7 @@ def added(fragment, difference, pieces):
 
 
 def test_versions_come_of_differences_in_whatever_order_streams_bring_them():
-    held, found = Held(added), {}
+    held, found = HeldVersions(added), {}
     held.hold(0, 1, version(1))
     second = threading.Thread(target=lambda: found.update(second=held.after(0, 4, [step(3), step(4)])))
     second.start()
@@ -86,7 +87,7 @@ def test_versions_come_of_differences_in_whatever_order_streams_bring_them():
 
 
 def test_nobody_waits_for_a_version_once_the_connection_has_ended():
-    held, found = Held(added), []
+    held, found = HeldVersions(added), []
     waiting = threading.Thread(target=lambda: found.append(held.after(0, 2, [step(2)])))
     waiting.start()
     held.close()

@@ -15,11 +15,10 @@ from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.learner.part_connections import PartConnections
-from ddiloco.remote.learner.streams import Host, Streams
+from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.event_messages import syncer_event
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message

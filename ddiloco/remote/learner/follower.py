@@ -31,11 +31,10 @@ from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_snapshots import write_own
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
-from ddiloco.remote.learner.streams import Host, Streams
+from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.downlink import Collector
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly

@@ -17,9 +17,8 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.agreement import MOST_DIFFERENCES, WireError, parse
 from ddiloco.remote.wire.blocks import cut_message, receive_blocks
-from ddiloco.remote.wire.downlink import MOST_DIFFERENCES, Collector, Held
 from ddiloco.remote.wire.event_messages import up_header, update_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.terms import Terms
@@ -93,6 +92,89 @@ class _Offers:
             self._change.notify_all()
 
 
+class HeldVersions:
+    """The versions that came over one connection, to which later differences are added. For several threads.
+
+    Streams beside each other may bring the differences of a fragment out of order.
+    """
+
+    def __init__(self, decode: Callable[[int, Pieces, Pieces], Pieces]) -> None:
+        """`decode`: makes the next version of fragment, difference and version."""
+        self._decode = decode
+        self._change = threading.Condition()
+        self._versions: dict[int, tuple[int, Pieces]] = {}
+        self._closed = False
+
+    def hold(self, fragment: int, version: int, pieces: Pieces) -> None:
+        """Takes a version that came whole, unless a newer one is here."""
+        with self._change:
+            if version >= self._versions.get(fragment, (0, ()))[0]:
+                self._versions[fragment] = version, pieces
+                self._change.notify_all()
+
+    def after(self, fragment: int, version: int, differences: Sequence[Pieces]) -> Pieces | None:
+        """The version that these differences lead to; waits for the one that they begin with.
+
+        None: one as new or newer came meanwhile, or the connection has ended.
+        """
+        with self._change:
+            first = version - len(differences)
+            self._change.wait_for(lambda: self._closed or self._versions.get(fragment, (-1, ()))[0] >= first)
+            if self._closed:
+                return None
+            at, pieces = self._versions[fragment]
+        if at >= version:
+            return None
+        for difference in differences[at - first :]:
+            pieces = self._decode(fragment, difference, pieces)
+        self.hold(fragment, version, pieces)
+        return pieces
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+
+class Collector:
+    """Collects the fragments of a welcome. For several threads."""
+
+    def __init__(self, num_fragments: int) -> None:
+        self._lock = threading.Lock()
+        self._welcome = 0
+        self._step = 0
+        self._collected: dict[int, tuple[events.UpdateArrived, Pieces]] = {}
+        self._num_fragments = num_fragments
+
+    def take(
+        self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces
+    ) -> EventDelivery | None:
+        """The event that this fragment completes, if any; an unfinished older welcome is dropped."""
+        if not header.welcome:
+            return EventDelivery(update, (pieces,), header.epoch)
+        with self._lock:
+            if header.welcome < self._welcome:
+                return None
+            if header.welcome > self._welcome:
+                self._welcome, self._collected = header.welcome, {}
+            self._step = header.step
+            self._collected[update.fragment] = update, pieces
+            if len(self._collected) < self._num_fragments:
+                return None
+            collected = [self._collected[p] for p in range(self._num_fragments)]
+            self._collected = {}
+        updates = [update for update, _ in collected]
+        event = events.Welcomed(
+            header.welcome,
+            max(self._step, *(update.step for update in updates)),
+            tuple(update.version for update in updates),
+            tuple(update.step for update in updates),
+            lineages=tuple(update.lineage for update in updates),
+        )
+        return EventDelivery(event, [pieces for _, pieces in collected])
+
+
 class Streams:
     """Updates and offers of one host over one connection of its learner, from when it is made to `close`."""
 
@@ -118,7 +200,9 @@ class Streams:
         self._metadata, self._terms, self._host = (*metadata, *named), terms, host
         self._deliver, self._failed, self._broke = deliver, failed, broke
         self._collector = collector or Collector(terms.num_fragments)
-        self._held = None if decode is None else Held(decode if host is None else _in_blocks(decode, terms))
+        self._held = (
+            None if decode is None else HeldVersions(decode if host is None else _in_blocks(decode, terms))
+        )
         self._offers = _Offers()
         self._channels, self._pace = channels, pace
         self._threads: list[threading.Thread] = []

@@ -20,6 +20,7 @@ from ddiloco.observe.pace import Pace
 from ddiloco.outer.fragments import zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.parts import Part, fragments_of
+from ddiloco.remote.syncer.downlink import NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
 from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.listening import Listening
@@ -27,7 +28,6 @@ from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.downlink import NewestFragments
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms, terms_of
 from ddiloco.roles.assembly import Assembly

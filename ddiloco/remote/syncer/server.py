@@ -13,6 +13,7 @@ from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.admission import LEAP, Admission, present_session
 from ddiloco.remote.syncer.allowances import Allowances
+from ddiloco.remote.syncer.downlink import NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer
 from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.intake import RecordIntake
@@ -25,7 +26,6 @@ from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
-from ddiloco.remote.wire.downlink import NewestFragments
 from ddiloco.remote.wire.event_messages import learner_event
 from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot

@@ -12,10 +12,10 @@ import grpc
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
+from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import HOST_KEY, metadata_value
-from ddiloco.remote.wire.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, SnapshotBegun

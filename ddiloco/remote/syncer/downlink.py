@@ -15,10 +15,10 @@ from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Given
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import MOST_DIFFERENCES
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun, fragments_with
 
-MOST_DIFFERENCES = 32  # differences that are sent together
 MOST_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
 
 
@@ -222,86 +222,3 @@ class Downlink:
             epoch=snapshot.number if later else 0,
         )
         return _Item(header, newest.pieces, differences)
-
-
-class Held:
-    """The versions that came over one connection, to which later differences are added. For several threads.
-
-    Streams beside each other may bring the differences of a fragment out of order.
-    """
-
-    def __init__(self, decode: Callable[[int, Pieces, Pieces], Pieces]) -> None:
-        """`decode`: makes the next version of fragment, difference and version."""
-        self._decode = decode
-        self._change = threading.Condition()
-        self._versions: dict[int, tuple[int, Pieces]] = {}
-        self._closed = False
-
-    def hold(self, fragment: int, version: int, pieces: Pieces) -> None:
-        """Takes a version that came whole, unless a newer one is here."""
-        with self._change:
-            if version >= self._versions.get(fragment, (0, ()))[0]:
-                self._versions[fragment] = version, pieces
-                self._change.notify_all()
-
-    def after(self, fragment: int, version: int, differences: Sequence[Pieces]) -> Pieces | None:
-        """The version that these differences lead to; waits for the one that they begin with.
-
-        None: one as new or newer came meanwhile, or the connection has ended.
-        """
-        with self._change:
-            first = version - len(differences)
-            self._change.wait_for(lambda: self._closed or self._versions.get(fragment, (-1, ()))[0] >= first)
-            if self._closed:
-                return None
-            at, pieces = self._versions[fragment]
-        if at >= version:
-            return None
-        for difference in differences[at - first :]:
-            pieces = self._decode(fragment, difference, pieces)
-        self.hold(fragment, version, pieces)
-        return pieces
-
-    def close(self) -> None:
-        """Nobody waits any longer."""
-        with self._change:
-            self._closed = True
-            self._change.notify_all()
-
-
-class Collector:
-    """The learner's end of the updates: collects the fragments of a welcome. For several threads."""
-
-    def __init__(self, num_fragments: int) -> None:
-        self._lock = threading.Lock()
-        self._welcome = 0
-        self._step = 0
-        self._collected: dict[int, Version] = {}
-        self._num_fragments = num_fragments
-
-    def take(
-        self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces
-    ) -> EventDelivery | None:
-        """The event that this fragment completes, if any; an unfinished older welcome is dropped."""
-        if not header.welcome:
-            return EventDelivery(update, (pieces,), header.epoch)
-        with self._lock:
-            if header.welcome < self._welcome:
-                return None
-            if header.welcome > self._welcome:
-                self._welcome, self._collected = header.welcome, {}
-            self._step = header.step
-            self._collected[update.fragment] = Version(update.version, update.step, update.lineage, pieces)
-            if len(self._collected) < self._num_fragments:
-                return None
-            fragments = [self._collected[p] for p in range(self._num_fragments)]
-            self._collected = {}
-        step = max(self._step, *(f.merged_step for f in fragments))
-        event = events.Welcomed(
-            header.welcome,
-            step,
-            tuple(f.version for f in fragments),
-            tuple(f.merged_step for f in fragments),
-            lineages=tuple(f.lineage for f in fragments),
-        )
-        return EventDelivery(event, [f.pieces for f in fragments])

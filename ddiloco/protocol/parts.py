@@ -78,7 +78,7 @@ class AuthorityCore(Knowing):
 def _addressed(
     said: Sequence[actions.SyncerAction | news.News], part: int | None = None
 ) -> list[actions.SyncerAction | ToPart]:
-    return [ToPart(part, thing) if isinstance(thing, news.News) else thing for thing in said]
+    return [ToPart(part, one) if isinstance(one, news.News) else one for one in said]
 
 
 class Part:

@@ -123,11 +123,11 @@ class SyncerCore(Knowing):
     def _pass_on(self, said: Sequence[actions.SyncerAction | News | Word], now: float) -> Actions:
         """What is left for the driver once each half has heard what the other said."""
         out: Actions = []
-        for thing in said:
-            if isinstance(thing, News):
-                out += self._pass_on(self._rounds.hear(thing, now), now)
-            elif isinstance(thing, Word):
-                out += self._pass_on(self._authority.hear(thing), now)
+        for one in said:
+            if isinstance(one, News):
+                out += self._pass_on(self._rounds.hear(one, now), now)
+            elif isinstance(one, Word):
+                out += self._pass_on(self._authority.hear(one), now)
             else:
-                out.append(thing)
+                out.append(one)
         return out

@@ -77,7 +77,7 @@ class SyncerWorker:
         on_commit: Callable[[int, list[Pieces]], None] = lambda step, fragments: None,
         durable: DurableState | None = None,
         tape: SyncerTape | None = None,
-        pass_on: Callable[[ToPart | PartConnected | CutBegun | news.Word], None] = lambda thing: None,
+        pass_on: Callable[[ToPart | PartConnected | CutBegun | news.Word], None] = lambda one: None,
     ) -> None:
         """`on_commit` gets step and fragments. `durable` is None if no state needs to outlive the process.
 
@@ -362,11 +362,11 @@ class SyncerWorker:
         self._snapshots.close(_SNAPSHOT_SECONDS)
 
     def _carry_out(self, decided: Decided) -> None:
-        for thing in decided:
-            if isinstance(thing, actions.SyncerAction):
-                self._perform(thing)
+        for one in decided:
+            if isinstance(one, actions.SyncerAction):
+                self._perform(one)
             else:
-                self._pass_on(thing)
+                self._pass_on(one)
 
     def _perform(self, action: actions.SyncerAction) -> None:
         match action:

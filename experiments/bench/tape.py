@@ -72,6 +72,6 @@ def _bytes(assembly: Assembly) -> float:
         workdir = pathlib.Path(folder)
         run_to_the_end(assembly, workdir)
         [syncer] = read_run(workdir).syncers
-        rounds = sum(isinstance(entry.thing, Committed) for entry in syncer.entries)
+        rounds = sum(isinstance(entry.content, Committed) for entry in syncer.entries)
         size = sum(path.stat().st_size for path in (workdir / "tape").iterdir())
     return size / max(1, rounds) / assembly.experiment.sync.num_learners

@@ -71,7 +71,7 @@ Note = Adopted | Gave | Committed | End
 CoreEvent = codec.Event | news.News | FromPart | PartConnected
 """What a core is told."""
 
-Thing = CoreEvent | Note
+Content = CoreEvent | Note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Entry:
     """One entry of a tape. `now`: seconds, as given to the core; None for a note."""
 
     now: float | None
-    thing: Thing
+    content: Content
 
 
 class _Reports:
@@ -146,9 +146,9 @@ class Encoder:
     def __init__(self) -> None:
         self._reports = _Reports()
 
-    def __call__(self, thing: Thing, now: float | None = None) -> pb.Entry:
+    def __call__(self, content: Content, now: float | None = None) -> pb.Entry:
         """The message. Raises ValueError if a number has more than 64 bits."""
-        match thing:
+        match content:
             case events.StepReported(report):
                 kind = {"report": self._reports.encode(report)}
             case news.Heard(report, step_time):
@@ -159,11 +159,11 @@ class Encoder:
             case PartConnected(part):
                 kind = {"of_part": pb.OfPart(part=part)}
             case Adopted() | Gave() | Committed() | End():
-                kind = {type(thing).__name__.lower(): dataclasses.asdict(thing)}
-            case _ if isinstance(thing, news.News):
-                kind = {"news": codec.news_message(thing)}
+                kind = {type(content).__name__.lower(): dataclasses.asdict(content)}
+            case _ if isinstance(content, news.News):
+                kind = {"news": codec.news_message(content)}
             case _:
-                kind = {"event": codec.message_of(thing)}
+                kind = {"event": codec.message_of(content)}
         return pb.Entry(now=now or 0.0, **kind)
 
 

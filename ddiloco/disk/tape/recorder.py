@@ -12,12 +12,12 @@ from ddiloco.disk.tape import tape_pb2 as pb
 from ddiloco.disk.tape.entries import (
     Adopted,
     Committed,
+    Content,
     CoreEvent,
     Encoder,
     End,
     Gave,
     InnerOrigin,
-    Thing,
 )
 from ddiloco.disk.tape.file import HEAD_BYTES, TapeFile
 from ddiloco.disk.tape.header import Header
@@ -104,11 +104,11 @@ class Recorder:
         self.flush()
         self._close()
 
-    def _note(self, thing: Thing, now: float | None = None) -> None:
+    def _note(self, content: Content, now: float | None = None) -> None:
         if self._file is None:
             return
         try:
-            self._waiting.append(self._encode(thing, now))
+            self._waiting.append(self._encode(content, now))
         except ValueError as error:
             self._fail(error)
 

@@ -100,10 +100,10 @@ class PartLinks:
 
     # What the worker and the server call.
 
-    def pass_on(self, thing: ToPart | PartConnected | CutBegun) -> None:
+    def pass_on(self, one: ToPart | PartConnected | CutBegun) -> None:
         """Tells one part or all of them; a part is told nothing before its roll call."""
         with self._change:
-            match thing:
+            match one:
                 case PartConnected(part):
                     if part in self._links:
                         self._links[part].listens = True

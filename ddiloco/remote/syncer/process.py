@@ -89,7 +89,7 @@ class SyncerRun:
             core = AuthorityCore(e.sync, e.train.steps, state, e.remote.parts)
         tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
         tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
-        passed = lambda thing: links.pass_on(thing)  # noqa: E731
+        passed = lambda one: links.pass_on(one)  # noqa: E731
         self._syncer = SyncerWorker(core, self._model, record, durable=durable, tape=tape, pass_on=passed)
         taker = None
         parts = 0 if self._model is not None else e.remote.parts

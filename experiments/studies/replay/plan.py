@@ -68,10 +68,10 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     welcome: actions.AdoptAll | None = None  # its inner state is in an entry still to come
     since = h.process
     offers: dict[int, dict[int, OfferId]] = {}  # by fragment and step, since the fragment's last update
-    for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
+    for i, (now, content) in enumerate((e.now, e.content) for e in tape.entries):
         decided: Sequence[Any] = ()
         clock = core.clock
-        match thing:
+        match content:
             case Adopted(origin=origin, fresh=fresh):
                 if welcome is None or (origin is None and not fresh):
                     raise TapeError(f"{tape.path}: entry {i}: an inner state of unknown origin")
@@ -85,9 +85,9 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
             case _:
                 if welcome is not None:
                     raise TapeError(f"{tape.path}: entry {i}: a welcome without its inner state")
-                decided = _handled(core, tape, i, now, thing)
-                if isinstance(thing, events.StepStarted):
-                    works.append(Step(i, clock, thing.tokens, core.incarnation))
+                decided = _handled(core, tape, i, now, content)
+                if isinstance(content, events.StepStarted):
+                    works.append(Step(i, clock, content.tokens, core.incarnation))
                 for action in decided:
                     match action:
                         case actions.AdoptAll():
@@ -101,7 +101,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                             merged = offers.pop(p, {}).get(action.merged)
                             update = Apply(i, p, action.version, action.mixing, merged, action.rebase)
                             works.append(update)
-        handled.append(Handled(now, thing, decided))
+        handled.append(Handled(now, content, decided))
     return Actor(tape, works, handled)
 
 
@@ -158,9 +158,9 @@ class _Syncer:
         numbers = itertools.count()
         handled: list[Handled] = []
         last: dict[int, int] = {}
-        for i, (now, thing) in enumerate((e.now, e.thing) for e in tape.entries):
+        for i, (now, content) in enumerate((e.now, e.content) for e in tape.entries):
             decided: Sequence[Any] = ()
-            match thing:
+            match content:
                 case Committed(fragment=p, version=version, sha256=sha256):
                     if not merges or merges[-1].makes != (p, version):
                         raise TapeError(f"{tape.path}: entry {i}: {VersionId(p, version)} of no merge")
@@ -168,15 +168,15 @@ class _Syncer:
                 case End(versions=versions):
                     last = dict(zip(tape.header.fragments, versions, strict=True))
                 case _:
-                    decided = _handled(core, tape, i, now, thing)
-                    if isinstance(thing, events.MergeFinished):
-                        merge = begun.pop(thing.round.fragment)
-                        empty = {c.learner for _, c in merge.given} <= set(thing.left_out)
+                    decided = _handled(core, tape, i, now, content)
+                    if isinstance(content, events.MergeFinished):
+                        merge = begun.pop(content.round.fragment)
+                        empty = {c.learner for _, c in merge.given} <= set(content.left_out)
                         merges.append(dataclasses.replace(merge, entry=i, empty=empty))
                     for action in decided:
                         if isinstance(action, actions.Merge):
                             begun[action.round.fragment] = self._merge(tape, i, next(numbers), action)
-            handled.append(Handled(now, thing, decided))
+            handled.append(Handled(now, content, decided))
         merges += self._unnoted(n, merges, begun, last)
         before = tuple(
             _id(t) for t in self._tapes[:n] if set(t.header.fragments) & set(tape.header.fragments)

@@ -24,7 +24,7 @@ class Tape:
     @property
     def ended(self) -> bool:
         """Whether the process ended by itself."""
-        return bool(self.entries) and isinstance(self.entries[-1].thing, End)
+        return bool(self.entries) and isinstance(self.entries[-1].content, End)
 
     def wall(self, now: float) -> float:
         """Unix seconds at a time of this tape's clock; virtual seconds in virtual time."""

@@ -151,16 +151,16 @@ def _lines(actor: Actor, clocks: Clocks) -> Iterator[Line]:
     now, whose = header.now, (header.learner, header.part if header.role == "part" else None)
     named = "process" if header.learner is None else "process, incarnation"
     yield Line(tape.wall(now), *whose, f"{named} {header.process} begins")
-    for (at, thing, decided), clock in zip(actor.handled, clocks.after(actor), strict=True):
+    for (at, content, decided), clock in zip(actor.handled, clocks.after(actor), strict=True):
         now = now if at is None else at
-        text = _happened(thing) + _followed(decided)
-        yield Line(tape.wall(now), *whose, text, clock, _round_step(thing, decided))
+        text = _happened(content) + _followed(decided)
+        yield Line(tape.wall(now), *whose, text, clock, _round_step(content, decided))
     if not tape.ended:
         yield Line(tape.wall(now), *whose, "its tape ends here: killed, or still running")
 
 
-def _happened(thing: Any) -> str:
-    match thing:
+def _happened(content: Any) -> str:
+    match content:
         case events.Welcomed() as e:
             return f"welcomed at step {e.step} with versions {_listed(e.versions)}"
         case events.NotMember(incarnation=n):
@@ -178,7 +178,7 @@ def _happened(thing: Any) -> str:
         case events.UpdateArrived() as e:
             return f"update: fragment {e.fragment} version {e.version}, merged at step {e.step}"
         case events.Heartbeat() | events.Timeout():
-            return type(thing).__name__.lower()
+            return type(content).__name__.lower()
         case events.LearnerJoined() as e:
             request = "asks to join" if e.versions is None else f"returns at step {e.step}"
             return f"learner {e.learner} {request} as incarnation {e.incarnation}"
@@ -195,12 +195,12 @@ def _happened(thing: Any) -> str:
         case events.MergeFinished(round=r) as e:
             without = f" without {_listed(e.left_out)}" if e.left_out else ""
             return f"round {r.step} of fragment {r.fragment} is merged{without}"
-    return _passed_on(thing) or _noted(thing)
+    return _passed_on(content) or _noted(content)
 
 
-def _passed_on(thing: Any) -> str:
+def _passed_on(content: Any) -> str:
     """What the processes of a syncer told each other; "" if it is something else."""
-    match thing:
+    match content:
         case news.RollCall():
             return "hears from the authority who is there"
         case news.Admitted(learner, incarnation):
@@ -230,8 +230,8 @@ def _passed_on(thing: Any) -> str:
     return ""
 
 
-def _noted(thing: Any) -> str:
-    match thing:
+def _noted(content: Any) -> str:
+    match content:
         case Adopted(origin=origin, fresh=fresh):
             return "goes on with a fresh inner state" if fresh else f"goes on with {origin}"
         case Gave(number=number):
@@ -240,7 +240,7 @@ def _noted(thing: Any) -> str:
             return f"committed: fragment {e.fragment} version {e.version}, {e.sha256.hex()[:12]}"
         case End():
             return "ends"
-    return str(thing)
+    return str(content)
 
 
 def _followed(decided: Sequence[Any]) -> str:
@@ -272,8 +272,8 @@ def _followed(decided: Sequence[Any]) -> str:
     return f"; {', '.join(phrases)}" if phrases else ""
 
 
-def _round_step(thing: Any, decided: Sequence[Any]) -> int | None:
-    match thing:
+def _round_step(content: Any, decided: Sequence[Any]) -> int | None:
+    match content:
         case events.FragmentArrived(round=r) | events.OfferFailed(round=r) | events.MergeFinished(round=r):
             return r.step
         case events.OfferAsked(round=r):

@@ -144,11 +144,11 @@ class WhatIf:
         self._begun = entries[0].now if entries else 0.0
         self._merged_at = self._begun
         self._calendar.now = self._begun
-        for now, thing, _ in entries:
+        for now, content, _ in entries:
             if isinstance(
-                thing, events.LearnerJoined | events.LearnerReady | events.LearnerLost | events.StepReported
+                content, events.LearnerJoined | events.LearnerReady | events.LearnerLost | events.StepReported
             ):
-                self._calendar.at(now, self._recorded, thing)
+                self._calendar.at(now, self._recorded, content)
 
     def run(self) -> Outcome:
         """Lets all arrive."""
@@ -256,8 +256,8 @@ def delays(plan: Plan) -> Delays:
     offers: list[float] = []
     merges: list[float] = []
     updates: list[float] = []
-    for now, thing, decided in _entries(plan):
-        match thing:
+    for now, content, decided in _entries(plan):
+        match content:
             case events.FragmentArrived(contribution=c):
                 offers.append(now - reported.get((c.learner, c.step), now))
             case events.MergeFinished(round=r):

@@ -188,7 +188,7 @@ class Handled(NamedTuple):
     """An entry of a tape, with what the core decided on it; `decided` is empty for a note."""
 
     now: float | None
-    thing: Any
+    content: Any
     decided: Sequence[Any]
 
 

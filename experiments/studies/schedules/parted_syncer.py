@@ -144,7 +144,7 @@ class PartedSyncer:
         said = self._decide(process, event)
         if isinstance(event, events.LearnerJoined):
             self.durable = self.durable.with_incarnations(process.core.state().incarnations)
-        out = [thing for thing in said if isinstance(thing, actions.SyncerAction)]
+        out = [one for one in said if isinstance(one, actions.SyncerAction)]
         if out or not isinstance(event, PartConnected):  # at the very start there is nobody to observe it
             seen = event if isinstance(event, events.SyncerEvent) else events.Timeout()
             self._observer.syncer_handled(seen, out, self._calendar.now)
@@ -158,10 +158,10 @@ class PartedSyncer:
             self._handle(process, told)
 
     def _carry_out(self, process: _Process, said: list[Any]) -> None:
-        for thing in said:
-            match thing:
+        for one in said:
+            match one:
                 case news.Committed() | news.Stuck() | news.Over() | news.Doubted():
-                    self._send(self._authority, process, FromPart(process.number, thing))
+                    self._send(self._authority, process, FromPart(process.number, one))
                 case ToPart(None, told):
                     for part in self._parts:
                         self._send(part, part, told)
@@ -172,11 +172,11 @@ class PartedSyncer:
                     for receiver in receivers:
                         self._deliver(*receiver, event, payload, 0)
                 case actions.Merge():
-                    self._calendar.after(self._merge_time(), self._merge, process, process.starts, thing)
+                    self._calendar.after(self._merge_time(), self._merge, process, process.starts, one)
                 case actions.Drop():
-                    self._observer.dropped(thing, self._calendar.now)
+                    self._observer.dropped(one, self._calendar.now)
                 case actions.Record():
-                    self._observer.noted(thing.name, thing.values, self._calendar.now)
+                    self._observer.noted(one.name, one.values, self._calendar.now)
                 case actions.Finish():
                     self.finished_at = self._calendar.now
         if process.core is not None:

@@ -95,7 +95,7 @@ def there_and_back(entries, record_size=3):
     found = []
     for start in range(0, len(entries), record_size):
         part = entries[start : start + record_size]
-        record = pb.Record(entries=[encode(entry.thing, entry.now) for entry in part])
+        record = pb.Record(entries=[encode(entry.content, entry.now) for entry in part])
         found += decode(record.SerializeToString())
     return found
 

@@ -23,7 +23,7 @@ SYNCER = Header(
 
 
 def things(path):
-    return [entry.thing for entry in read_tape(path).entries]
+    return [entry.content for entry in read_tape(path).entries]
 
 
 def test_a_step_is_written_in_one_piece_once_it_is_finished(tmp_path):

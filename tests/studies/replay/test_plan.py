@@ -158,7 +158,7 @@ def test_a_missing_tape_is_told_by_what_it_would_have_made(run, tapes):
 
 def test_a_tape_that_its_core_cannot_have_been_told_is_refused(tapes):
     life = tapes.learners[0][0]
-    entries = [e for e in life.entries if not isinstance(e.thing, events.Welcomed)]
+    entries = [e for e in life.entries if not isinstance(e.content, events.Welcomed)]
     wrong = dataclasses.replace(tapes, learners={0: [dataclasses.replace(life, entries=entries)]})
     with pytest.raises(TapeError, match=r"learner-0-1\.tape: entry \d+: "):
         plans.make_plan(wrong, POLICY, STEPS)
@@ -167,7 +167,7 @@ def test_a_tape_that_its_core_cannot_have_been_told_is_refused(tapes):
 def test_two_offers_of_one_step_before_and_after_an_update_are_two(tapes):
     """The second is of another version: what it needs cannot be had before that was merged."""
     life = tapes.learners[0][0]
-    begun = next(n for n, entry in enumerate(life.entries) if isinstance(entry.thing, Adopted)) + 1
+    begun = next(n for n, entry in enumerate(life.entries) if isinstance(entry.content, Adopted)) + 1
     step = [events.StepStarted(5), events.StepFinished()]
     told = [
         *step,
@@ -192,14 +192,16 @@ def halves(tapes, committed):
     """The syncer's tape as if it had been killed with a merge under way, which was `committed` or not."""
     [tape] = tapes.syncers
     begun = next(
-        i for i, entry in enumerate(tape.entries) if i > 100 and isinstance(entry.thing, events.MergeFinished)
+        i
+        for i, entry in enumerate(tape.entries)
+        if i > 100 and isinstance(entry.content, events.MergeFinished)
     )
     entries = tape.entries[:begun]
-    finished = tape.entries[begun].thing.round
+    finished = tape.entries[begun].content.round
     core = SyncerCore(POLICY, STEPS, tape.header.state)
     for entry in entries:
         if entry.now is not None:
-            core.handle(entry.thing, entry.now)
+            core.handle(entry.content, entry.now)
     state = core.state()
     state = state.after(finished) if committed else state
     header = dataclasses.replace(tape.header, process=2, state=state, sha256=("ff" * 32,) * 2)
@@ -254,7 +256,7 @@ def test_tapes_in_a_folder_are_read_by_actor_and_a_torn_one_is_cut_with_a_warnin
     left = found.learners[2][0].entries
     assert left == whole[: len(left)]
     assert len(left) < len(whole)
-    assert isinstance(found.syncers[0].entries[-1].thing, End)
+    assert isinstance(found.syncers[0].entries[-1].content, End)
     assert found.syncers[0].ended
 
 

@@ -87,7 +87,7 @@ def test_a_run_that_goes_on_is_done_again_from_its_snapshot(workshop, resumed, l
     assert all(came_back[m].snapshot == snapshot.name for m in (0, 1))
     for m in range(2, learners):
         assert came_back[m] is None
-        [adopted] = [x.thing for x in tapes.learners[m][0].entries if isinstance(x.thing, Adopted)]
+        [adopted] = [x.content for x in tapes.learners[m][0].entries if isinstance(x.content, Adopted)]
         assert adopted.origin.in_snapshot and adopted.origin.learner == 0
     assert_done_again(workshop, workdir, e)
     previous = workdir / "previous" / "1"  # has the whole of the tapes of the run before

@@ -170,9 +170,9 @@ def test_a_replay_may_stop_after_a_round(workshop, recorded):
 def with_sha256(tapes, number, header=None):
     """The tapes with another SHA-256 of the syncer's `number`th version, and learners' headers changed."""
     [syncer] = tapes.syncers
-    at = [i for i, entry in enumerate(syncer.entries) if isinstance(entry.thing, Committed)][number]
+    at = [i for i, entry in enumerate(syncer.entries) if isinstance(entry.content, Committed)][number]
     entries = list(syncer.entries)
-    entries[at] = Entry(None, dataclasses.replace(entries[at].thing, sha256=bytes(32)))
+    entries[at] = Entry(None, dataclasses.replace(entries[at].content, sha256=bytes(32)))
     learners = {
         m: [dataclasses.replace(t, header=(header or (lambda h: h))(t.header)) for t in lives]
         for m, lives in tapes.learners.items()

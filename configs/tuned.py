@@ -8,8 +8,8 @@ ALGORITHM
 INNER
   muon (default), adamw
 
-All train on the tokens of configs/dense.py:tiny. Learners meet every 24 steps as there;
---config.sync.interval=6 is four times the bytes, and about half of the gap to data-parallel.
+All train on the tokens of configs/dense.py:tiny, and are best for that length alone. Learners meet every
+24 steps as there; --config.sync.interval=6 is four times the bytes, and two thirds of the gap to data-parallel.
 """
 
 from ml_collections import ConfigDict

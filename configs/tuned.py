@@ -9,7 +9,7 @@ INNER
   muon (default), adamw
 
 All train on the tokens of configs/dense.py:tiny, and are best for that length alone. Learners meet every
-24 steps as there; --config.sync.interval=6 is four times the bytes, and two thirds of the gap to data-parallel.
+24 steps as there; --config.sync.interval=6 is four times the bytes and leaves two thirds of the gap.
 """
 
 from ml_collections import ConfigDict

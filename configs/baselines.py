@@ -84,7 +84,8 @@ def tuning(get_config: Callable[[str], ConfigDict], size: str, sizes: tuple[str,
                 "inner.optimizer": optimizer,
                 "inner.learning_rate": 0.006,
                 "train.batch_size": batch,
-                "axes": ["inner.learning_rate", "train.batch_size"],
+                "inner.final_fraction": 0.1,
+                "axes": ["inner.learning_rate", "train.batch_size", "inner.final_fraction"],
             }
             if label != "data-parallel":
                 row |= {
@@ -99,10 +100,11 @@ def tuning(get_config: Callable[[str], ConfigDict], size: str, sizes: tuple[str,
         "grid": {
             "inner.learning_rate": (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048),
             "train.batch_size": tuple(n for n in (batch // 8, batch // 4, batch // 2, batch, 2 * batch) if n),
+            "inner.final_fraction": (0.0, 0.03, 0.1, 0.3),
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8, 0.9),
         },
         "together": ["inner.learning_rate", "train.batch_size"],  # a larger batch wants a larger rate
-        "budget": 20,
+        "budget": 24,
         "choosing": {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]", "eval.every": 0},
     }

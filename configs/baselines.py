@@ -65,41 +65,41 @@ def budget(config: ConfigDict) -> int:
 
 
 INNER = {"AdamW": "adamw", "Muon": "muon"}
+TUNED = {  # side by side: algorithm, inner optimizer, number of learners where it is not the preset's
+    "inner": [(name, inner, None) for inner in INNER for name in ("data-parallel", "Decoupled DiLoCo")],
+    "algorithms": [(name, "Muon", None) for name in ALGORITHMS if name != "elastic data-parallel"],
+    "learners": [
+        ("data-parallel", "Muon", None),
+        *(("Decoupled DiLoCo", "Muon", learners) for learners in (1, 2, 4, 8)),
+    ],
+}
 
 
-def tuning(get_config: Callable[[str], ConfigDict], size: str, sizes: tuple[str, ...]) -> dict[str, Any]:
-    """Data-parallel and Decoupled DiLoCo with either inner optimizer, for `experiments.tune`.
+def tuning(get_config: Callable[[str], ConfigDict], argument: str, sizes: tuple[str, ...]) -> dict[str, Any]:
+    """Algorithms to be tuned alike, for `experiments.tune`; all but data-parallel are held against it.
 
-    What chooses sees the first nine tenths of the training split, and is scored on the last. Arguments as for
-    `comparison`.
+    What chooses sees the first nine tenths of the training split, and is scored on the last.
+
+    Args:
+      get_config: as for `comparison`.
+      argument: `SIZE`, `WHAT` or `SIZE,WHAT`. WHAT is `inner`, data-parallel and Decoupled DiLoCo with either
+        inner optimizer (default); `algorithms`, with Muon; or `learners`, with Muon, 1, 2, 4 and 8 of them.
+      sizes: those that the family has.
     """
+    words = argument.split(",")
+    for word in words:
+        if word not in (*sizes, *TUNED):
+            raise ValueError(f"no size or table {word!r}; there are {', '.join((*sizes, *TUNED))}")
+    size = next((word for word in words if word in sizes), sizes[0])
+    what = next((word for word in words if word in TUNED), "inner")
     entries = {entry["label"]: entry for entry in comparison(get_config, size, sizes)}
     batch = get_config(size).train.batch_size
-    rows = []
-    for name, optimizer in INNER.items():
-        for label in ("data-parallel", "Decoupled DiLoCo"):
-            row = {
-                **entries[label],
-                "label": f"{label}, {name}",
-                "inner.optimizer": optimizer,
-                "inner.learning_rate": 0.006,
-                "train.batch_size": batch,
-                "inner.final_fraction": 0.1,
-                "axes": ["inner.learning_rate", "train.batch_size", "inner.final_fraction"],
-            }
-            if label != "data-parallel":
-                row |= {
-                    "outer.learning_rate": 0.7,
-                    "outer.momentum": 0.3,
-                    "against": f"data-parallel, {name}",
-                }
-                row["axes"] += ["outer.learning_rate", "outer.momentum"]
-            rows.append(row)
+    batches = tuple(n for n in (batch // 8, batch // 4, batch // 2, batch, 2 * batch) if n)
     return {
-        "rows": rows,
+        "rows": [_tuned(entries[name], inner, batch, learners) for name, inner, learners in TUNED[what]],
         "grid": {
             "inner.learning_rate": (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048),
-            "train.batch_size": tuple(n for n in (batch // 8, batch // 4, batch // 2, batch, 2 * batch) if n),
+            "train.batch_size": batches,
             "inner.final_fraction": (0.0, 0.03, 0.1, 0.3),
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8, 0.9),
@@ -108,3 +108,28 @@ def tuning(get_config: Callable[[str], ConfigDict], size: str, sizes: tuple[str,
         "budget": 24,
         "choosing": {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]", "eval.every": 0},
     }
+
+
+def _tuned(entry: dict[str, Any], inner: str, batch: int, learners: int | None) -> dict[str, Any]:
+    """A row of `tuning`, with the setting that each axis begins at."""
+    row = {
+        **entry,
+        "label": f"{entry['label']}, {inner}",
+        "inner.optimizer": INNER[inner],
+        "inner.learning_rate": 0.006,
+        "train.batch_size": batch,
+        "inner.final_fraction": 0.1,
+        "axes": ["inner.learning_rate", "train.batch_size", "inner.final_fraction"],
+    }
+    if entry["label"] == "data-parallel":
+        return row
+    row |= {
+        "outer.optimizer": "nesterov",
+        "outer.learning_rate": 0.7,
+        "outer.momentum": 0.3,
+        "axes": [*row["axes"], "outer.learning_rate", "outer.momentum"],
+        "against": f"data-parallel, {inner}",
+    }
+    if learners is not None:
+        row |= {"label": f"{row['label']}, M={learners}", "sync.num_learners": learners}
+    return row

@@ -61,6 +61,6 @@ def get_comparison(size: str = "tiny") -> list[dict]:
     return baselines.comparison(get_config, size, SIZES)
 
 
-def get_tuning(size: str = "tiny") -> dict:
-    """Algorithms tuned alike, each with either inner optimizer: `python -m experiments.tune`."""
-    return baselines.tuning(get_config, size, SIZES)
+def get_tuning(argument: str = "tiny") -> dict:
+    """Algorithms tuned alike, `SIZE,WHAT` of `baselines.tuning`: `python -m experiments.tune`."""
+    return baselines.tuning(get_config, argument, SIZES)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddiloco.settings.experiment import parse
 from experiments.front import cli
 from experiments.studies import tuning
 
@@ -87,3 +88,43 @@ def test_a_row_that_begins_outside_its_grid_is_told(tmp_path):
     )
     with pytest.raises(cli.UsageError, match=r"'x': train.steps is 5, not of \(1, 2\)"):
         tuning.plan_of(str(file))
+
+
+@pytest.mark.parametrize(
+    ("argument", "labels"),
+    [
+        (
+            "tiny",
+            [
+                "data-parallel, AdamW",
+                "Decoupled DiLoCo, AdamW",
+                "data-parallel, Muon",
+                "Decoupled DiLoCo, Muon",
+            ],
+        ),
+        (
+            "algorithms",
+            [f"{name}, Muon" for name in ("data-parallel", "DiLoCo", "Streaming DiLoCo", "Decoupled DiLoCo")],
+        ),
+        ("tiny,learners", ["data-parallel, Muon", *(f"Decoupled DiLoCo, Muon, M={m}" for m in (1, 2, 4, 8))]),
+    ],
+)
+def test_what_is_tuned_side_by_side_has_one_grid_and_equal_tokens(argument, labels):
+    plan = tuning.plan_of(f"configs/dense.py:{argument}")
+    assert [row.label for row in plan.rows] == labels
+    assert [row.against for row in plan.rows] == [
+        None if label.startswith("data") else f"data-parallel, {label.split(', ')[1]}" for label in labels
+    ]
+    for row in plan.rows:
+        at = dict(zip(row.axes, row.start, strict=True))
+        e = parse(cli.resolve(f"configs/dense.py:{row.preset}", [*row.settings.items(), *at.items()]))
+        assert e.train.tokens == 480 * 32 * 128
+        assert (e.outer.optimizer, len(row.axes)) == ("nesterov", 3 if row.against is None else 5)
+        assert f"M={e.sync.num_learners}" in f"{row.label}, M=4"
+
+
+def test_a_table_that_there_is_not_is_told():
+    with pytest.raises(
+        cli.UsageError, match=r"no size or table 'sgd'; there are tiny, .*inner, algorithms, learners"
+    ):
+        tuning.plan_of("configs/dense.py:sgd")

@@ -32,7 +32,11 @@ def main(_) -> int:
         raise cli.UsageError(str(error)) from error
     e = checkpoint.experiment
     e = dataclasses.replace(e, eval=dataclasses.replace(e.eval, every=0))  # which a run may have off
+    if _OUTPUT.value:
+        cli.made_folder("output", pathlib.Path(_OUTPUT.value).parent)
     found = assembly_of(e).scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])(checkpoint.params)
+    if found is None:
+        raise cli.UsageError("checkpoint: is of a loop that has no `evaluate`, so there is no score")
     before = checkpoint.eval_loss
     then = "not scored in training" if before is None else f"at the end of training {before:.6f}"
     print(f"step {checkpoint.step}: {found.loss:.6f} nats/token ({then})")

@@ -31,6 +31,8 @@ def main(_) -> int:
     from ddiloco.training import platform
     from experiments.studies import byzantine
 
+    if _OUTPUT.value:
+        cli.made_folder("output", pathlib.Path(_OUTPUT.value).parent)
     if _FALSE_ALARMS.value:
         return _count_false_alarms(_FALSE_ALARMS.value)
     ways = _LIES.value or list(byzantine.KINDS)

@@ -43,10 +43,9 @@ def main(_) -> int:
     choosing, reporting = runs.parse_seeds(_TUNING_SEEDS.value), runs.parse_seeds(_SEEDS.value)
     if set(choosing) & set(reporting):
         raise cli.UsageError("tuning_seeds: a seed that chooses must not be reported")
-    output = pathlib.Path(
-        _OUTPUT.value or comparison.default_output(_CONFIG.value).replace("compare", "tune")
-    )
+    output = pathlib.Path(_OUTPUT.value or runs.default_output("tune", _CONFIG.value))
     for row in plan.rows:  # before any run starts
+        tuning.check_free(row, [name for name, _ in _GIVEN])
         _planned(row, row.start, plan.choosing, choosing, output)
     cli.made_folder("output", output)
     runs.leave_at_sigterm()
@@ -93,9 +92,9 @@ def _reported(tuned: list[tuning.Tuned], seeds: list[int], output: pathlib.Path)
     def write() -> str:
         losses = {
             one.row.label: {
-                seed: runs.read_summary(plan.run.workdir)["eval_loss"]
+                seed: loss
                 for seed, plan in zip(seeds, plans, strict=True)
-                if plan.lacks() is None
+                if (loss := plan.loss()) is not None
             }
             for one, plans in zip(tuned, planned, strict=True)
         }

@@ -124,13 +124,14 @@ def write(
     """
     if folder.exists():
         raise FileExistsError(17, "is there already", str(folder))
+    wanted = dict.fromkeys((config.train_split, config.eval_split))
+    sources = {split: TokenizingSource(config, tokenizer, split) for split in wanted}
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     partial.mkdir(parents=True)
     dtype = np.dtype(_DTYPES[0] if tokenizer.vocab_size <= 1 << 16 else _DTYPES[1])
     splits: dict[str, Any] = {}
     full_name = ""
-    for number, split in enumerate(dict.fromkeys((config.train_split, config.eval_split))):
-        source = TokenizingSource(config, tokenizer, split)
+    for number, (split, source) in enumerate(sources.items()):
         full_name = source.full_name
         names = [f"{number}-{part:05d}.array_record" for part in range(min(threads, len(source)))]
         bounds = np.linspace(0, len(source), len(names) + 1).astype(int).tolist()

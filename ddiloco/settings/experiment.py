@@ -132,6 +132,7 @@ class Experiment:
         0,
         "of the initial parameters, the data order and the sample",
         at_least=0,
+        at_most=2**32 - 1,
         both_ends=True,
         may_change="never",
         because="it orders the data, and positions in them are of that order",

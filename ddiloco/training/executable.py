@@ -20,8 +20,9 @@ _MAGIC = b"ddiloco executable 1\n"
 def save(path: pathlib.Path, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, mesh: Mesh) -> None:
     """Writes the compiled program; raises OSError where it cannot."""
     executable, *trees = serialize_executable.serialize(compiled)
-    header = json.dumps(_described(lowered, mesh)).encode()
-    path.write_bytes(_MAGIC + header + b"\n" + pickle.dumps((executable, *trees)))
+    body = pickle.dumps((executable, *trees))
+    header = json.dumps({**_described(lowered, mesh), "bytes": len(body)}).encode()
+    path.write_bytes(_MAGIC + header + b"\n" + body)
 
 
 def load(path: pathlib.Path, lowered: jax.stages.Lowered, mesh: Mesh) -> jax.stages.Compiled:
@@ -38,7 +39,14 @@ def load(path: pathlib.Path, lowered: jax.stages.Lowered, mesh: Mesh) -> jax.sta
     if not content.startswith(_MAGIC):
         raise ConfigError(f"{name}: was not written by experiments.compile --save")
     header, _, body = content.removeprefix(_MAGIC).partition(b"\n")
-    found, wanted = json.loads(header), _described(lowered, mesh)
+    wanted = _described(lowered, mesh)
+    try:
+        found = json.loads(header)
+        whole = found["bytes"] == len(body)
+    except (ValueError, KeyError):
+        whole = False
+    if not whole:
+        raise ConfigError(f"{name}: is not complete; compile it again, or set None")
     for what in wanted:
         if found.get(what) != wanted[what]:
             pair = f"{found.get(what)}, but this learner's is {wanted[what]}"

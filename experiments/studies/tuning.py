@@ -113,6 +113,18 @@ def plan_of(argument: str) -> Plan:
     return Plan(rows, given["budget"], given["choosing"])
 
 
+def check_free(row: Row, given: Sequence[str]) -> None:
+    """Checks that settings of the command line leave to the row what its runs differ in.
+
+    Raises:
+      UsageError: one of them, or of the row, is the seed or an axis.
+    """
+    for name in ("seed", *row.axes):
+        if name in given or name in row.settings:
+            by = "--seeds and --tuning_seeds say which there are" if name == "seed" else "it is tuned"
+            raise cli.UsageError(f"config.{name}: is set for {row.label!r}, but {by}")
+
+
 class Tried(NamedTuple):
     """A point of a row's climb: its mean loss, infinite if a run had none, and the tokens of its runs."""
 

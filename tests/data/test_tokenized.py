@@ -129,3 +129,9 @@ def test_damaged_files_are_refused_and_a_folder_is_never_overwritten(few, folder
     with pytest.raises(DataError, match="cannot be read"):
         batches(dataclasses.replace(few, tokenized=str(tmp_path / "made")))
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_split_that_there_is_not_leaves_nothing_behind(few, tmp_path):
+    with pytest.raises(DataError):
+        write(dataclasses.replace(few, eval_split="nothing"), TOKENIZER, tmp_path / "made", 1, print)
+    assert not list(tmp_path.iterdir())

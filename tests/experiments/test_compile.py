@@ -107,6 +107,10 @@ def test_a_saved_step_is_loaded_by_learners_and_gives_the_same(tmp_path):
     assert loss == loaded_loss
     for name, value in plain.params.items():
         assert (value == loaded.params[name]).all(), name
+    for cut in (path.read_bytes()[:-1], path.read_bytes()[:60]):  # in the program, and before it
+        path.write_bytes(cut)
+        with pytest.raises(ConfigError, match="is not complete; compile it again"):
+            ModelRecipe(config(executable=str(path))).program(compilation.mesh, 8)
 
 
 def test_a_saved_step_of_something_else_is_refused_in_one_line(tmp_path):

@@ -21,6 +21,10 @@ CASES = {
     "stray argument": (["configs/dense.py"], "unexpected argument 'configs/dense.py'; flags begin with --"),
     "impossible value": (["--config.train.steps=0"], "config.train.steps: is 0, but must be at least 1"),
     "not a number": (["--config.inner.learning_rate=nan"], "config.inner.learning_rate: is nan, but must be"),
+    "a seed beyond 32 bits": (
+        [f"--config.seed={2**32}"],
+        "config.seed: is 4294967296, but must be at least 0 and",
+    ),
     "none where none may be": (["--config.seed=None"], "config.seed: is None, but must be of type int"),
     "snapshots in virtual time": (
         ["--config.driver=virtual", "--config.snapshot.every=4"],

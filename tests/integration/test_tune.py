@@ -1,6 +1,7 @@
 """`experiments.tune`, from a plan to its tables, and again without a run."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -46,6 +47,25 @@ def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_p
     again = programs.finish(programs.start_module(*arguments), 100)
     assert again.returncode == 0 and "[1/" not in again.stderr + again.stdout
     assert (tmp_path / "out" / "tune.md").read_text() == table
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("seed", "config.seed: is set for 'AdamW', but --seeds and --tuning_seeds say which there are"),
+        ("inner.learning_rate", "config.inner.learning_rate: is set for 'AdamW', but it is tuned"),
+    ],
+)
+def test_what_runs_differ_in_is_not_set_for_all_of_them(programs, tmp_path, given, told):
+    plan = tmp_path / "plan.py"
+    plan.write_text("from configs.micro import get_config\n" + PLAN)
+    made = pathlib.Path("runs/tune-plan")  # where nothing else is asked for
+    assert not made.exists()
+    done = programs.finish(
+        programs.start_module("experiments.tune", f"--config={plan}", f"--config.{given}=3"), 60
+    )
+    assert (done.returncode, done.stderr) == (2, f"error: {told}\n")
+    assert not made.exists()
 
 
 def test_a_seed_that_chooses_is_not_reported(programs, tmp_path):

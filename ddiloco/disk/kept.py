@@ -63,6 +63,9 @@ def as_of(folder: pathlib.Path, step: int) -> dict[str, Kept]:
     known = versions(folder)
     if not known:
         raise LookupError(f"{folder / FOLDER}: has no versions to go back to")
+    absent = sorted({path.name for path in folder.glob("fragment-[0-9]*")} - known.keys())
+    if absent:  # not merged since versions are kept
+        raise LookupError(f"is {step}, but of {absent[0]} no version is kept yet")
     earliest = max(of_it[0].step for of_it in known.values())
     if step < earliest:
         raise LookupError(f"is {step}, but versions of all fragments are kept from step {earliest} on")

@@ -7,15 +7,27 @@ import socket
 import sys
 from collections.abc import Iterator
 
+from ddiloco.config import ConfigError
+
 
 @contextlib.contextmanager
 def reserved_ports(count: int, host: str = "127.0.0.1") -> Iterator[int]:
-    """The first of several free ports in a row, as `reserved_port`."""
+    """The first of several free ports in a row, as `reserved_port`.
+
+    Raises:
+      ConfigError: the host is none of this machine's addresses.
+    """
     while True:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            first = stack.enter_context(reserved_port(host))
-            for port in range(first + 1, first + count):
-                stack.enter_context(reserved_port(host, port))
+        with contextlib.ExitStack() as stack:
+            try:
+                first = stack.enter_context(reserved_port(host))
+            except OSError as error:
+                raise ConfigError(f"{host}: cannot be listened on: {error.strerror}") from None
+            try:
+                for port in range(first + 1, first + count):
+                    stack.enter_context(reserved_port(host, port))
+            except (OSError, OverflowError):  # one of them is another's, or beyond the last
+                continue
             yield first
             return
 

@@ -122,7 +122,10 @@ class Supervisor:
         else:
             self._stop_syncer()
         self._wait_for_learners()
-        return max(0, self._syncer.process.exitcode or 0)
+        code = self._syncer.process.exitcode
+        if code == -signal.SIGTERM:  # before it could take that for the word to save and leave
+            return SIGNALLED + signal.SIGTERM
+        return code if code is not None and code >= 0 else 1  # killed, or too slow to leave: nothing is saved
 
     def _run_is_over(self) -> bool:
         """Whether the syncer has ended as it should, or as it would again; else it is restarted."""

@@ -20,18 +20,19 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
     and the evaluations come from the last summary, at most 2 seconds old. Of a learner that the run no longer
     has only steps and tokens count. Lines that cannot be read, such as a torn last one, are skipped.
     """
-    moments = []
-    for line in _values(workdir / "states.jsonl"):
-        state = StateChanged(int(line["learner"]), State(line["state"]), line["time"], line["chips"])
-        moments.append(state.time)
-        if state.learner in tally.info.chips_by_learner:
-            tally.state_changed(state)
     for path in sorted((workdir / "learners").glob("*/steps.jsonl")):
         if path.parent.name.isdigit():
             for line in _values(path):
                 learner = int(path.parent.name)
-                loss = {"loss": _number(line["loss"])} if "loss" in line else {}
+                counts = "loss" in line and not line.get("skipped")
+                loss = {"loss": _number(line["loss"])} if counts else {}
                 tally.step_done(StepDone(learner, line["step"], line["time"], line["tokens"], loss))
+    moments = []
+    for line in _values(workdir / "states.jsonl"):  # after the steps, at which figures mark them
+        state = StateChanged(int(line["learner"]), State(line["state"]), line["time"], line["chips"])
+        moments.append(state.time)
+        if state.learner in tally.info.chips_by_learner:
+            tally.state_changed(state)
     for line in _values(workdir / "rounds.jsonl"):
         tally.noted(Noted("round", line, line["time"]))
     summary = read_json(workdir / "summary.json")

@@ -1,11 +1,12 @@
 """What a run leaves about its learners and rounds: a line for each step and merge, tracebacks of deaths.
 
 Tools rely on `learners/<id>/steps.jsonl`: {"time": seconds, "step": the learner's clock, "tokens": of
-that step, "loss": in nats per token, null if it is not finite}, at most a second behind. `rounds.jsonl` has a
-line for each merge: {"time", "step", "fragment", "version", "learners" (in the merge), "tokens", ...};
-`states.jsonl` one for each change of a learner's state; `recoveries.jsonl` one for each process of a learner
-that joined, and where its inner optimizer state came from; `events.jsonl` one for each alarm, and for what
-else is rare: {"time", "event": its name, ...}. A run that is resumed in the same folder adds to them.
+that step, "loss": in nats per token, null if it is not finite, "skipped": 1 if the step changed nothing}, at
+most a second behind. `rounds.jsonl` has a line for each merge: {"time", "step", "fragment", "version",
+"learners" (in the merge), "tokens", ...}; `states.jsonl` one for each change of a learner's state;
+`recoveries.jsonl` one for each process of a learner that joined, and where its inner optimizer state came
+from; `events.jsonl` one for each alarm, and for what else is rare: {"time", "event": its name, ...}. A run
+that is resumed in the same folder adds to them.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ class LineFiles:
 
     def step(self, record: StepDone) -> None:
         """Adds a line to the learner's `steps.jsonl`."""
-        line = {"step": int(record.step), "tokens": int(record.tokens)}
-        loss = {"loss": as_float(record.metrics["loss"])} if "loss" in record.metrics else {}
-        self.add(f"learners/{record.learner}/steps.jsonl", record.time, line | loss)
+        line: dict[str, Any] = {"step": int(record.step), "tokens": int(record.tokens)}
+        if "loss" in record.metrics:
+            line["loss"] = as_float(record.metrics["loss"])
+        if as_float(record.metrics.get("skipped", 0)):
+            line["skipped"] = 1
+        self.add(f"learners/{record.learner}/steps.jsonl", record.time, line)
 
     def round(self, record: Noted, counts: Mapping[str, int]) -> None:
         """Adds a line to `rounds.jsonl`, with the bytes that learners have moved so far."""

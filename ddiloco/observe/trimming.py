@@ -16,6 +16,7 @@ EVALUATOR_LOCK = ".evaluator.lock"
 OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
 """What stays in a workdir whatever run is in it."""
 
+SUMMARY = "summary.json"
 KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"} | OWNERS
 """The files of a workdir that the resumed run continues; it makes the others again."""
 
@@ -43,7 +44,7 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
     returned. Raises OSError where the disk refuses.
     """
     target = next_previous(workdir)
-    others = [path for path in workdir.glob("*") if path.name not in KEPT]
+    others = [path for path in workdir.glob("*") if path.name not in (*KEPT, SUMMARY)]
     for path in (*others, *workdir.glob("learners/*/inner_state")):  # those are of a later step
         shutil.move(path, _made(target / path.relative_to(workdir)))
     names = ("rounds.jsonl", "states.jsonl", "recoveries.jsonl")
@@ -56,10 +57,12 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
         if path.is_file():
             with replacing(path) as new:
                 new.write_text("".join(kept))
-    earlier = read_json(target / "summary.json")
+    if (workdir / SUMMARY).exists():  # it stays until it is replaced, so that a kill loses none of its counts
+        shutil.copy2(workdir / SUMMARY, _made(target / SUMMARY))
+    earlier = read_json(workdir / SUMMARY)
     scores = [score for score in earlier.get("eval_history", []) if score["step"] <= cut.step]
     begun_anew = {**earlier, "eval_history": scores, "finished": False} if earlier else {}
-    write_json(workdir / "summary.json", begun_anew)
+    write_json(workdir / SUMMARY, begun_anew)
     return target
 
 

@@ -77,6 +77,13 @@ def test_by_one_version_only_the_newest_is_meant(tmp_path):
         kept.as_of(tmp_path, 9)
 
 
+def test_a_fragment_not_merged_since_versions_are_kept_is_told(tmp_path):
+    committed(tmp_path, ROUNDS, keep=1)
+    kept.keep(tmp_path / "fragment-0001", 3, 10, most=3)
+    with pytest.raises(LookupError, match="is 10, but of fragment-0000 no version is kept yet"):
+        kept.as_of(tmp_path, 10)
+
+
 def test_a_disk_without_links_keeps_copies(tmp_path, monkeypatch):
     def refused(source, target):
         raise OSError(errno.EPERM, "Operation not permitted")

@@ -9,7 +9,8 @@ from concurrent import futures
 import grpc
 import pytest
 
-from ddiloco.launch.ports import reserved_port
+from ddiloco.config import ConfigError
+from ddiloco.launch.ports import reserved_port, reserved_ports
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire.security import Security
 
@@ -39,6 +40,21 @@ def serve(port):
     assert Security().listen(server, f"127.0.0.1:{port}") == port
     server.start()
     return server
+
+
+def test_ports_in_a_row_are_reserved_and_another_address_is_told():
+    with reserved_ports(3) as first:
+        assert not any(given_by_the_system(port) for port in range(first, first + 3))
+    with (
+        pytest.raises(ConfigError, match=r"203\.0\.113\.1: cannot be listened on"),
+        reserved_ports(2, "203.0.113.1"),
+    ):
+        pass
+
+
+def test_a_lost_connection_of_whoever_has_the_ports_is_not_swallowed():
+    with pytest.raises(ConnectionResetError), reserved_ports(2):
+        raise ConnectionResetError
 
 
 def test_a_syncers_port_is_given_to_nobody_else_while_it_is_dead():

@@ -307,3 +307,11 @@ def test_a_syncer_that_dies_while_a_learner_is_left_waits_for_it(tmp_path):
     assert run.starts("syncer")[1][1:] == ["again"]
     run.stop.set()
     assert run.end() == 143
+
+
+def test_a_syncer_that_is_dead_when_the_run_is_stopped_has_saved_nothing(run):
+    it = run("os.kill(os.getpid(), signal.SIGKILL)", STANDS)
+    until(lambda: it.told, "the syncer's death")
+    it.stop.set()
+    it.kill("learner 0")  # which nobody tells that the run is over
+    assert it.end() == 1

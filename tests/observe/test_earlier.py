@@ -1,10 +1,13 @@
 """A run whose syncer died: what the next one writes counts from the beginning of the run."""
 
 import json
+import math
 
 from ddiloco.goodput.accounting import State
+from ddiloco.observe.earlier import recall
 from ddiloco.observe.monitor import Monitor
 from ddiloco.observe.records import Evaluated, Noted, Resumed, RunInfo, StateChanged, StepDone, Transferred
+from ddiloco.observe.tally import Tally
 
 INFO = RunInfo("decoupled", 2, 1000, 2, 8, 0, {0: 1, 1: 1})
 
@@ -78,6 +81,21 @@ def test_two_processes_one_after_the_other_count_as_one(tmp_path):
     assert {name: both[name] for name in CONTINUED} == {name: whole[name] for name in CONTINUED}
     assert both["tokens"] == {"0": 50, "1": 30}
     assert both["goodput"] < 1
+
+
+def test_a_step_that_was_skipped_has_no_loss_in_a_later_process_either(tmp_path):
+    skipped = StepDone(0, 4, 105.0, 10, {"loss": math.nan, "skipped": 1})
+    monitor(tmp_path, *FIRST, skipped)
+    told = monitor(tmp_path, resume=True)
+    assert (told["train_loss"], told["skipped_steps"]) == (1.0, 1)
+    assert told["inner_steps"] == {"0": 4, "1": 2}
+
+
+def test_an_earlier_death_is_marked_at_the_step_it_came_at(tmp_path):
+    monitor(tmp_path, *FIRST)
+    tally = Tally(INFO, None)
+    recall(tmp_path, tally)
+    assert tally.marks == [(2, 1, False)]
 
 
 def test_merges_whose_lines_a_crash_took_count_by_the_durable_versions(tmp_path):

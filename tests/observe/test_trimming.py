@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ddiloco.observe import trimming
 from ddiloco.observe.trimming import Cut, trim
 
 
@@ -77,6 +78,17 @@ def test_the_summary_keeps_its_counts_and_the_scores_up_to_the_cut(run):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["bytes_sent"] == 7
     assert [score["step"] for score in summary["eval_history"]] == [0, 8]
+
+
+def test_a_kill_on_the_way_loses_no_counts(run, monkeypatch):
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(trimming, "_split", killed)
+        trim(run, CUT)
+    trim(run, CUT)
+    assert json.loads((run / "summary.json").read_text())["bytes_sent"] == 7
 
 
 def test_a_second_time_changes_nothing_more(run):

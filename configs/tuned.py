@@ -1,69 +1,96 @@
 """The tiny dense model with each algorithm at its best: the points that docs/results/tuning.md found.
 
-  python -m experiments.train --config=configs/tuned.py[:ALGORITHM][,INNER] [--config.any.field=value]
-  python -m experiments.compare --config=configs/tuned.py[:INNER] --output=runs/tuned
+  python -m experiments.train --config=configs/tuned.py[:ALGORITHM][,INNER][,LENGTH] [--config.FIELD=VALUE]
+  python -m experiments.compare --config=configs/tuned.py[:INNER][,LENGTH] --output=runs/tuned
 
 ALGORITHM
   decoupled (default), data_parallel
 INNER
   muon (default), adamw
+LENGTH
+  short  the tokens of configs/dense.py:tiny, 2.4 a parameter; five minutes a run on a core (default)
+  long   20 tokens a parameter, 128 documents side by side; Muon only; over an hour a run
 
-All train on the tokens of configs/dense.py:tiny, and are best for that length alone. Learners meet every
-24 steps as there; --config.sync.interval=6 is four times the bytes and leaves two thirds of the gap.
+What is best at one length is not at the other. Learners meet every 6 steps, which is four times the bytes of
+the paper's 24 and about two thirds of the gap to data-parallel; --config.sync.interval=24 has those.
 """
+
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from configs import baselines, dense
 
-ROWS = {  # a learner's, of each step
-    ("data_parallel", "adamw"): 1,
-    ("data_parallel", "muon"): 2,
-    ("decoupled", "adamw"): 2,
-    ("decoupled", "muon"): 4,
-}
-INNER_RATE = {
-    ("data_parallel", "adamw"): 0.003,
-    ("data_parallel", "muon"): 0.006,
-    ("decoupled", "adamw"): 0.006,
-    ("decoupled", "muon"): 0.012,
-}
-ALGORITHMS, INNER = ("decoupled", "data_parallel"), ("muon", "adamw")
-OFTEN = 6  # steps
+ALGORITHMS, INNER, LENGTHS = ("decoupled", "data_parallel"), ("muon", "adamw"), ("short", "long")
+OFTEN, PAPERS = 6, 24  # steps between two meetings
+STEPS = {"short": 480, "long": 3936}  # if each had the preset's 8 rows a learner
 
 
-def get_config(preset: str = "decoupled,muon") -> ConfigDict:
-    """The settings of `ALGORITHM`, `INNER` or `ALGORITHM,INNER`."""
-    names = preset.split(",")
-    unknown = [name for name in names if name not in ALGORITHMS + INNER]
-    if unknown:
-        raise ValueError(f"no preset {unknown[0]!r}; there are {', '.join(ALGORITHMS + INNER)}")
-    algorithm = next((name for name in names if name in ALGORITHMS), ALGORITHMS[0])
-    inner = next((name for name in names if name in INNER), INNER[0])
+class Point(NamedTuple):
+    """What was tuned, but for the outer optimizer, which came out the same everywhere."""
+
+    rows: int  # a learner's, of each step
+    rate: float  # peak inner learning rate
+    left: float = 0.1  # share of it at the end
+
+
+POINTS = {
+    ("data_parallel", "adamw", "short"): Point(1, 0.003),
+    ("data_parallel", "muon", "short"): Point(2, 0.006),
+    ("decoupled", "adamw", "short"): Point(2, 0.006),
+    ("decoupled", "muon", "short"): Point(4, 0.012),
+    ("data_parallel", "muon", "long"): Point(2, 0.012, left=0.0),
+    ("decoupled", "muon", "long"): Point(4, 0.012, left=0.0),
+}
+
+
+def get_config(preset: str = "decoupled,muon,short") -> ConfigDict:
+    """The settings of `ALGORITHM,INNER,LENGTH`; any of them may be left out."""
+    algorithm, inner, length = _read(preset, ALGORITHMS, INNER, LENGTHS)
+    if (algorithm, inner, length) not in POINTS:
+        raise ValueError(f"no preset {preset!r}: {inner} was not tuned for {length} runs")
+    point = POINTS[algorithm, inner, length]
     config = dense.get_config(f"tiny,{algorithm}")
-    config.train.steps *= config.train.batch_size // ROWS[algorithm, inner]  # as many tokens
-    config.train.batch_size = ROWS[algorithm, inner]
+    config.train.steps = STEPS[length] * config.train.batch_size // point.rows  # as many tokens
+    config.train.batch_size = point.rows
     config.inner.optimizer = inner
-    config.inner.learning_rate = INNER_RATE[algorithm, inner]
+    config.inner.learning_rate, config.inner.final_fraction = point.rate, point.left
     if algorithm == "decoupled":
+        config.sync.interval = OFTEN
         config.outer.learning_rate, config.outer.momentum = 0.5, 0.3
+    if length == "long":
+        config.data.interleave = 128
+        config.eval.every = 480
     return config
 
 
-def get_comparison(inner: str = "muon") -> list[dict]:
-    """Data-parallel, and Decoupled DiLoCo whose learners meet every 24 steps, and every 6."""
-    if inner not in INNER:
-        raise ValueError(f"no inner optimizer {inner!r}; there are {', '.join(INNER)}")
+def get_comparison(preset: str = "muon,short") -> list[dict]:
+    """Data-parallel, and Decoupled DiLoCo whose learners meet every 6 steps, and every 24."""
+    inner, length = _read(preset, INNER, LENGTHS)
     run = {
         "driver": "virtual",
         "virtual.step_variation": baselines.STEP_VARIATION,
-        "train.tokens": baselines.budget(dense.get_config("tiny")),
+        "train.tokens": baselines.budget(get_config(f"decoupled,{inner},{length}")),
     }
-    interval = get_config(f"decoupled,{inner}").sync.interval
     return [
-        {"label": "data-parallel", "preset": f"data_parallel,{inner}", **run},
+        {"label": "data-parallel", "preset": f"data_parallel,{inner},{length}", **run},
         *(
-            {"label": f"decoupled, H={h}", "preset": f"decoupled,{inner}", "sync.interval": h, **run}
-            for h in (interval, OFTEN)
+            {
+                "label": f"decoupled, H={h}",
+                "preset": f"decoupled,{inner},{length}",
+                "sync.interval": h,
+                **run,
+            }
+            for h in (OFTEN, PAPERS)
         ),
     ]
+
+
+def _read(preset: str, *axes: tuple[str, ...]) -> list[str]:
+    """The word of each axis that the preset has, or its first."""
+    names = preset.split(",")
+    known = [name for axis in axes for name in axis]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no preset {name!r}; there are {', '.join(known)}")
+    return [next((name for name in names if name in axis), axis[0]) for axis in axes]

@@ -81,6 +81,7 @@ class JobClock:
         times = step_times(experiment)
         self._times = times[:1] if experiment.algorithm == "lone_learner" else times
         self._record = record
+        self._doing = State.STEPPING  # while the phase lets it step
         self._at = -1
         self._enter_phase()
 
@@ -128,9 +129,11 @@ class JobClock:
         phase = self._phases[self._at]
         self.now = max(self.now, phase.time)
         for learner, state, chips in phase.states:
-            self._record(records.StateChanged(learner, state, self.now, chips))
+            shown = self._doing if state is State.STEPPING else state
+            self._record(records.StateChanged(learner, shown, self.now, chips))
 
     def _show(self, state: State) -> None:
+        self._doing = state
         for learner, usual, chips in self._phases[self._at].states:
             if usual is State.STEPPING:
                 self._record(records.StateChanged(learner, state, self.now, chips))

@@ -187,6 +187,20 @@ def test_fewer_chips_compute_more_slowly_but_exchange_as_fast(data_dir, without_
     assert times(run) == pytest.approx([3.0 + step * n for n in range(1, 13)], rel=1e-12)
 
 
+def test_an_exchange_that_a_failure_interrupts_is_a_wait_also_after_it(
+    data_dir, without_arrays, interruptions
+):
+    interruptions((2.0, 0, NEVER))  # a second into the first exchange, of 10/3
+    num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
+    failing = {"lives": "failures", "failures": MODEL}
+    run = without_arrays("elastic_data_parallel", bandwidth=(num_params / 2,), **failing)
+    exposed = 4.0 - 2 / 3
+    end = 1.0 + exposed + 3.0 + 11 * (1 / 0.75 + exposed)
+    assert times(run)[-1] == pytest.approx(end, rel=1e-12)
+    useful = 8 * 1.0 + 11 * 6 / 0.75
+    assert run.timelines.goodput(run.seconds) == pytest.approx(useful / (8 * end), rel=1e-12)
+
+
 def test_a_job_whose_chips_never_come_back_has_failed_and_says_so(without_arrays, interruptions):
     interruptions(*((2.5, slice, NEVER) for slice in range(4)))
     run = without_arrays("elastic_data_parallel", lives="failures", failures=MODEL)

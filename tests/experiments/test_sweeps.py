@@ -14,6 +14,7 @@ from experiments.studies import grid, series, sweep_figure
 SWEEPS = sorted((pathlib.Path(__file__).parents[2] / "configs" / "sweeps").glob("*.py"))
 GRIDS = [*map(str, SWEEPS), *(f"{scaling.__file__}:{part}" for part in scaling.PARTS)]
 GRIDS += [f"{path}:length" for path in SWEEPS if path.stem == "tuned"]
+GRIDS += [f"{path}:rates" for path in SWEEPS if path.stem == "muon"]
 GRIDS += [f"{path}:vit" for path in SWEEPS if path.stem in ("outer", "horizons")]
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 
@@ -109,20 +110,36 @@ def test_the_five_algorithms_are_compared_at_equal_tokens_and_global_batch(modul
         module.get_comparison("streaming")
 
 
-@pytest.mark.parametrize("inner", tuned.INNER)
-def test_the_tuned_presets_have_the_tokens_of_the_tiny_one(inner):
-    presets = [f"{algorithm},{inner}" for algorithm in tuned.ALGORITHMS]
-    found = [parse(tuned.get_config(preset)) for preset in presets]
-    for row in tuned.get_comparison(inner):
+@pytest.mark.parametrize("preset", ["muon,short", "adamw", "muon,long"])
+def test_tuned_presets_have_equal_tokens_and_are_compared_at_both_intervals(preset):
+    found = [parse(tuned.get_config(f"{algorithm},{preset}")) for algorithm in tuned.ALGORITHMS]
+    compared = []
+    for row in tuned.get_comparison(preset):
         overrides = [(name, value) for name, value in row.items() if name not in ("label", "preset")]
-        found.append(parse(cli.resolve(f"{tuned.__file__}:{row['preset']}", overrides)))
-    assert {e.train.tokens or tokens(e) for e in found} == {tokens(experiment({"config": dense.__file__}))}
-    assert {e.inner.optimizer for e in found} == {inner}
-    assert [e.sync.interval for e in found[-2:]] == [24, 6]
-    with pytest.raises(ValueError, match="no preset 'sgd'; there are decoupled, data_parallel, muon, adamw"):
-        tuned.get_config("decoupled,sgd")
-    with pytest.raises(ValueError, match="no inner optimizer 'sgd'; there are muon, adamw"):
-        tuned.get_comparison("sgd")
+        compared.append(parse(cli.resolve(f"{tuned.__file__}:{row['preset']}", overrides)))
+    wanted = {tokens(experiment({"config": dense.__file__}))}
+    if "long" in preset:
+        wanted = {16_121_856}  # 20.03 for each of 804,992 parameters
+    assert {tokens(e) for e in found} == {e.train.tokens for e in compared} == wanted
+    assert {e.inner.optimizer for e in found + compared} == {preset.partition(",")[0]}
+    assert [e.sync.interval for e in (found[0], *compared[1:])] == [6, 6, 24]
+
+
+@pytest.mark.parametrize(
+    ("call", "preset", "problem"),
+    [
+        (
+            tuned.get_config,
+            "decoupled,sgd",
+            "no preset 'sgd'; there are decoupled, data_parallel, muon, adamw",
+        ),
+        (tuned.get_config, "adamw,long", "no preset 'adamw,long': adamw was not tuned for long runs"),
+        (tuned.get_comparison, "decoupled", "no preset 'decoupled'; there are muon, adamw, short, long"),
+    ],
+)
+def test_a_tuned_preset_that_there_is_not_says_which_there_are(call, preset, problem):
+    with pytest.raises(ValueError, match=problem):
+        call(preset)
 
 
 @pytest.mark.parametrize("family", micro.FAMILIES)

@@ -175,12 +175,15 @@ OPTIMIZERS: dict[str, Callable[[OuterConfig], optax.GradientTransformation]] = {
 }
 
 
+_OF_THE_LOSS = ("lbfgs",)  # an update takes values of the loss, which nobody has of a merge
+
+
 def _optax_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
     factory = getattr(optax, name, None)
     if inspect.isfunction(factory) and not name.startswith("_"):
         parameters = inspect.signature(factory).parameters
         needed = {p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-        if "learning_rate" in parameters and needed <= {"learning_rate"}:
+        if "learning_rate" in parameters and needed <= {"learning_rate"} and name not in _OF_THE_LOSS:
             return factory
     raise ValueError(
         f"optimizer: is {name!r}, but must be one of {', '.join(OPTIMIZERS)} "

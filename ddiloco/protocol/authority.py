@@ -324,6 +324,8 @@ class Authority:
         step, versions = event.step, event.versions
         if step is None or versions is None or not self._can_be(event.learner, step, versions, now):
             return False
+        if len(event.lineages) not in (0, len(versions)):
+            return False
         ours = zip(self.merged.versions, self.merged.lineages, strict=True)
         theirs = zip(versions, event.lineages or self.merged.lineages, strict=True)
         return all(a == b for a, b in zip(ours, theirs, strict=True) if a[0] == b[0])

@@ -248,6 +248,9 @@ class SyncerWorker:
                 self._carry_out(self._decide(message))
                 for key in [key for key in self._early if key[0] == report.learner]:
                     self._take(self._early.pop(key))
+            case CutBegun(number, over=True):
+                for early in self._recording.missed(number):
+                    self._take(early)
             case CutBegun(number, learners):
                 begun = SnapshotBegun(number, self.core.versions)
                 for learner in learners:

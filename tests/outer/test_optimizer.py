@@ -141,7 +141,7 @@ def test_only_persistence_measures_rho():
 
 
 @pytest.mark.parametrize(
-    "name", ["nadamm", "chain", "scale", "", "_src", "polyak_sgd_", "adaptive_grad_clip"]
+    "name", ["nadamm", "chain", "scale", "", "_src", "polyak_sgd_", "adaptive_grad_clip", "lbfgs"]
 )
 def test_an_optimizer_that_is_none_is_refused_in_one_line_that_names_the_field(name):
     with pytest.raises(ConfigError) as caught:

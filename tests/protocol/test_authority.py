@@ -185,6 +185,7 @@ def test_whoever_comes_too_late_for_its_number_hears_the_newest():
         ((5, 3), (8, 0), True),  # made by a syncer whose disk was lost: the number alone is the same
         ((4, 3), (8, 0), False),  # what it lacks is sent anyway
         ((6, 3), (8, 0), True),  # newer than anything that is known
+        ((5, 3), (7,), True),  # of one fragment only
     ],
 )
 def test_a_learner_of_a_lost_history_gets_all_fragments_anew(versions, lineages, welcomed):

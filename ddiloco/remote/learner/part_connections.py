@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class _PartConnection:
         failures, longest = 0, self._connections.config.longest_backoff
         while not self._closing.is_set():
             failures += 1
+            begun = time.monotonic()
             try:
                 self._connect()
             except grpc.RpcError as error:
@@ -60,6 +62,8 @@ class _PartConnection:
             except Exception as error:  # whatever it is, all must be connected again
                 self._connections.broke(error)
                 return
+            if time.monotonic() - begun > longest:  # a connection that lasted is no failure to make one
+                failures = 1
             self._closing.wait(backoff(max(1, failures), longest))
 
     def _connect(self) -> None:

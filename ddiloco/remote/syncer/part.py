@@ -197,7 +197,8 @@ class PartRun:
             case "session":
                 server.open(message.session)
             case "cut_begun":
-                worker.send(CutBegun(message.cut_begun.snapshot, tuple(message.cut_begun.learners)))
+                cut = message.cut_begun
+                worker.send(CutBegun(cut.snapshot, tuple(cut.learners), cut.over))
             case "offer_failed":
                 worker.send(codec.event_of(message.offer_failed))
 

@@ -107,6 +107,8 @@ class PartLinks:
                 case PartConnected(part):
                     if part in self._links:
                         self._links[part].listens = True
+                        missed = pb.ToPart.CutBegun(snapshot=self._epoch(), over=True)
+                        self._links[part].say(pb.ToPart(cut_begun=missed))
                 case ToPart(part, message):
                     self._say(pb.ToPart(news=codec.news_message(message)), part)
                 case CutBegun(number, learners):

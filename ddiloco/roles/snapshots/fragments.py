@@ -51,6 +51,11 @@ class FragmentsRecording(Generic[T]):
         """The authority has begun a snapshot; the fragments are being gathered."""
         self._begun = max(self._begun, number)
 
+    def missed(self, number: int) -> list[T]:
+        """Snapshot `number` is over, begun here or not, and any before; gives the offers that waited."""
+        self._recorded = self._begun = number
+        return self._ready()
+
     def record(self, state: SyncerState, fragments: Sequence[FragmentState]) -> list[T]:
         """Has the fragments as they are now written; gives the offers that need not wait any longer.
 
@@ -77,5 +82,8 @@ class FragmentsRecording(Generic[T]):
                 self._send(told)
 
             writing.add_done_callback(written)
+        return self._ready()
+
+    def _ready(self) -> list[T]:
         ready = [key for key, (epoch, _) in self._early.items() if epoch <= self._recorded]
         return [self._early.pop(key)[1] for key in ready]

@@ -57,10 +57,14 @@ SnapshotMessage = StateRecorded | PartWritten
 
 @dataclasses.dataclass(frozen=True)
 class CutBegun:
-    """The authority of a syncer has recorded its state for snapshot `number`, in which these learners are."""
+    """The authority of a syncer has recorded its state for snapshot `number`, in which these learners are.
+
+    `over`: it is not under way any more, nor any before; a part may have missed that it had begun.
+    """
 
     number: int
     learners: tuple[int, ...]
+    over: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,6 +128,36 @@ def test_the_notice_reaches_the_learner_as_sigterm(commands, written, tmp_path, 
     assert commands.calls("scontrol") == [["requeue", "17_2"]]
 
 
+def test_a_syncer_that_comes_back_on_another_node_is_found_by_learners_that_begin_again(
+    commands, written, tmp_path
+):
+    begun, told = (shlex.quote(str(tmp_path / name)) for name in ("begun", "told"))
+    commands.add("srun", f"touch {begun}; until [ -e {told} ]; do /bin/sleep 0.02; done; exit 143")
+    commands.add("scancel", f"touch {told}")
+    commands.add("sleep", "/bin/sleep 0.05")
+    address = tmp_path / "shared run.launch" / "address"
+    address.parent.mkdir()
+    address.write_text("node9:7070\n")
+    known = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "17", "SLURM_JOB_ID": "20"}
+    process = commands.start("learners.sbatch", written(), **known)
+    until((tmp_path / "begun").exists, "the learner to begin")
+    address.write_text("")  # as a file system that is away for a moment may show it
+    until(lambda: len(commands.calls("sleep")) > 1, "another look")
+    assert not commands.calls("scancel")
+    address.write_text("node4:7070\n")
+    process.communicate(timeout=60)
+    assert commands.calls("scancel") == [["--signal=TERM", "20"]]
+    assert commands.calls("scontrol") == [["requeue", "17_2"]]
+
+
+def test_an_address_of_an_earlier_run_is_forgotten(commands, written, tmp_path):
+    address = tmp_path / "shared run.launch" / "address"
+    address.parent.mkdir()
+    address.write_text("node9:7070\n")
+    assert commands.run("submit.sh", written())[0] == 0
+    assert not address.exists()
+
+
 def test_the_syncer_says_where_it_is_and_goes_on_with_its_run(commands, written, tmp_path):
     both = shlex.quote(
         str(tmp_path / "both")

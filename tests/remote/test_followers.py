@@ -147,10 +147,14 @@ def test_the_loss_of_a_host_is_told(leading):
 
 
 def test_copies_count_that_all_hosts_have(leading):
-    for number, copies in ((1, [5, 6]), (2, [6, 7])):
-        Host(leading.address, host=number, copies=copies)
+    known = ((1, [5, 6]), (2, [6, 7]))
+    hosts = [Host(leading.address, host=number, copies=copies) for number, copies in known]
     assert leading.followers.gather(threading.Event())
     assert leading.followers.copies() == {6}
+    hosts[0].say(kept=8)  # while they run
+    hosts[1].say(kept=7)
+    hosts[1].say(kept=8)
+    until(lambda: leading.followers.copies() == {6, 8}, "the copies that were kept meanwhile")
 
 
 def test_a_peer_s_state_is_there_once_all_hosts_have_their_blocks_of_it(leading):

@@ -268,6 +268,7 @@ class Follower:
     def _write(self, number: int, arrays: Sequence[jax.Array]) -> None:
         try:
             self._copies.save(number, arrays, {})
+            self._say.put(pb.FromHost(kept=number))
         except OSError as error:
             told = (
                 f"host {self._place.number}: the inner optimizer state is not kept: {error.strerror or error}"

@@ -265,6 +265,9 @@ class Followers:
                     broke(WireError("another host's connection ended"))
             case "leaving":
                 self._leaving()
+            case "kept":
+                with self._change:
+                    self._copies[host].add(message.kept)
             case "done":
                 with self._change:
                     self._done.get(message.done.copy, []).append(message.done)

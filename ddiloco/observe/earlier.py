@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import pathlib
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe.files import read_json, read_lines
-from ddiloco.observe.records import Evaluated, Noted, StateChanged, StepDone
+from ddiloco.observe.records import Evaluated, LearnerDied, Noted, StateChanged, StepDone
 from ddiloco.observe.tally import COUNTS, Tally
 
 
@@ -42,6 +43,10 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
         getattr(tally, f"{name}_by_learner").update({int(m): count for m, count in counted.items()})
     tally.drops.update(summary.get("drops", {}))
     tally.inner_states.update(summary.get("inner_states", {}))
+    # Lines of rounds have no offers of those that made no version.
+    left_out = {int(m): count for m, count in summary.get("offers_left_out", {}).items()}
+    tally.rounds.left_out |= collections.Counter(left_out)
+    tally.failures += [LearnerDied(**death) for death in summary.get("failures", [])]
     if moments:
         tally.started = min(moments)
     for score in summary.get("eval_history", []):

@@ -116,12 +116,12 @@ class PageServer:
         it is not available, or needs credentials that are not there.
         """
         check_page(address, visitors, setting)
-        self._loopback = is_loopback(address)
+        self._host, self._loopback = address.rpartition(":")[0], is_loopback(address)
         self._visitors = NOBODY if self._loopback else visitors
         self._actions = visitors.actions
         self._socket = listen(address, setting)
         scheme = "http" if self._visitors.tls is None else "https"
-        self.url = f"{scheme}://{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}/"
+        self.url = f"{scheme}://{self._host}:{self._socket.getsockname()[1]}/"
         self._board = Board(workdirs, share)
         self._changed = asyncio.Event()
         self._watching = 0
@@ -215,7 +215,7 @@ class PageServer:
         if self._actions is not None:
             routes.append(Route("/act", self._actions.answer, methods=["POST"]))
         # On the loopback a page of another site could ask by a name of its own that leads here.
-        hosts = ["localhost", "127.0.0.1", "["] if self._loopback else ["*"]
+        hosts = ["localhost", "127.0.0.1", "[", self._host] if self._loopback else ["*"]
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
 
     def _guarded(self, make: Callable[[], Response]) -> Callable[[Request], Any]:

@@ -6,7 +6,16 @@ import math
 from ddiloco.goodput.accounting import State
 from ddiloco.observe.earlier import recall
 from ddiloco.observe.monitor import Monitor
-from ddiloco.observe.records import Evaluated, Noted, Resumed, RunInfo, StateChanged, StepDone, Transferred
+from ddiloco.observe.records import (
+    Evaluated,
+    LearnerDied,
+    Noted,
+    Resumed,
+    RunInfo,
+    StateChanged,
+    StepDone,
+    Transferred,
+)
 from ddiloco.observe.tally import Tally
 
 INFO = RunInfo("decoupled", 2, 1000, 2, 8, 0, {0: 1, 1: 1})
@@ -40,7 +49,9 @@ FIRST = [
     Noted("drop", {"learner": 0, "reason": "late"}, 103.0),
     Noted("recovered", {"learner": 0, "inner_state": "fresh"}, 103.0),
     merge(0, 1, [0, 1], 103.0),
+    Noted("round_refused", {"step": 2, "fragment": 1, "left_out": [0]}, 103.2),
     Evaluated(1, 50, 103.5, 4.0, {"accuracy": 0.5}),
+    LearnerDied(1, 103.9, "its traceback"),
     StateChanged(1, State.FAILED, 104.0),
 ]
 THEN = [
@@ -70,6 +81,8 @@ CONTINUED = (
     "bytes_received_by_learner",
     "drops",
     "inner_states",
+    "offers_left_out",
+    "failures",
     "train_loss",
 )
 

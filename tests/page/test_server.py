@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import socket
+import sys
 import threading
 
 import httpx
@@ -52,6 +53,14 @@ def guarded(serve, run_of, monkeypatch):
 def client(serve, run_of):
     with httpx.Client(base_url=serve(run_of("lives")).url, trust_env=False) as client:
         yield client
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only 127.0.0.1 is there")
+def test_a_page_at_another_address_of_the_loopback_answers_there(serve, run_of):
+    server = serve(run_of("lives"), address="127.0.0.2:0")
+    assert server.url.startswith("http://127.0.0.2:")
+    with httpx.Client(base_url=server.url, trust_env=False) as client:
+        assert client.get("/").status_code == 200
 
 
 def test_the_page_its_files_and_the_report_are_served(client):

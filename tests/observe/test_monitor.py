@@ -47,7 +47,7 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     assert json.loads((workdir / "summary.json").read_text()) == SUMMARY
     assert lines(workdir, 1) == [
         {"time": 12.5, "step": 1, "tokens": 50, "loss": 5.0},
-        {"time": 15.0, "step": 2, "tokens": 50, "loss": None},
+        {"time": 15.0, "step": 2, "tokens": 50, "loss": None, "skipped": 1},
     ]
     assert (workdir / "learners/1/traceback.txt").read_text() == f"died at 15.0\n{TRACEBACK}\n"
     written = scalars(workdir / "metrics" / "global")

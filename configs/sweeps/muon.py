@@ -14,10 +14,10 @@ from configs import baselines, micro
 BASELINE = {"algorithm": "data_parallel"}
 CHOOSING = {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]", "seed": 100}
 #         rows, inner rate: of data-parallel, whose step has all learners' rows
-DATA_PARALLEL = ((2, 0.006), (2, 0.012), (2, 0.024), (1, 0.024), (4, 0.024))
+DATA_PARALLEL = ((2, 0.006), (2, 0.012), (2, 0.024), (2, 0.048), (1, 0.024), (4, 0.024))
 #         H, inner rate, outer rate
 DECOUPLED = ((24, 0.006, 0.7), (24, 0.006, 1.0), (24, 0.012, 0.5), (24, 0.012, 0.7), (24, 0.024, 0.5))
-DECOUPLED += ((6, 0.012, 0.7),)
+DECOUPLED += ((24, 0.048, 0.5), (6, 0.012, 0.7))
 
 
 def get_sweep(part: str = "gap") -> list[dict]:

@@ -17,7 +17,7 @@ CHOOSING = {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]",
 DATA_PARALLEL = ((2, 0.006), (2, 0.012), (2, 0.024), (2, 0.048), (1, 0.024), (4, 0.024))
 #         H, inner rate, outer rate
 DECOUPLED = ((24, 0.006, 0.7), (24, 0.006, 1.0), (24, 0.012, 0.5), (24, 0.012, 0.7), (24, 0.024, 0.5))
-DECOUPLED += ((24, 0.048, 0.5), (6, 0.012, 0.7))
+DECOUPLED += ((24, 0.048, 0.5), (6, 0.024, 0.5), (6, 0.012, 0.7))
 
 
 def get_sweep(part: str = "gap") -> list[dict]:

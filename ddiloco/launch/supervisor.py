@@ -125,7 +125,7 @@ class Supervisor:
         code = self._syncer.process.exitcode
         if code == -signal.SIGTERM:  # before it could take that for the word to save and leave
             return SIGNALLED + signal.SIGTERM
-        return code if code is not None and code >= 0 else 1  # killed, or too slow to leave: nothing is saved
+        return code if code is not None and code >= 0 else 1  # killed, or too slow to leave
 
     def _run_is_over(self) -> bool:
         """Whether the syncer has ended as it should, or as it would again; else it is restarted."""

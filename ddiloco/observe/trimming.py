@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe.files import read_json, read_lines, replacing, write_json
@@ -23,18 +25,17 @@ KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "rec
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Where a run is cut; a learner that is not in the mappings is cut at `time`."""
+    """Where a run is cut; a learner that is not in `states` is cut at `time`."""
 
     time: float  # of the syncer's state, in the records' clock
     versions: tuple[int, ...]  # by fragment, the merges that stay
     step: int  # the global step
-    # By learner, when it recorded its state, and the steps that it had started by then and finished later.
-    times: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    unfinished: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    # By learner, its step in the state that it recorded, and when it did (its own seconds).
+    states: Mapping[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
 
     def at(self, learner: int) -> float:
         """When the learner is cut (seconds)."""
-        return self.times.get(learner, self.time)
+        return self.states[learner][1] if learner in self.states else self.time
 
 
 def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
@@ -75,19 +76,28 @@ def next_previous(workdir: pathlib.Path) -> pathlib.Path:
 
 def _split(path: pathlib.Path, cut: Cut) -> tuple[list[str], list[str]]:
     """The lines that stay, and those that go; torn ones go too."""
-    of_steps = path.name == "steps.jsonl"
-    learner = int(path.parent.name) if of_steps else -1
-    unfinished = cut.unfinished.get(learner, 0)
-    kept, gone = [], []
-    for line, values in read_lines(path):
-        if path.name == "rounds.jsonl":
-            stays = bool(values) and values["version"] <= cut.versions[values["fragment"]]
-        else:
-            stays = bool(values) and values["time"] < cut.at(values.get("learner", learner))
-        if of_steps and values and not stays and unfinished:
-            stays, unfinished = True, unfinished - 1
-        (kept if stays else gone).append(line)
-    return kept, gone
+    lines = [(line, values) for line, values in read_lines(path) if values]
+    torn = [line for line, values in read_lines(path) if not values]
+    if path.name == "steps.jsonl" and int(path.parent.name) in cut.states:
+        place = _place([values for _, values in lines], *cut.states[int(path.parent.name)])
+        stay = [i < place for i in range(len(lines))]
+    elif path.name == "rounds.jsonl":
+        stay = [values["version"] <= cut.versions[values["fragment"]] for _, values in lines]
+    else:
+        stay = [values["time"] < cut.at(values.get("learner", -1)) for _, values in lines]
+    kept = [line for (line, _), stays in zip(lines, stay, strict=True) if stays]
+    return kept, [line for (line, _), stays in zip(lines, stay, strict=True) if not stays] + torn
+
+
+def _place(lines: Sequence[Mapping[str, Any]], step: int, time: float) -> int:
+    """How many lines of a learner's steps lead to its state at `step`, recorded at `time`.
+
+    Steps under way at that time are in the state, and their lines are later. Where a learner that came back
+    passed the step more than once, it is the time nearest to `time`.
+    """
+    passed = [line["step"] <= step for line in lines]
+    ends = [i for i in range(len(lines) + 1) if all(passed[i - 1 : i]) and not any(passed[i : i + 1])]
+    return min(ends, key=lambda i: abs(lines[i - 1]["time"] - time) if i else math.inf)
 
 
 def _ends(lines: list[str], cut: Cut) -> list[str]:

@@ -282,7 +282,7 @@ class LearnerWorker:
         """
         if self._recording is None or not self._recording.sees(number):
             return
-        state = {"time": time.time(), "unfinished": len(self._in_flight), "tokens": self.tokens}
+        state = {"time": time.time(), "tokens": self.tokens}
         self._recording.record(self.core, self._arrays.state, state)
 
     def _donate(self) -> None:

@@ -42,13 +42,35 @@ def run(tmp_path):
     return workdir
 
 
-CUT = Cut(time=8.0, versions=(1, 1), step=8, times={0: 8.5, 1: 8.5}, unfinished={0: 2, 1: 0})
+CUT = Cut(time=8.0, versions=(1, 1), step=8, states={0: (10, 8.5), 1: (4, 8.5)})
 
 
 def test_each_learner_keeps_the_steps_before_its_own_cut_and_those_it_had_started(run):
     trim(run, CUT)
     assert [line["step"] for line in read(run / "learners/0/steps.jsonl")] == [*range(1, 9), 9, 10]
     assert [line["step"] for line in read(run / "learners/1/steps.jsonl")] == [1, 2, 3, 4]
+
+
+def steps_left(run, steps, cut):
+    """What stays of learner 0's steps, (time, step)."""
+    write(run / "learners/0/steps.jsonl", [{"time": t, "step": step, "tokens": 10} for t, step in steps])
+    trim(run, Cut(time=8.0, versions=(1, 1), step=8, states={0: cut}))
+    return [(line["time"], line["step"]) for line in read(run / "learners/0/steps.jsonl")]
+
+
+def test_steps_are_cut_by_the_learners_clock_and_not_by_a_time_that_was_set_back(run):
+    steps = [(11.0, 1), (12.0, 2), (3.0, 3), (4.0, 4)]
+    assert steps_left(run, steps, (2, 2.5)) == steps[:2]
+
+
+def test_steps_are_cut_where_the_clock_jumped_over_that_of_the_state(run):
+    steps = [(1.0, 1), (2.0, 2), (3.0, 9), (4.0, 10)]
+    assert steps_left(run, steps, (5, 2.5)) == steps[:2]
+
+
+def test_of_steps_that_a_learner_took_twice_those_before_the_state_stay(run):
+    steps = [(1.0, 5), (2.0, 6), (3.0, 5), (4.0, 6), (5.0, 7), (6.0, 5), (7.0, 6)]
+    assert steps_left(run, steps, (6, 4.1)) == steps[:4]
 
 
 def test_merges_stay_up_to_the_versions_of_the_snapshot(run):

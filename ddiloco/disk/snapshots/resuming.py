@@ -68,8 +68,7 @@ def trim_records(snapshot: Snapshot, workdir: pathlib.Path) -> pathlib.Path:
             time=header["time"],
             versions=tuple(header.get("versions", ())),
             step=header["step"],
-            times={m: state["time"] for m, state in states.items()},
-            unfinished={m: state["unfinished"] for m, state in states.items()},
+            states={m: (state["clock"], state["time"]) for m, state in states.items()},
         )
         previous = trim(workdir, cut)
     except SnapshotError as error:

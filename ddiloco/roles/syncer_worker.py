@@ -26,6 +26,7 @@ from ddiloco.roles.snapshots.fragments import FragmentsRecording
 from ddiloco.roles.snapshots.messages import (
     Completed,
     CutBegun,
+    CutOver,
     FragmentsWritten,
     PartWritten,
     SnapshotMessage,
@@ -43,7 +44,7 @@ class Stop:
 
 
 Decided = Sequence[actions.SyncerAction | news.Word | ToPart]
-FromOthers = FromPart | PartConnected | news.News | CutBegun | FragmentsWritten
+FromOthers = FromPart | PartConnected | news.News | CutBegun | CutOver | FragmentsWritten
 """What the authority and the parts of a syncer tell each other."""
 
 Message = (
@@ -204,7 +205,7 @@ class SyncerWorker:
                 pass
             case events.LearnerJoined():
                 self._take_joins(message)
-            case CutBegun() | FragmentsWritten() | PartConnected() | FromPart() | news.Heard():
+            case CutBegun() | CutOver() | FragmentsWritten() | PartConnected() | FromPart() | news.Heard():
                 self._take_of_another(message)
             case event:
                 self._carry_out(self._decide(event))
@@ -239,16 +240,14 @@ class SyncerWorker:
         self._early[learner, fragment] = arrived
         return True
 
-    def _take_of_another(
-        self, message: CutBegun | FragmentsWritten | PartConnected | FromPart | news.Heard
-    ) -> None:
+    def _take_of_another(self, message: FromOthers) -> None:
         """Takes what another process of the syncer says; it is trusted."""
         match message:
             case news.Heard(report):
                 self._carry_out(self._decide(message))
                 for key in [key for key in self._early if key[0] == report.learner]:
                     self._take(self._early.pop(key))
-            case CutBegun(number, over=True):
+            case CutOver(number):
                 for early in self._recording.missed(number):
                     self._take(early)
             case CutBegun(number, learners):

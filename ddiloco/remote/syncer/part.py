@@ -33,7 +33,7 @@ from ddiloco.remote.wire.terms import Terms, terms_of
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.links import WHICHEVER
 from ddiloco.roles.snapshots.fragments import FragmentsRecording
-from ddiloco.roles.snapshots.messages import CutBegun
+from ddiloco.roles.snapshots.messages import CutBegun, CutOver
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.schema import codec
@@ -198,7 +198,9 @@ class PartRun:
                 server.open(message.session)
             case "cut_begun":
                 cut = message.cut_begun
-                worker.send(CutBegun(cut.snapshot, tuple(cut.learners), cut.over))
+                worker.send(CutBegun(cut.snapshot, tuple(cut.learners)))
+            case "cut_over":
+                worker.send(CutOver(message.cut_over))
             case "offer_failed":
                 worker.send(codec.event_of(message.offer_failed))
 

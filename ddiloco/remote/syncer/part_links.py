@@ -107,8 +107,7 @@ class PartLinks:
                 case PartConnected(part):
                     if part in self._links:
                         self._links[part].listens = True
-                        missed = pb.ToPart.CutBegun(snapshot=self._epoch(), over=True)
-                        self._links[part].say(pb.ToPart(cut_begun=missed))
+                        self._links[part].say(pb.ToPart(cut_over=self._epoch()))
                 case ToPart(part, message):
                     self._say(pb.ToPart(news=codec.news_message(message)), part)
                 case CutBegun(number, learners):

@@ -57,14 +57,17 @@ SnapshotMessage = StateRecorded | PartWritten
 
 @dataclasses.dataclass(frozen=True)
 class CutBegun:
-    """The authority of a syncer has recorded its state for snapshot `number`, in which these learners are.
-
-    `over`: it is not under way any more, nor any before; a part may have missed that it had begun.
-    """
+    """The authority of a syncer has recorded its state for snapshot `number`, in which these learners are."""
 
     number: int
     learners: tuple[int, ...]
-    over: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class CutOver:
+    """Snapshot `number` is over, and all before it; a part may have missed that they had begun."""
+
+    number: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import collections
 import math
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe.files import read_json, read_lines
+from ddiloco.observe.files import read_json, read_values
 from ddiloco.observe.records import Evaluated, LearnerDied, Noted, StateChanged, StepDone
 from ddiloco.observe.tally import COUNTS, Tally
 
@@ -23,18 +22,18 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
     """
     for path in sorted((workdir / "learners").glob("*/steps.jsonl")):
         if path.parent.name.isdigit():
-            for line in _values(path):
+            for line in read_values(path):
                 learner = int(path.parent.name)
                 counts = "loss" in line and not line.get("skipped")
                 loss = {"loss": _number(line["loss"])} if counts else {}
                 tally.step_done(StepDone(learner, line["step"], line["time"], line["tokens"], loss))
     moments = []
-    for line in _values(workdir / "states.jsonl"):  # after the steps, at which figures mark them
+    for line in read_values(workdir / "states.jsonl"):  # after the steps, at which figures mark them
         state = StateChanged(int(line["learner"]), State(line["state"]), line["time"], line["chips"])
         moments.append(state.time)
         if state.learner in tally.info.chips_by_learner:
             tally.state_changed(state)
-    for line in _values(workdir / "rounds.jsonl"):
+    for line in read_values(workdir / "rounds.jsonl"):
         tally.noted(Noted("round", line, line["time"]))
     summary = read_json(workdir / "summary.json")
     tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS})
@@ -60,7 +59,3 @@ def _evaluation(score: dict[str, Any], started: float) -> Evaluated:
 
 def _number(loss: float | None) -> float:
     return math.nan if loss is None else loss
-
-
-def _values(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    return (value for _, value in read_lines(path) if value)

@@ -50,15 +50,17 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 def read_lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each line of a .jsonl with its value, {} for a torn line; nothing if there is no file."""
-    try:
-        lines = path.read_text(errors="replace").splitlines(keepends=True)
-    except OSError:
-        return
-    for line in lines:
-        try:
-            yield line, dict(json.loads(line))
-        except (ValueError, TypeError):
-            yield line, {}
+    with contextlib.suppress(OSError), path.open(errors="replace") as file:
+        for line in file:
+            try:
+                yield line, dict(json.loads(line))
+            except (ValueError, TypeError):
+                yield line, {}
+
+
+def read_values(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The value of each line of a .jsonl but for torn ones; nothing if there is no file."""
+    return (values for _, values in read_lines(path) if values)
 
 
 class GrowingFile:

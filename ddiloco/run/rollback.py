@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ddiloco.config import ConfigError
 from ddiloco.disk import kept
 from ddiloco.disk.ownership import owned, owned_fragments
-from ddiloco.observe.files import read_lines
+from ddiloco.observe.files import read_values
 from ddiloco.observe.trimming import Cut, trim
 
 _SYNCER, _SNAPSHOTS, _MADE = "syncer", "snapshots", "rolled_back"
@@ -56,7 +56,7 @@ def _roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     back = kept.as_of(made, step)
     versions = tuple(one.version for one in back.values())
     newest = max(one.step for one in back.values())
-    rounds = [values for _, values in read_lines(workdir / "rounds.jsonl") if values]
+    rounds = read_values(workdir / "rounds.jsonl")
     last = max((r["time"] for r in rounds if r["version"] <= versions[r["fragment"]]), default=0.0)
     previous = trim(workdir, Cut(last, versions, newest))
     if (workdir / _SNAPSHOTS).exists():

@@ -11,7 +11,7 @@ import tempfile
 from typing import NamedTuple
 
 from ddiloco.launch.ports import reserved_ports
-from ddiloco.observe.files import read_lines
+from ddiloco.observe.files import read_values
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
@@ -109,7 +109,7 @@ def _peaks(folder: pathlib.Path, hosts: int, width: int, layers: int) -> Peaks:
         finally:
             for process in started:
                 process.kill()
-    steps = [line["time"] for _, line in read_lines(workdir / "learners" / "0" / "steps.jsonl") if line]
+    steps = [line["time"] for line in read_values(workdir / "learners" / "0" / "steps.jsonl")]
     told = [json.loads(file.read_text()) for file in files]
     joining = max(size for peaks in told for at, size in peaks if at < steps[0])
     stepping = max(size for peaks in told for at, size in peaks if steps[STEPS // 2] < at < steps[-1])

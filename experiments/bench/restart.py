@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 from ddiloco.launch import processes
-from ddiloco.observe.files import read_lines
+from ddiloco.observe.files import read_values
 from experiments.bench.measuring import row
 
 WAYS = ("restart", "restart_forked", "restart_spare")
@@ -170,11 +170,11 @@ class _Job:
         )
 
     def _steps(self, m: int) -> list[float]:
-        lines = read_lines(self._folder / "learners" / str(m) / "steps.jsonl")
-        return [line["time"] for _, line in lines if line]
+        lines = read_values(self._folder / "learners" / str(m) / "steps.jsonl")
+        return [line["time"] for line in lines]
 
     def _merged_after(self, begun: float) -> float | None:
-        rounds = [r for _, r in read_lines(self._folder / "rounds.jsonl") if r and r["time"] > begun]
+        rounds = (r for r in read_values(self._folder / "rounds.jsonl") if r["time"] > begun)
         return next((r["time"] for r in rounds if VICTIM in r["learners"]), None)
 
     def _until(self, condition: Callable[[], bool]) -> None:

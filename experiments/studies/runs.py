@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ddiloco.config import ConfigError
+from ddiloco.observe.files import read_json
 from experiments.front import cli
 
 
@@ -51,10 +52,7 @@ def default_output(program: str, config: str) -> str:
 
 def finished(workdir: pathlib.Path) -> bool:
     """Whether the run in the folder has come to its end."""
-    try:
-        return bool(json.loads((workdir / "summary.json").read_text())["finished"])
-    except (OSError, ValueError, KeyError):
-        return False
+    return bool(read_json(workdir / "summary.json").get("finished"))
 
 
 _BUDGETS = ("train.tokens", "virtual.seconds")

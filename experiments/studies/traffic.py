@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import json
+import operator
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-GRADIENT_BYTES = 2  # of an element of the bfloat16 gradients that data-parallel learners exchange
+from ddiloco.observe.files import read_json, read_values
+
 PARAMETER_BYTES = 4  # of an element of the parameters that a learner is welcomed with
 
 
@@ -20,19 +21,21 @@ def moved(workdir: pathlib.Path, summary: Mapping[str, Any]) -> tuple[float | No
     has no wire here: it is counted as a ring all-reduce among M learners that exchange bfloat16 gradients,
     2 (M - 1) * 2 bytes a parameter and step. None where summary or settings lack what it takes.
     """
+    from ddiloco.baselines.virtual import ring_bytes
+
     scores = summary.get("eval_history", [])
-    learners = _learners(workdir)
+    learners = read_json(workdir / "config.json").get("sync", {}).get("num_learners")
     if learners is None:
         return None, [None] * len(scores)
     if summary.get("algorithm") in ("data_parallel", "elastic_data_parallel"):
         if not summary.get("num_params"):
             return None, [None] * len(scores)
-        a_step = 2 * (learners - 1) * GRADIENT_BYTES * summary["num_params"]
+        a_step = learners * ring_bytes(summary["num_params"], learners)
         return a_step * summary["step"], [a_step * score["step"] for score in scores]
     sent, received = summary.get("bytes_sent"), summary.get("bytes_received")
     if sent is None or received is None:
         return None, [None] * len(scores)
-    rounds = _rounds(workdir)
+    rounds = sorted(read_values(workdir / "rounds.jsonl"), key=operator.itemgetter("step"))
     welcomes = PARAMETER_BYTES * learners * (summary.get("num_params") or 0)
     welcomes = min(welcomes, received)
     steps = [line["step"] for line in rounds]
@@ -51,26 +54,3 @@ def moved(workdir: pathlib.Path, summary: Mapping[str, Any]) -> tuple[float | No
 
 def _share(so_far: list[int], done: int) -> float:
     return so_far[done] / so_far[-1] if so_far[-1] else 0.0
-
-
-def _learners(workdir: pathlib.Path) -> int | None:
-    """M, which the summary of a baseline, one job, lacks; None if the settings cannot be read."""
-    try:
-        return json.loads((workdir / "config.json").read_text())["sync"]["num_learners"]
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _rounds(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """The merges of the run, by step; those that are written down whole."""
-    try:
-        lines = (workdir / "rounds.jsonl").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return sorted(found, key=lambda line: line["step"])

@@ -162,3 +162,11 @@ def test_a_bounded_file_takes_no_more_records_than_it_may_hold_and_that_is_one_a
         assert told == [f"{tmp_path / 'learner'}: has grown to 0 MiB, and takes no more records"]
         assert (tmp_path / "learner").read_bytes() == b"12345\n"
     assert (tmp_path / "syncer").read_bytes() == 2 * b"12345\n6789\n0\n"
+
+
+def test_torn_lines_and_bytes_of_no_text_have_no_values(tmp_path):
+    path = tmp_path / "file.jsonl"
+    path.write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n{"a": "\xff"}\n{"a": 2}\n{"a":')
+    assert [line for line, values in files.read_lines(path) if not values] == ["��\n", "[1]\n", '{"a":']
+    assert list(files.read_values(path)) == [{"a": 1}, {"a": "�"}, {"a": 2}]
+    assert list(files.read_values(tmp_path / "none")) == list(files.read_values(tmp_path)) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import threading
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState, DurableStateError
 from ddiloco.launch.all_roles import run_all
+from ddiloco.observe.files import read_json
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli
@@ -72,14 +72,12 @@ def run(
         over.set()
         struck.wait()
         watch.close()
-    sync, summary = experiment.sync, workdir / "summary.json"
+    sync = experiment.sync
     trace = read_trace(workdir, faults, honest)
-    told = json.loads(summary.read_text()) if summary.exists() else {}
+    told = read_json(workdir / "summary.json")
     figures = aftermath.report(trace, told.get("eval_loss"), sync.interval, sync.num_fragments)
     if played:
-        deeds = workdir.parent / DEEDS
-        done = json.loads(deeds.read_text()) if deeds.exists() else {}
-        figures["hostile"] = aftermath.hostility(told, done, played)
+        figures["hostile"] = aftermath.hostility(told, read_json(workdir.parent / DEEDS), played)
     return Outcome(figures, trace, code)
 
 

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.observe.files import read_lines
+from ddiloco.observe.files import read_values
 from experiments.studies.chaos.processes import KINDS, SYNCER, learner_name
 
 _UNDO = {"resume": "hang", "heal": "partition"}
@@ -84,13 +84,13 @@ def read_trace(workdir: pathlib.Path, faults: pathlib.Path, learners: int) -> Tr
 
     What other learners than the first `learners` have contributed is left out.
     """
-    journal = _lines(faults)
+    journal = list(read_values(faults))
     rounds = [
         {**line, "contributions": [c for c in line["contributions"] if c[0] < learners]}
-        for line in _lines(workdir / "rounds.jsonl")
+        for line in read_values(workdir / "rounds.jsonl")
     ]
     steps = {
-        learner_name(m): _steps(_lines(workdir / "learners" / str(m) / "steps.jsonl"))
+        learner_name(m): _steps(read_values(workdir / "learners" / str(m) / "steps.jsonl"))
         for m in range(learners)
     }
     blows = _blows(journal)
@@ -104,10 +104,6 @@ def read_trace(workdir: pathlib.Path, faults: pathlib.Path, learners: int) -> Tr
         missed=sum(line["event"] == "missed" for line in journal),
         storm=next((line["time"] for line in journal if line["event"] == "storm"), None),
     )
-
-
-def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    return [values for _, values in read_lines(path) if values]
 
 
 def _steps(lines: Iterable[Mapping[str, Any]]) -> list[Mark]:

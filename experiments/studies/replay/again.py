@@ -7,6 +7,7 @@ import sys
 import time
 
 from ddiloco.disk import checkpoints
+from ddiloco.observe.files import read_json
 from ddiloco.protocol.messages import RoundId
 from ddiloco.run.recipes import assembly_of
 from ddiloco.training import platform
@@ -50,7 +51,7 @@ def again(recorded: Recorded, until: RoundId | None) -> int:
         checkpoints.save(workdir / "replay", done.step, experiment, done.params, None)
         print(workdir / "replay" / str(done.step))
         return 0
-    left = replay.recorded_sha256(workdir)
+    left = read_json(workdir / "summary.json").get("params_sha256")
     if left not in (None, done.sha256):
         print(f"error: the run's params_sha256 is {left}, another", file=sys.stderr)
         return 1

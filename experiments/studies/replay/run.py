@@ -66,14 +66,6 @@ def recorded_experiment(workdir: pathlib.Path) -> Experiment:
     return experiment
 
 
-def recorded_sha256(workdir: pathlib.Path) -> str | None:
-    """`params_sha256` of the run's summary; None if there is none yet."""
-    try:
-        return json.loads((workdir / "summary.json").read_text()).get("params_sha256")
-    except (OSError, ValueError):
-        return None
-
-
 def make_plan(experiment: Experiment, tapes: RunTapes) -> Plan:
     """What the actors did under these settings. Raises TapeError if the tapes do not fit them."""
     wanted = fingerprint(experiment)

@@ -11,6 +11,7 @@ from ddiloco.disk.snapshots.store import SnapshotStore
 from ddiloco.disk.tape.entries import Adopted
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.local.run import LocalRun
+from ddiloco.observe.files import read_json
 from ddiloco.run import job
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import run as replay
@@ -58,7 +59,7 @@ def replayed(workshop, workdir, e, where=None):
 
 def assert_done_again(workshop, workdir, e):
     done = replayed(workshop, workdir, e)
-    assert done.sha256 == replay.recorded_sha256(workdir)
+    assert done.sha256 == read_json(workdir / "summary.json")["params_sha256"]
     assert done.merges == done.compared > 0
 
 
@@ -92,7 +93,8 @@ def test_a_run_that_goes_on_is_done_again_from_its_snapshot(workshop, resumed, l
     assert_done_again(workshop, workdir, e)
     previous = workdir / "previous" / "1"  # has the whole of the tapes of the run before
     before = replay.recorded_experiment(previous)
-    assert replayed(workshop, previous, before).sha256 == replay.recorded_sha256(previous)
+    done = replayed(workshop, previous, before)
+    assert done.sha256 == read_json(previous / "summary.json")["params_sha256"]
 
 
 def test_without_its_snapshot_a_run_that_went_on_cannot_be_done_again_and_a_line_says_so(
@@ -113,7 +115,7 @@ def test_a_run_that_was_set_aside_finds_its_snapshot_where_the_newer_one_has_it(
     aside = tmp_path / "run" / "previous" / "2"
     shutil.copytree(workdir / "tape", aside / "tape")
     shutil.copytree(snapshot.folder, tmp_path / "run" / "snapshots" / snapshot.folder.name)
-    assert replayed(workshop, aside, e).sha256 == replay.recorded_sha256(workdir)
+    assert replayed(workshop, aside, e).sha256 == read_json(workdir / "summary.json")["params_sha256"]
 
 
 def test_tapes_of_a_run_that_went_on_can_be_looked_at_and_asked_what_if(resumed):

@@ -157,15 +157,17 @@ class _Walk:
             whole = _hbm_bytes(computation[name].arrays)
             if inner is not None:
                 read += min(whole, self._read(inner, number))
-            elif i.opcode in ("dynamic-slice", "slice", "gather") or (
-                i.opcode == "dynamic-update-slice" and number == 0
-            ):
-                read += 0.0 if i.opcode == "dynamic-update-slice" else _hbm_bytes(i.arrays)
-            else:
+            elif i.opcode in ("dynamic-slice", "slice", "gather") and number == 0:
+                read += _hbm_bytes(i.arrays)
+            elif i.opcode != "dynamic-update-slice" or number > 0:
                 read += whole
         if i.opcode == "dynamic-update-slice":
             return read + _hbm_bytes(computation[i.operands[1]].arrays)
-        arrays = i.arrays[:1] if i.opcode.endswith("-start") else i.arrays
+        arrays, given = i.arrays, len(i.operands)
+        if i.opcode in ("all-gather-start", "collective-permute-start"):
+            arrays = arrays[given : 2 * given]  # before them stand the operands, after them what else it has
+        elif i.opcode.endswith("-start"):
+            arrays = arrays[:1]
         return read + (self._written(inner, i) if inner is not None else _hbm_bytes(arrays))
 
     def _read(self, name: str, number: int) -> float:

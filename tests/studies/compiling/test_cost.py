@@ -56,6 +56,36 @@ def test_of_a_stack_that_a_loop_reads_and_writes_a_turn_moves_its_own_rows():
     assert often < 2.5 * once
 
 
+def hbm_bytes(operands, instruction, chips=1):
+    """HBM traffic of an instruction of these operands, each of which has a type."""
+    lines = [f"  %{name} = {kind} parameter({i})" for i, (name, kind) in enumerate(operands.items())]
+    text = "\n".join(
+        ["HloModule m", "", "ENTRY %main () -> f32[] {", *lines, f"  ROOT %y = {instruction}", "}"]
+    )
+    return cost_of(parse(text), chips).hbm_bytes
+
+
+def test_a_slice_reads_its_own_rows_and_its_indices():
+    table, row = "f32[64,1024]{1,0}", "f32[1,1024]{1,0}"
+    sliced = f"{row} dynamic-slice(%x, %i, %j), dynamic_slice_sizes={{1,1024}}"
+    assert hbm_bytes({"x": table, "i": "s32[]", "j": "s32[]"}, sliced) == 2 * 4096 + 2 * 4
+    looked_up = "f32[3,1024]{1,0} gather(%x, %i), slice_sizes={1,1024}"
+    assert hbm_bytes({"x": table, "i": "s32[3]{0}"}, looked_up) == 2 * 3 * 4096 + 3 * 4
+    written = f"{table} dynamic-update-slice(%x, %r, %i, %j)"
+    assert hbm_bytes({"x": table, "r": row, "i": "s32[]", "j": "s32[]"}, written) == 2 * 4096 + 2 * 4
+
+
+def test_a_collective_that_goes_on_in_the_background_writes_its_result():
+    part, whole = "f32[4,8]{1,0}", "f32[32,8]{1,0}"
+    groups = "replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"
+    gathered = f"({part}, {whole}) all-gather-start(%x), {groups}"
+    assert hbm_bytes({"x": part}, gathered, chips=8) == 128 + 1024
+    both = f"(({part}, {part}), ({whole}, {whole})) all-gather-start(%x, %z), {groups}"
+    assert hbm_bytes({"x": part, "z": part}, both, chips=8) == 2 * (128 + 1024)
+    moved = f"({part}, {part}, u32[], u32[]) collective-permute-start(%x), source_target_pairs={{{{0,1}}}}"
+    assert hbm_bytes({"x": part}, moved, chips=8) == 128 + 128
+
+
 def test_collectives_are_counted_in_bytes_that_a_chip_sends():
     mesh = mesh_of(8, data=1, fsdp=8)
     split, whole = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ("fsdp", None))

@@ -7,7 +7,6 @@ the formats and where they come from. The failure model's times are those that a
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 
 from absl import flags
@@ -34,7 +33,7 @@ def main(_) -> int:
     try:
         trace = traces.read_outages(pathlib.Path(_TRACE.value), _SERVERS.value)
         systems = [system_of(label) for label in _SYSTEMS.value]
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise cli.UsageError(f"traces: {error}") from None
     model = FailureModel(chips_per_slice=8)
     if _RESTART.value is not None:

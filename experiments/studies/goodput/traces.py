@@ -43,13 +43,16 @@ class Outages:
 def read_outages(path: pathlib.Path, servers: int | None = None) -> Outages:
     """A published trace; `servers` where more were watched than it names. May raise ValueError."""
     text = path.read_text()
-    if path.suffix == ".csv":
-        return _added_and_removed(csv.reader(text.splitlines()))
-    values = json.loads(text)
-    if isinstance(values, dict) and "data" in values:
-        return _counted(values["data"], values["metadata"]["gap_seconds"])
-    if isinstance(values, list) and values and "node_id" in values[0]:
-        return _faults(values, servers)
+    try:
+        if path.suffix == ".csv":
+            return _added_and_removed(csv.reader(text.splitlines()))
+        values = json.loads(text)
+        if isinstance(values, dict) and "data" in values:
+            return _counted(values["data"], values["metadata"]["gap_seconds"])
+        if isinstance(values, list) and values and "node_id" in values[0]:
+            return _faults(values, servers)
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{path}: cannot be used: {error!r}") from None
     raise ValueError(f"{path}: has none of the formats of traces")
 
 

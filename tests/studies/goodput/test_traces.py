@@ -55,6 +55,22 @@ def test_a_file_of_another_format_is_refused(tmp_path):
         read_outages(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("never_added.csv", "0,add,n1\n60000,remove,n2\n"),
+        ("empty.csv", ""),
+        ("no_gap.json", '{"data": [1, 2]}'),
+        ("no_times.json", '[{"node_id": "a"}]'),
+        ("no_counts.json", '{"data": 3, "metadata": {"gap_seconds": 300}}'),
+    ],
+)
+def test_a_trace_that_lacks_something_is_told_by_its_name(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=f"{name}: cannot be used: "):
+        read_outages(tmp_path / name)
+
+
 def test_a_spare_takes_a_servers_place_long_before_the_repair_until_there_is_none():
     faults = [Interruption(100.0, 0, 900.0), Interruption(200.0, 1, 500.0)]
     slots = replaced(Outages(3, 1000.0, tuple(faults)), spares=1, seconds=50.0)

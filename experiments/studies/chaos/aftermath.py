@@ -18,14 +18,13 @@ from experiments.studies.chaos.processes import SYNCER
 from experiments.studies.chaos.traces import Trace
 
 _STATES = ("stalled", "dead", "recovering", "hung")
-_WORST = 10  # longest gaps that are listed
 
 
-def report(trace: Trace, loss: float | None, interval: int, num_fragments: int) -> dict[str, Any]:
+def report(trace: Trace, loss: float | None, num_fragments: int) -> dict[str, Any]:
     """Everything that chaos.json says of one run, ready for JSON; `loss`: held-out, at the end (nats)."""
     outer, work = check_outer_steps(trace.rounds, trace.durable), check_work(trace.rounds)
     outer.problems.extend(trace.damage)
-    lines, after = lanes.timelines(trace), lanes.aftermaths(trace)
+    lines = lanes.timelines(trace)
     steps = [step for learner in trace.learners for step in trace.marks[learner]]
     end = max((step.time for step in steps), default=0.0)
     window = lines.window(end)
@@ -45,10 +44,8 @@ def report(trace: Trace, loss: float | None, interval: int, num_fragments: int) 
         "merged_tokens": work.merged_tokens / num_fragments,
         "loss": loss,
         "lanes": [_lane(trace, target) for target in trace.marks],
-        "gaps": _gaps(after),
-        "longest_gaps": [_gap(trace, a) for a in sorted(after, key=lambda a: -a.gap_steps)[:_WORST]],
+        "gaps": _gaps(lanes.aftermaths(trace)),
         "recovery": _recovery(lanes.recoveries(trace)),
-        "cycle_seconds": interval * statistics.mean(lanes.median_step(trace, m) for m in trace.learners),
     }
 
 
@@ -177,12 +174,10 @@ def _lane(trace: Trace, target: str) -> dict[str, Any]:
     common = {"target": target, "starts": len(trace.of(target))}
     if target == SYNCER:
         return {**common, "rounds": len(trace.rounds), "seconds": dict(seconds)}
-    quiet = [g.seconds for g in lanes.gaps_of(trace, target) if trace.storm and g.end < trace.storm]
     return {
         **common,
         "steps": len(trace.marks[target]),
         "median_step_seconds": lanes.median_step(trace, target),
-        "longest_gap_before_the_faults": max(quiet, default=None),
         "seconds": dict(seconds),
     }
 
@@ -217,11 +212,6 @@ def _gaps(found: Sequence[Aftermath]) -> dict[str, dict[str, Any]]:
             "stalls": sum(a.gap_steps > lanes.STALL for a in group),
         }
     return by_kind
-
-
-def _gap(trace: Trace, a: Aftermath) -> dict[str, Any]:
-    who = trace.learners.index(a.learner)
-    return {**dataclasses.asdict(a.blow), "learner": who, "seconds": a.gap_seconds, "steps": a.gap_steps}
 
 
 def _recovery(found: Sequence[Recovery]) -> dict[str, dict[str, Any]]:

@@ -72,10 +72,9 @@ def run(
         over.set()
         struck.wait()
         watch.close()
-    sync = experiment.sync
     trace = read_trace(workdir, faults, honest)
     told = read_json(workdir / "summary.json")
-    figures = aftermath.report(trace, told.get("eval_loss"), sync.interval, sync.num_fragments)
+    figures = aftermath.report(trace, told.get("eval_loss"), experiment.sync.num_fragments)
     if played:
         figures["hostile"] = aftermath.hostility(told, read_json(workdir.parent / DEEDS), played)
     return Outcome(figures, trace, code)

@@ -217,7 +217,7 @@ def test_the_report_tells_all_of_it_and_the_figure_is_drawn(made, tmp_path):
     made.round(35.0, [0, int((T0 + 0.5) * 1e6), 0, 30, 30, 300])
     made.fault(61.0, "end", "syncer", pid=1, code=0, versions=[1])
     trace = made.trace()
-    report = aftermath.report(trace, loss=2.0, interval=24, num_fragments=1)
+    report = aftermath.report(trace, loss=2.0, num_fragments=1)
     assert report["faults"] == {"kills of learners": 1, "partitions of learners": 1}
     assert report["missed"] == 1
     assert (report["tokens"], report["merged_tokens"]) == (10 * (119 + 100), 300)
@@ -239,7 +239,7 @@ def test_what_must_not_be_is_among_the_problems(made):
     made.round(30.0)
     made.fault(55.0, "end", "learner 1", pid=2, code=1)
     made.fault(61.0, "end", "syncer", pid=1, code=0, versions=[0])
-    problems = aftermath.problems(aftermath.report(made.trace(), None, 24, 1))
+    problems = aftermath.problems(aftermath.report(made.trace(), None, 1))
     assert "fragment 0: was at version 1, and after a death at 0" in problems
     assert "learner 1 ended with exit code 1 by itself" in problems
     assert problems[-1] == "uptime is 91.53%: at times no learner stepped"

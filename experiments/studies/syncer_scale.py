@@ -133,12 +133,6 @@ def needs(run: Run, rates: Rates, host: Host) -> Needs:
     return Needs(*moved, memory, hosts, round_seconds, math.ceil(run.fragments * finer))
 
 
-def predicted(row: Mapping[str, Any], parts: int, share: float) -> float:
-    """Rounds a second of S parts of which each has this share of a core; `row`: of one process."""
-    spent = sum(row[f"syncer_{purpose}_ms_a_round"] for purpose in Rates._fields)
-    return parts * share * 1e3 / spent
-
-
 RUNS = (
     Run("9B", 9e9, 0.7),  # docs/results/compile.md, a learner on v5p:4x4x4
     Run("70B", 70e9, 3.0),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from experiments.studies.scaling.laws import Law, fit
-from experiments.studies.scaling.measurements import Measurements, Place, ScalingError, largest, redrawn
+from experiments.studies.scaling.measurements import Measurements, ScalingError, largest, redrawn
 
 Interval = tuple[float, float]
 LEVEL = 0.95
@@ -21,13 +21,10 @@ class HeldOut:
     Attributes:
       params: the size.
       error: mean over its places of |log prediction - log mean loss|: 0.01 is 1%.
-      predicted, observed: the losses at its places, nats per token.
     """
 
     params: int
     error: float
-    predicted: Mapping[Place, float]
-    observed: Mapping[Place, float]
 
 
 def intervals(
@@ -64,4 +61,4 @@ def hold_out_largest(law: Law, losses: Measurements) -> HeldOut:
     places = list(unseen)
     predicted = fit(law, seen).predict(places)
     errors = np.abs(np.log(predicted) - np.log(list(unseen.values())))
-    return HeldOut(size, float(errors.mean()), dict(zip(places, predicted.tolist(), strict=True)), unseen)
+    return HeldOut(size, float(errors.mean()))

@@ -1,9 +1,10 @@
 """What the guard does: `python -m experiments.guards --output=FILE.json` has one of eight learners lie.
 
 Each way of lying is tried in virtual time with the guard and without it, and held against the run that the
-liar takes no part in. Prints a table. `--lies` names some of the ways, `--rules` the merge rules to try it
-with. `--false_alarms` trains every committed preset instead, smaller and honestly, for a thousand rounds, and
-exits with 1 if anybody was left out. Outcome: docs/results/guards.md.
+last learner takes no part in. Prints a table. `--liars=2` has the last two lie alike; `--lies` names some of
+the ways, `--rules` the merge rules to try it with. `--false_alarms` trains every committed preset instead,
+smaller and honestly, for a thousand rounds, and exits with 1 if anybody was left out. Outcome:
+docs/results/guards.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Also write the outcomes to this J
 _LIES = flags.DEFINE_list("lies", None, "Ways of lying; all by default.")
 _RULES = flags.DEFINE_list("rules", None, "Merge rules to try; the config's by default.")
 _FALSE_ALARMS = flags.DEFINE_multi_string("false_alarms", None, "A preset to train honestly; all: every one.")
+_LIARS = flags.DEFINE_integer("liars", 1, "How many lie, the last ones.", lower_bound=1, upper_bound=7)
 _LEARNERS = 8
 
 
@@ -45,7 +47,7 @@ def main(_) -> int:
     config.sync.num_learners = _LEARNERS
     experiment = parse(config)
     platform.prepare()
-    guarded = {}
+    guarded, liars = {}, range(_LEARNERS - _LIARS.value, _LEARNERS)
     for rule in _RULES.value or [experiment.outer.merge]:
         outer = dataclasses.replace(experiment.outer, merge=rule)
         with_rule = dataclasses.replace(experiment, outer=outer)
@@ -55,8 +57,7 @@ def main(_) -> int:
     for label, settings in guarded.items():
         alone = byzantine.run(byzantine.without_the_last(settings), {})
         for way in [None, *ways]:
-            liars = {} if way is None else {_LEARNERS - 1: byzantine.Lies(way)}
-            got = byzantine.run(settings, liars)
+            got = byzantine.run(settings, {} if way is None else {m: byzantine.Lies(way) for m in liars})
             found[f"{label}: {way or 'all honest'}"] = dataclasses.asdict(got)
             worse = f"{100 * (got.loss / alone.loss - 1):+.2f}%"
             left_out = ", ".join(f"{n} of learner {m}" for m, n in sorted(got.left_out.items())) or "-"

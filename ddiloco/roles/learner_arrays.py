@@ -242,5 +242,5 @@ class TrainingArrays:
 
     @property
     def params(self) -> Mapping[str, jax.Array]:
-        """The parameters after the last step handed out."""
-        return self._state.params
+        """The parameters after the last step handed out; none before the welcome, and once they are lost."""
+        return {} if self._state is None else self._state.params

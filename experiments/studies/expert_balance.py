@@ -34,13 +34,13 @@ def scored_run(experiment: Experiment, stop: threading.Event) -> list[dict[str, 
 
         def evaluate(self, step: int) -> float:
             loss = super().evaluate(step)
-            if step:
-                owned = {f"learner {m}": own.params for m, own in sorted(self.learners.items())}
-                names = next(iter(owned.values()))
-                owned[AVERAGE] = {
-                    name: np.mean([np.asarray(params[name]) for params in owned.values()], axis=0)
-                    for name in names
+            alive = {f"learner {m}": own.params for m, own in sorted(self.learners.items()) if own.params}
+            if step and alive:
+                average = {
+                    name: np.mean([np.asarray(params[name]) for params in alive.values()], axis=0)
+                    for name in next(iter(alive.values()))
                 }
+                owned = {**alive, AVERAGE: average}
                 points.extend(_point(step, who, self.score(params)) for who, params in owned.items())
             return loss
 

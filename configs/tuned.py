@@ -79,6 +79,7 @@ def get_comparison(preset: str = "muon,short") -> list[dict]:
                 "label": f"decoupled, H={h}",
                 "preset": f"decoupled,{inner},{length}",
                 "sync.interval": h,
+                "against": "data-parallel",
                 **run,
             }
             for h in (OFTEN, PAPERS)

@@ -5,10 +5,11 @@ The file has `get_comparison()`, a list with a dict a row:
   {"label": "decoupled, M=8", "preset": "decoupled", "paper": {"goodput": 0.84}, "any.field": value, ...}
 
 `label` names the row; `preset` is what stands after the colon of experiments.train's --config; `paper` has
-published figures, shown beside ours (which: `COLUMNS` in experiments/studies/comparison.py); all else are
-settings. What stands after the colon of this program's --config is the function's argument. A setting given
-here, --config.any.field=value, holds for every run and goes before a row's own. Without --output DIR is
-runs/compare-FILE, with the argument behind it.
+published figures, shown beside ours (which: `COLUMNS` in experiments/studies/comparison.py); `against` is the
+label of the row whose loss the gap is above, seed by seed; all else are settings. What stands after the colon
+of this program's --config is the function's argument. A setting given here, --config.any.field=value, holds
+for every run and goes before a row's own. Without --output DIR is runs/compare-FILE, with the argument behind
+it.
 
 Each row is trained with each seed of --seeds=0,1,..., in a process of its own, in DIR/<label>/seed=<seed>;
 --jobs=N at a time. A run that has finished with the same settings is not run again. Writes DIR/compare.json,
@@ -18,12 +19,11 @@ compare.md and compare.png.
 from __future__ import annotations
 
 import pathlib
-import sys
 
 from absl import flags
 
 from experiments.front import cli
-from experiments.studies import comparison, comparison_figure, runs
+from experiments.studies import comparison, runs
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_comparison(), and its argument after a colon.")
 _OUTPUT = flags.DEFINE_string("output", None, "Its folder. Default: runs/compare-FILE-ARGUMENT.")
@@ -38,27 +38,9 @@ def main(_) -> int:
     output = pathlib.Path(_OUTPUT.value or runs.default_output("compare", _CONFIG.value))
     entries = cli.call(_CONFIG.value, "get_comparison", "config")
     rows = comparison.make_rows(_CONFIG.value, entries, runs.parse_seeds(_SEEDS.value), _GIVEN, output)
-    planned = {
-        run.workdir: runs.Planned(f"{row.label}, seed {seed}", run, runs.settings_of(run, row.label))
-        for row in rows
-        for seed, run in row.runs.items()
-    }
     cli.made_folder("output", output)
-
-    def write() -> list[dict]:
-        results = comparison.digest(rows, lambda run: planned[run.workdir].lacks() is None)
-        comparison.write(output, results)
-        return results
-
     runs.leave_at_sigterm()
-    failed = runs.train([*planned.values()], _JOBS.value, write)
-    results = write()
-    comparison_figure.draw(output / "compare.png", results, comparison.clock_of(results))
-    print(comparison.table(results))
-    print(f"{output}/compare.json  {output}/compare.md  {output}/compare.png")
-    if failed:
-        print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return comparison.carry_out(rows, _JOBS.value, output, "compare")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ these runs alone, such as another split; their seeds are --tuning_seeds. At its 
 trained with --seeds, which chose nothing, and its loss held against that of the row `against`, seed by seed.
 
 A setting given here, --config.any.field=value, holds for every run. --jobs=N at a time; a run that has
-finished with the same settings is not run again, so that the same command goes on where it was. Writes
-DIR/tune.json, tune.md and tune.png.
+finished with the same settings is not run again, so that the same command goes on where it was. Writes what
+was chosen to DIR/chosen.json and chosen.md, and the rows at their best to tune.json, tune.md and tune.png.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import statistics
 from absl import flags
 
 from experiments.front import cli
-from experiments.studies import comparison, comparison_figure, grid, runs, tuning
+from experiments.studies import comparison, grid, runs, tuning
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_tuning(), and its argument after a colon.")
 _OUTPUT = flags.DEFINE_string("output", None, "Its folder. Default: runs/tune-FILE-ARGUMENT.")
@@ -51,7 +51,14 @@ def main(_) -> int:
     runs.leave_at_sigterm()
     tuned = _climbed(plan, choosing, output)
     print(tuning.choices(tuned))
-    return _reported(tuned, reporting, output)
+    (output / "chosen.md").write_text(tuning.choices(tuned) + "\n")
+    (output / "chosen.json").write_text(json.dumps(tuning.to_json(tuned), indent=2, allow_nan=False) + "\n")
+    rows = []
+    for one in tuned:
+        planned = _planned(one.row, one.best, {}, reporting, output / "reported")
+        by_seed = dict(zip(reporting, planned, strict=True))
+        rows.append(comparison.Row(one.row.label, {}, by_seed, one.row.against))
+    return comparison.carry_out(rows, _JOBS.value, output, "tune")
 
 
 def _climbed(plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> list[tuning.Tuned]:
@@ -80,36 +87,6 @@ def _climbed(plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> list[
                 best[i] = end.value
                 del waiting[i]
     return [tuning.Tuned(row, tried[i], best[i], plan.budget) for i, row in enumerate(plan.rows)]
-
-
-def _reported(tuned: list[tuning.Tuned], seeds: list[int], output: pathlib.Path) -> int:
-    planned = [_planned(one.row, one.best, {}, seeds, output / "reported") for one in tuned]
-    rows = [
-        comparison.Row(one.row.label, {}, {seed: plan.run for seed, plan in zip(seeds, plans, strict=True)})
-        for one, plans in zip(tuned, planned, strict=True)
-    ]
-
-    def write() -> str:
-        losses = {
-            one.row.label: {
-                seed: loss
-                for seed, plan in zip(seeds, plans, strict=True)
-                if (loss := plan.loss()) is not None
-            }
-            for one, plans in zip(tuned, planned, strict=True)
-        }
-        text = json.dumps(tuning.to_json(tuned, losses), indent=2, allow_nan=False)
-        (output / "tune.json").write_text(text + "\n")
-        table = tuning.outcome(tuned, losses)
-        (output / "tune.md").write_text(f"{tuning.choices(tuned)}\n\n{table}\n")
-        return table
-
-    failed = runs.train([plan for plans in planned for plan in plans], _JOBS.value, write)
-    print(write())
-    results = comparison.digest(rows, lambda run: runs.finished(run.workdir))
-    comparison_figure.draw(output / "tune.png", results, comparison.clock_of(results))
-    print(f"{output}/tune.json  {output}/tune.md  {output}/tune.png")
-    return 1 if failed else 0
 
 
 def _planned(

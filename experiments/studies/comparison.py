@@ -6,7 +6,8 @@ import dataclasses
 import json
 import pathlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -28,6 +29,10 @@ class Column(NamedTuple):
         """Our own figure as text."""
         return f"{value * self.scale:{self.form}}{self.sign}"
 
+    def spread(self, value: float) -> str:
+        """A deviation of our own as text, which has no sign of its own."""
+        return self._replace(form=self.form.removeprefix("+")).show(value)
+
     def quote(self, value: float) -> str:
         """A published figure, in the digits in which it was published."""
         return f"{value * self.scale:.6g}{self.sign}"
@@ -35,6 +40,7 @@ class Column(NamedTuple):
 
 COLUMNS = {
     "eval_loss": Column("held-out loss", 1, ".4f"),
+    "gap": Column("gap", 100, "+.2f", "%"),  # of eval_loss to that of the row `against`, seed by seed
     "eval_accuracy": Column("held-out accuracy", 100, ".1f", "%"),
     "tokens_total": Column("tokens", 1, ",.0f"),
     "wall_seconds": Column("seconds", 1, ",.1f"),
@@ -44,7 +50,7 @@ COLUMNS = {
     "mean_quorum": Column("mean quorum", 1, ".2f"),
     "bytes_moved": Column("GB moved", 1e-9, ".4g"),  # as experiments/studies/traffic.py counts
 }
-_OWN_KEYS = ("label", "preset", "paper")
+_OWN_KEYS = ("label", "preset", "paper", "against")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +59,8 @@ class Row:
 
     label: str
     paper: Mapping[str, float]
-    runs: Mapping[int, runs.Run]
+    runs: Mapping[int, runs.Planned]
+    against: str | None = None  # the label of the row whose loss the gap is above
 
 
 def make_rows(
@@ -66,8 +73,8 @@ def make_rows(
     """The rows with their runs, whose folders lie in `output`.
 
     Raises:
-      UsageError: there is none, rows without labels of their own, the seed as a setting, or an unknown
-        published figure.
+      UsageError: there is none, rows without labels of their own, the seed as a setting, an unknown
+        published figure, or settings that a run cannot have.
     """
     path = argument.partition(":")[0]
     rows: dict[str, Row] = {}
@@ -85,26 +92,58 @@ def make_rows(
         if folder in rows:
             raise cli.UsageError(f"config: {argument}: {label!r} and {rows[folder].label!r} are too alike")
         config = f"{path}:{preset}" if preset else path
-        by_seed = {
-            seed: runs.Run(config, (("seed", seed), *own, *given), output / folder / f"seed={seed}")
-            for seed in seeds
-        }
-        rows[folder] = Row(label, entry.get("paper", {}), by_seed)
+        by_seed = {}
+        for seed in seeds:
+            run = runs.Run(config, (("seed", seed), *own, *given), output / folder / f"seed={seed}")
+            by_seed[seed] = runs.Planned(f"{label}, seed {seed}", run, runs.settings_of(run, label))
+        rows[folder] = Row(label, entry.get("paper", {}), by_seed, entry.get("against"))
+    for row in rows.values():
+        if row.against not in (None, *(other.label for other in rows.values())):
+            told = f"{row.label!r}: is held against {row.against!r}, which is no row"
+            raise cli.UsageError(f"config: {argument}: {told}")
     return list(rows.values())
 
 
-def digest(rows: Sequence[Row], done: Callable[[runs.Run], bool]) -> list[dict[str, Any]]:
+def carry_out(rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str) -> int:
+    """Runs what the rows lack, and writes their figures as `name`.json, .md and .png; the exit code."""
+    from experiments.studies import comparison_figure
+
+    def write() -> list[dict[str, Any]]:
+        results = digest(rows)
+        text = json.dumps({"rows": results}, indent=2, allow_nan=False)
+        (output / f"{name}.json").write_text(text + "\n")
+        (output / f"{name}.md").write_text(table(results) + "\n")
+        return results
+
+    failed = runs.train([plan for row in rows for plan in row.runs.values()], jobs, write)
+    results = write()
+    comparison_figure.draw(output / f"{name}.png", results, clock_of(results))
+    print(table(results))
+    print(f"{output}/{name}.json  {output}/{name}.md  {output}/{name}.png")
+    if failed:
+        print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def digest(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The figures of every row, ready for JSON: of each finished run, their means and standard deviations.
 
-    A figure that no run has is None; so is the standard deviation of fewer than two.
+    A run of other settings has not finished. A figure that no run has is None; so is the standard deviation
+    of fewer than two.
     """
-    entries = [[_entry(seed, run, done(run)) for seed, run in row.runs.items()] for row in rows]
+    entries = [[_entry(seed, plan) for seed, plan in row.runs.items()] for row in rows]
     seconds = {entry["seed"]: entry["wall_seconds"] for entry in entries[0]}  # the first row's
+    losses = {
+        (row.label, entry["seed"]): entry["eval_loss"]
+        for row, own in zip(rows, entries, strict=True)
+        for entry in own
+    }
     results = []
     for row, own in zip(rows, entries, strict=True):
         for entry in own:
-            ours, first = entry["wall_seconds"], seconds[entry["seed"]]
-            entry["time_ratio"] = ours / first if ours is not None and first else None
+            entry["time_ratio"] = _ratio(entry["wall_seconds"], seconds[entry["seed"]])
+            ratio = _ratio(entry["eval_loss"], losses.get((row.against, entry["seed"])))
+            entry["gap"] = None if ratio is None else ratio - 1
         figures = pd.DataFrame(own)[list(COLUMNS)].astype(float)
         lost = pd.DataFrame([entry["lost"] for entry in own if entry["lost"]]).fillna(0.0)
         results.append(
@@ -142,14 +181,8 @@ def cell(row: Mapping[str, Any], name: str) -> str:
     """A row's figure: mean, standard deviation where there are several seeds, and what the paper has."""
     column, mean, std, paper = COLUMNS[name], row["mean"][name], row["std"][name], row["paper"].get(name)
     text = "-" if mean is None else column.show(mean)
-    text += "" if std is None else f" ± {column.show(std)}"
+    text += "" if std is None else f" ± {column.spread(std)}"
     return text if paper is None else f"{text} (paper {column.quote(paper)})"
-
-
-def write(output: pathlib.Path, results: Sequence[Mapping[str, Any]]) -> None:
-    """Writes what is known so far: compare.json and compare.md."""
-    (output / "compare.json").write_text(json.dumps({"rows": results}, indent=2, allow_nan=False) + "\n")
-    (output / "compare.md").write_text(table(results) + "\n")
 
 
 def _problem(entry: Mapping[str, Any]) -> str | None:
@@ -164,7 +197,8 @@ def _problem(entry: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _entry(seed: int, run: runs.Run, finished: bool) -> dict[str, Any]:
+def _entry(seed: int, plan: runs.Planned) -> dict[str, Any]:
+    run, finished = plan.run, plan.lacks() is None
     summary = runs.read_summary(run.workdir) if finished else {}
     moved, by_score = traffic.moved(run.workdir, summary)
     figures = {**summary, "bytes_moved": moved}
@@ -178,6 +212,10 @@ def _entry(seed: int, run: runs.Run, finished: bool) -> dict[str, Any]:
         "lost": summary.get("lost", {}),
         "eval_history": [{**score, "bytes": n} for score, n in zip(scores, by_score, strict=True)],
     }
+
+
+def _ratio(ours: float | None, other: float | None) -> float | None:
+    return ours / other if ours is not None and other else None
 
 
 def _known(figures: pd.Series) -> dict[str, float | None]:

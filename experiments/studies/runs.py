@@ -115,10 +115,6 @@ class Planned:
         """What there is still to do; None if nothing."""
         return lacking(self.run.workdir, self.settings)
 
-    def loss(self) -> float | None:
-        """The held-out loss; None: the run has not finished, or was not scored."""
-        return None if self.lacks() else read_summary(self.run.workdir)["eval_loss"]
-
 
 def run_lacking(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned, int], object]) -> None:
     """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -163,12 +162,6 @@ def neighbours(row: Row, point: Point) -> list[Point]:
     return [one for one in found if one is not None]
 
 
-def gap(losses: Mapping[int, float], others: Mapping[int, float]) -> tuple[float, float | None]:
-    """How much higher the losses are, as a share, seed by seed: mean, and deviation if of several."""
-    gaps = [losses[seed] / others[seed] - 1 for seed in losses]
-    return statistics.mean(gaps), statistics.stdev(gaps) if len(gaps) > 1 else None
-
-
 def choices(tuned: Sequence[Tuned]) -> str:
     """The table of what was chosen: best values, the loss there, and what the search cost."""
     names = list(dict.fromkeys(name for one in tuned for name in one.row.axes))
@@ -183,29 +176,8 @@ def choices(tuned: Sequence[Tuned]) -> str:
     return markdown(["", *names, "loss when chosen", "points", "tokens"], lines, align=True)
 
 
-def outcome(tuned: Sequence[Tuned], losses: Mapping[str, Mapping[int, float]]) -> str:
-    """The table of what is reported: the loss by seed of each row at its best, and its gap.
-
-    `losses`: by label and seed, of those runs that have finished.
-    """
-    lines = []
-    for row in (one.row for one in tuned):
-        own = losses[row.label]
-        if not own:
-            continue
-        spread = f" ± {statistics.stdev(own.values()):.4f}" if len(own) > 1 else ""
-        told = "-"
-        if row.against is not None and own.keys() <= losses[row.against].keys():
-            mean, deviation = gap(own, losses[row.against])
-            told = f"{mean:+.2%}" + (f" ± {deviation:.2%}" if deviation is not None else "")
-        mine = statistics.mean(own.values())
-        by_seed = " / ".join(f"{loss:.4f}" for loss in own.values())
-        lines.append([row.label, f"{mine:.4f}{spread}", by_seed, told, row.against or "-"])
-    return markdown(["", "held-out loss", "by seed", "gap", "against"], lines, align=True)
-
-
-def to_json(tuned: Sequence[Tuned], losses: Mapping[str, Mapping[int, float]]) -> list[dict[str, Any]]:
-    """Everything that is known of each row; a loss that there is none of is None."""
+def to_json(tuned: Sequence[Tuned]) -> list[dict[str, Any]]:
+    """Everything that is known of each row's climb; a loss that there is none of is None."""
     return [
         {
             "label": one.row.label,
@@ -223,7 +195,6 @@ def to_json(tuned: Sequence[Tuned], losses: Mapping[str, Mapping[int, float]]) -
             "best": one.settings(),
             "at_edge": one.at_edge(),
             "cut_short": one.cut_short(),
-            "reported": {str(seed): loss for seed, loss in losses[one.row.label].items()},
         }
         for one in tuned
     ]

@@ -162,17 +162,20 @@ def test_a_usage_error_is_told_in_one_line_before_anything_runs(arguments, told,
         ([{"label": "a", "paper": {"loss": 1}}], "'a': paper: no figure 'loss'; known: eval_loss, "),
         ([{"label": "a", "paper": {"goodput": "1"}}], "'a': paper: goodput is '1', but must be a number"),
         ([{"label": "a", "seed": 1}], "config.seed: is set for 'a', but --seeds says which there are"),
+        ([{"label": "a", "against": "b"}], "'a': is held against 'b', which is no row"),
     ],
 )
 def test_rows_that_cannot_be_told_apart_or_understood_are_refused(entries, told, tmp_path):
     with pytest.raises(cli.UsageError) as caught:
-        comparison.make_rows("c.py", entries, [0], [], tmp_path)
+        comparison.make_rows("configs/micro.py", entries, [0], [], tmp_path)
     assert told in str(caught.value)
 
 
-def leave(run, **figures):
+def leave(plan, **figures):
     """What a finished run leaves."""
-    run.workdir.mkdir(parents=True)
+    workdir = plan.run.workdir
+    workdir.mkdir(parents=True)
+    (workdir / "config.json").write_text(json.dumps(plan.settings))
     summary = {
         "finished": True,
         "driver": "local",
@@ -180,14 +183,14 @@ def leave(run, **figures):
         "goodput": None,
         **figures,
     }
-    (run.workdir / "summary.json").write_text(json.dumps(summary))
+    (workdir / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture
-def results(tmp_path):
+def rows(tmp_path):
     """Two rows with three seeds, of which the second row's last has not finished."""
-    entries = [{"label": "first"}, {"label": "a|b", "paper": {"time_ratio": 0.62}}]
-    rows = comparison.make_rows("c.py", entries, [0, 1, 2], [], tmp_path)
+    entries = [{"label": "first"}, {"label": "a|b", "paper": {"time_ratio": 0.62}, "against": "first"}]
+    rows = comparison.make_rows("configs/micro.py", entries, [0, 1, 2], [], tmp_path)
     scores = [{"tokens": n, "seconds": n / 10, "loss": 6 / (1 + n)} for n in (0, 500, 1000)]
     for seed, seconds in enumerate((10.0, 20.0, 30.0)):
         shares = {"goodput": 0.9, "lost": {"failed": 0.06, "detecting": 0.04}}
@@ -195,7 +198,12 @@ def results(tmp_path):
     for seed, (seconds, goodput) in enumerate([(6.0, 0.8), (16.0, 0.6)]):
         shares = {"goodput": goodput, "lost": {"failed": 1 - goodput, "detecting": 0.0}}
         leave(rows[1].runs[seed], wall_seconds=seconds, eval_loss=1.0 + 2 * seed, **shares)
-    return comparison.digest(rows, lambda run: runs.finished(run.workdir))
+    return rows
+
+
+@pytest.fixture
+def results(rows):
+    return comparison.digest(rows)
 
 
 def test_figures_are_means_over_the_finished_seeds_with_their_standard_deviations(results):
@@ -206,17 +214,30 @@ def test_figures_are_means_over_the_finished_seeds_with_their_standard_deviation
     assert second["std"]["eval_loss"] == pytest.approx(math.sqrt(2))
     assert second["mean"]["time_ratio"] == pytest.approx((0.6 + 0.8) / 2)
     assert second["lost"] == pytest.approx({"failed": 0.3, "detecting": 0.0})
+    assert [run["gap"] for run in second["runs"]] == [-0.5, 0.5, None]
+    assert second["mean"]["gap"] == 0.0 and second["std"]["gap"] == pytest.approx(math.sqrt(0.5))
+    assert first["mean"]["gap"] is None
     assert second["mean"]["mean_quorum"] is None
     assert [run["finished"] for run in second["runs"]] == [True, True, False]
     assert first["mean"]["tokens_total"] == 1000
 
 
+def test_a_finished_run_of_other_settings_has_no_figures(rows):
+    settings = rows[1].runs[0].settings
+    older = {**settings, "train": {**settings["train"], "batch_size": 99}}
+    (rows[1].runs[0].run.workdir / "config.json").write_text(json.dumps(older))
+    second = comparison.digest(rows)[1]
+    assert [run["finished"] for run in second["runs"]] == [False, True, False]
+    assert second["mean"]["eval_loss"] == 3.0 and second["mean"]["gap"] == 0.5
+    assert [len(curve) for curve in comparison_figure._curves(second, "tokens", "loss")] == [0, 0, 0]
+
+
 def test_the_table_has_ours_beside_the_papers_and_no_empty_column(results):
     head, _, first, second = comparison.table(results).splitlines()
-    titles = ["", "", "held-out loss", "tokens", "wall seconds", "time ratio", "goodput", ""]
+    titles = ["", "", "held-out loss", "gap", "tokens", "wall seconds", "time ratio", "goodput", ""]
     assert [title.strip() for title in head.split("|")] == titles
     assert "| 20.0 ± 10.0" in first and "| 90.0% ± 0.0%" in first and "| 1,000 ± 0 " in first
-    assert second.startswith("| a\\|b  | 2.0000 ± 1.4142 |")
+    assert second.startswith("| a\\|b  | 2.0000 ± 1.4142 | +0.00% ± 70.71% |")
     assert "| 0.700 ± 0.141 (paper 0.62) |" in second and "| 70.0% ± 14.1% |" in second
 
 

@@ -115,7 +115,8 @@ def test_tuned_presets_have_equal_tokens_and_are_compared_at_both_intervals(pres
     found = [parse(tuned.get_config(f"{algorithm},{preset}")) for algorithm in tuned.ALGORITHMS]
     compared = []
     for row in tuned.get_comparison(preset):
-        overrides = [(name, value) for name, value in row.items() if name not in ("label", "preset")]
+        own = ("label", "preset", "against")
+        overrides = [(name, value) for name, value in row.items() if name not in own]
         compared.append(parse(cli.resolve(f"{tuned.__file__}:{row['preset']}", overrides)))
     wanted = {tokens(experiment({"config": dense.__file__}))}
     if "long" in preset:

@@ -28,20 +28,24 @@ def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_p
     arguments = ["experiments.tune", f"--config={plan}", f"--output={tmp_path}/out", "--seeds=1", *small]
     first = programs.finish(programs.start_module(*arguments), 200)
     assert first.returncode == 0, first.stderr
-    adamw, muon = json.loads((tmp_path / "out" / "tune.json").read_text())
+    adamw, muon = json.loads((tmp_path / "out" / "chosen.json").read_text())
     for row in (adamw, muon):
         assert {tried["inner.learning_rate"] for tried in row["tried"]} == {0.003, 0.006}
         lowest = min(row["tried"], key=lambda tried: tried["loss"])
         assert row["best"] == {"inner.learning_rate": lowest["inner.learning_rate"]}
         assert row["at_edge"] == ["inner.learning_rate"]
-        assert row["reported"].keys() == {"1"}
     folder = (
         tmp_path / "out" / "reported" / "Muon" / f"inner.learning_rate={muon['best']['inner.learning_rate']}"
     )
     config = json.loads((folder / "seed=1" / "config.json").read_text())
     assert (config["inner"]["optimizer"], config["data"]["eval_split"]) == ("muon", "validation")
+    assert "(edge)" in (tmp_path / "out" / "chosen.md").read_text()
     table = (tmp_path / "out" / "tune.md").read_text()
-    assert "(edge)" in table and "| AdamW" in table
+    assert "| AdamW" in table
+    rows = json.loads((tmp_path / "out" / "tune.json").read_text())["rows"]
+    [[one], [other]] = [row["runs"] for row in rows]
+    assert (one["seed"], one["gap"], other["seed"]) == (1, None, 1)
+    assert other["gap"] == pytest.approx(other["eval_loss"] / one["eval_loss"] - 1)
     assert (tmp_path / "out" / "tune.png").read_bytes().startswith(b"\x89PNG")
 
     again = programs.finish(programs.start_module(*arguments), 100)

@@ -1,6 +1,5 @@
 """Runs side by side in processes of their own: how they end, and that they end."""
 
-import json
 import os
 import signal
 import subprocess
@@ -32,18 +31,6 @@ def programs(tmp_path, monkeypatch):
     for name, text in {"ends": ENDS, "interrupts": INTERRUPTS, "holds": HOLDS}.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("finished", "loss", "known"), [(True, 1.5, 1.5), (True, None, None), (False, 1.5, None)]
-)
-def test_a_run_has_a_loss_once_it_has_finished_and_was_scored(finished, loss, known, tmp_path):
-    run = runs.Run("configs/micro.py:dense", (), tmp_path)
-    planned = runs.Planned("a", run, runs.settings_of(run, "a"))
-    (tmp_path / "config.json").write_text(json.dumps(planned.settings))
-    summary = {"finished": finished, "eval_loss": loss, "tokens": {"0": 5}}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert planned.loss() == known
 
 
 def test_runs_side_by_side_tell_their_exit_statuses():

@@ -72,13 +72,6 @@ def test_a_budget_that_ends_the_climb_is_told():
     assert "20" not in tuning.choices([ended]).splitlines()[0]
 
 
-def test_gaps_are_taken_seed_by_seed():
-    mean, spread = tuning.gap({0: 1.1, 1: 2.4}, {0: 1.0, 1: 2.0})
-    assert mean == pytest.approx(0.15)
-    assert spread == pytest.approx(0.0707, abs=1e-4)
-    assert tuning.gap({0: 1.0}, {0: 2.0}) == (-0.5, None)
-
-
 def test_a_row_that_begins_outside_its_grid_is_told(tmp_path):
     file = tmp_path / "plan.py"
     file.write_text(

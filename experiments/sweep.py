@@ -59,15 +59,10 @@ def main(_) -> int:
         sweep_figure.draw(output / "sweep.png", rows, axes, sweep.baseline)
         return rows
 
-    def note(point: runs.Planned, status: int) -> None:
-        if status:
-            raise cli.UsageError(f"sweep: the point {point.name} failed")
-        gather()
-
-    runs.run_lacking(planned, _JOBS.value, note)
+    failed = runs.train(planned, _JOBS.value, gather)
     print(sweep_report.report(gather(), sweep))
     print(f"{output}/sweep.json  {output}/sweep.md  {output}/sweep.png")
-    return 0
+    return runs.tell_failed(failed)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -120,9 +119,7 @@ def carry_out(rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str) -
     comparison_figure.draw(output / f"{name}.png", results, clock_of(results))
     print(table(results))
     print(f"{output}/{name}.json  {output}/{name}.md  {output}/{name}.png")
-    if failed:
-        print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return runs.tell_failed(failed)
 
 
 def digest(rows: Sequence[Row]) -> list[dict[str, Any]]:

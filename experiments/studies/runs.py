@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -116,24 +117,6 @@ class Planned:
         return lacking(self.run.workdir, self.settings)
 
 
-def run_lacking(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned, int], object]) -> None:
-    """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
-
-    `ended` gets each run and its exit status, as by `run_all`.
-    """
-    left = [(i, plan, why) for i, plan in enumerate(planned) if (why := plan.lacks()) is not None]
-
-    def announce(place: int) -> None:
-        i, plan, why = left[place]
-        again = f", again: {why}" if finished(plan.run.workdir) else ""
-        cli.tell(f"[{i + 1}/{len(planned)}] {plan.name}{again}")
-
-    arguments = [plan.run.arguments() for _, plan, _ in left]
-    run_all(
-        "experiments.train", arguments, jobs, announce, lambda place, status: ended(left[place][1], status)
-    )
-
-
 def parse_seeds(texts: Sequence[str]) -> list[int]:
     """The seeds of the flag; raises UsageError for none, one twice, or one that is no whole number."""
     for text in texts:
@@ -146,14 +129,23 @@ def parse_seeds(texts: Sequence[str]) -> list[int]:
 
 
 def train(planned: Sequence[Planned], jobs: int, ended: Callable[[], object]) -> list[str]:
-    """Runs what lacks something, and calls `ended` after each; returns the names of the runs that failed.
+    """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
+
+    Calls `ended` after each; returns the names of those that failed, with why.
 
     Raises:
       UsageError: a run had one; the others are ended too.
     """
+    left = [(i, plan, why) for i, plan in enumerate(planned, 1) if (why := plan.lacks()) is not None]
     failed = []
 
-    def note(plan: Planned, status: int) -> None:
+    def announce(place: int) -> None:
+        i, plan, why = left[place]
+        again = f", again: {why}" if finished(plan.run.workdir) else ""
+        cli.tell(f"[{i}/{len(planned)}] {plan.name}{again}")
+
+    def note(place: int, status: int) -> None:
+        plan = left[place][1]
         if status == cli.USAGE_ERROR:
             raise cli.UsageError(f"{plan.name}: cannot run; the reason stands above")
         why = plan.lacks()
@@ -161,8 +153,15 @@ def train(planned: Sequence[Planned], jobs: int, ended: Callable[[], object]) ->
             failed.append(f"{plan.name} ({why or f'exit status {status}'})")
         ended()
 
-    run_lacking(planned, jobs, note)
+    run_all("experiments.train", [plan.run.arguments() for _, plan, _ in left], jobs, announce, note)
     return failed
+
+
+def tell_failed(failed: Sequence[str]) -> int:
+    """Says on standard error which runs failed, if any; returns the exit code."""
+    if failed:
+        print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def leave_at_sigterm() -> None:

@@ -63,6 +63,19 @@ def test_a_sweep_without_arrays_has_a_table_though_no_loss_and_runs_again_only_w
     assert (tmp_path / "sweep.png").stat().st_size
 
 
+def test_a_sweep_goes_on_after_a_point_that_failed_and_names_it(programs, tmp_path):
+    for name, time in (("dying", 2), ("living", 9999)):
+        fails = "".join(f"{time},{m},fail\n" for m in range(4))
+        (tmp_path / name).write_text(f"time,learner,event\n{fails}")
+    grid = f"driver=virtual;virtual.arrays=False;virtual.lives=trace;virtual.trace={tmp_path}/dying"
+    done = programs.run("sweep", f"--sweep={grid},{tmp_path}/living", f"--output={tmp_path}/sweep")
+    assert done.returncode == 1
+    [told] = [line for line in done.stderr.splitlines() if line.startswith("error: 1 of the runs failed: ")]
+    assert told.endswith("dying (it has not finished)")
+    [row] = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert row["virtual.trace"].endswith("living")
+
+
 def test_a_sweep_tells_what_a_point_may_not_be_before_any_run_starts(programs, tmp_path):
     done = programs.run("sweep", "--sweep=train.steps=12,0", f"--output={tmp_path}/sweep")
     assert (done.returncode, done.stdout) == (2, "")

@@ -2,9 +2,7 @@
 
 Each way of lying is tried in virtual time with the guard and without it, and held against the run that the
 last learner takes no part in. Prints a table. `--liars=2` has the last two lie alike; `--lies` names some of
-the ways, `--rules` the merge rules to try it with. `--false_alarms` trains every committed preset instead,
-smaller and honestly, for a thousand rounds, and exits with 1 if anybody was left out. Outcome:
-docs/results/guards.md.
+the ways, `--rules` the merge rules to try it with. Outcome: docs/results/guards.md.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ _CONFIG = cli.define_config("configs/micro.py")
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the outcomes to this JSON file.")
 _LIES = flags.DEFINE_list("lies", None, "Ways of lying; all by default.")
 _RULES = flags.DEFINE_list("rules", None, "Merge rules to try; the config's by default.")
-_FALSE_ALARMS = flags.DEFINE_multi_string("false_alarms", None, "A preset to train honestly; all: every one.")
 _LIARS = flags.DEFINE_integer("liars", 1, "How many lie, the last ones.", lower_bound=1, upper_bound=7)
 _LEARNERS = 8
 
@@ -35,8 +32,6 @@ def main(_) -> int:
 
     if _OUTPUT.value:
         cli.made_folder("output", pathlib.Path(_OUTPUT.value).parent)
-    if _FALSE_ALARMS.value:
-        return _count_false_alarms(_FALSE_ALARMS.value)
     ways = _LIES.value or list(byzantine.KINDS)
     for flag, names, known in (("lies", ways, byzantine.KINDS), ("rules", _RULES.value or [], MERGE_RULES)):
         for name in names:
@@ -69,29 +64,6 @@ def main(_) -> int:
     if _OUTPUT.value:
         pathlib.Path(_OUTPUT.value).write_text(json.dumps(found, indent=1) + "\n")
     return 0
-
-
-def _count_false_alarms(names: list[str]) -> int:
-    from ddiloco.training import platform
-    from experiments.studies import false_alarms
-
-    presets = list(false_alarms.PRESETS) if names == ["all"] else names
-    for preset in presets:
-        if preset not in false_alarms.PRESETS:
-            raise cli.UsageError(
-                f"false_alarms: no {preset!r}; there are all, {', '.join(false_alarms.PRESETS)}"
-            )
-    platform.prepare()
-    found = {}
-    for preset in presets:
-        found[preset] = false_alarms.run(preset)
-        cli.tell(f"{preset}: {', '.join(f'{name} {n}' for name, n in found[preset]._asdict().items())}")
-        if _OUTPUT.value:
-            whole = {name: of_it._asdict() for name, of_it in found.items()}
-            pathlib.Path(_OUTPUT.value).write_text(json.dumps(whole, indent=1) + "\n")
-    rows = [[preset, *map(str, of_it)] for preset, of_it in found.items()]
-    print(markdown(["preset", "rounds", "offers", "left out", "quarantined"], rows, align=True))
-    return 1 if any(of_it.left_out for of_it in found.values()) else 0
 
 
 if __name__ == "__main__":

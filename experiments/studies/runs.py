@@ -99,9 +99,10 @@ def settings_of(run: Run, name: str) -> dict[str, Any]:
 
 
 def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
-    """The summary of a run, with `tokens_total`, those of all learners."""
+    """The summary of a run, with `tokens_total`, those of all learners, and `left_out`, so many offers."""
     summary = json.loads((workdir / "summary.json").read_text())
-    return {**summary, "tokens_total": sum(summary["tokens"].values())}
+    left_out = sum(summary.get("offers_left_out", {}).values())
+    return {**summary, "tokens_total": sum(summary["tokens"].values()), "left_out": left_out}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,8 @@ import pathlib
 import pytest
 
 from configs import baselines, dense, micro, moe, multimodal, tuned, vit
-from configs.sweeps import scaling
+from configs.sweeps import honest, scaling
+from ddiloco.protocol.schedule import Schedule
 from ddiloco.settings.experiment import parse, task_of
 from experiments.front import cli
 from experiments.studies import grid, series, sweep_figure
@@ -52,6 +53,18 @@ def test_an_ablation_compares_at_equal_tokens_and_global_batch(name):
     ]
     assert len({tokens(e) for e in experiments}) == 1
     assert len({sum(e.batch_size(m) for m in range(e.sync.num_learners)) for e in experiments}) == 1
+
+
+def test_honest_runs_are_smaller_and_have_a_thousand_rounds_and_the_fleet_of_the_preset():
+    for point in honest.get_sweep():
+        whole, smaller = experiment({"config": point["config"]}), experiment(point)
+        schedule = Schedule(smaller.sync.num_fragments, smaller.sync.interval)
+        rounds = sum(len(schedule.due(step)) for step in range(1, smaller.train.steps + 1))
+        assert rounds >= honest.ROUNDS
+        assert smaller.driver == "virtual" and smaller.train.tokens is smaller.virtual.seconds is None
+        assert smaller.outer.guard == whole.outer.guard and smaller.outer.guard.gates
+        assert (smaller.virtual.lives, smaller.sync) == (whole.virtual.lives, whole.sync)
+        assert type(smaller.model) is type(whole.model)
 
 
 @pytest.mark.filterwarnings("error")

@@ -23,7 +23,7 @@ from ddiloco.run import recipes
 from ddiloco.settings.experiment import parse
 from experiments.bench.bench_model import run_to_the_end
 from experiments.bench.learner import bare_loops, throughput
-from experiments.bench.measuring import row
+from experiments.bench.measuring import alternated, row
 from experiments.front import cli
 
 SHARING, PAIRS, STEPS = (2, 4), 3, 60
@@ -121,13 +121,7 @@ def _finished(number: int, tokens: int, loss: jax.Array) -> StepDone:
 
 def _compared(name: str, assembly: Assembly, pairs: int, measured: Candidate, reference: Candidate) -> dict:
     """`limit`: the tokens/s at the device's peak, or those of the reference where that is not known."""
-    ours: list[float] = []
-    theirs: list[float] = []
-    for pair in range(pairs):
-        both = [(ours, measured), (theirs, reference)]
-        # Turn about which goes first, so that a machine that slows down or speeds up favours neither.
-        for rates, candidate in both if pair % 2 == 0 else reversed(both):
-            rates.append(throughput(candidate()))
+    ours, theirs = alternated(lambda: throughput(measured()), lambda: throughput(reference()), pairs)
     e, mesh = assembly.experiment, assembly.learner_meshes()[0]
     tokens = e.batch_size(0) * e.data.sequence_length
     flops, peak = assembly.recipe.step_flops(assembly.recipe.kind((0,))), assembly.peak_flops(mesh)

@@ -16,8 +16,7 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.messages import RoundId
 from experiments.bench.measuring import medians, row
-
-NUM_LEARNERS = 8
+from experiments.bench.merge import NUM_LEARNERS, offers
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -42,9 +41,7 @@ def run(quick: bool = False) -> list[dict]:
 
 
 def _candidates(folder: pathlib.Path, shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
-    rng = np.random.default_rng(0)
-    theta = rng.standard_normal(shape, np.float32)
-    sent = [(theta + rng.standard_normal(shape, np.float32) / 100,) for _ in range(NUM_LEARNERS)]
+    theta, sent = offers(shape)
     counts = [(24, 24_000)] * NUM_LEARNERS
     layout = fragment({"layers/0/kernel": shape}, 1, "balanced")
     model = GlobalModel(layout, {"layers/0/kernel": theta}, OuterConfig(merge="rda"), NUM_LEARNERS)
@@ -53,7 +50,7 @@ def _candidates(folder: pathlib.Path, shape: tuple[int, int]) -> dict[str, Calla
     buffers = [theta, theta]
 
     def merge() -> None:
-        model.merge(0, sent, counts)
+        model.merge(0, [(array,) for array in sent], counts)
 
     def durable_round() -> None:
         merge()

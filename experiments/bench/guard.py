@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
-from ddiloco.outer.fragments import fragment
-from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.guards import GuardConfig
-from ddiloco.outer.host_memory import aligned
-from ddiloco.outer.optimizer import OuterConfig
 from experiments.bench.measuring import medians, row
-
-NUM_LEARNERS = 8
+from experiments.bench.merge import NUM_LEARNERS, offers, round_of
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -34,21 +27,9 @@ def run(quick: bool = False) -> list[dict]:
 
 
 def _candidates(shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
-    rng = np.random.default_rng(0)
-    theta = rng.standard_normal(shape, np.float32)
-    shared = rng.standard_normal(shape, np.float32)
-    sent = [
-        (aligned(theta + (shared + rng.standard_normal(shape, np.float32)) / 100),)
-        for _ in range(NUM_LEARNERS)
-    ]
-    counts, learners = [(24, 24_000)] * NUM_LEARNERS, range(NUM_LEARNERS)
-    name = "layers/0/kernel"
-    layout = fragment({name: shape}, 1, "balanced")
+    theta, sent = offers(shape)
     candidates: dict[str, Callable[[], object]] = {}
     for rule in ("rda", "direct"):
-        for label, guard in ((f"guarded {rule}", GuardConfig()), (rule, GuardConfig(gates=()))):
-            config = OuterConfig(merge=rule, optimizer="nesterov", guard=guard)
-            model = GlobalModel(layout, {name: theta}, config, NUM_LEARNERS)
-            model.compile()
-            candidates[label] = lambda model=model: model.merge(0, sent, counts, learners)
+        candidates[f"guarded {rule}"] = round_of(rule, theta, sent, GuardConfig())
+        candidates[rule] = round_of(rule, theta, sent)
     return candidates

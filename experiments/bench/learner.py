@@ -13,7 +13,7 @@ from ddiloco.observe.records import StepDone
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import Equipment
 from experiments.bench.bench_model import assembly_of, run_to_the_end
-from experiments.bench.measuring import row
+from experiments.bench.measuring import alternated, row
 
 PAIRS, STEPS = 4, 96
 
@@ -22,15 +22,11 @@ def run(quick: bool) -> list[dict]:
     """Alternates bare loops and decoupled runs of the same length; the ratio is the median over the pairs."""
     steps = 8 if quick else STEPS
     assembly = assembly_of(steps, quick)
-    bare, decoupled = [], []
-    for pair in range(1 if quick else PAIRS):
-        # Turn about which goes first, so that a machine that slows down or speeds up favours neither.
-        both = [
-            lambda: bare.append(throughput(bare_loops(assembly, steps))),
-            lambda: decoupled.append(throughput(run_to_the_end(assembly))),
-        ]
-        for measure in both if pair % 2 == 0 else reversed(both):
-            measure()
+    decoupled, bare = alternated(
+        lambda: throughput(run_to_the_end(assembly)),
+        lambda: throughput(bare_loops(assembly, steps)),
+        1 if quick else PAIRS,
+    )
     reference, measured = statistics.median(bare), statistics.median(decoupled)
     ratios = [b / a for a, b in zip(bare, decoupled, strict=True)]
     limit = reference  # a learner cannot be faster than its bare step loop

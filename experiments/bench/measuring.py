@@ -30,6 +30,19 @@ def row(
     return {"name": name, **figures, "unit": unit, **more}
 
 
+def alternated(
+    measured: Callable[[], float], reference: Callable[[], float], pairs: int
+) -> tuple[list[float], list[float]]:
+    """What both say, so often each, turn about which goes first: a machine that changes favours neither."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    for pair in range(pairs):
+        both = [(ours, measured), (theirs, reference)]
+        for told, candidate in both if pair % 2 == 0 else reversed(both):
+            told.append(candidate())
+    return ours, theirs
+
+
 def medians(
     candidates: Mapping[str, Callable[[], object]], repetitions: int, warm_up: int = 2
 ) -> dict[str, float]:

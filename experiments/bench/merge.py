@@ -14,6 +14,7 @@ import numpy as np
 
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
+from ddiloco.outer.guards import GuardConfig
 from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.outer.merging import MERGE_RULES, Sent
 from ddiloco.outer.optimizer import OuterConfig
@@ -22,6 +23,7 @@ from experiments.bench.measuring import medians, row
 NUM_LEARNERS = 8
 REFERENCE = "plain_average"
 LIMIT = "memory_copy"
+NO_GUARD = GuardConfig(gates=())
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -48,14 +50,8 @@ def run(quick: bool = False) -> list[dict]:
 
 
 def _candidates(shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
-    rng = np.random.default_rng(0)
     cpu = jax.local_devices(backend="cpu")[0]
-    theta = rng.standard_normal(shape, np.float32)
-    sent = []
-    for _ in range(NUM_LEARNERS):
-        array = aligned_empty(shape)
-        np.add(theta, 0.01 * rng.standard_normal(shape, np.float32), out=array)
-        sent.append(array)
+    theta, sent = offers(shape)
     vectors = [jax.device_put(array, cpu) for array in sent]
     weights = jax.device_put(np.full(NUM_LEARNERS, 1 / NUM_LEARNERS, np.float32), cpu)
     copy = np.zeros(shape, np.float32)
@@ -75,7 +71,7 @@ def _candidates(shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
     for name, rule in MERGE_RULES.items():
         candidates[name] = _into_kept_memory(rule, vectors, weights)
     for name in MERGE_RULES:
-        candidates[f"global_model_{name}"] = _round_of(name, theta, sent)
+        candidates[f"global_model_{name}"] = round_of(name, theta, sent)
     return candidates
 
 
@@ -94,10 +90,24 @@ def _into_kept_memory(rule: Callable, vectors: list[jax.Array], weights: jax.Arr
     return again
 
 
-def _round_of(merge: str, theta: np.ndarray, sent: list[np.ndarray]) -> Callable[[], object]:
+def offers(shape: tuple[int, int]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """A fragment and what M learners, who agree in part on where to go, send of it."""
+    rng = np.random.default_rng(0)
+    theta, shared = (rng.standard_normal(shape, np.float32) for _ in range(2))
+    sent = [aligned_empty(shape) for _ in range(NUM_LEARNERS)]
+    for array in sent:
+        np.add(theta, 0.01 * (shared + rng.standard_normal(shape, np.float32)), out=array)
+    return theta, sent
+
+
+def round_of(
+    rule: str, theta: np.ndarray, sent: list[np.ndarray], guard: GuardConfig = NO_GUARD
+) -> Callable[[], object]:
+    """A round of the syncer with this merge rule, to be repeated."""
     name = "layers/0/kernel"
     layout = fragment({name: theta.shape}, 1, "balanced")
-    model = GlobalModel(layout, {name: theta}, OuterConfig(merge=merge, optimizer="nesterov"), len(sent))
+    config = OuterConfig(merge=rule, optimizer="nesterov", guard=guard)
+    model = GlobalModel(layout, {name: theta}, config, len(sent))
     model.compile()
     contributions, counts = [(array,) for array in sent], [(24, 24_000)] * len(sent)
-    return lambda: model.merge(0, contributions, counts)
+    return lambda: model.merge(0, contributions, counts, range(len(sent)))

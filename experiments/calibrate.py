@@ -9,6 +9,7 @@ from __future__ import annotations
 from absl import flags
 
 from experiments.front import cli
+from experiments.front.tables import markdown
 
 _DAYS = flags.DEFINE_float("days", 30.0, "Simulated time of the check by the event engine; 0: no check.")
 
@@ -29,16 +30,22 @@ def main(_) -> int:
     if _DAYS.value:
         engine = {(cell.system, cell.num_chips): cell for cell in calibration.checks(committed, _DAYS.value)}
     predicted = {(cell.system, cell.num_chips): cell for cell in calibration.predictions(committed)}
-    print(f"\n{'system':22} {'chips':>9} {'paper':>6} {'fit':>6} {'engine':>7} {'predicted':>10}")
+    rows = []
     for cell in fitted:
         key = cell.system, cell.num_chips
-        simulated = f"{engine[key].fitted:7.1f}" if engine else f"{'-':>7}"
-        figures = f"{cell.published:6.0f} {cell.fitted:6.1f} {simulated} {predicted[key].fitted:10.1f}"
-        print(f"{cell.system:22} {cell.num_chips:9,} {figures}")
-    print(f"\n{'points':22} {'rms':>9} {'largest':>8}")
-    for name, cells in (("fit", fitted), ("engine", engine.values()), ("predicted", predicted.values())):
-        if cells:
-            print(f"{name:22} {calibration.rms(cells):9.2f} {calibration.largest(cells):8.2f}")
+        simulated = f"{engine[key].fitted:.1f}" if engine else "-"
+        told = [f"{cell.published:.0f}", f"{cell.fitted:.1f}", simulated, f"{predicted[key].fitted:.1f}"]
+        rows.append([cell.system, f"{cell.num_chips:,}", *told])
+    names = ["system", "chips", "paper", "fit", "engine", "predicted"]
+    print(f"\n{markdown(names, rows, align=True)}")
+    points = {"fit": fitted, "engine": engine.values(), "predicted": predicted.values()}
+    errors = [
+        [name, f"{calibration.rms(cells):.2f}", f"{calibration.largest(cells):.2f}"]
+        for name, cells in points.items()
+        if cells
+    ]
+    table = markdown(["points", "rms", "largest"], errors, align=True)
+    print(f"\n{table}")
     return 0
 
 

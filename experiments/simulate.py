@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from experiments.front import cli, ending
+from experiments.front.tables import markdown, number
+
+if TYPE_CHECKING:
+    from experiments.studies.goodput.simulator import Cell
 
 _CONFIG = cli.define_config("configs/goodput.py")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the figures to this JSON file, and pictures beside it.")
@@ -21,7 +27,6 @@ def main(_) -> int:
     from ddiloco.config import build, to_dict
     from experiments.studies.goodput import figures
     from experiments.studies.goodput.simulator import Simulation, simulate
-    from experiments.studies.goodput.table import table
 
     simulation = build(Simulation, _CONFIG.value)
     output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
@@ -32,13 +37,32 @@ def main(_) -> int:
     cells = simulate(simulation, progress if live else lambda share: None)
     if live:
         print("\r\033[K", end="")
-    print(table(cells))
+    print(_table(cells))
     if output is not None:
         result = {"cells": [cell.as_json() for cell in cells], "settings": to_dict(simulation)}
         output.write_text(json.dumps(result, indent=2) + "\n")
         paths = figures.draw_all(output.with_suffix(""), cells)
         print("  ".join(map(str, [output, *paths])))
     return 0
+
+
+def _table(cells: Sequence[Cell]) -> str:
+    """The cells in percent; causes that cost nothing anywhere are left out."""
+    causes = [cause for cause in cells[0].lost if any(cell.lost[cause] for cell in cells)]
+    quorum = ["quorum"] if any(cell.quorum_uptime is not None for cell in cells) else []
+    rows = [
+        [
+            cell.label,
+            f"{cell.num_chips:,}",
+            f"{cell.goodput:.2%}",
+            number(cell.ci95 and 100 * cell.ci95, ".2f"),
+            f"{cell.uptime:.2%}",
+            *(number(cell.quorum_uptime, ".2%") for _ in quorum),
+            *(f"{cell.lost[cause]:.2%}" for cause in causes),
+        ]
+        for cell in cells
+    ]
+    return markdown(["system", "chips", "goodput", "+-", "uptime", *quorum, *causes], rows, align=True)
 
 
 def _check(output: pathlib.Path) -> None:

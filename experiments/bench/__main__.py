@@ -10,6 +10,7 @@ import sys
 from absl import flags
 
 from experiments.front import cli
+from experiments.front.tables import markdown
 
 NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "restart", "snapshot", "tape")
 NAMES += ("schedules", "protocol", "guard", "syncer", "hosts", "accelerator")
@@ -53,10 +54,9 @@ def main(arguments) -> int:
         sys.exit(str(violation))
     if not rows:
         return 0
-    print(f"{'name':32} {'ratio':>7} {'measured':>12} {'reference':>12} {'limit':>12}  unit")
-    for row in rows:
-        figures = f"{row['ratio']:7.3f} {row['measured']:12.4g} {row['reference']:12.4g} {row['limit']:12.4g}"
-        print(f"{row['name']:32} {figures}  {row['unit']}")
+    names = ("name", "ratio", "measured", "reference", "limit", "unit")
+    cells = [[f"{x:.4g}" if isinstance(x := row[name], float) else x for name in names] for row in rows]
+    print(markdown(names, cells, align=True))
     if _OUTPUT.value:
         pathlib.Path(_OUTPUT.value).write_text(json.dumps({**rows[0], "rows": rows}, indent=2) + "\n")
     return 0

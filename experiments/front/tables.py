@@ -1,4 +1,4 @@
-"""Tables as commands print them: Markdown, and columns of plain text."""
+"""Tables as commands print them, in Markdown."""
 
 from __future__ import annotations
 
@@ -10,25 +10,12 @@ def markdown(names: Sequence[str], rows: Iterable[Sequence[Any]], align: bool = 
     """A Markdown table: its head, and rows of as many cells; `align` pads each column to one width."""
     lines = [[str(cell) for cell in line] for line in (names, *rows)]
     if align:
-        widths = _widths(lines)
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines]
     head, *others = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([head, "|" + "---|" * len(names), *others])
 
 
-def columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Columns of text under their names, two spaces apart: the first to the left, the others to the right."""
-    lines = [[str(cell) for cell in line] for line in (names, *rows)]
-    first, *others = _widths(lines)
-    return "\n".join(
-        "  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in lines
-    )
-
-
 def number(value: float | None, form: str) -> str:
     """The number in this format; "-" where there is none."""
     return "-" if value is None else format(value, form)
-
-
-def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*lines, strict=True)]

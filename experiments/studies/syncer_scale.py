@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.front import cli
+from experiments.front.tables import markdown
 
 BITS = {"f32": 32.0, "int8": 8.25, "int4": 4.25}
 """Of an element as it travels; blocks of 128 share a float32 scale."""
@@ -143,11 +144,9 @@ RUNS = (
 
 def table(rows: Sequence[Mapping[str, Any]], host: Host) -> str:
     """Markdown: what each run needs with each pair of codecs that was measured."""
-    lines = [
-        "| run | codecs | GB/s in | out | durable | cores | host memory | S by cores, network, disk, memory "
-        "| **S** | a round takes | P for two steps |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    names = ["run", "codecs", "GB/s in", "out", "durable", "cores", "host memory"]
+    names += ["S by cores, network, disk, memory", "**S**", "a round takes", "P for two steps"]
+    lines = []
     for run in RUNS:
         for measured in rows:
             name, _, stage = measured["name"].partition(" ")
@@ -162,8 +161,8 @@ def table(rows: Sequence[Mapping[str, Any]], host: Host) -> str:
             cells += [" ".join(map(str, found.hosts.values())), f"**{found.parts}**"]
             cells.append(f"{found.round_seconds:.1f} s, {found.round_seconds / seconds:.1f} steps")
             cells.append(str(found.fragments))
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return markdown(names, lines)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -48,8 +48,9 @@ def test_a_grid_is_told_in_a_table_in_json_and_in_pictures(programs, tmp_path):
         assert ("quorum_uptime" in cell) == (cell["system"] == "decoupled")
         assert f"{cell['goodput']:.2%}" in done.stdout
     lines = done.stdout.splitlines()
-    assert len(lines) == 1 + len(cells) + 1
-    assert lines[0].split()[:6] == ["system", "chips", "goodput", "+-", "uptime", "quorum"]
+    assert len(lines) == 2 + len(cells) + 1
+    titles = [title.strip() for title in lines[0].split("|")]
+    assert titles[1:7] == ["system", "chips", "goodput", "+-", "uptime", "quorum"]
     for name in ("goodput", "attribution", "uptime"):
         assert (tmp_path / "new" / f"goodput_{name}.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(output.parent.iterdir())) == 4

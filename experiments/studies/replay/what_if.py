@@ -23,6 +23,7 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.calendar import Alarm, Calendar
 from experiments.front import cli
+from experiments.front.tables import markdown
 from experiments.studies.replay.recorded import Recorded
 from experiments.studies.replay.works import Handled, Plan
 
@@ -325,7 +326,8 @@ def compare(run: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
         "what if": what_if(run.plan, policy, steps),
     }
     print(", ".join(f"{name}={value}" for name, value in changes.items()) or "nothing is changed")
-    print(f"{'':18}" + "".join(f"{name:>14}" for name in columns))
-    for field in dataclasses.fields(Outcome):
-        values = [getattr(outcome, field.name) for outcome in columns.values()]
-        print(f"{field.name:18}" + "".join(f"{value:14.6g}" for value in values))
+    rows = [
+        [field.name, *(f"{getattr(outcome, field.name):.6g}" for outcome in columns.values())]
+        for field in dataclasses.fields(Outcome)
+    ]
+    print(markdown(["", *columns], rows, align=True))

@@ -7,9 +7,11 @@ import pathlib
 from absl import flags
 
 from experiments.front import cli, ending, roles
-from experiments.front.workdirs import define_workdirs, runs_in
+from experiments.front.workdirs import runs_in
 
-_WORKDIRS = define_workdirs("Folder of a run, or of several, such as a sweep's: they are shown side by side.")
+_WORKDIRS = flags.DEFINE_multi_string(
+    "workdir", [], "Folder of a run, or of several, such as a sweep's: they are shown side by side."
+)
 _LISTEN = flags.DEFINE_string(
     "listen", "127.0.0.1:7071", "HOST:PORT. Other hosts than this one's loopback need --token_file or --tls."
 )

@@ -7,9 +7,9 @@ import pathlib
 from absl import flags
 
 from experiments.front import cli
-from experiments.front.workdirs import define_workdirs, runs_in
+from experiments.front.workdirs import runs_in
 
-_WORKDIRS = define_workdirs("Folder of the run.")
+_WORKDIRS = flags.DEFINE_multi_string("workdir", [], "Folder of the run.")
 _COMPARE = flags.DEFINE_multi_string("compare", [], "Folder of another run, to stand beside it.")
 _OUTPUT = flags.DEFINE_string("output", None, "The file. Default: report.html in the run's folder.")
 

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterable
 
-from absl import flags
-
 from experiments.front import cli
 
 MOST = 16  # runs on one page
-
-
-def define_workdirs(meaning: str) -> flags.FlagHolder:
-    """The flag --workdir, which may be given several times."""
-    return flags.DEFINE_multi_string("workdir", [], meaning)
 
 
 def runs_in(folders: Iterable[pathlib.Path]) -> list[pathlib.Path]:

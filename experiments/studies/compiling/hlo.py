@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 _ARRAY = re.compile(r"\b(pred|token|opaque|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -105,13 +105,10 @@ def parse(text: str) -> Module:
 
 def arrays_of(text: str) -> tuple[Array, ...]:
     """The arrays of a type, which may be a tuple of them."""
-    return tuple(_arrays(text))
-
-
-def _arrays(text: str) -> Iterator[Array]:
-    for dtype, dims, layout in _ARRAY.findall(text):
-        shape = tuple(int(n.lstrip("<=")) for n in dims.split(",") if n)
-        yield Array(dtype, shape, "S(" not in layout)
+    return tuple(
+        Array(dtype, tuple(int(n.lstrip("<=")) for n in dims.split(",") if n), "S(" not in layout)
+        for dtype, dims, layout in _ARRAY.findall(text)
+    )
 
 
 def _instruction(line: str) -> Instruction:

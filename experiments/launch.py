@@ -128,7 +128,6 @@ def _gke(fleet, experiment):
 
     if not _IMAGE.value:
         raise cli.UsageError("image: is missing; give --image=REGISTRY/NAME:TAG, made of scripts/Dockerfile")
-    memory, disk = _syncer_bytes(experiment)
     return gke.plan(
         fleet,
         gke.Gke(
@@ -137,10 +136,9 @@ def _gke(fleet, experiment):
             topology=_TOPOLOGY.value,
             chips=_CHIPS.value,
             spot=_SPOT.value,
-            syncer_memory=memory,
-            syncer_disk=disk,
             evaluator=experiment.eval.every is not None,
             queue=_QUEUE.value,
+            **_syncer_pod(experiment),
         ),
     )
 
@@ -181,21 +179,24 @@ def _cloud_tpu(fleet, experiment):
     return cloud_tpu.plan(fleet, tpu)
 
 
-def _syncer_bytes(experiment) -> tuple[int, int]:
-    """Memory and disk that the syncer of this model should have.
+def _syncer_pod(experiment) -> dict[str, int]:
+    """Memory and disk of the syncer's pod, in bytes, by the names of `Gke`.
 
-    Memory: parameters and their previous versions, the outer optimizer's state, a fragment of each learner
-    twice, and 4 GiB of programs. Disk: the versions kept, with the optimizer's state, and as much again for
-    snapshots, tapes and records.
+    Memory: what `--dry_run` says, of which a process takes up to 1.15 times as much (docs/operations.md), and
+    4 GiB of programs. Disk: the versions kept, with the optimizer's state, and as much again for snapshots,
+    tapes and records.
     """
     from ddiloco.launch.gke import GIB
+    from ddiloco.run import needs
     from ddiloco.run.recipes import assembly_of
 
-    layout = assembly_of(experiment).layout
-    parameters, largest = sum(layout.bytes), max(layout.bytes)
-    memory = 3 * parameters + 2 * experiment.most_learners * largest + 4 * GIB
-    disk = 2 * (experiment.remote.keep_versions + 1) * 2 * parameters + 20 * GIB
-    return math.ceil(memory), math.ceil(disk)
+    layout, remote = assembly_of(experiment).layout, experiment.remote
+    syncer = needs.syncer_needs(experiment, layout).most
+    part = max(needs.part_needs(experiment, layout, p).most for p in range(remote.parts))
+    evaluator = needs.evaluator_needs(experiment, layout).most if experiment.eval.every is not None else 0
+    roles = {"syncer_memory": syncer, "part_memory": part, "evaluator_memory": evaluator}
+    memory = {name: math.ceil(1.15 * most) + 4 * GIB for name, most in roles.items()}
+    return memory | {"syncer_disk": 4 * (remote.keep_versions + 1) * sum(layout.bytes) + 20 * GIB}
 
 
 if __name__ == "__main__":

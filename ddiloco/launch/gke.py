@@ -32,6 +32,8 @@ class Gke:
     chips: int = 4  # of a host
     spot: bool = False  # whether learners run on spot nodes
     syncer_memory: int = 16 * GIB  # bytes
+    part_memory: int = 16 * GIB  # bytes, of each part of the syncer
+    evaluator_memory: int = 16 * GIB  # bytes
     syncer_disk: int = 100 * GIB  # bytes
     syncer_cpus: int = 8  # cores
     evaluator: bool = True  # whether one runs beside the syncer, on its CPUs

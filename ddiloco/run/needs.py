@@ -18,10 +18,11 @@ from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 from ddiloco.protocol.parts import fragments_of
 from ddiloco.remote.learner.donor import AT_ONCE
-from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
+from ddiloco.training.evaluation import make_eval_step
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.step import abstract_state
+from ddiloco.training.step import abstract_batch, abstract_state
 
 _GIB = 1 << 30
 _LIMITS = (
@@ -86,6 +87,17 @@ def part_needs(experiment: Experiment, layout: FragmentLayout, part: int) -> Nee
     return merging_needs(layout, e.outer, e.sync.overlap, e.most_learners, own)
 
 
+def evaluator_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:
+    """Of an evaluator whose device is the CPU, as beside a syncer; compiles what scores a batch.
+
+    It has the parameters, reads a fragment with the outer optimizer's state, and scores. Of what a loop does
+    while it scores only the loop knows: the parameters are there again, as its tree.
+    """
+    e, whole = experiment, sum(layout.bytes)
+    read = max(2 * size + _outer_state(layout, e.outer, p) for p, size in enumerate(layout.bytes))
+    return Needs(whole, whole + read + (whole if isinstance(e.model, LoopConfig) else _scoring_bytes(e)))
+
+
 def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) -> Needs:
     """Of each host of a learner of so many, beside its devices' memory, which on CPU is the host's too.
 
@@ -138,6 +150,16 @@ def check(needs: Needs, whose: str) -> None:
     if needs.least > (there := host_memory()):
         sizes = f"{needs.least / _GIB:.1f} GiB of memory, and this host has {there / _GIB:.1f} GiB"
         raise ConfigError(f"{whose} needs at least {sizes}; --dry_run says for what")
+
+
+def _scoring_bytes(experiment: Experiment) -> int:
+    """What scoring a batch takes beside the parameters, on one CPU device."""
+    e, task = experiment, task_of(experiment)
+    mesh = carve(jax.devices("cpu")[:1], 1, MeshConfig())[0]
+    params = abstract_state(e.model, e.inner, mesh).params
+    rows = abstract_batch(mesh, e.eval.batch_size, task.row)
+    compiled = make_eval_step(e.model, mesh, task.loss).lower(params, rows).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
 
 
 def _outer_state(layout: FragmentLayout, outer: OuterConfig, p: int) -> int:

@@ -12,7 +12,11 @@ import yaml
 from ddiloco.config import ConfigError
 from ddiloco.launch import gke
 from ddiloco.launch.assignment import PREFIX
-from ddiloco.launch.plan import Fleet
+from ddiloco.launch.plan import GIB, Fleet
+from ddiloco.run import needs
+from ddiloco.run.recipes import assembly_of
+from ddiloco.settings.experiment import parse
+from experiments.front import cli
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCHEMAS = json.loads((pathlib.Path(__file__).parent / "schemas" / "kubernetes.json").read_text())
@@ -193,3 +197,29 @@ def test_parts_of_the_syncer_are_containers_beside_it_with_ports_of_their_own():
         assert part["command"] == ["python", "-m", "experiments.syncer"]
     ports = [port["containerPort"] for one in pod["containers"] for port in one["ports"]]
     assert len(parts) == 2 and len(set(ports)) == len(ports)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_containers_have_the_memory_that_their_processes_need(parts, programs, tmp_path):
+    size, settings = "2b", {"sync.num_learners": 8, "remote.parts": parts}
+    done = programs.run(
+        "launch",
+        *("--launcher=gke", "--image=image", "--dry_run", f"--output={tmp_path}"),
+        f"--config=configs/dense.py:{size}",
+        *(f"--config.{name}={value}" for name, value in settings.items()),
+    )
+    assert done.returncode == 0, done.stderr
+    config = cli.load_config(f"configs/dense.py:{size}")
+    config.update_from_flattened_dict({"driver": "remote", **settings})
+    experiment = parse(config)
+    layout = assembly_of(experiment).layout
+    needed = {"syncer": needs.syncer_needs(experiment, layout)}
+    needed["evaluator"] = needs.evaluator_needs(experiment, layout)
+    if parts > 1:
+        needed |= {f"part-{p}": needs.part_needs(experiment, layout, p) for p in range(parts)}
+    (pod,) = pods(yaml.safe_load_all((tmp_path / "syncer.yaml").read_text()))
+    given = {container["name"]: container["resources"] for container in pod["containers"]}
+    assert set(given) == set(needed)
+    for name, need in needed.items():
+        for memory in (kind["memory"] for kind in given[name].values()):
+            assert need.most < GIB * int(memory.removesuffix("Gi")) < 1.2 * need.most + 5 * GIB, name

@@ -276,6 +276,8 @@ class Experiment:
             yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
         if self.train.tokens is not None:
             yield f"train.tokens: is {self.train.tokens}, but must be None for a loop"
+        if self.virtual.seconds is not None:
+            yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None for a loop"
         if self.train.sub_shards > 1:
             yield f"train.sub_shards: is {self.train.sub_shards}, but must be 1 for a loop"
         if max(self.remote.hosts, default=1) > 1:

@@ -64,6 +64,10 @@ def test_a_loop_without_evaluation_scores_nothing():
         ({"init_from": "weights"}, "config.init_from: is weights, but must be None for a loop"),
         ({"train": {"tokens": 100}}, "config.train.tokens: is 100, but must be None for a loop"),
         (
+            {"driver": "virtual", "virtual": {"seconds": 50.0}},
+            "config.virtual.seconds: is 50, but must be None for a loop",
+        ),
+        (
             {"driver": "virtual", "virtual": {"arrays": False}},
             "config.virtual.arrays: is False, but must be True for a loop",
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ddiloco.observe.terminal import printable
 
@@ -25,13 +25,19 @@ class Alarms:
     @property
     def sentences(self) -> list[str]:
         """The alarms in the order in which they were first raised."""
-        return list(self._by_key.values())
+        return list(dict.fromkeys(self._by_key.values()))
+
+    def recall(self, sentences: Iterable[str]) -> None:
+        """Takes in what earlier processes have shown; what they said is shown again where it comes again."""
+        for sentence in sentences:
+            self._by_key[sentence] = sentence
+            self._kinds[_kind(sentence)] += 1
 
     def raise_once(self, key: str, sentence: str) -> None:
         """Keeps and shows the sentence unless the key has been raised before."""
         if key in self._by_key or len(self._by_key) > MOST_ALARMS:
             return
-        kind = " ".join(sentence.split()[:2])
+        kind = _kind(sentence)
         self._kinds[kind] += 1
         if self._kinds[kind] > MOST_OF_A_KIND:
             key, sentence = kind, f"{kind} ...: there are more alarms that begin so than are kept"
@@ -49,3 +55,7 @@ class Alarms:
             yield
         except errors as error:
             self.raise_once(what, f"{what}: {type(error).__name__}: {error}")
+
+
+def _kind(sentence: str) -> str:
+    return " ".join(sentence.split()[:2])

@@ -8,17 +8,19 @@ import pathlib
 from typing import Any
 
 from ddiloco.goodput.accounting import State
+from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.files import read_json, read_values
 from ddiloco.observe.records import Evaluated, LearnerDied, Noted, StateChanged, StepDone
 from ddiloco.observe.tally import COUNTS, Tally
 
 
-def recall(workdir: pathlib.Path, tally: Tally) -> None:
-    """Adds what is in the files of earlier processes to the tally of this one.
+def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> None:
+    """Adds what is in the files of earlier processes to the tally and the alarms of this one.
 
     Steps, tokens, losses, states and rounds are complete. Counts without lines of their own, such as bytes,
-    and the evaluations come from the last summary, at most 2 seconds old. Of a learner that the run no longer
-    has only steps and tokens count. Lines that cannot be read, such as a torn last one, are skipped.
+    the evaluations and the alarms come from the last summary, at most 2 seconds old. Of a learner that the
+    run no longer has only steps and tokens count. Lines that cannot be read, such as a torn last one, are
+    skipped.
     """
     for path in sorted((workdir / "learners").glob("*/steps.jsonl")):
         if path.parent.name.isdigit():
@@ -45,6 +47,7 @@ def recall(workdir: pathlib.Path, tally: Tally) -> None:
     # Lines of rounds have no offers of those that made no version.
     left_out = {int(m): count for m, count in summary.get("offers_left_out", {}).items()}
     tally.rounds.left_out |= collections.Counter(left_out)
+    alarms.recall(summary.get("alarms", []))
     tally.failures += [LearnerDied(**death) for death in summary.get("failures", [])]
     if moments:
         tally.started = min(moments)

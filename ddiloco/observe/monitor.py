@@ -88,7 +88,7 @@ class Monitor:
         self._tally = Tally(run_info, clock() if clock else None)
         if resume:
             with self._alarms.guard("what earlier processes have left", Exception):
-                recall(self._workdir, self._tally)
+                recall(self._workdir, self._tally, self._alarms)
         self._metrics = Metrics([self._writer(name) for name in writers], log_every)
         self._pace = Pace()
         self._extra: dict[str, Any] = {}

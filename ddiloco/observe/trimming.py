@@ -62,7 +62,7 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
         shutil.copy2(workdir / SUMMARY, _made(target / SUMMARY))
     earlier = read_json(workdir / SUMMARY)
     scores = [score for score in earlier.get("eval_history", []) if score["step"] <= cut.step]
-    begun_anew = {**earlier, "eval_history": scores, "finished": False} if earlier else {}
+    begun_anew = {**earlier, "eval_history": scores, "alarms": [], "finished": False} if earlier else {}
     write_json(workdir / SUMMARY, begun_anew)
     return target
 

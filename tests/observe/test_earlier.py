@@ -3,10 +3,14 @@
 import json
 import math
 
+import pytest
+
 from ddiloco.goodput.accounting import State
+from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
 from ddiloco.observe.monitor import Monitor
 from ddiloco.observe.records import (
+    Alarm,
     Evaluated,
     LearnerDied,
     Noted,
@@ -107,7 +111,7 @@ def test_a_step_that_was_skipped_has_no_loss_in_a_later_process_either(tmp_path)
 def test_an_earlier_death_is_marked_at_the_step_it_came_at(tmp_path):
     monitor(tmp_path, *FIRST)
     tally = Tally(INFO, None)
-    recall(tmp_path, tally)
+    recall(tmp_path, tally, Alarms(pytest.fail))
     assert tally.marks == [(2, 1, False)]
 
 
@@ -122,6 +126,20 @@ def test_a_merge_that_was_durable_as_the_run_resumed_counts_once_though_its_line
     monitor(tmp_path, *FIRST)
     told = monitor(tmp_path, Resumed((1, 3), 105.0), *THEN, resume=True)
     assert (told["outer_steps"], told["rounds"]) == ({"0": 1, "1": 3}, 4)
+
+
+def test_alarms_of_an_earlier_process_stay_and_are_not_shown_again(tmp_path, capsys):
+    first, second = (Alarm(f"a call from 10.0.0.{n} was refused", 103.0) for n in (1, 2))
+    monitor(tmp_path, *FIRST, first)
+    shown = capsys.readouterr().err
+    told = monitor(tmp_path, *THEN, second, resume=True)
+    assert told["alarms"] == [first.sentence, second.sentence]
+    assert (shown, capsys.readouterr().err) == (
+        f"ddiloco: {first.sentence}\n",
+        f"ddiloco: {second.sentence}\n",
+    )
+    again = monitor(tmp_path, first, resume=True)
+    assert again["alarms"] == told["alarms"]
 
 
 def test_torn_and_foreign_lines_are_passed_over(tmp_path):

@@ -34,7 +34,9 @@ def run(tmp_path):
         [{"time": t, "learner": m, "state": s, "chips": None} for t, m, s in states],
     )
     scores = [{"step": step, "loss": 1.0, "tokens": 0, "seconds": 0.0} for step in (0, 8, 16)]
-    (workdir / "summary.json").write_text(json.dumps({"bytes_sent": 7, "eval_history": scores}))
+    (workdir / "summary.json").write_text(
+        json.dumps({"bytes_sent": 7, "eval_history": scores, "alarms": ["an alarm"]})
+    )
     for name in ("config.json", "loss.png"):
         (workdir / name).write_text("{}")
     (workdir / "checkpoints").mkdir()
@@ -95,10 +97,10 @@ def test_what_is_cut_off_and_what_is_made_anew_is_kept_aside(run):
     assert (run / "snapshots").is_dir()
 
 
-def test_the_summary_keeps_its_counts_and_the_scores_up_to_the_cut(run):
+def test_the_summary_keeps_its_counts_and_the_scores_up_to_the_cut_and_no_alarm(run):
     trim(run, CUT)
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["bytes_sent"] == 7
+    assert (summary["bytes_sent"], summary["alarms"]) == (7, [])
     assert [score["step"] for score in summary["eval_history"]] == [0, 8]
 
 

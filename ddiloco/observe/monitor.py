@@ -75,7 +75,8 @@ class Monitor:
         """`live`: draw a progress line if stdout is a terminal. `log_every`: steps between metrics.
 
         `clock` gives the records' kind of time (unix seconds); None: that is virtual, and now is the latest
-        record's. `resume`: earlier processes of the run have left counts in the workdir, which go on.
+        record's. `resume`: earlier processes of the run have left counts in the workdir, which go on; the
+        thread reads them first, while records wait in the queue.
         """
         self.queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self._workdir = pathlib.Path(workdir)
@@ -86,9 +87,8 @@ class Monitor:
         self._files = GrowingFiles(self._workdir, self._alarms)
         self._lines = LineFiles(self._files)
         self._tally = Tally(run_info, clock() if clock else None)
-        if resume:
-            with self._alarms.guard("what earlier processes have left", Exception):
-                recall(self._workdir, self._tally, self._alarms)
+        self._resume = resume
+        self._recalled = threading.Event()
         self._metrics = Metrics([self._writer(name) for name in writers], log_every)
         self._pace = Pace()
         self._extra: dict[str, Any] = {}
@@ -115,14 +115,16 @@ class Monitor:
     def stop(self, extra: Mapping[str, Any] | None = None, timeout: float = 60.0) -> dict[str, Any]:
         """Writes everything that is in the queue, draws the figure, and returns the summary.
 
-        `extra` is added to the summary (`params_sha256`, `interrupted`). After `timeout` seconds, as when a
-        disk hangs, the latest summary is returned as it is, with an alarm. A second call returns the same.
+        `extra` is added to the summary (`params_sha256`, `interrupted`). Waits until what earlier processes
+        have left is read, without which there is no summary. `timeout` seconds later, as when a disk hangs,
+        the latest summary is returned as it is, with an alarm. A second call returns the same.
         """
         if self._thread.ident is None:
             self.start()
         self._extra = {**self._extra, **(extra or {})}
         self.queue.put(Stop())
         self._wake.set()
+        self._recalled.wait()
         self._thread.join(timeout)
         if self._thread.is_alive():
             late = f"the monitor did not end within {timeout:g} seconds; the summary may be incomplete"
@@ -130,6 +132,10 @@ class Monitor:
         return self._summary
 
     def _run(self) -> None:
+        if self._resume:
+            with self._alarms.guard("what earlier processes have left", Exception):
+                recall(self._workdir, self._tally, self._alarms)
+        self._recalled.set()
         due = {action: time.monotonic() + every for action, every in self._every.items()}
         running = True
         while running:

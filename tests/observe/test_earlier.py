@@ -2,10 +2,12 @@
 
 import json
 import math
+import threading
 
 import pytest
 
 from ddiloco.goodput.accounting import State
+from ddiloco.observe import monitor as monitor_module
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import recall
 from ddiloco.observe.monitor import Monitor
@@ -140,6 +142,26 @@ def test_alarms_of_an_earlier_process_stay_and_are_not_shown_again(tmp_path, cap
     )
     again = monitor(tmp_path, first, resume=True)
     assert again["alarms"] == told["alarms"]
+
+
+def test_records_wait_while_the_monitor_s_thread_reads_what_there_is(tmp_path, monkeypatch):
+    whole = monitor(tmp_path / "whole", *FIRST, *THEN)
+    monitor(tmp_path / "parts", *FIRST)
+    stopping = threading.Event()
+
+    def long(*args):
+        assert stopping.wait(20.0)
+        recall(*args)
+
+    monkeypatch.setattr(monitor_module, "recall", long)
+    one = Monitor(tmp_path / "parts", INFO, live=False, log_every=1, clock=None, resume=True)
+    one.start()
+    for record in THEN:
+        one.queue.put(record)
+    monkeypatch.setattr(one._wake, "set", stopping.set)
+    both = one.stop()
+    assert {name: both[name] for name in CONTINUED} == {name: whole[name] for name in CONTINUED}
+    assert both["alarms"] == []
 
 
 def test_torn_and_foreign_lines_are_passed_over(tmp_path):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-
-import numpy as np
 
 from ddiloco.config import setting
 
@@ -15,15 +11,12 @@ YEAR = 365.25 * 24 * 3600.0  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class FailureModel:
-    """Rates and times of interruptions (the paper's failure simulation; values: docs/results/goodput.md)."""
+    """Rates and times of interruptions, which come and go after exponential times.
+
+    From the paper's failure simulation; values: docs/results/goodput.md.
+    """
 
     mtbi_years: float = setting(1.0, "years between two interruptions of one chip, on average", above=0.0)
-    weibull_shape: float = setting(
-        1.0,
-        "of the hazard, on a fleet that is new at time 0; 1: exponential times, below 1: early failures",
-        at_least=0.1,
-        at_most=10.0,
-    )
     chips_per_slice: int = setting(256, "chips that an interruption of one of them takes away", at_least=1)
     detection_seconds: float = setting(10.0, "seconds until a job knows why it stands still", at_least=0.0)
     downscale_seconds: float = setting(3.4, "seconds to go on without the lost slices", at_least=0.0)
@@ -32,9 +25,6 @@ class FailureModel:
         27.1, "seconds from the first return that is not in yet until an upscale begins", at_least=0.0
     )
     return_seconds: float = setting(600.0, "seconds until a lost slice is back, on average", at_least=0.0)
-    return_shape: float = setting(
-        1.0, "of the Weibull distribution of returns; 1: exponential", at_least=0.1, at_most=10.0
-    )
     restart_seconds: float = setting(
         58.7,
         "seconds to start a whole job again: an inelastic one, or one that had lost all",
@@ -55,32 +45,9 @@ class FailureModel:
         """Seconds between two interruptions of one chip, on average."""
         return self.mtbi_years * YEAR
 
-    def hazard(self, time: np.ndarray | float) -> np.ndarray | float:
-        """Interruptions of one chip expected by `time` (seconds): (t / eta)^k, eta the scale, k the shape."""
-        scaled = time / self._mtbi_scale
-        return scaled if self.weibull_shape == 1.0 else scaled**self.weibull_shape
-
-    def time_of_hazard(self, hazard: np.ndarray | float) -> np.ndarray | float:
-        """The time (seconds) by which `hazard` interruptions of one chip are expected."""
-        scaled = hazard if self.weibull_shape == 1.0 else hazard ** (1.0 / self.weibull_shape)
-        return self._mtbi_scale * scaled
-
-    def return_time(self, exponential: np.ndarray | float) -> np.ndarray | float:
-        """Seconds until a slice is back, from a draw of the unit exponential distribution."""
-        drawn = exponential if self.return_shape == 1.0 else exponential ** (1.0 / self.return_shape)
-        return self._return_scale * drawn
-
     def num_slices(self, num_chips: int) -> int:
         """Whole slices in `num_chips` chips; the remaining chips are not used."""
         return num_chips // self.chips_per_slice
-
-    @functools.cached_property
-    def _mtbi_scale(self) -> float:
-        return _scale(self.mtbi_seconds, self.weibull_shape)
-
-    @functools.cached_property
-    def _return_scale(self) -> float:
-        return _scale(self.return_seconds, self.return_shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +69,3 @@ def divide(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) ->
     spares = 0 if elastic else min(round(model.spare_share * slices), slices - num_jobs)
     each, more = divmod(slices - spares, num_jobs)
     return Division(tuple(each + (job < more) for job in range(num_jobs)), spares)
-
-
-def _scale(mean: float, shape: float) -> float:
-    """The scale of the Weibull distribution with this mean."""
-    return mean / math.gamma(1.0 + 1.0 / shape)

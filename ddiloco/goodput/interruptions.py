@@ -26,9 +26,9 @@ class Interruption:
 
 
 def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: float) -> list[Interruption]:
-    """The interruptions of a fleet that is new at time 0, before `horizon` (seconds), sorted by time.
+    """The interruptions of a fleet before `horizon` (seconds), sorted by time.
 
-    Each slice is struck at its chips' hazard while it is there. The same arguments give the same list; a
+    Each slice is struck at its chips' rate while it is there. The same arguments give the same list; a
     longer horizon only adds to its end.
     """
     rng = np.random.default_rng(seed)
@@ -36,9 +36,8 @@ def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: 
     slices, now = np.arange(count), np.zeros(count)
     found: list[Interruption] = []
     while slices.size:
-        hazard = model.hazard(now) + rng.standard_exponential(count)[slices] / model.chips_per_slice
-        struck = np.asarray(model.time_of_hazard(hazard))
-        back = struck + model.return_time(rng.standard_exponential(count)[slices])
+        struck = now + rng.standard_exponential(count)[slices] * model.mtbi_seconds / model.chips_per_slice
+        back = struck + rng.standard_exponential(count)[slices] * model.return_seconds
         within = struck < horizon
         slices, now = slices[within], back[within]
         rows = zip(struck[within].tolist(), slices.tolist(), now.tolist(), strict=True)

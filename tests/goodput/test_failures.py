@@ -1,44 +1,24 @@
-"""The failure model: hazards, returns, and the interruptions that a fleet has of them."""
+"""The failure model, and the interruptions that a fleet has of it."""
 
 import dataclasses
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, build
-from ddiloco.goodput.failures import YEAR, FailureModel, divide
+from ddiloco.goodput.failures import FailureModel, divide
 from ddiloco.goodput.interruptions import Draws, Interruption, ListedInterruptions, draw_interruptions
 from ddiloco.goodput.lives import job_chips
 
 FLEET = FailureModel(chips_per_slice=4, mtbi_years=1e-3, return_seconds=300.0)
 
 
-@given(st.floats(0.1, 10.0), st.floats(1.0, 1e8))
-def test_the_time_of_a_hazard_undoes_the_hazard_of_a_time(shape, time):
-    model = FailureModel(weibull_shape=shape)
-    assert model.time_of_hazard(model.hazard(time)) == pytest.approx(time, rel=1e-9)
-
-
-@pytest.mark.parametrize("shape", [0.5, 1.0, 2.0])
-def test_the_first_interruption_of_a_chip_comes_after_its_mean_time_on_average(shape):
-    model = FailureModel(weibull_shape=shape, return_shape=shape)
-    exponential = np.random.default_rng(0).standard_exponential(200_000)
-    for times, mean in (
-        (model.time_of_hazard(exponential), YEAR),
-        (model.return_time(exponential), model.return_seconds),
-    ):
-        assert times.mean() == pytest.approx(mean, abs=5 * times.std() / math.sqrt(200_000))
-
-
-@pytest.mark.parametrize("shape", [0.7, 1.0, 1.5])
-def test_a_fleet_has_as_many_interruptions_as_its_hazard_says(shape):
-    model = dataclasses.replace(FLEET, weibull_shape=shape, return_seconds=0.0)
+def test_a_fleet_has_as_many_interruptions_as_its_rate_says():
+    model = dataclasses.replace(FLEET, return_seconds=0.0)
     found = draw_interruptions(model, 400, seed=1, horizon=50_000.0)
     for horizon in (10_000.0, 50_000.0):
-        count, expected = sum(one.time < horizon for one in found), 400 * model.hazard(horizon)
+        count, expected = sum(one.time < horizon for one in found), 400 * horizon / model.mtbi_seconds
         assert count == pytest.approx(expected, abs=4 * math.sqrt(expected))
 
 
@@ -94,7 +74,6 @@ def test_a_listed_interruption_is_for_the_job_that_has_the_slice_and_a_spares_fo
         ({"mtbi_years": 0}, "config.mtbi_years: is 0.0, but must be above 0.0"),
         ({"chips_per_slice": 0}, "config.chips_per_slice: is 0, but must be at least 1"),
         ({"spare_share": 1.0}, "config.spare_share: is 1.0, but must be at least 0.0 and below 1.0"),
-        ({"weibull_shape": 0.0}, "config.weibull_shape: is 0.0, but must be at least 0.1 and at most 10.0"),
         ({"detection_seconds": math.nan}, "config.detection_seconds: is nan, but must be at least 0.0"),
     ],
 )

@@ -239,7 +239,7 @@ def test_any_life_is_the_one_that_is_lived_second_by_second(life):
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.booleans(), st.floats(0.2, 3.0))
 def test_the_simulators_sums_are_those_of_timelines_fed_with_the_same_changes(seed, jobs, elastic, hours):
-    model = FailureModel(mtbi_years=1e-4 * hours, chips_per_slice=2, return_seconds=500.0, weibull_shape=0.8)
+    model = FailureModel(mtbi_years=1e-4 * hours, chips_per_slice=2, return_seconds=500.0)
     chips, horizon = 24, 20_000.0
     interruptions = draw_interruptions(model, chips, seed, horizon)
     lines = Timelines(job_chips(model, chips, jobs, elastic))

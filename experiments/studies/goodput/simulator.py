@@ -92,7 +92,7 @@ def simulate(simulation: Simulation, progress: Callable[[float], None] = lambda 
     ledger = _Ledger(lanes, horizon, depths=(1, simulation.quorum or 1))
     source = _DrawnInterruptions(model, lanes.slices, draws)
     jobs = Jobs(model, lanes.slices, lanes.elastic, source, draws, ledger.add, horizon)
-    busiest = lanes.slices.max() * model.chips_per_slice * model.hazard(horizon)
+    busiest = lanes.slices.max() * model.chips_per_slice * horizon / model.mtbi_seconds
     stretches = max(1, math.ceil(busiest / _STRETCH))
     for stretch in range(1, stretches + 1):
         until = horizon * stretch / stretches
@@ -142,12 +142,12 @@ class _DrawnInterruptions:
         self.resized(np.arange(len(slices)), np.zeros(len(slices)), slices)
 
     def take(self, lanes: np.ndarray) -> tuple[np.ndarray, None]:
-        return self.next[lanes] + self._model.return_time(self._draws.take(lanes)), None
+        return self.next[lanes] + self._draws.take(lanes) * self._model.return_seconds, None
 
     def resized(self, lanes: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
-        """As of `interruptions.Source`: in the time of the cumulative hazard interruptions have no memory."""
-        each = self._draws.take(lanes) / (slices * self._model.chips_per_slice)
-        self.next[lanes] = self._model.time_of_hazard(self._model.hazard(now) + each)
+        """As of `interruptions.Source`: exponential times have no memory, so they are drawn again."""
+        chips = slices * self._model.chips_per_slice
+        self.next[lanes] = now + self._draws.take(lanes) * self._model.mtbi_seconds / chips
 
 
 @dataclasses.dataclass(frozen=True)

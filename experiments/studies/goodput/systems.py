@@ -1,7 +1,5 @@
 """The systems that are compared: `data_parallel`, `elastic_data_parallel`, `decoupled:M`; and closed forms.
 
-The closed forms of goodput are for interruptions without memory (exponential times).
-
 Symbols: lambda, a job's interruptions a second; d, the pause that one costs (detection, downscale, half a
 step to do again); u, an upscale; W, the wait for one. While a job steps, slices return about as often as
 they fail. An upscale comes only if no interruption comes within W of the first return, with q = exp(-lambda
@@ -41,8 +39,8 @@ class System:
         return self.name if self.name != "decoupled" else f"decoupled:{self.num_learners}"
 
     def analytic_goodput(self, model: FailureModel, num_chips: int) -> float | None:
-        """Goodput in closed form; None where there is none: a hazard with memory, chips of several speeds."""
-        if model.weibull_shape != 1.0 or model.chip_speed_variation:
+        """Goodput in closed form; None for chips of several speeds."""
+        if model.chip_speed_variation:
             return None
         goodput = elastic_goodput if self.elastic else inelastic_goodput
         return goodput(model, num_chips / self.num_learners)

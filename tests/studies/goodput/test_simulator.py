@@ -42,7 +42,7 @@ def test_a_job_without_elasticity_is_a_renewal_process():
 def test_learners_of_one_slice_are_dead_until_it_is_back_and_restarted():
     hour = 3600 / YEAR
     settings = {"mtbi_years": hour, "chips_per_slice": 1, "return_seconds": 700.0, "restart_seconds": 200.0}
-    found = cell(200, "decoupled:200", return_shape=2.0, **settings)
+    found = cell(200, "decoupled:200", **settings)
     # Renewals of up for an hour, away for 700 s, restarts that fail now and then: exp(200/3600) tries each.
     tries = math.exp(200 / 3600)
     cycle = 3600 + 700 * tries + 3600 * (tries - 1)
@@ -64,16 +64,6 @@ def test_chips_of_different_speed_wait_for_the_slowest_of_their_job():
     assert differing.lost["waiting_for_peers"] == pytest.approx(alike.goodput - differing.goodput, abs=0.01)
     assert differing.uptime == pytest.approx(alike.uptime, abs=0.005)
     assert (alike.lost["waiting_for_peers"], differing.analytic) == (0.0, None)
-
-
-def test_a_new_fleet_that_fails_early_does_worse_at_first():
-    first, later = (
-        cell(600_000, "elastic_data_parallel", days=days, weibull_shape=0.7, seeds=2) for days in (0.2, 2.0)
-    )
-    even = cell(600_000, "elastic_data_parallel", days=2.0, seeds=2)
-    assert first.goodput < later.goodput - 0.05
-    assert later.goodput < even.goodput - 0.05
-    assert later.analytic is None
 
 
 def test_a_quorum_of_one_is_there_as_long_as_anyone_steps_and_a_larger_one_for_less():
@@ -134,14 +124,12 @@ def models(draw):
     seconds = st.floats(0.0, 100.0)
     return FailureModel(
         mtbi_years=draw(st.floats(1e-4, 1e-2)),
-        weibull_shape=draw(st.sampled_from([0.6, 1.0, 1.8])),
         chips_per_slice=draw(st.integers(1, 8)),
         detection_seconds=draw(seconds),
         downscale_seconds=draw(seconds),
         upscale_seconds=draw(seconds),
         upscale_wait_seconds=draw(seconds),
         return_seconds=draw(st.floats(0.0, 2000.0)),
-        return_shape=draw(st.sampled_from([0.5, 1.0, 3.0])),
         restart_seconds=draw(seconds),
         spare_share=draw(st.floats(0.0, 0.9)),
         step_seconds=draw(seconds),

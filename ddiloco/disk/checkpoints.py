@@ -62,6 +62,14 @@ def save(
         raise CheckpointError(f"{directory / str(step)}: cannot be written: {_reason(error)}") from error
 
 
+def newest(directory: pathlib.Path) -> int | None:
+    """The step of the newest checkpoint in a folder of them; None: it holds none, or is not there."""
+    if not directory.is_dir():
+        return None
+    with _manager(directory, create=False) as manager:
+        return manager.latest_step()
+
+
 def restore(directory: pathlib.Path) -> Checkpoint:
     """Reads `directory`: one checkpoint, or the newest in a folder of them.
 

@@ -31,7 +31,7 @@ def saved_model(workdir: pathlib.Path) -> SavedModel:
     """The newest checkpoint, else what a syncer has made durable; raises ConfigError if there is neither."""
     try:
         mark = run_mark.begun(workdir / FOLDER)
-        if mark is not None and not (workdir / "checkpoints").exists():
+        if mark is not None and checkpoints.newest(workdir / "checkpoints") is None:
             return _durable(workdir, mark.run)
         found = checkpoints.restore(workdir / "checkpoints")
         return SavedModel(found.experiment, found.params, found.step)

@@ -36,6 +36,12 @@ def test_of_a_run_that_left_no_checkpoint_it_is_what_was_durable(run):
     assert_equal(found.params, params)
 
 
+def test_a_folder_without_a_checkpoint_as_a_full_disk_leaves_it_hides_nothing(run):
+    workdir, _, params = run
+    (workdir / "checkpoints").mkdir()
+    assert_equal(saved_model(workdir).params, params)
+
+
 def test_a_checkpoint_comes_first(run):
     workdir, e, params = run
     others = {name: np.asarray(value) + 1 for name, value in params.items()}

@@ -132,7 +132,7 @@ class Fleet:
         if process is not None and process.alive:
             incarnation = process.core.incarnation
             process.die(State.FINISHED)
-            self.calendar.after(0.0, self.syncer.take, events.LearnerLost(learner, incarnation, "left"))
+            self.calendar.after(0.0, self.syncer.take, events.LearnerLost(learner, incarnation, events.LEFT))
 
     def cut(self, learner: int, cut: bool = True) -> None:
         """Partitions the learner from the syncer, or heals the partition."""

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from ddiloco.goodput.accounting import State
+from ddiloco.protocol import events
 from ddiloco.virtual.links import LinkQuality
 from ddiloco.virtual.lives import PAUSES, Change
 from ddiloco.virtual.ports import CountingLearner
@@ -233,7 +234,7 @@ def test_a_learner_that_recovers_starts_on_all_its_chips():
 def test_who_leaves_says_so_gives_back_its_chips_and_is_not_waited_for():
     fleet, told = small_fleet(BOTH, 8, changes=[Change(3.5, 1, "leave")], notice=1000.0)
     run(fleet)
-    assert told.of("learner_lost") == [(3.5, {"learner": 1, "incarnation": 1, "reason": "left"})]
+    assert told.of("learner_lost") == [(3.5, {"learner": 1, "incarnation": 1, "reason": events.LEFT})]
     assert told.step_ends(0) == [float(n) for n in range(1, 9)]
     assert told.states(1)[-1] == (3.5, State.FINISHED)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import math
 import os
@@ -53,7 +52,7 @@ def _checked(parts: Iterable[Any]) -> Iterator[Any]:
 
 
 def load(path: epath.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The header and the arrays of a file.
+    """The header and the arrays of a file, which are read-only and share its bytes: any of them keeps all.
 
     Raises:
       FileNotFoundError: the file is missing.
@@ -78,22 +77,24 @@ def parse(data: bytes, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
     if not data.startswith(begin) or check != data[-_CRC_BYTES:]:
         raise ValueError("is damaged: its checksum does not fit")
     try:
-        return _parse(io.BytesIO(body[len(begin) :]))
+        return _parse(body, len(begin))
     except Exception as error:  # JSON, struct and numpy each raise their own
         raise ValueError(f"is damaged: its header cannot be read: {type(error).__name__}") from None
 
 
-def _parse(file: io.BytesIO) -> tuple[dict[str, Any], list[np.ndarray]]:
-    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+def _parse(body: memoryview, at: int) -> tuple[dict[str, Any], list[np.ndarray]]:
+    (length,) = _LENGTH.unpack_from(body, at)
+    at += _LENGTH.size
+    header = json.loads(bytes(body[at : at + min(length, _LONGEST_HEADER)]))
+    at += length
     arrays = []
     for name, shape in header.pop("arrays"):
-        dtype = np.dtype(str(name))
-        size = math.prod(shape) * dtype.itemsize
-        raw = file.read(max(0, size))
-        if len(raw) != size:
-            raise ValueError("the file ends before its arrays do")
-        arrays.append(np.frombuffer(raw, dtype).reshape(shape))
+        dtype, count = np.dtype(str(name)), math.prod(shape)
+        if count < 0:  # which NumPy takes for all that there is
+            raise ValueError("an array has a negative size")
+        array = np.frombuffer(body[at : at + count * dtype.itemsize], dtype)
+        arrays.append(array.reshape(shape))
+        at += array.nbytes
     return header, arrays
 
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ddiloco.disk import array_file, checked_json, kept
 from ddiloco.disk.run_mark import FRAGMENT, RunMark
 from ddiloco.observe import records
@@ -197,8 +199,8 @@ class DurableState:
             raise DurableStateError(f"{path}: is of another fragment or another model")
         if header.get("run", "") != self.run:
             raise DurableStateError(f"{path}: is of another run than the files beside it")
-        pieces, optimizer = arrays[: header["pieces"]], arrays[header["pieces"] :]
-        state = FragmentState(header["version"], tuple(pieces), tuple(optimizer))
+        pieces = map(np.array, arrays[: header["pieces"]])  # copied: some keep these alone
+        state = FragmentState(header["version"], tuple(pieces), tuple(arrays[header["pieces"] :]))
         return state, header["merged_step"], header["lineage"]
 
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:

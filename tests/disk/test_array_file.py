@@ -1,5 +1,6 @@
 """Array files keep values, shapes and dtypes, those that NumPy lacks too."""
 
+import tracemalloc
 import zlib
 
 import jax.numpy as jnp
@@ -18,6 +19,22 @@ def test_what_is_saved_is_loaded(dtype, tmp_path):
     for found, expected in zip(arrays, (array, array[:0]), strict=True):
         assert found.dtype == expected.dtype and found.shape == expected.shape
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_file_is_in_memory_once_as_it_is_loaded(tmp_path):
+    numbers = np.arange(1 << 20, dtype=np.float32)
+    arrays = [numbers, np.arange(3, dtype=np.int8), numbers[:9]]
+    array_file.save(tmp_path / "file", b"magic\n", {}, arrays)
+    tracemalloc.start()
+    try:
+        _, found = array_file.load(tmp_path / "file", b"magic\n")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1.1 * (tmp_path / "file").stat().st_size
+    for array, expected in zip(found, arrays, strict=True):  # though one begins at an odd byte
+        np.testing.assert_array_equal(array, expected)
+        np.testing.assert_array_equal(jnp.asarray(array), jnp.asarray(expected))
 
 
 def test_a_file_ends_with_the_crc_of_all_before(tmp_path):

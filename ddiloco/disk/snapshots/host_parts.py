@@ -101,7 +101,8 @@ def _read_arrays(folder: pathlib.Path, hosts: int, needs: Needs | None) -> Mappi
                 cut = Cut.whole(shape) if needs is None else needs(name, tuple(shape))
                 gathered[name] = Gathered(cut, np.dtype(dtype))
             keys = [tuple((start, stop) for start, stop in box) for box in boxes]
-            gathered[name].add(Blocks(shape, {key: next(left) for key in keys}))
+            # Copied, since of a file of many blocks a few may stay.
+            gathered[name].add(Blocks(shape, {key: np.array(next(left)) for key in keys}))
     found = {name: one.blocks() for name, one in gathered.items()}
     return found if needs is not None else {name: blocks.all for name, blocks in found.items()}
 

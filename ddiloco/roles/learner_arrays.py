@@ -113,7 +113,7 @@ class TrainingArrays:
         """
         transfer = self._equipment.transfer
         self.lose()  # the devices may not hold two
-        self._state = self._begun(fragments, inner)
+        self._state = self._settled(self._begun(fragments, inner))
         if transfer.keeps_anchors:
             self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
         if transfer.error_feedback:
@@ -122,6 +122,10 @@ class TrainingArrays:
     def _begun(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None) -> TrainState:
         """A state of these fragments and this inner state."""
         return self._equipment.program.state_from(self._equipment.transfer.whole(fragments), inner)
+
+    def _settled(self, arrays: Any) -> Any:
+        """The arrays; a host of several on CPU devices waits until these have made them."""
+        return arrays
 
     def step(self, clock: int) -> tuple[int, Metrics]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way.
@@ -135,9 +139,10 @@ class TrainingArrays:
         self._steps += 1
         every, program = self._equipment.sdc_check_every, self._equipment.program
         before = program.copy(self._state) if every and self._steps % every == 0 else None
-        self._state, metrics = program.step(self._state, batch, clock)
+        self._state, metrics = self._settled(program.step(self._state, batch, clock))
         if before is not None:
-            differing = differing_devices((self._state, metrics), program.step(before, batch, clock))
+            again = self._settled(program.step(before, batch, clock))
+            differing = differing_devices((self._state, metrics), again)
             if differing:
                 self._erred(clock + 1, differing)
         return tokens, metrics
@@ -154,6 +159,7 @@ class TrainingArrays:
         """
         anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
         offer = self._equipment.transfer.offer(fragment, self._state.params, anchor, residual)
+        self._settled((offer.arrays, offer.residual, offer.own))
         self._offers.setdefault(fragment, {})[step] = offer
         return offer
 
@@ -174,7 +180,7 @@ class TrainingArrays:
         placed = self._equipment.transfer.place(fragment, pieces)
         own = offer.own if rebase and offer is not None else ()
         params = self._equipment.transfer.apply(fragment, self._state.params, placed, mixing, own)
-        self._state = dataclasses.replace(self._state, params=params)
+        self._state = dataclasses.replace(self._state, params=self._settled(params))
         if self._equipment.transfer.keeps_anchors:
             self._anchors[fragment] = placed
         if offer is not None and offer.residual:
@@ -183,7 +189,7 @@ class TrainingArrays:
 
     def inner(self) -> list[jax.Array]:
         """A copy of the inner state after the last step handed out, on its way to the host."""
-        return self._equipment.program.inner_state(self._state)
+        return self._settled(self._equipment.program.inner_state(self._state))
 
     def position(self) -> dict[str, Any]:
         """Where the batches stand after the last step handed out; JSON values."""
@@ -207,7 +213,7 @@ class TrainingArrays:
                 arrays |= named(f"{kind}/{p}", pieces)
         for array in arrays.values():
             array.copy_to_host_async()
-        return arrays, {"position": self.position(), "steps": self._steps}
+        return self._settled(arrays), {"position": self.position(), "steps": self._steps}
 
     def restore(self, arrays: Mapping[str, np.ndarray | Blocks], values: Mapping[str, Any]) -> None:
         """Loads what `state` gave, under the same layout, inner optimizer and codec.
@@ -219,7 +225,7 @@ class TrainingArrays:
         program, transfer = self._equipment.program, self._equipment.transfer
         self._draw_from(values["position"])
         self._steps = values["steps"]
-        self._state = program.state_from(of_kind("params", arrays), numbered("inner", arrays))
+        self._state = self._settled(program.state_from(of_kind("params", arrays), numbered("inner", arrays)))
         for kind, held in self._held.items():
             held.clear()
             found = of_kind(kind, arrays)

@@ -43,8 +43,8 @@ def assembly(data_dir):
     return assembly_of(workbench.experiment(data_dir, sdc_check_every=3))
 
 
-def stepped(assembly, equipment, told):
-    arrays = TrainingArrays(equipment, lambda step, devices: told.append((step, devices)))
+def stepped(assembly, equipment, told, make_arrays=TrainingArrays):
+    arrays = make_arrays(equipment, lambda step, devices: told.append((step, devices)))
     initial = assembly.initial_parameters()
     arrays.adopt([take(assembly.layout, p, initial) for p in range(assembly.layout.num_fragments)])
     for clock in range(10):
@@ -58,6 +58,25 @@ def test_a_step_that_comes_out_otherwise_is_told_and_no_other(assembly):
     program = Erring(equipment.program, calls={8})  # steps 1, 2, 3 twice, 4, 5, 6: the 8th is 6 once more
     stepped(assembly, dataclasses.replace(equipment, program=program), told)
     assert told == [(6, [str(jax.devices()[0])])]
+
+
+def test_a_host_of_several_waits_for_a_checked_step_before_it_hands_it_out_again(assembly):
+    calls = []
+
+    class Recorded(Erring):
+        def step(self, state, batch, clock):
+            calls.append("step")
+            return super().step(state, batch, clock)
+
+    class Settling(TrainingArrays):
+        def _settled(self, arrays):
+            calls.append("settled")
+            return arrays
+
+    equipment = assembly.own_equipment(0)
+    equipment = dataclasses.replace(equipment, program=Recorded(equipment.program, calls=()))
+    stepped(assembly, equipment, [], Settling)
+    assert calls[1:] == ["step", "settled"] * 13  # of 10 steps, three twice
 
 
 def test_checks_change_no_parameter(assembly):

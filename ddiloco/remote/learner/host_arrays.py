@@ -59,49 +59,15 @@ class HostArrays(TrainingArrays):
 
     def __init__(self, equipment: Equipment, erred: Erred) -> None:
         super().__init__(equipment, erred)
-        # CPU devices take up programs in any order, and two that exchange would wait for each other for ever.
         device: jax.Device = equipment.program.mesh.devices.flat[0]
-        self._settle: Any = jax.block_until_ready if device.platform == "cpu" else lambda arrays: arrays
+        self._on_cpu = device.platform == "cpu"
 
-    def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
-        """As in TrainingArrays."""
-        super().adopt(fragments, inner)
-        self._settle(self._state)
-
-    def step(self, clock: int) -> tuple[int, Metrics]:
-        """As in TrainingArrays; the tokens are those of the rows that are known here."""
-        taken = super().step(clock)
-        self._settle(self._state)
-        return taken
-
-    def offer(self, fragment: int, step: int) -> Offer:
-        """As in TrainingArrays."""
-        offer = super().offer(fragment, step)
-        self._settle((offer.arrays, offer.residual, offer.own))
-        return offer
-
-    def apply(
-        self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
-    ) -> None:
-        """As in TrainingArrays."""
-        super().apply(fragment, mixing, pieces, merged, rebase)
-        self._settle(self._state)
-
-    def inner(self) -> list[jax.Array]:
-        """As in TrainingArrays."""
-        return self._settle(super().inner())
-
-    def state(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-        """As in TrainingArrays."""
-        return self._settle(super().state())
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """As in TrainingArrays; where batches begin all hosts have been told."""
-        super().restore(arrays, values)
-        self._settle(self._state)
+    def _settled(self, arrays: Any) -> Any:
+        # CPU devices take up programs in any order, and two that exchange would wait for each other for ever.
+        return jax.block_until_ready(arrays) if self._on_cpu else arrays
 
     def _draw_from(self, position: dict[str, Any]) -> None:
-        pass
+        pass  # where batches begin all hosts have been told
 
     def _drawn(self) -> tuple[Any, int]:
         batch: HostBatch = next(self._equipment.batches)
@@ -111,7 +77,7 @@ class HostArrays(TrainingArrays):
         program: TrainProgram = self._equipment.program
         params = program.zeros()
         for p, pieces in enumerate(fragments):  # no host could hold all parameters
-            params = self._settle(self._equipment.transfer.apply(p, params, pieces, 0.0))
+            params = self._settled(self._equipment.transfer.apply(p, params, pieces, 0.0))
         return program.state_of(params, inner)
 
 

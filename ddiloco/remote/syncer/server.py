@@ -14,12 +14,11 @@ from ddiloco.protocol import events
 from ddiloco.remote.syncer.admission import LEAP, Admission, present_session
 from ddiloco.remote.syncer.allowances import Allowances
 from ddiloco.remote.syncer.downlink import NewestFragments
-from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer
+from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
 from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
-from ddiloco.remote.syncer.offers import drop
 from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom

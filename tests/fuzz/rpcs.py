@@ -184,7 +184,7 @@ class Rpcs:
 
     def _part(self, messages):
         """A goodbye ends what is sound."""
-        said = [*messages, pb.FromPart(goodbye=pb.Goodbye()).SerializeToString()]
+        said = [*messages, pb.FromPart(goodbye=True).SerializeToString()]
         list(self._parts.stream_stream(wire.PART)(iter(said), timeout=SECONDS))
         self._authority.take()
 

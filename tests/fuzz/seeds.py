@@ -67,7 +67,7 @@ def parts_words():
     said = [news.Committed(RoundId(4, 0), 1, 7), news.Stuck(True), news.Over(), news.Doubted(1, 100)]
     yield from (pb.FromPart(word=codec.word_message(word)) for word in said)
     noted = record_message(records.Noted("round", {"fragment": 0}, 5.0))
-    yield pb.FromPart(records=pb.PartRecords(first=0, records=[pb.PartRecords.One(record=noted)]))
+    yield pb.FromPart(records=pb.Records(first=0, records=[noted]))
     yield pb.FromPart(fragments_written=pb.FragmentsWritten(snapshot=1, files=PART))
 
 

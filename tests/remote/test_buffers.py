@@ -103,7 +103,7 @@ def test_of_the_reports_that_wait_only_the_newest_is_sent_and_the_rest_are_count
 
 
 def test_a_message_that_follows_records_is_never_sent_before_them():
-    outbox, message = Outbox(0), pb.FromLearner(goodbye=pb.Goodbye())
+    outbox, message = Outbox(0), pb.FromLearner(goodbye=True)
     for step in (1, 2):
         outbox.record(records.StepDone(0, step, 0.0, 10, {}))
     outbox.say_after_records(message)

@@ -168,8 +168,9 @@ def test_no_bytes_whatever_raise_anything_but_a_wire_error(data):
         pb.Record(noted=pb.Noted(name="round", json="{}")),
         pb.Record(noted=pb.Noted(name="drop", json="[" * 8000)),
         pb.Record(noted=pb.Noted(name="drop", json="1")),
+        pb.Record(transferred=pb.Transferred(learner=0, sent=1)),
     ],
-    ids=["empty", "state", "time", "tokens", "a round", "deep", "no values"],
+    ids=["empty", "state", "time", "tokens", "a round", "deep", "no values", "a part's"],
 )
 def test_a_record_that_cannot_be_is_refused(message):
     with pytest.raises(WireError, match=r"^malformed record"):

@@ -163,7 +163,7 @@ def test_learners_hear_where_parts_are_and_of_each_that_comes(stack):
     [
         pb.FromPart(word=codec.word_message(news.Committed(RoundId(4, 1), 2, 7))),
         pb.FromPart(word=pb.FromPart().word),
-        pb.FromPart(records=pb.PartRecords(records=[{"record": {"noted": {"name": "x", "json": "{"}}}])),
+        pb.FromPart(records=pb.Records(records=[{"noted": {"name": "x", "json": "{"}}])),
         pb.FromPart(fragments_written=pb.FragmentsWritten(snapshot=1, files="7")),
     ],
     ids=["another's fragment", "no word", "no record", "no files"],

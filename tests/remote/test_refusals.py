@@ -106,7 +106,7 @@ def control(syncer, *messages):
     ("messages", "reason"),
     [
         ([b"\xff\xff\xff"], "malformed message"),
-        ([said(goodbye=pb.Goodbye())], "unexpected message"),
+        ([said(goodbye=True)], "unexpected message"),
         ([], "unexpected message"),
         (["hello", b"\x01"], "malformed message"),
         (

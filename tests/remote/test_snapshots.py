@@ -54,7 +54,7 @@ def test_what_a_learner_tells_about_snapshots_comes_as_it_went(message):
         pb.FromLearner(part_written=pb.PartWritten(snapshot=1, files='{"content": "", "files": {}}')),
         pb.FromLearner(state_recorded=pb.StateRecorded(snapshot=1, recorded=True, versions=[1])),
         pb.FromLearner(state_recorded=pb.StateRecorded(snapshot=1 << 60)),
-        pb.FromLearner(goodbye=pb.Goodbye()),
+        pb.FromLearner(goodbye=True),
     ],
 )
 def test_what_cannot_be_is_malformed(message):

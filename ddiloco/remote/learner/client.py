@@ -136,7 +136,7 @@ class SyncerClient:
         Waits up to `timeout` seconds; not at all after a refusal, since there is nobody to confirm them.
         """
         heard = self.outbox.finish(timeout if self.refusal is None else 0.0)
-        self.outbox.say(pb.FromLearner(goodbye=pb.Goodbye()))
+        self.outbox.say(pb.FromLearner(goodbye=True))
         self._closing.set()
         self._thread.join(1.0)  # the syncer ends the call once it has heard the goodbye
         with self._lock:
@@ -342,12 +342,12 @@ class _Connection:
         client = self._client
         match message.WhichOneof("kind"):
             case "records_taken":
-                client.outbox.taken(message.records_taken.next)
+                client.outbox.taken(message.records_taken)
             case "leave":
                 client._leave()
             case "parts_at" if self._parts is not None:
                 self._parts.at(message.parts_at.addresses)
             case "snapshot_begun":
-                client.put(SnapshotBegun(message.snapshot_begun.snapshot, ()))
+                client.put(SnapshotBegun(message.snapshot_begun, ()))
             case _:
                 client.put(EventDelivery(syncer_event(message)))

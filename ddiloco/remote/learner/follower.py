@@ -138,7 +138,7 @@ class Follower:
                 for data in orders:
                     order = parse(pb.Order, data)
                     if order.HasField("leave"):
-                        return order.leave.preempted
+                        return order.leave
                     self._do(order)
             except grpc.RpcError as error:
                 end_at_once(f"host {self._place.number}: host 0 of the learner is gone: {error.details()}")
@@ -172,7 +172,7 @@ class Follower:
             case "streams":
                 self._connect(order.streams)
             case "begin":
-                self._batches.begin(order.begin.position)
+                self._batches.begin(order.begin)
             case "step":
                 self._arrays.step(order.step)
             case "offer":

@@ -92,13 +92,13 @@ class Lead:
 
     def begin(self, position: str) -> None:
         """All hosts draw their batches from here; steps that hang end them from now on."""
-        self.followers.order(pb.Order(begin=pb.Order.Begin(position=position)))
+        self.followers.order(pb.Order(begin=position))
         self._watch.start()
 
     def leave(self) -> None:
         """Has the other hosts end; to be started again if this one was asked to end."""
         self._watch.stop()
-        self.followers.order(pb.Order(leave=pb.Order.Leave(preempted=self._stop.is_set())))
+        self.followers.order(pb.Order(leave=self._stop.is_set()))
         self.followers.stop()
 
     def _leaving(self) -> None:

@@ -15,7 +15,6 @@ from ddiloco.disk.run_mark import RunMark
 from ddiloco.disk.snapshots.parts import PartFiles
 from ddiloco.observe import records
 from ddiloco.protocol import events, news
-from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
 from ddiloco.remote.syncer.listening import Handshakes
 from ddiloco.remote.syncer.session import Session
@@ -25,7 +24,7 @@ from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.record_messages import part_record
 from ddiloco.remote.wire.security import PART, Security, host_of
 from ddiloco.remote.wire.terms import Terms, difference
-from ddiloco.roles.snapshots.messages import CutBegun, FragmentsWritten, VersionWritten
+from ddiloco.roles.snapshots.messages import CutBegun, FragmentsWritten
 from ddiloco.schema import codec
 
 MOST_WAITING = 100_000  # messages to a part that does not read; then its connection is ended
@@ -144,7 +143,7 @@ class PartLinks:
         with self._change:
             self._leaving = True
             for link in self._links.values():
-                link.say(pb.ToPart(leave=pb.Leave()))
+                link.say(pb.ToPart(leave=True))
             while self._links and (left := deadline - time.monotonic()) > 0:
                 self._change.wait(left)
             return not self._links
@@ -208,7 +207,7 @@ class PartLinks:
             begin = pb.ToPart.Begin(run=self._mark.run, start=self._mark.start, epoch=self._epoch())
             link.say(pb.ToPart(begin=begin))
             if self._leaving:
-                link.say(pb.ToPart(leave=pb.Leave()))
+                link.say(pb.ToPart(leave=True))
             for session in self._sessions.values():
                 link.say(_session_message(session))
             self._addresses[hello.part] = _reached(hello.address, context.peer())
@@ -242,8 +241,7 @@ class PartLinks:
             case "word":
                 self._send(FromPart(link.part, self._checked(link.part, codec.word_of(message.word))))
             case "records":
-                following = self._take_records(link, message.records)
-                link.say(pb.ToPart(records_taken=pb.RecordsTaken(next=following)))
+                link.say(pb.ToPart(records_taken=self._take_records(link, message.records)))
             case "fragments_written":
                 self._send(_written(link.part, message.fragments_written))
             case "goodbye":
@@ -257,7 +255,7 @@ class PartLinks:
                 raise WireError("malformed message", f"fragment {p} is not of part {part}")
         return word
 
-    def _take_records(self, link: _Link, message: pb.PartRecords) -> int:
+    def _take_records(self, link: _Link, message: pb.Records) -> int:
         """Passes on the records that are new: a connection repeats what the one before may have lost."""
         process, following = self._taken.get(link.part, (link.process, 0))
         if process != link.process:
@@ -297,8 +295,5 @@ def _reached(address: str, peer: str) -> str:
 def _written(part: int, message: pb.FragmentsWritten) -> FragmentsWritten:
     """Raises ValueError: its files are none."""
     files = PartFiles.from_json(json.loads(message.files)) if message.files else None
-    versions = tuple(
-        VersionWritten(RoundId(made.step, made.fragment), made.version, made.lineage)
-        for made in message.versions
-    )
+    versions = tuple(map(codec.read, message.versions))
     return FragmentsWritten(part, message.snapshot, files, versions, message.problem)

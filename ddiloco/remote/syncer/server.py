@@ -299,7 +299,7 @@ class SyncerServer:
                 taken = self.intake.take(session.learner, session.process, message.records)
                 if message.records.position:
                     self.positions.put(session.learner, message.records.position)
-                session.say(pb.ToLearner(records_taken=pb.RecordsTaken(next=taken)), replaces=True)
+                session.say(pb.ToLearner(records_taken=taken), replaces=True)
             case "state_recorded" | "part_written":
                 self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
             case _:

@@ -75,9 +75,9 @@ class Session:
                 self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet))
             case SnapshotBegun():
                 self.down.begun(delivery)
-                self.say(pb.ToLearner(snapshot_begun=pb.SnapshotBegun(snapshot=delivery.number)))
+                self.say(pb.ToLearner(snapshot_begun=delivery.number))
             case Leave():
-                self.say(pb.ToLearner(leave=pb.Leave()))
+                self.say(pb.ToLearner(leave=True))
 
     def say(self, message: pb.ToLearner, replaces: bool = False) -> None:
         """Puts a message into the control stream; with `replaces` in place of those of its kind."""

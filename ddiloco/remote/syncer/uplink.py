@@ -17,7 +17,7 @@ from ddiloco.protocol import news
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import parse
-from ddiloco.remote.wire.record_messages import part_record_message
+from ddiloco.remote.wire.record_messages import record_message
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.remote.wire.unconfirmed import Unconfirmed
@@ -60,7 +60,7 @@ class Uplink:
         self._process = secrets.randbits(52)
         self._change = threading.Condition()
         self._words: collections.deque[pb.FromPart] = collections.deque()
-        self._records: Unconfirmed[pb.PartRecords.One] = Unconfirmed(MOST_RECORDS)
+        self._records: Unconfirmed[pb.Record] = Unconfirmed(MOST_RECORDS)
         self._connection = 0
         self._control: grpc.Call | None = None
         self._closing = threading.Event()
@@ -76,20 +76,16 @@ class Uplink:
 
     def tell_of_fragments(self, written: FragmentsWritten) -> None:
         """Tells what was written for a snapshot."""
-        versions = [
-            pb.FragmentsWritten.Version(
-                fragment=made.round.fragment, step=made.round.step, version=made.version, lineage=made.lineage
-            )
-            for made in written.versions
-        ]
+        versions = map(dataclasses.asdict, written.versions)
         files = "" if written.files is None else json.dumps(written.files.to_json())
-        message = pb.FragmentsWritten(snapshot=written.number, files=files, problem=written.problem)
-        message.versions.extend(versions)
+        message = pb.FragmentsWritten(
+            snapshot=written.number, files=files, versions=versions, problem=written.problem
+        )
         self._put(pb.FromPart(fragments_written=message))
 
     def record(self, record: records.Record) -> None:
         """Passes a record on to the run's monitor, once, also if the authority is away."""
-        message = part_record_message(record)
+        message = record_message(record)
         with self._change:
             self._records.append(message)
             self._change.notify_all()
@@ -99,7 +95,7 @@ class Uplink:
         with self._change:
             if self._control is not None:
                 self._change.wait_for(lambda: not self._records or self._control is None, timeout)
-        self._put(pb.FromPart(goodbye=pb.Goodbye()))
+        self._put(pb.FromPart(goodbye=True))
         self._closing.set()
         self._thread.join(1.0)  # the authority ends the call once it has heard the goodbye
         with self._change:
@@ -158,7 +154,7 @@ class Uplink:
                         self._take(message)
                         continue
                     with self._change:
-                        self._records.confirm(message.records_taken.next)
+                        self._records.confirm(message.records_taken)
                         self._change.notify_all()
             except grpc.RpcError:
                 if not begun:
@@ -190,6 +186,6 @@ class Uplink:
                     return self._words.popleft()
                 if self._records.unsent:
                     first, chosen = self._records.batch(BATCH)
-                    return pb.FromPart(records=pb.PartRecords(first=first, records=chosen))
+                    return pb.FromPart(records=pb.Records(first=first, records=chosen))
                 self._change.wait()
             return None

@@ -29,7 +29,7 @@ _NOTES: dict[str, dict[str, type]] = {  # what a learner may note, by name: the 
 LearnerRecord = records.StepDone | records.StateChanged | records.Noted | records.LearnerDied | records.Alarm
 
 
-def record_message(record: LearnerRecord) -> pb.Record:
+def record_message(record: records.Record) -> pb.Record:
     """The message of a record; waits for metrics that are still on the devices.
 
     Raises:
@@ -48,6 +48,8 @@ def record_message(record: LearnerRecord) -> pb.Record:
             return pb.Record(learner_died={"time": time, "traceback": tail})
         case records.Alarm(sentence, time):
             return pb.Record(alarm={"sentence": sentence[:MAX_TEXT], "time": time})
+        case records.Transferred(learner, sent, received):
+            return pb.Record(transferred={"learner": learner, "sent": sent, "received": received})
     raise TypeError(f"a {type(record).__name__} does not travel")
 
 
@@ -83,26 +85,17 @@ def learner_record(message: pb.Record, learner: int) -> LearnerRecord:
         case "alarm":
             m = message.alarm
             return records.Alarm(f"learner {learner}: {m.sentence[:MAX_TEXT]}", _time(m.time))
-    raise WireError("malformed record", "an empty one")
+    raise WireError("malformed record", "none that a learner sends")
 
 
-def part_record_message(record: records.Record) -> pb.PartRecords.One:
-    """The message of a record of a syncer's part. Raises TypeError: records of this kind are not sent."""
-    if isinstance(record, records.Transferred):
-        values = {"learner": record.learner, "sent": record.sent, "received": record.received}
-        return pb.PartRecords.One(transferred=values)
-    return pb.PartRecords.One(record=record_message(record))
-
-
-def part_record(message: pb.PartRecords.One) -> records.Record:
+def part_record(message: pb.Record) -> records.Record:
     """The record in a message of a part, which is trusted. Raises WireError: it holds none that is sent."""
-    match message.record.WhichOneof("kind"):
+    match message.WhichOneof("kind"):
         case "noted":
-            m = message.record.noted
-            return records.Noted(m.name, json.loads(m.json), m.time)
+            return records.Noted(message.noted.name, json.loads(message.noted.json), message.noted.time)
         case "alarm":
-            return records.Alarm(message.record.alarm.sentence, message.record.alarm.time)
-        case None if message.HasField("transferred"):
+            return records.Alarm(message.alarm.sentence, message.alarm.time)
+        case "transferred":
             t = message.transferred
             return records.Transferred(t.learner, t.sent, t.received)
     raise WireError("malformed record", "none that a part sends")

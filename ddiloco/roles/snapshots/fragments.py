@@ -9,9 +9,10 @@ from typing import Generic, TypeVar
 from ddiloco.disk.snapshots.array_names import named
 from ddiloco.disk.snapshots.parts import PartFiles, PartWriter, SnapshotPart, fragments_part
 from ddiloco.outer.global_model import FragmentState
+from ddiloco.protocol import news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
-from ddiloco.roles.snapshots.messages import FragmentsWritten, PartWritten, VersionWritten
+from ddiloco.roles.snapshots.messages import FragmentsWritten, PartWritten
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ class FragmentsRecording(Generic[T]):
         arrays = {}
         for p, fragment in zip(self._own, fragments, strict=False):
             at = RoundId(state.merged_steps[p], p)
-            versions.append(VersionWritten(at, fragment.version, state.lineages[p]))
+            versions.append(news.Committed(at, fragment.version, state.lineages[p]))
             arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
         if not fragments:
             self._send(FragmentsWritten(self._part, number, None, (), "its fragments could not be copied"))

@@ -6,9 +6,8 @@ import concurrent.futures
 import dataclasses
 
 from ddiloco.disk.snapshots.parts import PartFiles
-from ddiloco.protocol import events
+from ddiloco.protocol import events, news
 from ddiloco.protocol.clocks import VectorClock
-from ddiloco.protocol.messages import RoundId
 
 SYNCER = -1  # its number among those whose parts are awaited; those below are its parts'
 
@@ -71,22 +70,13 @@ class CutOver:
 
 
 @dataclasses.dataclass(frozen=True)
-class VersionWritten:
-    """A version of a fragment, made in a round by the start of a syncer that drew the lineage."""
-
-    round: RoundId
-    version: int
-    lineage: int
-
-
-@dataclasses.dataclass(frozen=True)
 class FragmentsWritten:
     """The result of writing the fragments of a part of the syncer: the files, or why there are none."""
 
     part: int
     number: int
     files: PartFiles | None
-    versions: tuple[VersionWritten, ...]
+    versions: tuple[news.Committed, ...]
     problem: str = ""
 
 

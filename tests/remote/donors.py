@@ -87,6 +87,6 @@ def notes(syncer):
     return [r.values for r in syncer.records if getattr(r, "name", "") == "recovered"]
 
 
-def recovery(end, folder=None, stepping=lambda steps: None, **changes):
+def recovery(end, folder=None, stepping=lambda steps: None, make=ProcessRecovery, **changes):
     config = dataclasses.replace(RemoteConfig(), **changes)
-    return ProcessRecovery(end.client, FORMAT, Security(), config, folder, stepping)
+    return make(end.client, FORMAT, Security(), config, folder, stepping)

@@ -1,22 +1,28 @@
 """Host 0 and those that follow it, over real connections; and steps that hang."""
 
 import contextlib
+import functools
 import queue
 import threading
 import time
 
 import grpc
+import jax.numpy as jnp
 import pytest
 
 from ddiloco.goodput.accounting import State
 from ddiloco.launch.ports import reserved_port
 from ddiloco.observe import records
 from ddiloco.remote.learner.followers import Followers
+from ddiloco.remote.learner.host_copies import HostCopies
+from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace, StepWatch
+from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
-from tests.remote.ends import PATIENCE, TERMS, until, update, welcome
+from tests.remote.donors import FORMAT, notes, recovery, state, with_client
+from tests.remote.ends import PATIENCE, TERMS, SyncerEnd, ended, until, update, welcome
 
 SECURITY = Security("the learner's token")
 
@@ -214,3 +220,21 @@ def test_whose_streams_end_has_them_made_anew_with_that_part_unless_others_took_
     until(lambda: len(heard) == 2, "the word of two")
     assert [number for number, _ in heard] == [1, 3]
     assert all(isinstance(error, wire.WireError) for _, error in heard)
+
+
+def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_path):
+    syncer = SyncerEnd()
+    hosts = [Host(leading.address, host=number, copies=[70, 77]) for number in (1, 2)]
+    assert leading.followers.gather(threading.Event())
+    with ended(syncer, end := with_client(syncer.address, 0)):
+        copies = HostCopies(tmp_path, 0, FORMAT)
+        about = {"run": "", "step": 7, "trained": TELLING, "origin": None}
+        for number, versions in ((70, (2, 2)), (77, (3, 4))):
+            copies.save(number, map(jnp.asarray, state(number).arrays), {**about, "versions": versions})
+        make = functools.partial(HostRecovery, copies=copies, followers=leading.followers)
+        assert recovery(end, tmp_path, make=make).inner_state((4, 3)) is None
+        assert recovery(end, tmp_path, make=make).inner_state((3, 4)).arrays.number == 77
+        until(lambda: len(notes(syncer)) == 2, "the notes")
+        assert syncer.drops() == ["own copy: of steps that were undone"]
+        assert not any(isinstance(r, records.Alarm) for r in syncer.records)
+    assert all(host.error is None for host in hosts)

@@ -61,6 +61,17 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
         until(lambda: any(isinstance(r, records.Alarm) for r in syncer.records), "the alarm")
 
 
+def test_an_own_copy_of_steps_that_a_rollback_has_undone_is_not_taken(tmp_path):
+    syncer = SyncerEnd()
+    with ended(syncer, end := with_client(syncer.address, 0)):
+        inner_files.save(tmp_path, FORMAT, given := state(2, versions=(3, 4)))
+        assert recovery(end, tmp_path).inner_state((4, 3)) is None
+        assert_same(recovery(end, tmp_path).inner_state((3, 5)), given)
+        until(lambda: len(notes(syncer)) == 2, "the notes")
+        assert [n["inner_state"] for n in notes(syncer)] == ["fresh", "checkpoint"]
+        assert syncer.drops() == ["own copy: of steps that were undone"]
+
+
 def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked(tmp_path):
     syncer = SyncerEnd(terms=THREE)
     inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ddiloco.disk.tape.entries import InnerOrigin
@@ -31,11 +32,13 @@ class HostRecovery(ProcessRecovery):
         parts = address, versions, self._inner, security, self._config.keepalive, seconds
         return _JointGift(*parts, followers=self._followers, like=self._like)
 
-    def _from_disk(self) -> InnerState | None:
-        of_all = self._followers.copies()
+    def _from_disk(self, versions: Sequence[int]) -> InnerState | None:
+        self._like, of_all = 0, self._followers.copies()
         for number in self._copies.numbers():
             header, blocks = self._copies.load(number)
             if number in of_all and header["run"] == self._client.run:
+                if self._undone(header["versions"], versions):
+                    return None
                 known = None if header["origin"] is None else InnerOrigin(*header["origin"])
                 arrays = OfAllHosts(blocks, number)
                 self._like = number if header["trained"] >= TELLING else 0

@@ -1,7 +1,8 @@
 """How a restarted learner continues: inner optimizer state and position in the data.
 
 The inner state is, in this order: a peer's that has taken in no fewer steps than the learner's own last copy
-on disk, that copy, that of another learner in the snapshot that the run resumes from, a fresh one.
+on disk, that copy unless its steps were undone, that of another learner in the snapshot that the run
+resumes from, a fresh one.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ProcessRecovery:
         self._steps = False
         self._stepping(False)
         begun = time.monotonic()
-        own = self._from_disk()
+        own = self._from_disk(versions)
         patience = self._client.pace.patience(self._config.donation_timeout, self._inner.bytes)
         peers = self._from_peers(versions, own, begun + patience)
         if peers is None and time.monotonic() >= begun + patience:
@@ -172,14 +173,23 @@ class ProcessRecovery:
             pass
         return None
 
-    def _from_disk(self) -> InnerState | None:
+    def _from_disk(self, versions: Sequence[int]) -> InnerState | None:
         if self._folder is None:
             return None
         try:
-            return inner_files.load(self._folder, self._inner, self._client.run)
+            state = inner_files.load(self._folder, self._inner, self._client.run)
         except inner_files.InnerFileError as error:
             self._client.outbox.record(records.Alarm(str(error), time.time()))
             return None
+        return None if state is None or self._undone(state.versions, versions) else state
+
+    def _undone(self, had: Sequence[int], versions: Sequence[int]) -> bool:
+        """Whether a copy was made with versions that are lost: only where a run is set back are any."""
+        undone = any(a > b for a, b in zip(had, versions, strict=False))
+        if undone:
+            values = {"reason": "own copy: of steps that were undone"}
+            self._client.outbox.record(records.Noted("drop", values, time.time()))
+        return undone
 
 
 class Checkpointer:

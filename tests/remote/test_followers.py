@@ -8,11 +8,15 @@ import time
 
 import grpc
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from ddiloco.data.errors import DataError
+from ddiloco.data.host_batches import HostBatches
 from ddiloco.goodput.accounting import State
 from ddiloco.launch.ports import reserved_port
 from ddiloco.observe import records
+from ddiloco.remote.learner.follower import TellingBatches
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_recovery import HostRecovery
@@ -220,6 +224,31 @@ def test_whose_streams_end_has_them_made_anew_with_that_part_unless_others_took_
     until(lambda: len(heard) == 2, "the word of two")
     assert [number for number, _ in heard] == [1, 3]
     assert all(isinstance(error, wire.WireError) for _, error in heard)
+
+
+def test_data_that_cannot_be_read_end_the_host_that_waits_for_them():
+    class Unreadable:
+        """Rows of sub-shard 1 until its file breaks."""
+
+        def __init__(self):
+            self._left = 1
+
+        def __next__(self):
+            if not self._left:
+                raise DataError("a shard is damaged")
+            self._left -= 1
+            return {"weights": np.ones((2, 3))}
+
+        def get_state(self):
+            return {"shards": {}}
+
+    said = queue.SimpleQueue()
+    batches = TellingBatches(HostBatches(Unreadable(), (1,), (0, 1), 4), said)
+    batches.begin("")
+    assert next(batches).tokens == {1: 6}
+    assert said.get(timeout=PATIENCE).drawn.number == 1
+    with pytest.raises(DataError, match="damaged"):
+        next(batches)
 
 
 def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_path):

@@ -48,7 +48,7 @@ class TellingBatches(Iterator[HostBatch]):
 
     def __init__(self, own: HostBatches, say: queue.SimpleQueue[pb.FromHost]) -> None:
         self._own, self._say = own, say
-        self._ready: queue.Queue[HostBatch] = queue.Queue(1)
+        self._ready: queue.Queue[HostBatch | Exception] = queue.Queue(1)
 
     def get_state(self) -> dict[str, Any]:
         """Empty: host 0 knows every host's position."""
@@ -61,16 +61,23 @@ class TellingBatches(Iterator[HostBatch]):
         threading.Thread(target=self._draw, name="batches", daemon=True).start()
 
     def __next__(self) -> HostBatch:
-        return self._ready.get()
+        """Raises what drawing it has raised: host 0 waits for every host's part of a batch."""
+        ready = self._ready.get()
+        if isinstance(ready, Exception):
+            raise ready
+        return ready
 
     def _draw(self) -> None:
-        for number, batch in enumerate(self._own, start=1):
-            position = json.dumps(self._own.get_state())
-            drawn = pb.Drawn(number=number, position=position)
-            drawn.shards.extend(batch.tokens)
-            drawn.tokens.extend(batch.tokens.values())
-            self._say.put(pb.FromHost(drawn=drawn))
-            self._ready.put(batch)
+        try:
+            for number, batch in enumerate(self._own, start=1):
+                position = json.dumps(self._own.get_state())
+                drawn = pb.Drawn(number=number, position=position)
+                drawn.shards.extend(batch.tokens)
+                drawn.tokens.extend(batch.tokens.values())
+                self._say.put(pb.FromHost(drawn=drawn))
+                self._ready.put(batch)
+        except Exception as error:
+            self._ready.put(error)
 
 
 class Follower:

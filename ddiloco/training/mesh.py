@@ -51,15 +51,16 @@ class MeshConfig:
         """The sizes over `num_devices`, with -1 resolved; raises ConfigError where they do not fit."""
         fixed = math.prod(size for size in self.sizes if size != -1)
         asked = " x ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, self.sizes, strict=True))
+        free = -1 in self.sizes
+        fits = num_devices % fixed == 0 if free else num_devices == fixed
+        if not fits:
+            wanted = f"a multiple of {fixed}" if free else f"{fixed}"
+            raise ConfigError(f"mesh: {asked} needs {wanted} devices, but a learner has {num_devices}")
         left = num_devices // fixed
         if self.fsdp == self.expert == -1:
             expert = math.gcd(left, MOST_EXPERT_SHARDS)
             return dataclasses.replace(self, fsdp=left // expert, expert=expert).shape(num_devices)
-        shape = tuple(left if size == -1 else size for size in self.sizes)
-        if math.prod(shape) != num_devices:
-            wanted = f"a multiple of {fixed}" if -1 in self.sizes else f"{fixed}"
-            raise ConfigError(f"mesh: {asked} needs {wanted} devices, but a learner has {num_devices}")
-        return shape
+        return tuple(left if size == -1 else size for size in self.sizes)
 
 
 def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) -> list[Mesh]:

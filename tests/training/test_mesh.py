@@ -54,6 +54,8 @@ def test_more_learners_than_devices_share_them_in_turn():
         ),
         (1, MeshConfig(data=16), "needs 16 devices, but a learner has 8"),
         (9, MeshConfig(tensor=2), "needs a multiple of 2 devices, but a learner has 1"),
+        (4, MeshConfig(data=1, fsdp=-1, expert=-1, tensor=4), "needs a multiple of 4 devices, but a learner"),
+        (1, MeshConfig(data=1, fsdp=-1, expert=-1, tensor=3), "tensor=3 x expert=-1 needs a multiple of 3"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_told_in_a_line(num_learners, config, told):

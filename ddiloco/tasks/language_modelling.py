@@ -68,12 +68,17 @@ class LanguageModelling(Task):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The configured tokenizer; raises ConfigError if it has more ids than the model."""
+        """The configured one; raises ConfigError where it does not fit the model or what is to be written."""
         tokenizer = make_tokenizer(self.data)
         if tokenizer.vocab_size > self.model.vocab_size:
             raise ConfigError(
                 f"config.model.vocab_size: is {self.model.vocab_size}, "
                 f"but the tokenizer has {tokenizer.vocab_size} ids"
+            )
+        if self.samples and not len(tokenizer.encode(self.sampling.prompt)):
+            raise ConfigError(
+                f"config.sample.prompt: is {self.sampling.prompt!r}, of which the tokenizer makes no token; "
+                "it must have something to continue, or tokens be 0"
             )
         return tokenizer
 

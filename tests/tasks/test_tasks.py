@@ -6,6 +6,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+import sentencepiece
 
 from configs import multimodal, vit
 from ddiloco.config import ConfigError
@@ -111,6 +112,24 @@ def test_settings_of_another_task_are_told_in_a_line(name, changes, told):
         parse({**tiny(name, None), **changes})
     assert str(raised.value).startswith(told)
     assert "\n" not in str(raised.value)
+
+
+def test_a_prompt_without_tokens_is_told_before_anything_is_trained(data_dir, tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("learners step on while the syncer merges\n" * 50)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(tmp_path / "small"),
+        vocab_size=40,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    values = tiny("dense", data_dir, tokenizer="sentencepiece", tokenizer_model=str(tmp_path / "small.model"))
+    told = r"^config\.sample\.prompt: is ' ', of which the tokenizer makes no token; "
+    with pytest.raises(ConfigError, match=told):
+        task_of(parse({**values, "sample": {"prompt": " "}})).batches((0,), 1, 2)
+    task_of(parse({**values, "sample": {"prompt": " ", "tokens": 0}})).batches((0,), 1, 2)
+    task_of(parse({**values, "sample": {"prompt": "step"}})).batches((0,), 1, 2)
 
 
 def test_captions_are_shown_with_the_truth_where_they_are_wrong(data_dir):

@@ -119,7 +119,7 @@ def _scaled(scales: jax.Array, codes: jax.Array, shape: Shape) -> jax.Array:
     return values.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def _int8_encode(x: jax.Array, powers: bool = False) -> tuple[jax.Array, ...]:
+def _int8_encode(x: jax.Array, powers: bool) -> tuple[jax.Array, ...]:
     scales, codes = _quantised(x, 127, powers)
     return scales, codes.reshape(-1)[: x.size]
 
@@ -150,7 +150,7 @@ def _unpacked(packed: jax.Array, bits: int) -> jax.Array:
     return jnp.concatenate([(rows >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)], axis=1)
 
 
-def _few_bits_encode(x: jax.Array, bits: int, powers: bool = False) -> tuple[jax.Array, ...]:
+def _few_bits_encode(x: jax.Array, bits: int, powers: bool) -> tuple[jax.Array, ...]:
     scales, codes = _quantised(x, 2 ** (bits - 1) - 1, powers)
     return scales, _packed(codes, bits, x.size)
 
@@ -180,55 +180,34 @@ def _signs_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
     return _scaled(scales, 1 - 2 * _unpacked(packed, 1).astype(jnp.int8), shape)
 
 
-# Beside half a scale, int8 and int4 lose what float32 loses in dividing by the scale and multiplying again.
+# Beside half a scale, codes lose what float32 loses in dividing by the scale and multiplying again.
 _FLOAT32_SHARE = 2.0**-20
+
+
+def _integers(bits: int, powers: bool = False) -> Codec:
+    """Each element as a multiple of its block's scale, in so many bits; `powers` as in `_quantised`."""
+    largest = 2 ** (bits - 1) - 1
+    encode = _int8_encode if bits == 8 else functools.partial(_few_bits_encode, bits=bits)
+    decode = _int8_decode if bits == 8 else functools.partial(_few_bits_decode, bits=bits)
+    relative = 1 / largest if powers else 0.5 / largest + _FLOAT32_SHARE
+    return Codec(functools.partial(encode, powers=powers), decode, BLOCK, relative, largest * SMALLEST_SCALE)
+
 
 CODECS: dict[str, Codec] = {
     "f32": Codec(lambda x: (x,), lambda arrays, shape: arrays[0], of_parameters=True),
     "bf16": Codec(_bf16_encode, _bf16_decode, relative_error=2.0**-8, absolute_error=2.0**-126),
-    "int8": Codec(
-        _int8_encode,
-        _int8_decode,
-        block=BLOCK,
-        relative_error=1 / 254 + _FLOAT32_SHARE,
-        absolute_error=127 * SMALLEST_SCALE,
-    ),
-    "int4": Codec(
-        functools.partial(_few_bits_encode, bits=4),
-        functools.partial(_few_bits_decode, bits=4),
-        block=BLOCK,
-        relative_error=1 / 14 + _FLOAT32_SHARE,
-        absolute_error=7 * SMALLEST_SCALE,
-    ),
-    "int2": Codec(
-        functools.partial(_few_bits_encode, bits=2),
-        functools.partial(_few_bits_decode, bits=2),
-        block=BLOCK,
-        relative_error=1 / 2 + _FLOAT32_SHARE,
-        absolute_error=SMALLEST_SCALE,
-    ),
-    "sign": Codec(
-        _signs_encode,
-        _signs_decode,
-        block=BLOCK,
-        relative_error=1.0 + _FLOAT32_SHARE,
-        absolute_error=2.0**-126,
-    ),
+    "int8": _integers(8),
+    "int4": _integers(4),
+    "int2": _integers(2),
+    "sign": Codec(_signs_encode, _signs_decode, BLOCK, 1.0 + _FLOAT32_SHARE, 2.0**-126),
 }
 
 
 UPDATE_CODECS: Mapping[str, Codec] = {
     "f32": CODECS["f32"],
     "bf16": CODECS["bf16"],
-    **{
-        name: dataclasses.replace(
-            CODECS[name], encode=functools.partial(encode, powers=True), relative_error=share
-        )
-        for name, encode, share in (
-            ("int8", _int8_encode, 1 / 127),
-            ("int4", functools.partial(_few_bits_encode, bits=4), 1 / 7),
-        )
-    },
+    "int8": _integers(8, powers=True),
+    "int4": _integers(4, powers=True),
 }
 """Those in which the syncer sends new versions: all that read them must come to the same bits.
 

@@ -26,7 +26,8 @@ FLAGS = (
     "--xla_cpu_use_fusion_emitters=false",  # they take two thirds of the time that is then left
     "--xla_cpu_parallel_codegen_split_count=1",
 )
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+# Each once: a worker inherits them, and what is compiled is kept by the flags as they stand.
+os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*os.environ.get("XLA_FLAGS", "").split(), *FLAGS]))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(KEPT / "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["TFDS_DATA_DIR"] = str(KEPT / "tfds")

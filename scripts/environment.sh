@@ -27,3 +27,4 @@ if [ "$wanted" != "$(cat .venv/installed 2>/dev/null)" ]; then
   echo "$wanted" >.venv/installed
 fi
 source .venv/bin/activate
+python -m compileall -q ddiloco experiments configs  # else all processes that begin together do so

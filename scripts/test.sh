@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv and runs the tests; arguments go to pytest, for example -m slow or tests/protocol.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+unset PYTHONDONTWRITEBYTECODE  # else every worker rewrites all asserts, and again each time
 ruff check .
 mypy --no-error-summary &  # while the tests are collected
 types=$!

@@ -10,15 +10,15 @@ import sys
 
 from ddiloco.disk import array_file
 from ddiloco.launch.ports import reserved_port
-from tests.integration.programs import ROOT, SMALLEST
+from tests.integration.programs import ROOT
 from tests.remote.ends import until
 
 LIMIT = 300.0  # seconds for what must come about; on an idle machine it does in a few
 TOKEN = "the token of these tests"
+LOOP = "--config=tests/integration/small_loop.py"
 UNENDING = (
     "--config.train.steps=1000000",
-    "--config.eval.every=0",
-    "--config.sample.tokens=0",
+    "--config.eval.every=None",
     "--config.sync.quorum=1",
     "--config.sync.offer_timeout=4",
     "--config.sync.silence_timeout=4",
@@ -39,14 +39,14 @@ def lines(path):
 
 
 class Job:
-    """One run by hand. `settings` are the same for all its roles."""
+    """One run by hand, of the small loop; `settings` come after its own, alike for all roles."""
 
     def __init__(self, programs, workdir: pathlib.Path, settings=UNENDING, host="127.0.0.1"):
         self._reservation = contextlib.ExitStack()
         port = self._reservation.enter_context(reserved_port(host))
         self.workdir, self.address = workdir, f"{host}:{port}"
-        given = [*SMALLEST, *settings, f"--config.data.data_dir={programs.data_dir}"]
-        self.settings = list({setting.partition("=")[0]: setting for setting in given}.values())
+        given = {setting.partition("=")[0]: setting for setting in (LOOP, *settings)}
+        self.settings = list(given.values())
         self._programs = programs
         self._processes = []
         token = workdir.with_name(f"{workdir.name}_token")  # a run that begins empties its workdir

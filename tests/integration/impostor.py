@@ -65,9 +65,9 @@ def changed(header, **fields):
 
 
 def terms(settings):
-    """The Terms of a run with these settings, `--config.path=value` each."""
-    overrides = [setting.removeprefix("--config.").split("=", 1) for setting in settings]
-    experiment = parse(cli.resolve("configs/dense.py", overrides))
+    """The Terms of a run with these settings, `--config=FILE` and then `--config.path=value` each."""
+    file, *overrides = [setting.removeprefix("--config").split("=", 1) for setting in settings]
+    experiment = parse(cli.resolve(file[1], [(path[1:], value) for path, value in overrides]))
     return terms_of(experiment, assembly_of(experiment).layout)
 
 

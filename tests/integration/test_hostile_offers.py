@@ -1,15 +1,22 @@
 """A learner with valid credentials and honest counts that sends outer gradients a million times too long."""
 
-import json
 import math
 import time
 
 import numpy as np
 
 from ddiloco.disk import array_file
+from tests.integration.hand import UNENDING
 from tests.integration.impostor import Impostor, sound, terms
+from tests.integration.programs import SMALLEST
 
-CHANGES = ("--config.sync.num_learners=3", "--config.train.min_step_seconds=(0.05, 0.05, 0.05)")
+CHANGES = (  # a transformer, to whose gradients the guard is tuned
+    "--config=configs/dense.py",
+    *SMALLEST,
+    *UNENDING,
+    "--config.sync.num_learners=3",
+    "--config.train.min_step_seconds=(0.05, 0.05, 0.05)",
+)
 LIAR, FACTOR = 2, 1e6
 
 
@@ -26,18 +33,12 @@ class Hostile(Impostor):
         self._push("too long", sound(header, moved))
 
 
-def lines(job):
-    """The merges so far, whole."""
-    path = job.workdir / "rounds.jsonl"
-    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
-
-
 def test_what_a_hostile_learner_sends_is_left_out_and_it_ends_in_quarantine(job):
     alive = [job.syncer(), job.learner(0), job.learner(1)]
     merged = lambda: len(job.merges(0)) > 3 and len(job.merges(1)) > 3  # noqa: E731
     written = lambda: merged() and (job.workdir / "summary.json").exists()  # noqa: E731
     job.wait_for(written, "merges of both", alive)
-    honest = max(line["outer_gradient_norm"] for line in lines(job))
+    honest = max(line["outer_gradient_norm"] for line in job.rounds())
     hostile = Hostile(job.address, terms(job.settings), LIAR)
     refused = lambda: job.summary()["offers_left_out"].get(str(LIAR), 0)  # noqa: E731
     job.wait_for(lambda: refused() >= 6, "offers of the hostile one that are left out", alive)
@@ -52,8 +53,8 @@ def test_what_a_hostile_learner_sends_is_left_out_and_it_ends_in_quarantine(job)
     assert summary["quarantined"] == [LIAR]
     assert summary["offers_left_out"].keys() == {str(LIAR)}
     assert any(f"learner {LIAR} is in quarantine" in alarm for alarm in summary["alarms"])
-    assert all(line["learners"] and LIAR not in line["learners"] for line in lines(job))
-    assert max(line.get("outer_gradient_norm", 0.0) for line in lines(job)) < 1e3 * honest
+    assert all(line["learners"] and LIAR not in line["learners"] for line in job.rounds())
+    assert max(line.get("outer_gradient_norm", 0.0) for line in job.rounds()) < 1e3 * honest
     for path in (job.workdir / "syncer").glob("fragment-*"):
         header, arrays = array_file.load(path, b"ddiloco fragment 1\n")
         longest = max(float(np.abs(x).max(initial=0.0)) for x in arrays[: header["pieces"]])

@@ -12,6 +12,7 @@ import pytest
 
 from tests.bad_network import BadNetwork, LinkShape
 from tests.integration.hand import LIMIT, UNENDING, Job, assert_counted_once, assert_nothing_twice
+from tests.integration.small_loop import ROWS
 
 EVEN = ("--config.train.min_step_seconds=(0.05, 0.05)",)
 LOSING_ALL = ("tbf", "rate", "8bit", "burst", "1", "limit", "1")  # no packet is as small
@@ -179,4 +180,4 @@ def test_over_a_long_and_lossy_link_a_run_comes_to_its_end_with_all_tokens(progr
     for learner in (0, 1):
         taken = job.steps(learner)
         assert taken[-1]["step"] == steps
-        assert len({line["tokens"] for line in taken}) == 1 and taken[0]["tokens"] == 2 * 32
+        assert len({line["tokens"] for line in taken}) == 1 and taken[0]["tokens"] == ROWS

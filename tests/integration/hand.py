@@ -1,7 +1,6 @@
 """Syncer and learners started by hand, each a process of its own, with what their run has written so far."""
 
 import contextlib
-import json
 import os
 import pathlib
 import signal
@@ -9,8 +8,10 @@ import subprocess
 import sys
 
 from ddiloco.disk import array_file
+from ddiloco.disk.run_mark import FRAGMENT
 from ddiloco.launch.ports import reserved_port
 from tests.integration.programs import ROOT
+from tests.integration.remote_runs import lines, summary_of, wait_for
 from tests.remote.ends import until
 
 LIMIT = 300.0  # seconds for what must come about; on an idle machine it does in a few
@@ -29,13 +30,6 @@ UNENDING = (
     "--config.remote.checkpoint_every=0.3",
 )
 AFFLICTED = "tests.integration.afflicted"
-
-
-def lines(path):
-    """The complete lines of a file that grows."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
 
 
 class Job:
@@ -110,18 +104,17 @@ class Job:
         except FileNotFoundError:
             return -1
 
+    def durable(self):
+        """By fragment, the version on disk; loading sees that no file is damaged."""
+        paths = sorted((self.workdir / "syncer").glob("fragment-*"))
+        return [array_file.load(path, FRAGMENT)[0]["version"] for path in paths]
+
     def summary(self):
-        return json.loads((self.workdir / "summary.json").read_text())
+        return summary_of(self.workdir)
 
     def wait_for(self, condition, told, alive=()):
         """Looks until it holds, while these processes live."""
-
-        def look():
-            for process in alive:
-                assert process.poll() is None, process.communicate()
-            return condition()
-
-        until(look, told, LIMIT)
+        wait_for(alive, condition, told, LIMIT)
 
     # Ends.
 

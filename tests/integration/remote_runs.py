@@ -3,6 +3,9 @@
 import json
 import pathlib
 
+from tests.integration.programs import LIMIT
+from tests.remote.ends import until
+
 STEADY = ("--config.eval.every=0", "--config.sample.tokens=0", "--config.sync.quorum=None")
 UNENDING = ("--config.train.steps=1000000", *STEADY[:2])
 
@@ -12,6 +15,21 @@ def lines(path):
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
+
+
+def summary_of(workdir):
+    return json.loads((workdir / "summary.json").read_text())
+
+
+def wait_for(alive, condition, told, limit=LIMIT):
+    """Looks until the condition holds, while these processes live."""
+
+    def look():
+        for process in alive:
+            assert process.poll() is None, process.communicate()
+        return condition()
+
+    until(look, told, limit)
 
 
 def steps_of(workdir, learner):

@@ -2,17 +2,9 @@
 
 import signal
 
-from ddiloco.disk import array_file
 from tests.integration.hand import LIMIT, assert_counted_once, assert_nothing_twice
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
-
-
-def durable(job):
-    """By fragment, the version on disk; loading sees that no file is damaged."""
-    paths = sorted((job.workdir / "syncer").glob("fragment-*"))
-    headers = [array_file.load(path, b"ddiloco fragment 1\n")[0] for path in paths]
-    return [header["version"] for header in headers]
 
 
 def test_a_syncer_killed_in_a_merge_and_in_a_write_goes_on_from_the_last_commit(job):
@@ -23,7 +15,7 @@ def test_a_syncer_killed_in_a_merge_and_in_a_write_goes_on_from_the_last_commit(
         syncer.wait(LIMIT)
         assert syncer.returncode == -signal.SIGKILL, syncer.communicate()
         own = [job.own_step(m) for m in (0, 1)]
-        versions = durable(job)
+        versions = job.durable()
         merged = int(affliction.partition(":")[2]) - 1  # the last one was not committed
         # The commit before may be under way at the kill, since it is made beside the next merge.
         assert sum(committed) + merged - 1 <= sum(versions) <= sum(committed) + merged
@@ -34,7 +26,7 @@ def test_a_syncer_killed_in_a_merge_and_in_a_write_goes_on_from_the_last_commit(
     left = {path.name for path in (job.workdir / "syncer").iterdir()}
     assert any(name.startswith(".fragment-") for name in left), "it was killed with a file half written"
     syncer = job.syncer("--resume")
-    more = lambda: all(now > then for now, then in zip(durable(job), committed, strict=True))  # noqa: E731
+    more = lambda: all(now > then for now, then in zip(job.durable(), committed, strict=True))  # noqa: E731
     job.wait_for(more, "a merge of each fragment", [syncer, *learners])
     both = lambda: any(r["learners"] == [0, 1] for r in job.rounds())  # noqa: E731
     job.wait_for(both, "a merge of both", [syncer, *learners])

@@ -2,7 +2,7 @@
 
 import collections
 import contextlib
-import json
+import functools
 import os
 import random
 import signal
@@ -13,7 +13,7 @@ import pytest
 from ddiloco.page.view import read_view
 from experiments.studies.chaos.committed import check_work
 from tests.integration.programs import LIMIT
-from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of
+from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of, summary_of, wait_for
 from tests.remote.ends import until
 
 HOSTS = (
@@ -31,10 +31,6 @@ def start(programs, workdir, *changes, hosts="(2, 1)", devices=8):
     return programs.start_module("experiments.train", *arguments, XLA_FLAGS=flags)
 
 
-def summary(workdir):
-    return json.loads((workdir / "summary.json").read_text())
-
-
 CODECS = ("--config.outer.codec=int4", "--config.outer.update_codec=int8")
 PACED = "--config.train.min_step_seconds=(0.1, 0.1)"
 
@@ -47,7 +43,7 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
         run = start(programs, tmp_path / name, *alike, hosts=hosts, devices=devices)
         done = programs.finish(run)
         assert done.returncode == 0, done.stderr
-    two, one = summary(tmp_path / "two"), summary(tmp_path / "one")
+    two, one = summary_of(tmp_path / "two"), summary_of(tmp_path / "one")
     assert two["eval_loss"] == pytest.approx(one["eval_loss"], abs=1e-5)
     assert two["tokens"] == one["tokens"]
     assert two["bytes_sent"] == one["bytes_sent"]  # each host its own blocks, none twice
@@ -67,36 +63,31 @@ def test_hosts_exchange_their_blocks_with_parts_of_the_syncer_and_one_that_died(
     changes = (*UNENDING, "--config.remote.parts=2", "--config.sync.num_fragments=2", PACED, *CODECS)
     process = start(programs, tmp_path, *changes, devices=4)
 
-    def wait_for(condition, told):
-        def look():
-            assert process.poll() is None, process.communicate()
-            return condition()
-
-        until(look, told, LIMIT)
+    wait = functools.partial(wait_for, [process])
 
     def merged_since(moment):
         """The fragments of which there were merges with both learners."""
         rounds = (r for r in lines(tmp_path / "rounds.jsonl") if r["time"] > moment)
         return {r["fragment"] for r in rounds if r["learners"] == [0, 1]}
 
-    wait_for(lambda: merged_since(0.0) == {0, 1}, "merges of both")
+    wait(lambda: merged_since(0.0) == {0, 1}, "merges of both")
     before = processes_of(process)
     os.kill(before["part-1"], signal.SIGKILL)
-    wait_for(lambda: "part-1" in processes_of(process), "another part")
+    wait(lambda: "part-1" in processes_of(process), "another part")
     since = time.time()
-    wait_for(lambda: merged_since(since) == {0, 1}, "merges with the new part")
+    wait(lambda: merged_since(since) == {0, 1}, "merges with the new part")
     after = processes_of(process)
     assert {name for name in before if after[name] != before[name]} == {"part-1"}
     # Nobody keeps copies: the learner of two hosts takes over what that of one has, and the other way round.
     for learner, name in enumerate(("0.1", "1")):
         os.kill(processes_of(process)[name], signal.SIGKILL)
-        wait_for(lambda n=learner: sources(tmp_path, n)[1:] == ["peer"], f"learner {learner} to be given to")
+        wait(lambda n=learner: sources(tmp_path, n)[1:] == ["peer"], f"learner {learner} to be given to")
         since = time.time()
-        wait_for(lambda then=since: merged_since(then) == {0, 1}, "merges with it")
+        wait(lambda then=since: merged_since(then) == {0, 1}, "merges with it")
     process.send_signal(signal.SIGTERM)
     done = programs.finish(process)
     assert done.returncode == 143, done.stderr
-    assert summary(tmp_path)["failures"] == []
+    assert summary_of(tmp_path)["failures"] == []
     assert_replays(programs, tmp_path)
 
 
@@ -120,12 +111,7 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
     changes += ("--config.remote.donor_host=", f"--config.remote.copies={tmp_path}/copies")  # no peer gives
     process = start(programs, tmp_path, *changes, devices=4)
 
-    def wait_for(condition, told):
-        def look():
-            assert process.poll() is None, process.communicate()
-            return condition()
-
-        until(look, told, LIMIT)
+    wait = functools.partial(wait_for, [process])
 
     def kept():
         """Copies of the inner state that both hosts have."""
@@ -134,19 +120,19 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
         return own[0] & own[1]
 
     def back_since(moment):
-        wait_for(
+        wait(
             lambda: any(r["time"] > moment and 0 in r["learners"] for r in lines(tmp_path / "rounds.jsonl")),
             "a merge of learner 0",
         )
-        wait_for(lambda: len(sources(tmp_path, 0)) == 2 + len(seen), "the record of its recovery")
+        wait(lambda: len(sources(tmp_path, 0)) == 2 + len(seen), "the record of its recovery")
 
-    wait_for(lambda: len(steps_of(tmp_path, 0)) > 10 and kept(), "steps and copies of learner 0")
+    wait(lambda: len(steps_of(tmp_path, 0)) > 10 and kept(), "steps and copies of learner 0")
     own, seen = processes_of(process), []
     for number, name in ENDS:
         before = processes_of(process)
         os.kill(before[name], number)
-        wait_for(lambda b=before: not {b["0"], b["0.1"]} & set(processes_of(process).values()), "both to end")
-        wait_for(lambda: "0" in processes_of(process), "another")
+        wait(lambda b=before: not {b["0"], b["0.1"]} & set(processes_of(process).values()), "both to end")
+        wait(lambda: "0" in processes_of(process), "another")
         back_since(time.time())
         seen.append(processes_of(process))
     assert {run["1"] for run in seen} == {own["1"]}
@@ -155,7 +141,7 @@ def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, 
     done = programs.finish(process)
     assert done.returncode == 143
     assert sources(tmp_path, 0) == ["fresh", *["checkpoint"] * len(ENDS)]
-    assert (summary(tmp_path)["uptime"], summary(tmp_path)["failures"]) == (1.0, [])
+    assert (summary_of(tmp_path)["uptime"], summary_of(tmp_path)["failures"]) == (1.0, [])
 
 
 KILLS = int(os.environ.get("KILLS", "40"))
@@ -193,5 +179,5 @@ def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_a
         made = [r["version"] for r in lines(rounds) if r["fragment"] == fragment]
         assert made == sorted(set(made))  # none twice; a line may die with the syncer, its version does not
     last = {p: max(r["version"] for r in lines(rounds) if r["fragment"] == p) for p in range(3)}
-    assert all(n >= last[int(p)] for p, n in summary(tmp_path)["outer_steps"].items())
+    assert all(n >= last[int(p)] for p, n in summary_of(tmp_path)["outer_steps"].items())
     assert_replays(programs, tmp_path)

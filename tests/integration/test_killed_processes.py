@@ -1,6 +1,7 @@
 """One run of real processes of which a learner and then the syncer are killed, and what is claimed of it."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -12,9 +13,8 @@ import time
 
 import pytest
 
-from tests.integration.programs import LIMIT
-from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of
-from tests.remote.ends import alive, until
+from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of, summary_of, wait_for
+from tests.remote.ends import alive
 
 OFTEN = "--config.remote.checkpoint_every=1.0"
 
@@ -37,7 +37,7 @@ class Story:
 
     @property
     def summary(self):
-        return json.loads((self.workdir / "summary.json").read_text())
+        return summary_of(self.workdir)
 
 
 def recoveries(workdir):
@@ -51,35 +51,30 @@ def story(programs, tmp_path_factory):
     process = programs.start_cold("train", *programs.training(workdir), *changes)
     rounds = workdir / "rounds.jsonl"
 
-    def wait_for(condition, told):
-        def look():
-            assert process.poll() is None, process.communicate()
-            return condition()
-
-        until(look, told, LIMIT)
+    wait = functools.partial(wait_for, [process])
 
     def merged_since(moment, *wanted):
         """Whether each of these learners was in a merge after that moment."""
         return set(wanted) <= {m for r in lines(rounds) if r["time"] > moment for m in r["learners"]}
 
     try:
-        wait_for(lambda: all(len(steps_of(workdir, m)) > 20 for m in (0, 1)), "twenty steps of both")
+        wait(lambda: all(len(steps_of(workdir, m)) > 20 for m in (0, 1)), "twenty steps of both")
         first = processes_of(process)
         os.kill(first["0"], signal.SIGKILL)
         killed = time.time()
         alone = lambda: any(r["time"] > killed and r["learners"] == [1] for r in lines(rounds))  # noqa: E731
-        wait_for(alone, "a merge of 1")
-        wait_for(lambda: steps_of(workdir, 0)[-1]["time"] > killed + 0.5, "a step of another process")
+        wait(alone, "a merge of 1")
+        wait(lambda: steps_of(workdir, 0)[-1]["time"] > killed + 0.5, "a step of another process")
         back = time.time()
-        wait_for(lambda: merged_since(back, 0, 1), "merges of both")
+        wait(lambda: merged_since(back, 0, 1), "merges of both")
         recovered = lambda: any(r["time"] > killed and r["learner"] == 0 for r in recoveries(workdir))  # noqa: E731
-        wait_for(recovered, "the record of its recovery")
+        wait(recovered, "the record of its recovery")
         second = processes_of(process)
         os.kill(second["syncer"], signal.SIGKILL)
         killed, committed = time.time(), lines(rounds)
         again = lambda: [r for r in lines(rounds) if r["time"] > killed]  # noqa: E731
-        wait_for(lambda: {r["fragment"] for r in again()} == {0, 1, 2}, "a merge of each fragment")
-        wait_for(lambda: any({0, 1} == set(r["learners"]) for r in again()), "both learners in a merge")
+        wait(lambda: {r["fragment"] for r in again()} == {0, 1, 2}, "a merge of each fragment")
+        wait(lambda: any({0, 1} == set(r["learners"]) for r in again()), "both learners in a merge")
         third = processes_of(process)
         process.send_signal(signal.SIGTERM)
         done = programs.finish(process)

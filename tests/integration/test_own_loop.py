@@ -1,13 +1,12 @@
 """A loop of one's own as processes: a killed learner comes back with a peer's state and its own batches."""
 
+import functools
 import json
 import os
 import signal
 import time
 
-from tests.integration.programs import LIMIT
-from tests.integration.remote_runs import lines, processes_of, steps_of
-from tests.remote.ends import until
+from tests.integration.remote_runs import lines, processes_of, steps_of, summary_of, wait_for
 
 SETTINGS = (
     "--config=configs/loop.py",
@@ -22,24 +21,16 @@ SETTINGS = (
 def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batches_were(programs, tmp_path):
     process = programs.start("train", *SETTINGS, f"--workdir={tmp_path}")
 
-    def wait_for(condition, told):
-        def look():
-            assert process.poll() is None, process.communicate()
-            return condition()
-
-        until(look, told, LIMIT)
-
+    wait = functools.partial(wait_for, [process])
     try:
-        wait_for(lambda: all(len(steps_of(tmp_path, m)) > 20 for m in (0, 1)), "twenty steps of both")
+        wait(lambda: all(len(steps_of(tmp_path, m)) > 20 for m in (0, 1)), "twenty steps of both")
         before = processes_of(process)
         os.kill(before["0"], signal.SIGKILL)
         killed_at = time.time()
-        wait_for(lambda: steps_of(tmp_path, 0)[-1]["time"] > killed_at + 0.5, "a step of another process")
+        wait(lambda: steps_of(tmp_path, 0)[-1]["time"] > killed_at + 0.5, "a step of another process")
         back = time.time()
         rounds = tmp_path / "rounds.jsonl"
-        wait_for(
-            lambda: any(r["time"] > back and 0 in r["learners"] for r in lines(rounds)), "a merge with 0"
-        )
+        wait(lambda: any(r["time"] > back and 0 in r["learners"] for r in lines(rounds)), "a merge with 0")
         assert processes_of(process)["0"] != before["0"]
         process.send_signal(signal.SIGTERM)
         done = programs.finish(process)
@@ -48,7 +39,7 @@ def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batc
             process.kill()
             process.communicate()
     assert done.returncode == 143
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = summary_of(tmp_path)
     # Of the two that begin, the later one may find the other stepping, and take its state over.
     assert summary["inner_states"] in ({"fresh": 2, "peer": 1}, {"fresh": 1, "peer": 2})
     assert summary["eval_loss"] < 0.3

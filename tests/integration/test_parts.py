@@ -1,13 +1,12 @@
 """A syncer of several processes: an authority and parts, of which any may die and come back."""
 
-import json
 import signal
 
 import pytest
 
-from ddiloco.disk import array_file
 from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
 from tests.integration.hand import LIMIT, assert_counted_once, assert_nothing_twice
+from tests.integration.remote_runs import lines, summary_of
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)", "--config.remote.parts=2")
 TWO = ("--config.driver=remote", "--config.remote.parts=2")
@@ -17,10 +16,6 @@ WAITING = (
     "--config.sync.interval=6",
     "--config.train.min_step_seconds=()",
 )
-
-
-def summary_of(workdir):
-    return json.loads((workdir / "summary.json").read_text())
 
 
 def test_where_all_are_waited_for_two_parts_come_to_the_parameters_of_threads(programs, tmp_path):
@@ -47,17 +42,10 @@ def test_where_all_are_waited_for_two_parts_come_to_the_parameters_of_threads(pr
         assert line in done.stdout
 
 
-def durable(job):
-    """By fragment, the version on disk; loading sees that no file is damaged."""
-    paths = sorted((job.workdir / "syncer").glob("fragment-*"))
-    headers = [array_file.load(path, b"ddiloco fragment 1\n")[0] for path in paths]
-    return [header["version"] for header in headers]
-
-
 def more_of(job, fragments, by=2):
     """Whether each of these fragments gets so many more versions from now on."""
-    before = durable(job)
-    return lambda: all(durable(job)[p] >= before[p] + by for p in fragments)
+    before = job.durable()
+    return lambda: all(job.durable()[p] >= before[p] + by for p in fragments)
 
 
 def test_any_process_dies_and_nothing_is_lost_or_merged_twice(programs, job):
@@ -65,14 +53,14 @@ def test_any_process_dies_and_nothing_is_lost_or_merged_twice(programs, job):
     parts = [job.part(0), job.part(1, affliction="merge:3")]
     parts[1].wait(LIMIT)
     assert parts[1].returncode == -signal.SIGKILL, parts[1].communicate()
-    before = durable(job)
+    before = job.durable()
     assert before[1] == 2, "the third merge was not committed"
     job.wait_for(more_of(job, [0, 2]), "merges of the other part", [syncer, parts[0], *learners])
-    assert durable(job)[1] == before[1]
+    assert job.durable()[1] == before[1]
     parts[1] = job.part(1, affliction="write:4")
     parts[1].wait(LIMIT)
     assert parts[1].returncode == -signal.SIGKILL, parts[1].communicate()
-    assert durable(job)[1] == before[1] + 3
+    assert job.durable()[1] == before[1] + 3
     parts[1] = job.part(1)
     job.wait_for(more_of(job, [0, 1, 2]), "merges of all", [syncer, *parts, *learners])
     syncer.kill()
@@ -87,10 +75,10 @@ def test_any_process_dies_and_nothing_is_lost_or_merged_twice(programs, job):
     assert [job.left(process)[0] for process in (*learners, *parts)] == [0, 0, 0, 0]
     assert_nothing_twice(job)
     assert_counted_once(job, (0, 1))
-    for p, version in enumerate(durable(job)):
+    for p, version in enumerate(job.durable()):
         made = [r["version"] for r in job.rounds() if r["fragment"] == p]
         assert made == sorted(made) and made[-1] == version
-    assert job.summary()["outer_steps"] == {str(p): version for p, version in enumerate(durable(job))}
+    assert job.summary()["outer_steps"] == {str(p): version for p, version in enumerate(job.durable())}
     # The same run with another number of parts.
     three = "--config.remote.parts=3"
     syncer, parts = job.syncer("--resume", three), [job.part(part, three) for part in range(3)]
@@ -117,7 +105,7 @@ def test_a_snapshot_of_two_parts_is_one_cut_and_a_run_of_one_process_resumes_fro
     store = SnapshotStore(workdir / FOLDER, 1000)
     newest = store.newest(lambda line: None)
     assert summary["snapshots"] and newest is not None
-    rounds = [json.loads(line) for line in (workdir / "rounds.jsonl").read_text().splitlines()]
+    rounds = lines(workdir / "rounds.jsonl")
     learners = [f"learner_{m:03d}" for m in newest.header["learners"]]
     assert learners and set(newest.parts) == {"syncer", "fragments_000", "fragments_001", *learners}
     for number in range(1, newest.number + 1):

@@ -7,16 +7,11 @@ import pytest
 from ddiloco.disk.snapshots.parts import learner_part
 from ddiloco.disk.snapshots.store import SnapshotStore
 from tests.integration.programs import LIMIT
+from tests.integration.remote_runs import STEADY, lines, summary_of
 from tests.integration.test_hosts import CODECS, HOSTS
 from tests.remote.ends import until
 
-STEADY = ("--config.eval.every=0", "--config.sample.tokens=0", "--config.sync.quorum=None")
 TAKING = (*STEADY, "--config.snapshot.every=6")
-
-
-def lines(path):
-    """The complete lines of a file."""
-    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
 
 
 def manifests(workdir):
@@ -71,7 +66,7 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, pro
     assert resumed.returncode == 0, resumed.stderr
     assert f"resuming from snapshot {number}, step {header['step']}" in resumed.stderr
 
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = summary_of(tmp_path)
     assert (summary["finished"], summary["failures"], summary["step"]) == (True, [], steps)
     rounds = lines(tmp_path / "rounds.jsonl")
     made = [(told["fragment"], told["version"]) for told in rounds]

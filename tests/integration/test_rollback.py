@@ -4,7 +4,8 @@ import time
 
 from ddiloco.disk import kept
 from ddiloco.remote.learner.donor import BOUNDARY_SECONDS
-from tests.integration.hand import UNENDING, Job, lines
+from tests.integration.hand import UNENDING, Job
+from tests.integration.remote_runs import lines
 
 TWO = (*UNENDING, "--config.sync.num_learners=2", "--config.train.min_step_seconds=(0.05, 0.05)")
 

@@ -2,11 +2,9 @@
 
 import json
 
+from tests.integration.remote_runs import lines, summary_of
+
 VIRTUAL = ("--config.driver=virtual", "--config.sample.tokens=0", "--config.virtual.step_seconds=(1.0, 1.5)")
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_virtual_run_under_failures_leaves_files_that_agree_in_virtual_seconds(programs, tmp_path):
@@ -14,7 +12,7 @@ def test_a_virtual_run_under_failures_leaves_files_that_agree_in_virtual_seconds
     rates = ("--config.virtual.failures.mtbi_years=6e-6", "--config.seed=3")
     done = programs.train(tmp_path, *VIRTUAL, *lives, *rates)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = summary_of(tmp_path)
     assert (summary["driver"], summary["finished"]) == ("virtual", True)
     assert summary["lost"]["detecting"] > 0
     steps = [line for m in (0, 1) for line in lines(tmp_path / "learners" / str(m) / "steps.jsonl")]
@@ -29,7 +27,7 @@ def test_a_fleet_in_which_everybody_dies_ends_with_exit_code_1_and_one_line(prog
     done = programs.train(tmp_path / "run", *VIRTUAL, *trace, "--config.virtual.arrays=False")
     assert done.returncode == 1
     assert done.stderr == "error: every learner has died or left, and none returns\n"
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert (summary["finished"], summary["inner_steps"]) == (False, {"0": 2, "1": 2})
 
 

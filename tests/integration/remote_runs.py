@@ -6,7 +6,7 @@ import pathlib
 from tests.integration.programs import LIMIT
 from tests.remote.ends import until
 
-STEADY = ("--config.eval.every=0", "--config.sample.tokens=0", "--config.sync.quorum=None")
+STEADY = ("--config.eval.every=None", "--config.sample.tokens=0", "--config.sync.quorum=None")
 UNENDING = ("--config.train.steps=1000000", *STEADY[:2])
 
 

@@ -1,4 +1,4 @@
-"""Wall clocks that jump by an hour: no decision changes, what is told of the run stays sane."""
+"""Wall clocks that jump by an hour, or are a month off: no decision changes, what is told stays sane."""
 
 import signal
 
@@ -10,7 +10,8 @@ CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
 
 
 def test_clocks_that_jump_by_an_hour_change_no_decision_and_no_count(job):
-    syncer, one, two = job.syncer(affliction="clock"), job.learner(0, affliction="clock"), job.learner(1)
+    syncer = job.syncer(affliction=f"clock:{-30 * 24 * 3600}")  # which believes its learners all the same
+    one, two = job.learner(0, affliction="clock"), job.learner(1)
     alive = [syncer, one, two]
 
     def merged_on():
@@ -45,7 +46,9 @@ def test_clocks_that_jump_by_an_hour_change_no_decision_and_no_count(job):
     assert_counted_once(job, (0, 1))
     summary = job.summary()
     assert summary["failures"] == []
-    assert "wire: records of another process" not in summary["drops"]
+    refused = {reason for reason in summary["drops"] if reason.startswith("wire: ")}
+    # On a slow machine an offer is asked for twice, and one was killed, perhaps in an offer.
+    assert refused <= {"wire: unawaited fragment", "wire: fragment cut short"}
     shares = [summary["goodput"], summary["uptime"], *summary["lost"].values()]
     assert all(0 <= share <= 1 for share in shares)
     assert summary["goodput"] + sum(summary["lost"].values()) == pytest.approx(1)
@@ -55,15 +58,3 @@ def test_clocks_that_jump_by_an_hour_change_no_decision_and_no_count(job):
     negative = {name: value for name, value in counted.items() if value is not None and value < 0}
     assert not negative
     assert all(r[name] >= 0 for r in job.rounds() for name in r if name.endswith("_seconds"))
-
-
-def test_a_syncer_whose_wall_clock_is_a_month_back_believes_its_learners_all_the_same(job):
-    learners = [job.learner(m) for m in (0, 1)]
-    syncer = job.syncer(affliction=f"clock:{-30 * 24 * 3600}")
-    both = lambda: len([r for r in job.rounds() if r["learners"] == [0, 1]]) > 5  # noqa: E731
-    job.wait_for(both, "merges of both", [syncer, *learners])
-    assert job.end(syncer)[0] == 143
-    assert [job.left(process)[0] for process in learners] == [0, 0]
-    refused = {reason for reason in job.summary()["drops"] if reason.startswith("wire: ")}
-    assert refused <= {"wire: unawaited fragment"}  # on a slow machine an offer is asked for twice
-    assert_counted_once(job, (0, 1))

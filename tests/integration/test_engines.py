@@ -82,21 +82,11 @@ def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
     assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"
 
 
-def test_a_syncer_that_is_started_after_the_end_of_its_run_ends_again(programs, tmp_path):
-    done = programs.train(tmp_path / "run", "--config.driver=remote")
-    assert done.returncode == 0, done.stderr
-    before = (tmp_path / "run" / "rounds.jsonl").read_text()
-    settings = programs.training(tmp_path / "run")
-    again = programs.run("syncer", *settings, "--listen=127.0.0.1:0", "--resume=auto")
-    assert again.returncode == 0, again.stderr
-    assert (tmp_path / "run" / "rounds.jsonl").read_text() == before
-
-
 def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stopped_by_command(
     programs, tmp_path, started
 ):
-    pace, tapes = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)", "--config.tape.enabled=true"
-    job = started(programs, tmp_path / "run", pace, tapes, "--config.remote.max_learners=3")
+    pace = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)"
+    job = started(programs, tmp_path / "run", pace, "--config.remote.max_learners=3")
     page = f"127.0.0.1:{free_port()}"
     syncer = job.syncer("--config.snapshot.every=1000000", f"--config.log.page={page}")
     learners = [job.learner(m) for m in range(2)]
@@ -129,8 +119,6 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
     assert [job.left(process)[0] for process in (syncer, learners[0], again)] == [0, 0, 0]
     summary = job.summary()
     assert summary["interrupted"] and summary["tokens"]["2"] > 0
-    replayed = programs.run("replay", f"--workdir={job.workdir}")
-    assert (replayed.returncode, "the same as the run's" in replayed.stdout) == (0, True), replayed.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import subprocess
 import pytest
 
 from ddiloco.launch.assignment import PREFIX
-from tests.integration import test_readme
 from tests.integration.programs import ROOT
-from tests.integration.test_readme import smaller
 from tests.launch.recorded import Commands
 
 PAGE = ROOT / "docs" / "engines.md"
@@ -25,13 +23,6 @@ def commands():
 
 def of_program(name):
     return [c for c in commands() if f"experiments.{name} " in c]
-
-
-def runs_of_the_page():
-    """Those of processes that are on no other page in the same words."""
-    nameless = [re.sub(r"runs/\S+", "", c) for c in test_readme.commands()]
-    wanted = [c for c in of_program("train") if "driver=remote" in c]
-    return [c for c in wanted if re.sub(r"runs/\S+", "", c) not in nameless]
 
 
 def words_of(command, runs):
@@ -71,9 +62,9 @@ def test_a_launcher_writes_what_the_page_names(command, runs, programs):
     assert set(named) <= made
 
 
-@pytest.mark.parametrize("role", ["syncer", "learner", "evaluator"])
-def test_the_command_line_of_a_role_is_read_to_its_end(role, runs, programs):
-    for command in of_program(role):
+@pytest.mark.parametrize("program", ["syncer", "learner", "evaluator", "train"])
+def test_its_command_line_is_read_to_its_end(program, runs, programs):
+    for command in of_program(program):
         name, arguments = words_of(command, runs)
         done = programs.run(name, *arguments, "--config.train.steps=0")
         assert (done.returncode, done.stderr.partition(",")[0]) == (
@@ -109,15 +100,6 @@ def test_commands_of_engines_name_files_that_are_there(runs, tmp_path, programs)
     assert f"name: {secret[3]}" in manifest
     wanted = set(re.findall(r"key: (learner-\d+|tokens)\n", manifest))
     assert wanted and wanted <= keys
-
-
-@pytest.mark.parametrize("command", runs_of_the_page())
-def test_a_run_of_the_page_trains(command, runs, programs):
-    words = shlex.split(smaller(command, runs))
-    given = dict(word.split("=", 1) for word in words[: words.index("python")])
-    arguments = [*words[words.index("-m") + 2 :], f"--config.data.data_dir={programs.data_dir}"]
-    done = programs.finish(programs.start_module("experiments.train", *arguments, **given))
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("command", [c for c in of_program("train") if "--dry_run" in c])

@@ -16,41 +16,21 @@ def free_address():
         return f"127.0.0.1:{asked.getsockname()[1]}"
 
 
-def test_a_second_syncer_of_a_live_workdir_is_refused_and_changes_nothing(job):
-    syncer, learner = job.syncer(), job.learner(0)
-    job.wait_for(lambda: len(job.rounds()) > 3, "merges", [syncer, learner])
-    run = begun(job.workdir / "syncer")
-    # The same command again; one that would go on with the run at another port; one that decides by itself.
-    others = [
-        job.syncer(),
-        *(job.syncer(f"--listen={free_address()}", how) for how in ("--resume", "--resume=auto")),
-    ]
-    for other in others:
-        code, _, told = job.left(other)
-        assert (code, told.count("\n")) == (2, 1), told
-        assert told.startswith(
-            f"error: workdir: {job.workdir}: belongs to a run that goes on, of process {syncer.pid} on "
-        )
+def more_merges(job, alive):
     made = len(job.rounds())
-    job.wait_for(lambda: len(job.rounds()) > made + 3, "more merges", [syncer, learner])
-    assert begun(job.workdir / "syncer") == run
-    assert not (job.workdir / "previous").exists()
-    assert job.end(syncer)[0] == 143
-    assert job.left(learner)[0] == 0
-    assert_nothing_twice(job)
-    assert_counted_once(job, (0,))
+    job.wait_for(lambda: len(job.rounds()) > made + 3, "more merges", alive)
 
 
 def test_a_run_whose_folder_was_moved_writes_nothing_into_the_one_that_took_its_place(
     job, programs, tmp_path
 ):
     first = [job.syncer(), job.learner(0)]
-    job.wait_for(lambda: len(job.rounds()) > 3, "merges", first)
+    more_merges(job, first)
     job.workdir.rename(tmp_path / "elsewhere")
     other = Job(programs, job.workdir, (*UNENDING, *CHANGES))
     try:
         second = [other.syncer(), other.learner(0)]
-        other.wait_for(lambda: len(other.rounds()) > 3, "merges of the other run", second)
+        more_merges(other, second)
         run = begun(other.workdir / "syncer").run
         code, _, told = job.end(first[0])
         assert code == 2 and "another run has taken the folder: merges wait" in told
@@ -74,7 +54,7 @@ def test_a_taken_port_is_found_before_an_earlier_run_is_touched(job):
     assert (job.workdir / "rounds.jsonl").read_text() == "{}\n"
 
 
-def test_one_command_serves_first_start_and_restart_alike_even_if_the_first_start_was_cut_short(job):
+def test_one_command_serves_every_start_and_a_second_syncer_is_refused_and_changes_nothing(job):
     learner = job.learner(0)
     killed = job.syncer("--resume=auto", affliction="start")
     killed.wait(300.0)
@@ -86,14 +66,27 @@ def test_one_command_serves_first_start_and_restart_alike_even_if_the_first_star
         [f"error: {job.workdir}: no run has begun there that could go on"],
     )
     syncer = job.syncer("--resume=auto")
-    job.wait_for(lambda: len(job.rounds()) > 2, "merges", [syncer, learner])
+    more_merges(job, [syncer, learner])
     run = begun(job.workdir / "syncer")
+    # A new run; one that would go on with the run at another port; one that decides by itself.
+    others = [
+        job.syncer(),
+        *(job.syncer(f"--listen={free_address()}", how) for how in ("--resume", "--resume=auto")),
+    ]
+    for other in others:
+        code, _, told = job.left(other)
+        assert (code, told.count("\n")) == (2, 1), told
+        assert told.startswith(
+            f"error: workdir: {job.workdir}: belongs to a run that goes on, of process {syncer.pid} on "
+        )
+    more_merges(job, [syncer, learner])
+    assert begun(job.workdir / "syncer") == run
+    assert not (job.workdir / "previous").exists()
     (job.workdir / "syncer" / "run.json").unlink()  # its fragments say what they are of
     syncer.kill()
     syncer.communicate()
-    made = len(job.rounds())
     syncer = job.syncer("--resume=auto")
-    job.wait_for(lambda: len(job.rounds()) > made + 2, "merges after the restart", [syncer, learner])
+    more_merges(job, [syncer, learner])
     assert begun(job.workdir / "syncer").run == run.run
     header, _ = array_file.load(job.workdir / "syncer" / "fragment-0000", FRAGMENT)
     assert header["run"] == run.run

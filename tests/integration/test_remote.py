@@ -56,9 +56,14 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(pr
         moved = summary["bytes_sent"], summary["bytes_received"]
         hashes.append((summary["params_sha256"], *moved))
     assert hashes[0] == hashes[1]
-    # A syncer killed after its learners have left: the next one saves what was merged, and waits for nobody.
+    # A syncer that is started after the end of its run ends again.
     workdir = tmp_path / "remote"
     changes = [*programs.training(workdir), *diloco, "--config.train.min_step_seconds=()"]
+    before = (workdir / "rounds.jsonl").read_text()
+    done = programs.run("syncer", *changes, "--listen=127.0.0.1:0", "--resume=auto")
+    assert done.returncode == 0, done.stderr
+    assert (workdir / "rounds.jsonl").read_text() == before
+    # A syncer killed after its learners have left: the next one saves what was merged, and waits for nobody.
     (workdir / "summary.json").unlink()
     done = programs.run("syncer", *changes, "--listen=127.0.0.1:0", "--resume", "--finish")
     assert (done.returncode, done.stderr) == (0, "")

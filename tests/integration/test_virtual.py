@@ -4,11 +4,12 @@ import json
 
 from tests.integration.remote_runs import lines, summary_of
 
+NO_ARRAYS = "--config.virtual.arrays=False"
 VIRTUAL = ("--config.driver=virtual", "--config.sample.tokens=0", "--config.virtual.step_seconds=(1.0, 1.5)")
 
 
 def test_a_virtual_run_under_failures_leaves_files_that_agree_in_virtual_seconds(programs, tmp_path):
-    lives = ("--config.virtual.lives=failures", "--config.virtual.failures.chips_per_slice=2")
+    lives = ("--config.virtual.lives=failures", "--config.virtual.failures.chips_per_slice=2", NO_ARRAYS)
     rates = ("--config.virtual.failures.mtbi_years=6e-6", "--config.seed=3")
     done = programs.train(tmp_path, *VIRTUAL, *lives, *rates)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -24,7 +25,7 @@ def test_a_virtual_run_under_failures_leaves_files_that_agree_in_virtual_seconds
 def test_a_fleet_in_which_everybody_dies_ends_with_exit_code_1_and_one_line(programs, tmp_path):
     (tmp_path / "lives.csv").write_text("time,learner,event\n2.5,0,fail\n4.0,1,fail\n")
     trace = ("--config.virtual.lives=trace", f"--config.virtual.trace={tmp_path / 'lives.csv'}")
-    done = programs.train(tmp_path / "run", *VIRTUAL, *trace, "--config.virtual.arrays=False")
+    done = programs.train(tmp_path / "run", *VIRTUAL, *trace, NO_ARRAYS)
     assert done.returncode == 1
     assert done.stderr == "error: every learner has died or left, and none returns\n"
     summary = summary_of(tmp_path / "run")

@@ -7,8 +7,8 @@ import pytest
 
 SHORT = ("--config.sample.tokens=0", "--config.eval.every=0")
 DRIVERS = (
-    ("--config.driver=remote",),
     ("--config.driver=local", "--config.model.scan_layers=True"),
+    ("--config.driver=remote",),
     ("--config.driver=virtual",),
     ("--config.algorithm=data_parallel",),
     ("--config.algorithm=data_parallel", "--config.driver=virtual"),

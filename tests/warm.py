@@ -65,8 +65,11 @@ class Program:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What it said on its standard output and error; raises subprocess.TimeoutExpired."""
         self.wait(timeout)
-        out, err = (pathlib.Path(file.name).read_text() for file in self._files)
-        return out, err
+        return self.said(), pathlib.Path(self._files[1].name).read_text()
+
+    def said(self) -> str:
+        """What it has said so far on its standard output."""
+        return pathlib.Path(self._files[0].name).read_text()
 
     def send_signal(self, number: int) -> None:
         """Sends it a signal, unless it has ended."""

@@ -2,10 +2,13 @@
 
 WHAT is `clock` (SIGUSR1 puts the wall clock an hour forward, SIGUSR2 an hour back), `clock:SECONDS` (it is
 off by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge), `write:N` (killed
-half-way through the write of its Nth merged fragment) or `start` (killed before its first start is complete).
+half-way through the write of its Nth merged fragment), `start` (killed before its first start is complete),
+`files:N` (it may have so many open) or `network:NAME` (it is in a network namespace).
 """
 
+import ctypes
 import os
+import resource
 import runpy
 import signal
 import sys
@@ -78,6 +81,13 @@ def dying_in_start():
     durable.DurableState.complete = lambda self: os.kill(os.getpid(), signal.SIGKILL)
 
 
+def in_network(name):
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{name}") as file:
+        if libc.setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), name)
+
+
 def main():
     what, _, value = sys.argv[1].partition(":")
     if what == "clock":
@@ -86,6 +96,10 @@ def main():
         dying_in_merge(int(value))
     elif what == "start":
         dying_in_start()
+    elif what == "files":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(value), int(value)))
+    elif what == "network":
+        in_network(value)
     else:
         dying_in_write(int(value))
     module = sys.argv[2]

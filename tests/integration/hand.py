@@ -4,13 +4,10 @@ import contextlib
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 
 from ddiloco.disk import array_file
 from ddiloco.disk.run_mark import FRAGMENT
 from ddiloco.launch.ports import reserved_port
-from tests.integration.programs import ROOT
 from tests.integration.remote_runs import lines, summary_of, wait_for
 from tests.remote.ends import until
 
@@ -49,35 +46,24 @@ class Job:
         self.token = f"--token_file={token}"
         self._shared = [*self.settings, self.token, f"--workdir={workdir}"]
 
-    def syncer(self, *more, affliction=None, before=(), **environment):
-        """Starts the syncer's process; `before`: the command that runs it."""
+    def syncer(self, *more, affliction=None, **environment):
+        """Starts the syncer's process."""
         where = [f"--listen={self.address}", *more]
-        return self._start("experiments.syncer", where, affliction, before, **environment)
+        return self._start("experiments.syncer", where, affliction, **environment)
 
     def part(self, part, *more, affliction=None):
         """Starts the process of one of the syncer's parts."""
         where = [f"--part={part}", f"--authority={self.address}", "--listen=127.0.0.1:0", *more]
         return self._start("experiments.syncer", where, affliction)
 
-    def learner(self, learner, *more, address=None, affliction=None, before=()):
-        """Starts a learner's process; `before`: the command that runs it."""
+    def learner(self, learner, *more, address=None, affliction=None):
+        """Starts a learner's process."""
         where = [f"--syncer={address or self.address}", f"--learner_id={learner}", *more]
-        return self._start("experiments.learner", where, affliction, before)
+        return self._start("experiments.learner", where, affliction)
 
-    def _start(self, module, arguments, affliction=None, before=(), **environment):
+    def _start(self, module, arguments, affliction=None, **environment):
         named = [AFFLICTED, affliction, module] if affliction else [module]
-        named = [*named, *self._shared, *arguments]
-        if before:
-            process = subprocess.Popen(
-                [*before, sys.executable, "-m", *named],
-                cwd=ROOT,
-                env=self._programs.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        else:
-            process = self._programs.start_module(*named, **environment)
+        process = self._programs.start_module(*named, *self._shared, *arguments, **environment)
         self._processes.append(process)
         return process
 
@@ -134,8 +120,7 @@ class Job:
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
-            with contextlib.suppress(ValueError):  # it was communicated with before
-                process.communicate()
+            process.communicate()
         self._reservation.close()
 
 

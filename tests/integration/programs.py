@@ -4,7 +4,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 
 from tests.warm import Program
@@ -52,17 +51,6 @@ class Programs:
         self._started.append(Program(module, arguments, environment=told, cwd=ROOT))
         return self._started[-1]
 
-    def start_cold(self, name: str, *arguments: str) -> subprocess.Popen:
-        """Starts a program as its users do, from nothing."""
-        return subprocess.Popen(
-            [sys.executable, "-m", f"experiments.{name}", *arguments],
-            cwd=ROOT,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
     def kill_all(self) -> None:
         """Kills what a test that failed has left."""
         for program in self._started:
@@ -80,9 +68,7 @@ class Programs:
         """The arguments that train the smallest model."""
         return [*SMALLEST, f"--config.data.data_dir={self.data_dir}", f"--workdir={workdir}"]
 
-    def finish(
-        self, process: Program | subprocess.Popen, limit: float = LIMIT
-    ) -> subprocess.CompletedProcess:
+    def finish(self, process: Program, limit: float = LIMIT) -> subprocess.CompletedProcess:
         """Waits for a program; one that does not end is killed, and fails the test."""
         try:
             out, err = process.communicate(timeout=limit)

@@ -48,7 +48,7 @@ def recoveries(workdir):
 def story(programs, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("killed")
     changes = ["--config.driver=remote", *UNENDING, OFTEN]
-    process = programs.start_cold("train", *programs.training(workdir), *changes)
+    process = programs.start("train", *programs.training(workdir), *changes)
     rounds = workdir / "rounds.jsonl"
 
     wait = functools.partial(wait_for, [process])

@@ -122,7 +122,7 @@ def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_con
     programs, tmp_path, namespace, started
 ):
     job = started(programs, tmp_path / "run", SELDOM, host=namespace.host)
-    syncer, near, far = job.syncer(), job.learner(0), job.learner(1, before=namespace.enter)
+    syncer, near, far = job.syncer(), job.learner(0), job.learner(1, affliction=f"network:{namespace.name}")
     alive = [syncer, near, far]
     job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", alive)
 

@@ -2,9 +2,9 @@
 
 import concurrent.futures
 import dataclasses
+import os
 import pathlib
 import signal
-import subprocess
 import sys
 import threading
 import types
@@ -41,6 +41,7 @@ from ddiloco.settings.remote import RemoteConfig
 from tests.bad_network import BadNetwork, LinkShape
 from tests.remote.donors import THREE, Steps, notes, with_client
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
+from tests.warm import Program
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHAPE = (4000, 1000)  # float32: 16 MB, more than what may be on the way
@@ -52,13 +53,13 @@ POLICY = SyncPolicy(num_learners=2, num_fragments=1, interval=4, quorum=1, max_g
 THIN = LinkShape(bytes_per_second=8e6, buffer_bytes=1 << 16)
 LARGE_STATE = InnerState(7, (3, 4), [np.ones(SHAPE, np.float32)])
 LARGE_INNER = InnerFormat([jax.ShapeDtypeStruct(SHAPE, np.float32)])
-GIVES = "import sys; from tests.remote import test_half_sent as t; t.{}(sys.argv[1])"
 
 
 def child(function, argument):
     """A process that does what the function of this file does."""
-    command = [sys.executable, "-c", GIVES.format(function), argument]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return Program(
+        "tests.remote.test_half_sent", [function.__name__, argument], environment=os.environ, cwd=ROOT
+    )
 
 
 class Giver(LearnerEnd):
@@ -155,7 +156,7 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
     honest = Giver("{}:{}".format(*syncer.address), 0, value=3.0)
     with ended(honest), BadNetwork(syncer.address, THIN) as proxy:
         taken.clear()
-        killed = child("give_slowly", "{}:{}".format(*proxy.address))
+        killed = child(give_slowly, "{}:{}".format(*proxy.address))
         killed_in_the_middle(monkeypatch, killed)
         until(lambda: noted(syncer, "learner_lost"), "the offer to break")
         assert killed.returncode == -signal.SIGKILL
@@ -171,8 +172,9 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
 
 @pytest.mark.parametrize("another", [True, False])
 def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_gift(another, monkeypatch):
-    end, killed = SyncerEnd(terms=THREE), child("donate_slowly", "")
-    target = ("127.0.0.1", int(killed.stdout.readline()))
+    end, killed = SyncerEnd(terms=THREE), child(donate_slowly, "")
+    until(lambda: killed.said().endswith("\n"), "the donor's port")
+    target = ("127.0.0.1", int(killed.said()))
     with ended(end), Steps(LARGE_STATE, inner=LARGE_INNER) as good, BadNetwork(target, THIN) as proxy:
         taken = killed_in_the_middle(monkeypatch, killed)
         ports = [proxy.address[1], int(good.address.rpartition(":")[2])][: 1 + another]
@@ -186,7 +188,6 @@ def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_gift(another, mo
             assert (state is not None) is another
             until(lambda: notes(end), "the note")
             assert notes(end)[0]["inner_state"] == ("peer" if another else "fresh")
-    killed.communicate()
 
 
 def test_a_joiner_that_reads_nothing_keeps_neither_the_donor_s_steps_nor_the_next_joiner():
@@ -219,3 +220,7 @@ def error_or(function):
         return function()
     except grpc.RpcError as error:
         return error
+
+
+if __name__ == "__main__":  # in a child
+    globals()[sys.argv[1]](sys.argv[2])

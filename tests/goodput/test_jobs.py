@@ -15,6 +15,7 @@ from ddiloco.goodput.jobs import Jobs
 from ddiloco.goodput.lives import job_changes, job_chips
 from experiments.studies.goodput.simulator import _Lanes, _Ledger
 from experiments.studies.goodput.systems import System
+from tests.long import times
 
 STEPPING, DETECTING, RECONFIGURING = State.STEPPING, State.DETECTING, State.RECONFIGURING
 REPLAYING, STANDBY, FAILED = State.REPLAYING, State.STANDBY, State.FAILED
@@ -223,7 +224,7 @@ def lives(draw):
     return model, slices, sorted(interruptions, key=lambda one: (one.time, one.slice))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=times(100, 300))
 @given(lives())
 def test_any_life_is_the_one_that_is_lived_second_by_second(life):
     model, slices, interruptions = life

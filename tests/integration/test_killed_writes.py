@@ -21,9 +21,10 @@ from ddiloco.protocol.messages import RoundId
 from tests import small_disks
 from tests.disk.test_durable import Disk, merge, model
 from tests.integration.programs import ROOT
+from tests.long import times
 from tests.remote.ends import PATIENCE, until
 
-KILLS = 50
+KILLS = times(15, 50)
 PIECES = 4
 PIECE = 1 << 18  # float32: four pieces of a MiB each
 LAYOUT = types.SimpleNamespace(num_fragments=1, fingerprint="of this test")

@@ -158,7 +158,7 @@ def test_rda_just_above_the_degenerate_bound_is_not_the_direct_average():
     assert relative_error(RULES["rda"](vectors, np.ones(2, np.float32)).value, want) < 1e-3
 
 
-@pytest.mark.parametrize("opposite", [False, True])
+@pytest.mark.parametrize("opposite", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_rda_of_sixteen_million_elements_is_within_1e_5_of_float64(opposite):
     rng = np.random.default_rng(1)
     v = rng.standard_normal(2**24, dtype=np.float32)

@@ -17,6 +17,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from experiments.front.credentials import load_security
+from tests.long import times
 from tests.remote.donors import Steps, ask, assert_same, state
 from tests.remote.ends import (
     PATIENCE,
@@ -31,6 +32,7 @@ from tests.remote.ends import (
 )
 
 ROOT = pathlib.Path(__file__).parents[2]
+HELLOS = times(5, 30)
 ALL = Security("the token that all share")
 OWN = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})
 
@@ -77,13 +79,13 @@ def test_a_hello_under_the_number_of_one_that_speaks_is_refused_and_disturbs_it_
     syncer = SyncerEnd(security=ALL)
     with ended(syncer, learner := LearnerEnd(syncer.address, security=ALL)):
         joined(syncer, learner)
-        for _ in range(30):
+        for _ in range(HELLOS):
             refused = hello(syncer, **claims)
             assert refused.code() is grpc.StatusCode.UNAVAILABLE, "it may try again"
             assert "learner 0 is connected from 127.0.0.1, and speaks" in refused.details()
         works(syncer, learner)
         assert learner.client.connections == 1
-        assert syncer.drops() == ["wire: number taken"] * 30
+        assert syncer.drops() == ["wire: number taken"] * HELLOS
         assert set(alarms(syncer)) == {
             "a second process, of 127.0.0.1, asked for the place of learner 0: refused"
         }

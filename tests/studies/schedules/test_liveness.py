@@ -10,6 +10,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 from experiments.studies.schedules.faults import crash, false_alarm, hang, syncer_crash
 from experiments.studies.schedules.weather import Weather, WeatheredFleet
+from tests.long import times
 from tests.studies.schedules.witness import Witness, join_all
 
 
@@ -20,7 +21,7 @@ def fleet_of(policy, total_steps, seed, weather, **more):
     ), witness
 
 
-@pytest.mark.parametrize("chunk", range(5))
+@pytest.mark.parametrize("chunk", range(times(2, 5)))
 def test_with_any_learner_alive_rounds_keep_completing(chunk):
     """K=1: while learner 0 steps, timeouts bound the time between merges, whatever befalls the others."""
     policy = SyncPolicy(

@@ -6,10 +6,11 @@ from ddiloco.protocol.rounds import Rounds
 from experiments.studies.schedules.ledger import Violation
 from experiments.studies.schedules.plans import draw_plan
 from experiments.studies.schedules.random_schedule import RandomSchedule, explore
+from tests.long import times
 from tests.studies.schedules.planted_bugs import QUICKLY, SLOWLY, UNFAIR
 
 CHUNKS = 4
-PER_CHUNK = 30
+PER_CHUNK = times(15, 30)
 ENOUGH = 1000  # schedules within which a planted mistake must show
 
 

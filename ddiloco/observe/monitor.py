@@ -46,6 +46,7 @@ FLUSH_EVERY = 0.5
 SUMMARY_EVERY = 2.0
 BATCH = 256
 CLOCKS_APART = 60.0  # seconds that another machine's clock may be off without an alarm
+LONGEST_RECALL = 900.0  # seconds to read what earlier processes have left, a GiB of lines at most
 
 TOLD = frozenset(
     {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
@@ -124,7 +125,7 @@ class Monitor:
         self._extra = {**self._extra, **(extra or {})}
         self.queue.put(Stop())
         self._wake.set()
-        self._recalled.wait()
+        self._recalled.wait(LONGEST_RECALL)
         self._thread.join(timeout)
         if self._thread.is_alive():
             late = f"the monitor did not end within {timeout:g} seconds; the summary may be incomplete"

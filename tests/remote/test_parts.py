@@ -2,15 +2,17 @@
 
 import contextlib
 import queue
+import threading
 
 import grpc
 import pytest
 
 from ddiloco.disk.run_mark import RunMark
 from ddiloco.observe import records
-from ddiloco.protocol import news
+from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
+from ddiloco.remote.syncer import part_links
 from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -104,6 +106,37 @@ def test_a_part_outlives_its_authority_and_repeats_no_record(stack):
     assert records.Alarm("second", 2.0) in other.records
     part.uplink.finish(PATIENCE)
     until(lambda: not other.links._links, "the goodbye")
+
+
+def test_a_part_that_reads_nothing_any_more_is_cut_off_and_may_come_again(stack, monkeypatch):
+    authority, part = connected(stack)
+    authority.links.pass_on(PartConnected(0))
+    assert part.next("cut_over") == 3
+    hangs, goes_on = threading.Event(), threading.Event()
+    stack.callback(goes_on.set)
+
+    def take(message):
+        hangs.set()
+        goes_on.wait()
+
+    part.uplink._take = take
+    authority.links.forward(long := events.OfferFailed(RoundId(4, 0), 0, 5, "x" * (1 << 20)))
+    assert hangs.wait(PATIENCE)
+    for _ in range(20):  # more than gRPC takes on for one that does not read
+        authority.links.forward(long)
+    left = []
+
+    def stuck():
+        left.append(authority.links._links[0]._waiting.qsize())
+        return len(left) > 5 and len(set(left[-5:])) == 1
+
+    until(stuck, "a message that is under way")
+    monkeypatch.setattr(part_links, "MOST_WAITING", 10)
+    for _ in range(11):
+        authority.links.forward(events.OfferFailed(RoundId(4, 0), 0, 5, "x"))
+    until(lambda: not authority.links._links, "the end of the connection")
+    goes_on.set()
+    assert authority.next() == PartConnected(0)
 
 
 def test_who_is_no_part_of_the_run_is_refused(stack):

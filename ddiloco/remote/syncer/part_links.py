@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,34 +33,25 @@ MOST_WAITING = 100_000  # messages to a part that does not read; then its connec
 class _Link:
     """The connection of one part's process."""
 
-    def __init__(self, part: int, process: int) -> None:
+    def __init__(self, part: int, process: int, end: Callable[[], object]) -> None:
+        """`end` ends the call, also where the part reads nothing any more."""
         self.part, self.process = part, process
         self.listens = False  # whether its roll call has begun, before which no news is for it
-        self._change = threading.Condition()
-        self._waiting: collections.deque[pb.ToPart] = collections.deque()
-        self._closed = False
+        self._end = end
+        self._waiting: queue.SimpleQueue[pb.ToPart | None] = queue.SimpleQueue()
 
     def say(self, message: pb.ToPart) -> None:
-        with self._change:
-            if len(self._waiting) >= MOST_WAITING:
-                self._closed = True
-            self._waiting.append(message)
-            self._change.notify_all()
+        if self._waiting.qsize() < MOST_WAITING:
+            self._waiting.put(message)
+        else:
+            self._end()
 
     def messages(self) -> Iterator[bytes]:
-        while True:
-            with self._change:
-                while not self._waiting or self._closed:
-                    if self._closed:
-                        return
-                    self._change.wait()
-                message = self._waiting.popleft()
+        while (message := self._waiting.get()) is not None:
             yield message.SerializeToString()
 
     def close(self) -> None:
-        with self._change:
-            self._closed = True
-            self._change.notify_all()
+        self._waiting.put(None)
 
 
 class PartLinks:
@@ -196,7 +187,7 @@ class PartLinks:
         return difference(self._terms.rules, hello.rules)
 
     def _connected(self, hello: pb.FromPart.Hello, context: grpc.ServicerContext) -> _Link:
-        link = _Link(hello.part, hello.process)
+        link = _Link(hello.part, hello.process, context.cancel)
         with self._change:
             present = self._links.get(hello.part)
             if present is not None and present.process != hello.process:

@@ -9,13 +9,13 @@ WIRE = tuple(
 MUTANTS = (
     Mutant(
         "payload: a fragment of another size is awaited",
-        '        if size != expected:\n            raise WireError("fragment of another size"',
-        '        if size > expected:\n            raise WireError("fragment of another size"',
+        'if size != expected:\n        raise WireError("fragment of another size"',
+        'if size > expected:\n        raise WireError("fragment of another size"',
         WIRE,
     ),
     Mutant(
         "payload: a chunk may be longer than what is left",
-        "if not 0 < len(chunk) <= self.left:",
+        "if not 0 < len(chunk) <= left:",
         "if not 0 < len(chunk):",
         WIRE,
     ),

@@ -125,16 +125,16 @@ def syncer():
 
 def killed_in_the_middle(monkeypatch, process):
     """The process is killed as soon as this one has taken the second chunk of what it sends."""
-    take, taken = payload.Receiver.take, []
+    fill, taken = payload._fill, []
 
-    def taking(receiver, chunk):
-        take(receiver, chunk)
+    def filling(room, chunk):
+        fill(room, chunk)
         taken.append(chunk)
         if len(taken) == 2:
             process.kill()
             process.wait()
 
-    monkeypatch.setattr(payload.Receiver, "take", taking)
+    monkeypatch.setattr(payload, "_fill", filling)
     return taken
 
 

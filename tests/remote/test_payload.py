@@ -12,7 +12,7 @@ from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.outer.host_memory import ALIGNMENT
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire.agreement import WireError
-from ddiloco.remote.wire.payload import Receiver, chunks, payload_bytes, receive
+from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), max_size=5)
 DTYPES = st.sampled_from([np.float32, np.uint8, np.int8])
@@ -52,7 +52,7 @@ def test_whatever_comes_is_taken_or_refused_as_malformed(messages, size):
 
 def test_memory_is_taken_only_once_the_announced_size_is_the_awaited_one():
     with mock.patch.object(payload, "aligned_empty") as taken, pytest.raises(WireError):
-        Receiver([ArrayFormat((2,), np.dtype(np.float32))], 1 << 60)
+        receive([ArrayFormat((2,), np.dtype(np.float32))], 1 << 60, iter(()))
     taken.assert_not_called()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -33,58 +32,41 @@ def chunks(arrays: Sequence[np.ndarray], chunk_bytes: int = CHUNK_BYTES) -> Iter
         yield b"".join(parts)
 
 
-class Receiver:
-    """Puts the chunks of one fragment together."""
-
-    def __init__(self, formats: Sequence[ArrayFormat], size: int) -> None:
-        """Checks the size, then takes the memory.
-
-        Args:
-          formats: shapes and dtypes of the arrays that must come.
-          size: bytes that the sender has announced.
-
-        Raises:
-          WireError: the arrays have another number of bytes; no memory has been taken.
-        """
-        expected = sum(part.nbytes for part in formats)
-        if size != expected:
-            raise WireError("fragment of another size", f"{size} bytes were announced, but it has {expected}")
-        self.arrays = tuple(aligned_empty(part.shape, part.dtype) for part in formats)
-        self.left = size  # bytes still to come
-        views = [array.reshape(-1).view(np.uint8) for array in self.arrays]
-        ends = itertools.accumulate(view.nbytes for view in views)
-        self._open = [(view, end) for view, end in zip(views, ends, strict=True) if view.nbytes]
-        self._size = size
-
-    def take(self, chunk: bytes) -> None:
-        """Copies one more chunk.
-
-        Raises:
-          WireError: it is empty, or longer than what is still to come.
-        """
-        if not 0 < len(chunk) <= self.left:
-            raise WireError("chunk of another size", f"{len(chunk)} bytes came where {self.left} are left")
-        source = np.frombuffer(chunk, np.uint8)
-        while source.size:
-            view, end = self._open[0]
-            at = self._size - self.left - (end - view.nbytes)
-            count = min(source.size, view.nbytes - at)
-            view[at : at + count] = source[:count]
-            source, self.left = source[count:], self.left - count
-            if at + count == view.nbytes:
-                self._open.pop(0)
-
-
 def receive(formats: Sequence[ArrayFormat], size: int, messages: Iterator[bytes]) -> tuple[np.ndarray, ...]:
     """Reads one fragment from a stream of messages, and no further message.
 
+    Args:
+      formats: shapes and dtypes of the arrays that must come.
+      size: bytes that the sender has announced.
+      messages: the chunks first.
+
     Raises:
-      WireError: its size is not that of `formats`, or the stream ends early.
+      WireError: the arrays have another number of bytes (no memory has been taken); a chunk is empty, or
+        longer than what is still to come; or the stream ends early.
     """
-    receiver = Receiver(formats, size)
-    while receiver.left:
+    expected = sum(part.nbytes for part in formats)
+    if size != expected:
+        raise WireError("fragment of another size", f"{size} bytes were announced, but it has {expected}")
+    arrays = tuple(aligned_empty(part.shape, part.dtype) for part in formats)
+    room = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes]
+    left = size
+    while left:
         chunk = next(messages, None)
         if chunk is None:
-            raise WireError("fragment cut short", f"{receiver.left} of {size} bytes did not come")
-        receiver.take(chunk)
-    return receiver.arrays
+            raise WireError("fragment cut short", f"{left} of {size} bytes did not come")
+        if not 0 < len(chunk) <= left:
+            raise WireError("chunk of another size", f"{len(chunk)} bytes came where {left} are left")
+        _fill(room, chunk)
+        left -= len(chunk)
+    return arrays
+
+
+def _fill(room: list[np.ndarray], chunk: bytes) -> None:
+    """Copies the chunk to where room is first, and leaves the rest of it."""
+    source = np.frombuffer(chunk, np.uint8)
+    while source.size:
+        count = min(source.size, room[0].size)
+        room[0][:count] = source[:count]
+        source, room[0] = source[count:], room[0][count:]
+        if not room[0].size:
+            room.pop(0)

@@ -67,22 +67,13 @@ class GlobalArrays:
 
 
 class RecordingObserver(Observer):
-    """Turns what happens in a fleet into the records of a run, and into its tapes."""
+    """Turns what happens in a fleet into the records of a run."""
 
-    def __init__(self, record: Record, merged: Callable[[int], None], tapes: Observer | None = None) -> None:
+    def __init__(self, record: Record, merged: Callable[[int], None]) -> None:
         """`merged` is called with the global step of every merge."""
         self.tokens = 0  # that all learners have trained on
-        self._tapes = tapes or Observer()
         self._record = record
         self._merged = merged
-
-    def syncer_handled(self, event: events.SyncerEvent, out: list[Any], now: float) -> None:
-        self._tapes.syncer_handled(event, out, now)
-
-    def learner_handled(
-        self, learner: VirtualLearner, event: events.LearnerEvent, out: list[Any], now: float
-    ) -> None:
-        self._tapes.learner_handled(learner, event, out, now)
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         self.tokens += tokens
@@ -125,8 +116,8 @@ def play(
     return f"the run is not over after {now:g} virtual seconds"
 
 
-class FleetTapes(Observer):
-    """Writes the tapes of a fleet; their clock and wall clock are virtual time."""
+class FleetTapes(RecordingObserver):
+    """Writes the tapes of a fleet as well; their clock and wall clock are virtual time."""
 
     def __init__(
         self,
@@ -134,9 +125,11 @@ class FleetTapes(Observer):
         experiment: Experiment,
         model: GlobalModel,
         equipment: Sequence[Equipment],
-        record: Callable[[records.Record], None],
+        record: Record,
+        merged: Callable[[int], None],
     ) -> None:
-        """`record` hears alarms. Without a workdir, or where the settings say so, nothing is written."""
+        """Without a workdir, or where the settings say so, no tapes are written."""
+        super().__init__(record, merged)
         self._tapes = Tapes(workdir, experiment, model.layout, record, clock=lambda: 0.0, wall=lambda: 0.0)
         self._model, self._equipment = model, equipment
         self._syncer = self._tapes.syncer(SyncerState.initial(model.layout.num_fragments), model)
@@ -203,8 +196,7 @@ class VirtualRun:
         self._equipment = assembly.equipment()
         self.score = assembly.scorer(self._equipment[0].program.mesh)
         self.learners: dict[int, TrainingArrays] = {}  # of each learner's newest process
-        self._tapes = FleetTapes(workdir, e, model, self._equipment, record)
-        self._observer = RecordingObserver(record, self._merged, self._tapes)
+        self._observer = FleetTapes(workdir, e, model, self._equipment, record, self._merged)
         self._fleet: Fleet = make_fleet(e, e.train.steps, self._start, self._arrays, self._observer)
         calendar = self._fleet.calendar
         self._evaluations = Evaluations(self.score, e.eval.every, record, clock=lambda: calendar.now)
@@ -215,7 +207,7 @@ class VirtualRun:
         try:
             failure = play(self._fleet, self._experiment, self._observer, self._stop)
         finally:
-            self._tapes.end()
+            self._observer.end()
         step = self._fleet.syncer.durable.step
         loss = self.evaluate(step)
         return Outcome(self._arrays.model.parameters(), step, loss, self._fleet.over, failure)

@@ -41,7 +41,13 @@ def seen_and_gradients(implementation, arrays, segments, constrain=unconstrained
     return both(*arrays)
 
 
-@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(sizes, id=name, marks=[pytest.mark.slow] * (name != "heads over four"))
+        for name, sizes in MESHES.items()
+    ],
+)
 def test_splash_gives_what_the_plain_one_gives_and_its_gradients(sizes, segments):
     constrain = unconstrained if sizes is None else OnMesh(mesh_of(8, **sizes))
     found = seen_and_gradients("splash", inputs(), segments, constrain)

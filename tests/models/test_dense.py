@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -44,13 +45,13 @@ def logits_of(config, params, batch):
 )
 def test_forward_is_the_float64_reference(changes):
     config = dataclasses.replace(TINY, **changes)
-    params, batch = random_parameters(config), packed_batch(1, 3, 12, config.vocab_size)
+    params, batch = random_parameters(config), packed_batch(1, 3, 16, config.vocab_size)
     expected = decode(params, config, batch["inputs"], batch["positions"], batch["segments"])
     np.testing.assert_allclose(logits_of(config, params, batch), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_tokens_of_another_document_change_nothing():
-    params, batch = random_parameters(TINY), packed_batch(2, 2, 16, TINY.vocab_size)
+    params, batch = random_parameters(TINY), packed_batch(2, 3, 16, TINY.vocab_size)
     other = dict(batch, inputs=np.where(batch["segments"] == 1, 31 - batch["inputs"], batch["inputs"]))
     before, after = logits_of(TINY, params, batch), logits_of(TINY, params, other)
     np.testing.assert_array_equal(before[batch["segments"] == 2], after[batch["segments"] == 2])
@@ -58,9 +59,9 @@ def test_tokens_of_another_document_change_nothing():
 
 
 def test_later_tokens_change_nothing():
-    params, batch = random_parameters(TINY), packed_batch(3, 1, 16, TINY.vocab_size)
+    params, batch = random_parameters(TINY), packed_batch(3, 3, 16, TINY.vocab_size)
     whole = {name: np.ones_like(leaf) for name, leaf in batch.items()}
-    whole["positions"] = np.arange(16, dtype=np.int32)[None]
+    whole["positions"] = np.tile(np.arange(16, dtype=np.int32), (3, 1))
     later = dict(whole, inputs=np.where(np.arange(16) >= 9, 5, whole["inputs"]))
     before, after = logits_of(TINY, params, whole), logits_of(TINY, params, later)
     np.testing.assert_array_equal(before[:, :9], after[:, :9])
@@ -70,8 +71,8 @@ def test_later_tokens_change_nothing():
 def test_a_document_reads_the_same_wherever_it_stands_in_its_row():
     params, rng = random_parameters(TINY), np.random.default_rng(0)
     document = rng.integers(0, 32, 6)
-    rows = {name: np.zeros((2, 16), np.int32) for name in ("inputs", "positions", "segments")}
-    rows["inputs"][:] = rng.integers(0, 32, (2, 16))
+    rows = {name: np.zeros((3, 16), np.int32) for name in ("inputs", "positions", "segments")}
+    rows["inputs"][:] = rng.integers(0, 32, (3, 16))
     for row, start in enumerate((0, 7)):
         rows["inputs"][row, start : start + 6] = document
         rows["positions"][row, start : start + 6] = np.arange(6)
@@ -81,7 +82,7 @@ def test_a_document_reads_the_same_wherever_it_stands_in_its_row():
 
 
 def test_grouped_heads_equal_full_heads_with_repeated_keys_and_values():
-    params, batch = random_parameters(TINY), packed_batch(4, 2, 12, TINY.vocab_size)
+    params, batch = random_parameters(TINY), packed_batch(4, 3, 16, TINY.vocab_size)
     full = dataclasses.replace(TINY, num_kv_heads=TINY.num_heads)
     repeated = {
         name: jnp.repeat(leaf, 2, axis=1) if "/key/" in name or "/value/" in name else leaf
@@ -94,7 +95,7 @@ def test_grouped_heads_equal_full_heads_with_repeated_keys_and_values():
 
 def test_a_tied_head_has_no_parameters_and_is_the_transposed_embedding():
     tied = dataclasses.replace(TINY, tie_embeddings=True)
-    params, batch = random_parameters(tied), packed_batch(5, 2, 12, TINY.vocab_size)
+    params, batch = random_parameters(tied), packed_batch(5, 3, 16, TINY.vocab_size)
     assert not any(name.startswith("head") for name in params)
     untied = dict(params, **{"head/kernel": params["embed/embedding"].T})
     np.testing.assert_allclose(
@@ -102,7 +103,7 @@ def test_a_tied_head_has_no_parameters_and_is_the_transposed_embedding():
     )
 
 
-BATCH = packed_batch(6, 2, 12, TINY.vocab_size)
+BATCH = packed_batch(6, 3, 16, TINY.vocab_size)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -111,8 +112,16 @@ def loss_and_gradient(params, config):
     return next_token_loss(config, params, BATCH, z_loss=0.01).objective
 
 
-@pytest.mark.parametrize("policy", [policy for policy in REMAT if policy != "none"])
-@pytest.mark.parametrize("scan", [False, True], ids=["by itself", "scanned"])
+OFTEN = (("full", False), ("dots_saveable", True))
+
+
+@pytest.mark.parametrize(
+    ("policy", "scan"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in OFTEN))
+        for case in itertools.product([policy for policy in REMAT if policy != "none"], (False, True))
+    ],
+)
 def test_remat_and_scan_change_neither_loss_nor_gradient_and_remat_does_recompute(policy, scan):
     params, rematted = random_parameters(TINY), dataclasses.replace(TINY, remat=policy, scan_layers=scan)
     (loss, gradient), (expected_loss, expected) = (loss_and_gradient(params, c) for c in (rematted, TINY))
@@ -141,13 +150,13 @@ def test_logits_in_chunks_give_the_same_loss_and_gradient(chunk, changes):
 def test_logits_in_chunks_never_exist_all_at_a_time():
     whole = dataclasses.replace(TINY, mlp_dim=24)
     params, in_chunks = random_parameters(whole), dataclasses.replace(whole, logits_chunk=8)
-    assert "f32[2,12,32]" in str(loss_and_gradient.trace(params, whole).jaxpr)
-    assert "f32[2,12,32]" not in str(loss_and_gradient.trace(params, in_chunks).jaxpr)
+    assert "f32[3,16,32]" in str(loss_and_gradient.trace(params, whole).jaxpr)
+    assert "f32[3,16,32]" not in str(loss_and_gradient.trace(params, in_chunks).jaxpr)
 
 
 def test_bfloat16_computes_near_float32_and_keeps_float32_parameters_and_logits():
     narrow = dataclasses.replace(TINY, compute_dtype="bfloat16")
-    params, batch = init_parameters(TINY, 0), packed_batch(7, 2, 12, TINY.vocab_size)
+    params, batch = init_parameters(TINY, 0), packed_batch(7, 3, 16, TINY.vocab_size)
     assert {leaf.dtype for leaf in init_parameters(narrow, 0).values()} == {jnp.dtype("float32")}
     logits = logits_of(narrow, params, batch)
     assert logits.dtype == np.float32

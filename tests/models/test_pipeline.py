@@ -36,16 +36,19 @@ def objective(run, stacks, x, rows):
     )
 
 
-@pytest.mark.parametrize("remat", [False, True], ids=["", "remat"])
+OFTEN = (
+    *((2, 1, 4, 1, False), (4, 2, 8, 4, False)),
+    *((2, 2, 2, 3, False), (2, 2, 2, 3, True)),
+)
+SELDOM = (
+    *((2, 1, 4, 1, True), (4, 2, 8, 4, True)),
+    *((*sizes, remat) for sizes in ((2, 1, 2, 3), (4, 1, 4, 2), (2, 3, 2, 8)) for remat in (False, True)),
+)
+
+
 @pytest.mark.parametrize(
-    ("stages", "repeats", "each", "microbatches"),
-    [
-        *((2, 1, 4, 1), (2, 2, 2, 3), (4, 2, 8, 4)),
-        *(
-            pytest.param(*sizes, marks=pytest.mark.slow)
-            for sizes in ((2, 1, 2, 3), (4, 1, 4, 2), (2, 3, 2, 8))
-        ),
-    ],
+    ("stages", "repeats", "each", "microbatches", "remat"),
+    [*OFTEN, *(pytest.param(*case, marks=pytest.mark.slow) for case in SELDOM)],
 )
 def test_stages_give_what_layers_one_after_another_give(stages, repeats, each, microbatches, remat):
     keys = iter(jax.random.split(jax.random.key(0), 3 * repeats))

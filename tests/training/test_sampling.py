@@ -48,9 +48,12 @@ KINDS = {
     "experts": dataclasses.replace(EXPERTS, capacity_factor=None),
     "stacked experts": dataclasses.replace(EXPERTS, capacity_factor=None, dense_layers=1, scan_layers=True),
 }
+OFTEN = ("tied and capped", "stacked", "stacked experts")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in OFTEN)) for kind in KINDS]
+)
 def test_temperature_zero_takes_the_likeliest_token_as_without_a_cache(kind):
     config = KINDS[kind]
     params = init_parameters(config, 2)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 
 from ddiloco.config import build
@@ -65,10 +66,11 @@ def random_parameters(config, seed=0):
 
 def logits(config, params, inputs):
     """Of token ids (B, L), or of images (B, C, H, W) as transformers takes them, uint8."""
+    run = jax.jit(forward, static_argnums=0)
     if inputs.ndim == 4:
-        return np.asarray(forward(config, params, inputs.astype(np.uint8).transpose(0, 2, 3, 1)))
+        return np.asarray(run(config, params, inputs.astype(np.uint8).transpose(0, 2, 3, 1)))
     positions = np.broadcast_to(np.arange(inputs.shape[1], dtype=np.int32), inputs.shape)
-    return np.asarray(forward(config, params, inputs.astype(np.int32), positions, np.ones_like(positions)))
+    return np.asarray(run(config, params, inputs.astype(np.int32), positions, np.ones_like(positions)))
 
 
 def pixels(config, images):

@@ -270,11 +270,9 @@ def test_without_an_idle_device_a_sharded_learner_evaluates_between_its_steps(da
             mesh={"data": 1, "fsdp": 2, "tensor": 2},
             eval={"every": 4},
             train={"batch_size": 4},
-            sync={"num_learners": 2},
+            sync={"num_learners": 1},
         )
     )
-    assert assembly.evaluation_learner() == 1
-    assert assembly.evaluation_mesh() == assembly.learner_meshes()[1]
     threads, scorer = [], assembly.scorer
 
     def watched(mesh, *between):
@@ -284,23 +282,24 @@ def test_without_an_idle_device_a_sharded_learner_evaluates_between_its_steps(da
         return scorer(mesh, *([noted] if between else []))
 
     assembly.scorer = watched
-    run = run_local(assembly)
+    with devices(4):
+        assert assembly.evaluation_learner() == 0
+        assert assembly.evaluation_mesh() == assembly.learner_meshes()[0]
+        run = run_local(assembly)
     assert run.outcome.finished and run.outcome.failure is None
-    assert "devices-1" in threads  # between the steps of learner 1
-    assert set(threads) <= {"MainThread", "devices-1", "evaluator"}  # before its first, and after its last
+    assert "devices-0" in threads  # between the steps of learner 0
+    assert set(threads) <= {"MainThread", "devices-0", "evaluator"}  # before its first, and after its last
     assert len(run.of(records.Evaluated)) > 2
 
 
 def test_devices_kept_for_evaluation_are_no_learners(data_dir):
-    settings = {"mesh": {"data": 1, "fsdp": 2}, "sync": {"num_learners": 2}}
+    settings = {"mesh": {"data": 1, "fsdp": 2}, "sync": {"num_learners": 1}}
     assembly = assembly_of(experiment(data_dir, eval={"devices": 4}, **settings))
-    assert assembly.evaluation_learner() is None
-    assert list(assembly.evaluation_mesh().devices.flat) == jax.devices()[4:]
-    assert [list(mesh.devices.flat) for mesh in assembly.learner_meshes()] == [
-        jax.devices()[:2],
-        jax.devices()[2:4],
-    ]
-    assert run_local(assembly).outcome.eval_loss is not None
+    with devices(6):
+        assert assembly.evaluation_learner() is None
+        assert list(assembly.evaluation_mesh().devices.flat) == jax.devices()[2:]
+        assert [list(mesh.devices.flat) for mesh in assembly.learner_meshes()] == [jax.devices()[:2]]
+        assert run_local(assembly).outcome.eval_loss is not None
     with pytest.raises(ConfigError, match=r"config\.eval\.devices: is 3, but must divide the 8 rows"):
         assembly_of(experiment(data_dir, eval={"devices": 3, "batch_size": 8}, **settings)).check()
     with pytest.raises(ConfigError, match="must leave learners some of the 8 devices"):

@@ -42,10 +42,30 @@ from tests import workbench  # noqa: E402
 platform.prepare()  # while tests are collected, since it must be before the first array
 
 
+LONG = ("tests/integration/", "tests/launch/", "tests/bench/")  # they start processes
+LONGEST = ("readme", "hosts", "slow_networks", "parts", "hostile", "killed_processes", "hangs", "tune")
+
+
+@pytest.hookimpl(trylast=True)  # once it is known which are left out
 def pytest_collection_modifyitems(items):
-    """Begins with those that start processes, so that no worker is left with a long one at the end."""
-    long = ("tests/integration/", "tests/launch/", "tests/bench/")
-    items.sort(key=lambda item: not item.nodeid.startswith(long))
+    """Deals modules that start processes over the workers, so that none is left with a long one at the end.
+
+    A worker begins with its part of the list, of which all have equal ones, in a row.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    names = [f"tests/integration/test_{name}.py" for name in LONGEST]
+    modules, others = {name: [] for name in names}, []
+    for item in items:
+        name = item.nodeid.partition("::")[0]
+        (modules.setdefault(name, []) if name.startswith(LONG) else others).append(item)
+    dealt, long = [], [module for module in modules.values() if module]
+    for worker in range(workers):
+        part = (len(items) - len(dealt)) // (workers - worker)
+        begins = [item for module in long[worker::workers] for item in module]
+        more = max(0, part - len(begins))
+        dealt += [*begins, *others[:more]]
+        del others[:more]
+    items[:] = [*dealt, *others]
 
 
 def pytest_collection_finish(session):

@@ -4,14 +4,20 @@ import json
 
 import pytest
 
-NAMES = (
+NAMES = ("merge", "snapshot", "protocol")
+SLOW = (
     "learner",
-    "merge",
     "wire",
-    "snapshot",
-    "protocol",
+    "restart",
+    "syncer",
+    "hosts",
+    "memory",
+    "accelerator",
+    "donation",
+    "durability",
+    "tape",
+    "guard",
 )
-SLOW = ("restart", "syncer", "hosts", "memory", "accelerator", "donation", "durability", "tape", "guard")
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])

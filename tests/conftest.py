@@ -38,6 +38,7 @@ import pytest  # noqa: E402
 
 from ddiloco.training import platform  # noqa: E402
 from tests import workbench  # noqa: E402
+from tests.integration.programs import Programs  # noqa: E402
 
 platform.prepare()  # while tests are collected, since it must be before the first array
 
@@ -86,6 +87,14 @@ def pytest_sessionstart(session):
 @pytest.fixture(scope="session")
 def data_dir():
     return workbench.data_folder()
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """The programs, with the data and the compiled programs of all tests."""
+    made = Programs(workbench.data_folder())
+    yield made
+    made.kill_all()
 
 
 @pytest.fixture

@@ -1,17 +1,8 @@
-"""The programs, with the data and the compiled programs of all tests."""
+"""A run by hand."""
 
 import pytest
 
-from tests import workbench
 from tests.integration.hand import UNENDING, Job
-from tests.integration.programs import Programs
-
-
-@pytest.fixture(scope="session")
-def programs():
-    made = Programs(workbench.data_folder())
-    yield made
-    made.kill_all()
 
 
 @pytest.fixture

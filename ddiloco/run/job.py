@@ -95,6 +95,8 @@ def run_job(
         from ddiloco.virtual.from_settings import check_fleet
 
         check_fleet(experiment)
+        if experiment.virtual.lives == "trace":
+            _check_trace(pathlib.Path(str(experiment.virtual.trace)), workdir)
     experiment = with_steps(experiment, lambda: assembly_of(experiment))
     assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
     if experiment.driver == "remote":
@@ -130,6 +132,14 @@ def with_steps(experiment: Experiment, assembly: Callable[[], Assembly]) -> Expe
 
         steps = steps_within(experiment, assembly().num_params, experiment.virtual.seconds)
     return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
+
+
+def _check_trace(trace: pathlib.Path, workdir: pathlib.Path) -> None:
+    if workdir.resolve() in trace.resolve().parents:
+        raise ConfigError(
+            f"config.virtual.trace: {trace} is in the workdir, where an earlier run is set aside as this one "
+            "begins; copy it to another folder"
+        )
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
@@ -296,6 +297,14 @@ def test_the_lives_of_a_run_played_back_as_a_trace_give_the_same_parameters(left
     trace = {**TROUBLE["virtual"], "lives": "trace", "trace": str(folder / "lives.csv")}
     assert len((folder / "lives.csv").read_text().splitlines()) > 10
     assert again(**{**TROUBLE, "virtual": trace}).sha256 == result.summary["params_sha256"]
+
+
+def test_a_trace_that_would_be_set_aside_is_refused_before_anything_is(workshop, data_dir, tmp_path):
+    write_trace(tmp_path / "lives.csv", [])
+    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    with pytest.raises(ConfigError, match=r"^config\.virtual\.trace: .* is in the workdir"):
+        workshop.job(virtual(data_dir, virtual=trace), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["lives.csv"]
 
 
 def test_a_fleet_in_which_everybody_dies_has_failed_and_says_so(workshop, data_dir, tmp_path):

@@ -42,17 +42,10 @@ def main(_) -> int:
 
 def _changed(model):
     """The model's settings with those of the command line, which may not change its parameters."""
-    from ddiloco.config import build, to_dict
     from ddiloco.training.parameters import parameter_shapes
 
-    changes = {}
-    for path, value in _OVERRIDES:
-        group, _, name = path.partition(".")
-        if group != "model":
-            raise cli.UsageError(f"config.{path}: only settings of config.model can be another")
-        changes[name] = cli.literal(value)
-    changed = build(type(model), {**to_dict(model), **changes}, "config.model")
-    if changes and parameter_shapes(changed) != parameter_shapes(model):
+    changed = cli.changed(model, _OVERRIDES, "model")
+    if _OVERRIDES and parameter_shapes(changed) != parameter_shapes(model):
         raise cli.UsageError(f"config.{_OVERRIDES[0][0]}: the parameters would be others than the run's")
     return changed
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import functools
 import importlib.util
 import inspect
 import pathlib
+import re
 import signal
 import sys
 import types
@@ -15,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
+from ml_collections.config_flags.tuple_parser import TupleParser
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
@@ -25,35 +28,43 @@ USAGE_ERROR = 2
 
 
 _default: list[str] = []  # the config file of the program that runs, when none is given
+_given: list[tuple[str, str]] = []  # the overrides of its config
+_PARSERS: dict[type, flags.ArgumentParser] = {
+    bool: flags.BooleanParser(),
+    int: flags.IntegerParser(),
+    float: flags.FloatParser(),
+    str: flags.ArgumentParser(),
+    tuple: TupleParser(),
+}
 
 
 class UsageError(Exception):
     """The command line asks for something impossible; the message is one line."""
 
 
-def define_config(default: str) -> flags.FlagHolder:
-    """The flag `--config=FILE.py[:PRESET]`, whose fields `--config.any.field=value` overrides.
+class Config:
+    """The config that the command line asks for."""
 
-    ml_collections reads the overrides here already, off the command line, and against this flag's default:
-    so the default is the file that was asked for, and an unknown field ends the program here.
-    """
+    @functools.cached_property
+    def value(self) -> ConfigDict:
+        """Its settings; raises UsageError."""
+        return resolve(chosen_config(), _given)
+
+
+def define_config(default: str) -> Config:
+    """The flag `--config=FILE.py[:PRESET]`, whose fields `--config.any.field=value` overrides."""
     _default.append(default)
-    read = list(_read(sys.argv[1:]))
-    read.sort(key=lambda argument: argument.name != "config")  # the file before what overrides it
-    sys.argv[1:] = [word for argument in read for word in argument.words]
-    try:
-        _check_overrides(sys.argv)
-    except UsageError as error:
-        _fail(str(error))
-    return config_flags.DEFINE_config_file(
-        "config", chosen_config(), "Config file, and its preset after a colon."
-    )
+    sys.argv[:] = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
+    _given.extend(take_overrides())
+    flags.DEFINE_string("config", default, "Config file, and its preset after a colon.")
+    return Config()
 
 
 def take_overrides(group: str = "config") -> list[tuple[str, str]]:
     """Takes every `--config.path=value` (or that of another group) off the command line.
 
-    Returns the (path, value) of each, in their order; a bare `--config.path` has the value `true`.
+    Returns the (path, value) of each, in their order; of a bare `--config.path` the value is `true`, and of
+    `--noconfig.path` it is `false`.
     """
     read = list(_read(sys.argv[1:], group))
     sys.argv[1:] = [word for argument in read if argument.path is None for word in argument.words]
@@ -68,29 +79,22 @@ def chosen_config() -> str:
 
 def config_arguments() -> list[str]:
     """The config, with its overrides in their order, as the command line of a program like this one."""
-    overrides = [a for a in _read(sys.argv[1:]) if a.path is not None]
-    return [f"--config={chosen_config()}", *(f"--config.{a.path}={a.text}" for a in overrides)]
+    return [f"--config={chosen_config()}", *(f"--config.{path}={text}" for path, text in _given)]
 
 
 def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -> None:
     """Parses the flags and runs `main`; exits 0, or as `main` says, 2 on a usage error, 1 on any other."""
-    nones: list[str] = []
 
     def parse(argv: Sequence[str]) -> list[str]:
         try:
-            kept, found = _take_nones(argv)
-            nones.extend(found)
-            _check_overrides(argv)
-            return flags.FLAGS(kept, known_only=False)
-        except (flags.Error, UsageError, ConfigError) as error:
+            return flags.FLAGS(argv, known_only=False)
+        except flags.Error as error:
             _fail(str(error).splitlines()[0].removeprefix("flag --"))
 
     def guarded(argv: Sequence[str]) -> None:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
         try:
-            if nones:
-                _set_nones(flags.FLAGS.config, nones)
             _check_folders()
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
@@ -167,17 +171,28 @@ def resolve(argument: str, overrides: Sequence[tuple[str, Any]]) -> ConfigDict:
     Raises:
       UsageError: no such file, preset or field, or a value that the field cannot have.
     """
-    _check_paths(load_config(argument), [path for path, _ in overrides])
-    argv = ["", f"--config={argument}", *(f"--config.{path}={value}" for path, value in overrides)]
-    kept, nones = _take_nones(argv)
-    values = flags.FlagValues()
-    try:
-        config_flags.DEFINE_config_file("config", argument, "", flag_values=values, sys_argv=kept)
-        values(kept)
-    except flags.Error as error:
-        raise UsageError(str(error).splitlines()[0].removeprefix("flag --")) from None
-    _set_nones(values.config, nones)
-    return values.config
+    config = load_config(argument)
+    for path, value in overrides:
+        _override(config, path, str(value))
+    return config
+
+
+def changed(settings: Any, overrides: Sequence[tuple[str, str]], group: str) -> Any:
+    """The settings of `config.GROUP` with these overrides.
+
+    Raises:
+      UsageError: an override is of another group.
+      ConfigError: a value is impossible.
+    """
+    from ddiloco.config import build, to_dict
+
+    changes = {}
+    for path, text in overrides:
+        first, _, name = path.partition(".")
+        if first != group:
+            raise UsageError(f"config.{path}: only settings of config.{group} can be another")
+        changes[name] = literal(text)
+    return build(type(settings), {**to_dict(settings), **changes}, f"config.{group}")
 
 
 def tell(line: str) -> None:
@@ -204,8 +219,10 @@ class _Argument(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The value; a bool is set by its name alone."""
-        return "true" if self.value is None else self.value
+        """The value; a bool is set by its name alone, and unset by it with `no` before."""
+        if self.value is not None:
+            return self.value
+        return "false" if self.name and self.name.startswith("no") else "true"
 
 
 def _read(arguments: Sequence[str], group: str = "config") -> Iterator[_Argument]:
@@ -214,11 +231,11 @@ def _read(arguments: Sequence[str], group: str = "config") -> Iterator[_Argument
     while waiting:
         word = waiting.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
-        if not word.startswith("-") or name.partition(".")[0] != group:
+        if not word.startswith("-") or not re.match(rf"{group}(\.|$)|no{group}\.", name):
             yield _Argument([word])
         elif equals:
             yield _Argument([word], name, value)
-        elif waiting and not waiting[0].startswith("--"):
+        elif waiting and not waiting[0].startswith("--") and name.startswith(group):
             yield _Argument([word, waiting[0]], name, waiting.pop(0))
         else:
             yield _Argument([word], name)
@@ -233,43 +250,22 @@ def _check_folders() -> None:
                 raise UsageError(f"{flag}: {path}: must be on a disk with file locks, which no bucket has")
 
 
-def _check_overrides(argv: Sequence[str]) -> None:
-    if _default:
-        paths = [argument.path for argument in _read(argv[1:]) if argument.path is not None]
-        _check_paths(load_config(chosen_config()), paths)
-
-
-def _check_paths(config: ConfigDict, paths: Sequence[str]) -> None:
-    for path in paths:
-        at = config
-        for i, part in enumerate(path.split(".")):
-            part = part.partition("[")[0]
-            if not isinstance(at, ConfigDict) or part not in at:
-                known = list(at) if isinstance(at, ConfigDict) else []
-                close = difflib.get_close_matches(part, known, n=1)
-                hint = (
-                    f"did you mean {close[0]}?"
-                    if close
-                    else f"known: {', '.join(sorted(known)) or 'nothing'}"
-                )
-                where = ".".join(["config", *path.split(".")[:i], part])
-                raise UsageError(f"{where}: no such setting; {hint}")
-            at = at.get_ref(part).get() if part in at else None
-
-
-def _take_nones(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Takes `--config.path=None` out: the flags of ml_collections cannot set a number to None."""
-    read = list(_read(argv))
-    nones = [a for a in read if a.path is not None and a.value in ("None", "none")]
-    kept = [word for argument in read if argument not in nones for word in argument.words]
-    return kept, [argument.path for argument in nones]
-
-
-def _set_nones(config: ConfigDict, paths: Sequence[str]) -> None:
-    for path in paths:
-        *groups, name = path.split(".")
-        at = config
-        for group in groups:
-            at = at[group]
-        with at.ignore_type():
-            at[name] = None
+def _override(config: ConfigDict, path: str, text: str) -> None:
+    """Sets the field that the path names to what the text says, by the field's type."""
+    group, value, parts = config, config, path.split(".")
+    for i, part in enumerate(parts):
+        if not isinstance(value, ConfigDict) or part not in value:
+            known = list(value) if isinstance(value, ConfigDict) else []
+            close = difflib.get_close_matches(part, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known)) or 'nothing'}"
+            raise UsageError(f"{'.'.join(['config', *parts[: i + 1]])}: no such setting; {hint}")
+        group, value = value, value[part]
+    if isinstance(value, ConfigDict):
+        raise UsageError(f"config.{path}={text}: is a group of settings, which are set one by one")
+    parser = _PARSERS.get(group.get_type(parts[-1]))
+    try:
+        found = None if text in ("None", "none") else parser.parse(text) if parser else literal(text)
+    except ValueError as error:
+        raise UsageError(f"config.{path}={text}: {error}") from None
+    with group.ignore_type():
+        group[parts[-1]] = found

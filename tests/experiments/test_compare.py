@@ -341,6 +341,7 @@ OVERRIDES = {
     "--config.a 1 -config.b=x=y": [("a", "1"), ("b", "x=y")],
     "--config.a --jobs=2": [("a", "true")],
     "--config.a -1 --config.b": [("a", "-1"), ("b", "true")],
+    "--noconfig.a --noconfigure --config.b=t": [("a", "false"), ("b", "t")],
     "--config=c.py:x --seeds 1": [],
 }
 
@@ -357,5 +358,6 @@ def test_a_resolved_config_is_the_one_that_a_run_gets(config):
     resolved = cli.resolve(f"{config}:streaming", overrides)
     assert (resolved.algorithm, resolved.sync.quorum, resolved.train.steps) == ("streaming", None, 5)
     assert resolved.virtual.step_seconds == (1.0, 2.0)
+    assert cli.resolve(str(config), [("train.steps", 5), ("train.steps", 6)]).train.steps == 6
     with pytest.raises(cli.UsageError, match="no preset 'huge'"):
         cli.resolve(f"{config}:huge", [])

@@ -7,7 +7,7 @@ CASES = {
     "unknown group": (["--config.nope=1"], "config.nope: no such setting; known: algorithm, data, driver, "),
     "field of a field": (["--config.seed.x=1"], "config.seed.x: no such setting; known: nothing"),
     "wrong type": (["--config.train.steps=many"], "config.train.steps=many: invalid literal for int()"),
-    "group as a value": (["--config.train=3"], "config.train=3: "),
+    "group as a value": (["--config.train=3"], "config.train=3: is a group of settings, which"),
     "unknown preset": (
         ["--config=configs/dense.py:huge"],
         "config: configs/dense.py:huge: no preset 'huge'",
@@ -85,6 +85,7 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
         ("bench", ["merge", "--fast"], "Unknown command line flag 'fast'"),
         ("train", ["--profile=5"], "profile: is '5', but must be FIRST:LAST, steps from 2 on, such as 20:24"),
         ("learner", ["--learner_id=0", "--profile=2:3"], "profile: needs --workdir, where the trace goes"),
+        ("guards", ["--liars=8"], "liars=8: "),
         ("evaluator", [], "workdir: is missing; give --workdir=DIR, the syncer's"),
         ("tokenize", [], "output: is missing; give --output=DIR"),
         ("tokenize", ["--config=configs/vit.py", "--output=/nowhere/x"], "config: trains on no text"),

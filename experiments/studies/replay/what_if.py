@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ddiloco.config import build, to_dict
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
@@ -312,20 +311,16 @@ def _outcome(rounds: list[dict[str, Any]], counts: collections.Counter[str], sec
 
 def compare(run: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
     """Prints figures of the run, its own policy simulated, and the one with these overrides of the policy."""
-    changes = {}
-    for path, value in overrides:
-        group, _, name = path.partition(".")
-        if group != "sync" or name == "num_learners":
-            raise cli.UsageError(f"config.{path}: --what_if changes config.sync, but for num_learners")
-        changes[name] = cli.literal(value)
     sync, steps = run.experiment.sync, run.experiment.train.steps
-    policy = build(SyncPolicy, {**to_dict(sync), **changes}, "config.sync")
+    policy = cli.changed(sync, overrides, "sync")
+    if policy.num_learners != sync.num_learners:
+        raise cli.UsageError("config.sync.num_learners: --what_if cannot change it")
     columns = {
         "recorded": recorded(run.plan),
         "same policy": what_if(run.plan, sync, steps),
         "what if": what_if(run.plan, policy, steps),
     }
-    print(", ".join(f"{name}={value}" for name, value in changes.items()) or "nothing is changed")
+    print(", ".join(f"{path}={text}" for path, text in overrides) or "nothing is changed")
     rows = [
         [field.name, *(f"{getattr(outcome, field.name):.6g}" for outcome in columns.values())]
         for field in dataclasses.fields(Outcome)

@@ -22,13 +22,12 @@ def plan(tmp_path_factory):
 
 def test_clocks_only_grow_along_an_actor_and_any_prefix_of_the_plans_order_is_a_consistent_cut(plan):
     clocks, done = Clocks(plan), []
-    after = {id(actor): list(clocks.after(actor)) for actor in plan.actors}
     perform(plan, lambda actor, work: done.append((actor, work)))
     newest = {id(actor): VectorClock() for actor in plan.actors}
     [syncer] = plan.syncers
     learners = dict.fromkeys(range(POLICY.num_learners), VectorClock())
     for actor, work in done:
-        clock = after[id(actor)][work.entry]
+        clock = clocks.after_work(actor, work)
         assert newest[id(actor)] <= clock
         newest[id(actor)] = clock
         if actor is not syncer:

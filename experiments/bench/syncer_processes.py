@@ -24,7 +24,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.listening import Listening
-from ddiloco.remote.syncer.part import run_part
+from ddiloco.remote.syncer.part import PartRun
 from ddiloco.remote.syncer.process import run_syncer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
@@ -287,7 +287,8 @@ def _main(pipe: Connection, traffic: Traffic, folder: pathlib.Path) -> None:
 def _part(pipe: Connection, traffic: Traffic, folder: pathlib.Path, authority: str, number: int) -> None:
     assembly, listening = _prepared(pipe, traffic, merges=True)
     named = {"authority": authority, "part": number, "folder": folder}
-    why = run_part(assembly, threading.Event(), listening=listening, security=Security(), **named)
+    run = PartRun(assembly, threading.Event(), listening=listening, security=Security(), **named)
+    why = run.run()
     assert why is None, why
 
 

@@ -141,7 +141,7 @@ class _Process:
     def part(self) -> int:
         from ddiloco.disk.durable import FOLDER
         from ddiloco.remote.syncer.listening import Listening, take_descriptors
-        from ddiloco.remote.syncer.part import run_part
+        from ddiloco.remote.syncer.part import PartRun
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run import needs
         from ddiloco.training import platform
@@ -162,7 +162,7 @@ class _Process:
         listening = Listening(address, self.security, experiment.remote, hosts, ready)
         assembly = self._assembly()
         needs.check(needs.part_needs(experiment, assembly.layout, assignment.part), "a part of the syncer")
-        failure = run_part(
+        run = PartRun(
             assembly,
             self.stop,
             listening=listening,
@@ -171,6 +171,7 @@ class _Process:
             part=assignment.part,
             folder=assignment.workdir / FOLDER,
         )
+        failure = run.run()
         if failure is not None:
             print(f"error: {assignment.name} of the syncer: {failure}", file=sys.stderr)
             return FAILED

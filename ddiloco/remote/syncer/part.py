@@ -117,14 +117,23 @@ class PartRun:
         self,
         assembly: Assembly,
         stop: threading.Event,
+        *,
         listening: Listening,
         security: Security,
         authority: str,
-        place: PartPlace,
+        part: int,
         folder: pathlib.Path,
     ) -> None:
-        """`authority`: HOST:PORT. `folder`: of the durable state, the same as the authority's."""
+        """Listens where `listening` does, to nobody yet.
+
+        `authority`: HOST:PORT. `folder`: of the durable state, the same as the authority's.
+
+        Raises:
+          ConfigError: the address is not available.
+        """
         e = assembly.experiment
+        listening.claim()
+        place = PartPlace(part, e.remote.parts, listening.address)
         self._assembly, self._stop, self._listening, self._security = assembly, stop, listening, security
         self._place, self._folder = place, folder
         self._terms = terms_of(e, assembly.layout)
@@ -178,17 +187,13 @@ class PartRun:
     # Called by the uplink's thread.
 
     def _take(self, message: pb.ToPart) -> None:
-        kind = message.WhichOneof("kind")
+        kind, worker, server = message.WhichOneof("kind"), self._worker, self._server
         if kind == "begin":
             self._begin(message.begin)
         elif kind == "leave":
             self._over.set()
-        elif self._worker is not None and self._server is not None:
-            self._take_begun(self._worker, self._server, kind, message)
-
-    def _take_begun(
-        self, worker: SyncerWorker, server: PartServer, kind: str | None, message: pb.ToPart
-    ) -> None:
+        if worker is None or server is None:
+            return
         match kind:
             case "news":
                 worker.send(codec.news_of(message.news))
@@ -241,19 +246,3 @@ class PartRun:
         self._worker, self._server = worker, server
         worker.start()
         server.start(self._listening)
-
-
-def run_part(
-    assembly: Assembly,
-    stop: threading.Event,
-    *,
-    listening: Listening,
-    security: Security,
-    authority: str,
-    part: int,
-    folder: pathlib.Path,
-) -> str | None:
-    """Makes and runs a PartRun that listens where `listening` does; why it failed, None if it did not."""
-    listening.claim()
-    place = PartPlace(part, assembly.experiment.remote.parts, listening.address)
-    return PartRun(assembly, stop, listening, security, authority, place, folder).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 from multiprocessing.connection import Connection
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.gift import fetch
+from ddiloco.remote.learner.gift import Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.learner_arrays import Equipment
@@ -82,7 +83,9 @@ def _take(
     donating, taken = False, 0
     while donating is not None:
         if donating and not pipe.poll():
-            fetch(address, (0,) * num_fragments, inner, Security(), 20.0, PATIENCE)
+            gift = Gift(address, (0,) * num_fragments, inner, Security(), 20.0, PATIENCE)
+            with contextlib.closing(gift):
+                gift.open().take()
             taken += 1
         else:
             donating = pipe.recv()

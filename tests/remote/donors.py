@@ -1,5 +1,6 @@
 """Learners that give their inner optimizer state, and those that ask for it, at a real wire."""
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -9,7 +10,7 @@ import numpy as np
 
 from ddiloco.remote.learner import client
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.gift import fetch
+from ddiloco.remote.learner.gift import Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire.security import Security
@@ -59,7 +60,9 @@ class Steps:
 
 
 def ask(address, versions=(3, 4), inner=FORMAT, security=None, timeout=PATIENCE):
-    return fetch(address, versions, inner, security or Security(), 20.0, timeout)
+    gift = Gift(address, versions, inner, security or Security(), 20.0, timeout)
+    with contextlib.closing(gift):
+        return gift.open().take()
 
 
 def assert_same(ours, theirs):

@@ -25,7 +25,6 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.remote.learner.gift import fetch
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.syncer.server import SyncerServer
@@ -39,7 +38,7 @@ from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from tests.bad_network import BadNetwork, LinkShape
-from tests.remote.donors import THREE, Steps, notes, with_client
+from tests.remote.donors import THREE, Steps, ask, notes, with_client
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
 from tests.warm import Program
 
@@ -205,7 +204,7 @@ def test_a_joiner_that_reads_nothing_keeps_neither_the_donor_s_steps_nor_the_nex
         assert step.answer.result(PATIENCE) is LARGE_STATE, "the worker is at its next boundary"
 
         def given():
-            got = error_or(lambda: fetch(donor.address, (3, 4), LARGE_INNER, Security(), 20.0, PATIENCE))
+            got = error_or(lambda: ask(donor.address, inner=LARGE_INNER))
             return isinstance(got, InnerState)
 
         until(given, "a donation to another")

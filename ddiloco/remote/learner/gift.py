@@ -68,7 +68,12 @@ class Gift:
         return self._header.copy, [self._address, *self._header.hosts]
 
     def take(self) -> InnerState:
-        """The state, of a gift that is open; raises as `fetch` does."""
+        """The state, of a gift that is open.
+
+        Raises:
+          grpc.RpcError: the peer is lost, or takes too long.
+          WireError: what it gives is cut short, has gaps, or holds a number that is not finite.
+        """
         copy, [_, *others] = self.rest
         taken = _Taken(self._inner)
         taken.add(self._header, self._call.messages)
@@ -80,27 +85,6 @@ class Gift:
         self._call.close()
 
 
-def fetch(
-    address: str,
-    versions: tuple[int, ...],
-    inner: InnerFormat,
-    security: Security,
-    keepalive: float,
-    timeout: float,
-) -> InnerState:
-    """The inner state of the learner at HOST:PORT, once it has applied these versions.
-
-    Raises:
-      grpc.RpcError: the peer cannot be reached, does not give, or takes longer than `timeout` seconds.
-      WireError: what it gives is another optimizer's, is cut short, or holds a number that is not finite.
-    """
-    gift = Gift(address, versions, inner, security, keepalive, timeout)
-    try:
-        return gift.open().take()
-    finally:
-        gift.close()
-
-
 def fetch_copy(
     addresses: Sequence[str],
     copy: int,
@@ -109,7 +93,7 @@ def fetch_copy(
     keepalive: float,
     timeout: float,
 ) -> Sequence[np.ndarray | Blocks]:
-    """This host's blocks of a copy that the hosts of a learner, at HOST:PORT, keep; raises as `fetch`."""
+    """This host's blocks of a copy that the hosts of a learner, at HOST:PORT, keep; raises as a Gift."""
     taken = _Taken(inner)
     taken.add_copy(addresses, copy, security, keepalive, time.monotonic() + timeout)
     return taken.arrays()
@@ -119,7 +103,7 @@ def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: I
     """The inner state that a donor of one host sends: its header and its chunks.
 
     Raises:
-      WireError: as `fetch`.
+      WireError: as a Gift's `open` and `take`.
     """
     header = _header(messages, versions, inner)
     taken = _Taken(inner)
@@ -177,7 +161,7 @@ class _Taken:
     def add_copy(
         self, addresses: Sequence[str], copy: int, security: Security, keepalive: float, until: float
     ) -> None:
-        """Takes what hosts keep under a number; `until`: by time.monotonic. Raises as `fetch`."""
+        """Takes what hosts keep under a number; `until`: by time.monotonic. Raises as `take`."""
         for address in addresses:
             request, left = pb.DonationRequest(copy=copy), max(0.0, until - time.monotonic())
             call = _Call(address, request, self._inner, security, keepalive, left)

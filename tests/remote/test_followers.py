@@ -145,7 +145,7 @@ def test_tokens_and_positions_of_a_batch_are_waited_for(leading):
     for number, host in enumerate(hosts, start=1):
         host.say(drawn=pb.Drawn(number=1, shards=[number], tokens=[10 * number], position=str(number)))
     drawn = leading.followers.drawn(1)
-    assert sorted((d.position, dict(d.tokens)) for d in drawn) == [("1", {1: 10}), ("2", {2: 20})]
+    assert sorted((d.position, *d.shards, *d.tokens) for d in drawn) == [("1", 1, 10), ("2", 2, 20)]
 
 
 def test_the_loss_of_a_host_is_told(leading):

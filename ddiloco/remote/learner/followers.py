@@ -7,8 +7,8 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any
 
 import grpc
 
@@ -25,14 +25,6 @@ from ddiloco.schema import codec
 Broke = Callable[[Exception], None]
 Key = tuple[int, int, int]
 """Welcome, fragment and version of what is delivered, as in a Here."""
-
-
-class Drawn(NamedTuple):
-    """What one host has drawn of a batch."""
-
-    number: int
-    tokens: Mapping[int, int]  # by sub-shard
-    position: str  # JSON
 
 
 def key_of(told: EventDelivery) -> Key:
@@ -88,7 +80,7 @@ class Followers:
         self._done: dict[int, list[pb.FromHost.Done]] = {}  # by copy, what hosts have said of it
         self._here: dict[Key, set[int]] = {}  # hosts that have a delivery
         self._own: dict[Key, EventDelivery] = {}  # deliveries that this host has, and not all others
-        self._drawn: dict[int, list[Drawn]] = {}  # by number of the batch
+        self._drawn: dict[int, list[pb.Drawn]] = {}  # by number of the batch
         self._numbers = itertools.count(1)
         self._streams: dict[int, tuple[int, Broke]] = {}  # by part of the syncer: their number, who hears
         self._over = False
@@ -151,7 +143,7 @@ class Followers:
             self._own[key_of(told)] = told
         self._deliver_complete(key_of(told))
 
-    def drawn(self, number: int) -> list[Drawn]:
+    def drawn(self, number: int) -> list[pb.Drawn]:
         """What the others have drawn of the batch with this number; waits for it."""
         with self._change:
             while len(self._drawn.get(number, ())) < self.count and not self._over:
@@ -251,12 +243,8 @@ class Followers:
                     self._here.setdefault(key, set()).add(host)
                 self._deliver_complete(key)
             case "drawn":
-                drawn = message.drawn
-                tokens = dict(zip(drawn.shards, drawn.tokens, strict=True))
                 with self._change:
-                    self._drawn.setdefault(drawn.number, []).append(
-                        Drawn(drawn.number, tokens, drawn.position)
-                    )
+                    self._drawn.setdefault(message.drawn.number, []).append(message.drawn)
                     self._change.notify_all()
             case "broken":
                 with self._change:

@@ -161,7 +161,7 @@ class JointBatches(Iterator[HostBatch]):
         others = self._followers.drawn(self._number)
         together = dict(tokens)
         for drawn in others:
-            together |= drawn.tokens
+            together |= zip(drawn.shards, drawn.tokens, strict=True)
         self._tokens += sum(together.values())
         states = [self._own.get_state(), *(json.loads(drawn.position) for drawn in others)]
         self._state = joined(states, self._tokens)

@@ -57,7 +57,7 @@ class LearnerEnd:
         self._asked: set[RoundId] = set()
         self._updates: collections.deque[events.UpdateArrived] = collections.deque()
         self._client = SyncerClient(address, learner, 1, terms, Security(), CONFIG)
-        self._client.attach(self)
+        self._client.attach(self.inbox)
         self._client.start()
 
     def send(self, event: Any) -> None:

@@ -356,7 +356,7 @@ class _Learner:
             decode = None
         terms = terms_of(e, assembly.layout)
         self.client = SyncerClient(address, learner, 1, terms, Security(), e.remote, decode=decode)
-        self.client.attach(self)
+        self.client.attach(self.inbox)
 
     def run(self) -> None:
         """Steps whenever it may, until it is told to leave and has the update of every round."""

@@ -79,7 +79,7 @@ def with_client(address, learner, donor_port=0, process=100):
     end.client = client.SyncerClient(
         address, learner, process, TERMS, Security(), CONFIG, end.notes.append, donor_port
     )
-    end.client.attach(end)
+    end.client.attach(end.inbox)
     end.client.start()
     end.send = end.client.outbox.send
     assert end.client.accepted.wait(PATIENCE)

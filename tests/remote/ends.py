@@ -137,7 +137,7 @@ class LearnerEnd:
         self.client = SyncerClient(
             address, learner, process, terms, security or Security(), config, self.notes.append
         )
-        self.client.attach(self)
+        self.client.attach(self.inbox)
         self.client.start()
         self.send = self.client.outbox.send
 

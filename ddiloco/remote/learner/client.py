@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import grpc
 
@@ -30,12 +29,6 @@ from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
-
-
-class Learner(Protocol):
-    """The part of a LearnerWorker that the wire uses."""
-
-    inbox: Inbox
 
 
 class _AnotherRun(Exception):
@@ -89,7 +82,7 @@ class SyncerClient:
         self._donor_port, self._accepted = donor_port, accepted
         self._session = ""  # name of the last connection
         self._connection: _Connection | None = None
-        self._worker: Learner | None = None
+        self._inbox: Inbox | None = None
         self._over = False  # the syncer has said that the run is over
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -100,12 +93,12 @@ class SyncerClient:
         """Begins to connect."""
         self._thread.start()
 
-    def attach(self, worker: Learner) -> None:
-        """Names the worker that gets what arrives."""
+    def attach(self, inbox: Inbox) -> None:
+        """Puts what arrives into the inbox of the learner's worker from now on."""
         with self._lock:
-            self._worker = worker
+            self._inbox = inbox
             if self._over:
-                worker.inbox.put(Leave())
+                inbox.put(Leave())
 
     def send_offer(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask again."""
@@ -185,8 +178,8 @@ class SyncerClient:
 
     def put(self, delivery: Delivery) -> None:
         """Hands something to the worker, once there is one."""
-        if self._worker is not None:
-            self._worker.inbox.put(delivery)
+        if self._inbox is not None:
+            self._inbox.put(delivery)
 
     def _refused(self, why: str) -> None:
         self.refusal = why
@@ -196,8 +189,8 @@ class SyncerClient:
     def _leave(self) -> None:
         with self._lock:
             self._over = True
-            if self._worker is not None:
-                self._worker.inbox.put(Leave())
+            if self._inbox is not None:
+                self._inbox.put(Leave())
 
     def _connect(self) -> None:
         """Runs one connection from its hello to its end.

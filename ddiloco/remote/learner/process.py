@@ -209,7 +209,7 @@ class LearnerProcess:
         )
         if lead is not None:
             lead.begin(client.position)
-        client.attach(worker)
+        client.attach(worker.inbox)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)
             if profile is not None:

@@ -231,7 +231,7 @@ class Assembly:
         keys = [(mesh, self.recipe.kind((m,))) for m, mesh in enumerate(self.learner_meshes())]
         placements = [self._placement(key) for key in keys]
         with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
-            programs = {key: pool.submit(self._program, key) for key in dict.fromkeys(keys)}
+            programs = {key: pool.submit(self.recipe.program, *key) for key in dict.fromkeys(keys)}
             transfers = {at: pool.submit(self._transfer, at) for at in dict.fromkeys(placements)}
         parts = zip(keys, placements, strict=True)
         return [
@@ -243,7 +243,7 @@ class Assembly:
         """What this process's only learner works with, compiled; it may be one of the learner's `hosts`."""
         key = self.own_mesh(), self.recipe.kind((learner,))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading from the cache holds no lock
-            program = pool.submit(self._program, key)
+            program = pool.submit(self.recipe.program, *key)
             transfer = self._transfer(self._placement(key))
         if hosts == 1:
             return self._equipment(learner, program.result(), transfer)
@@ -255,7 +255,7 @@ class Assembly:
 
     def program(self, mesh: Mesh, shards: Sequence[int]) -> Program:
         """The compiled step of a job that trains on these shards."""
-        return self._program((mesh, self.recipe.kind(shards)))
+        return self.recipe.program(mesh, self.recipe.kind(shards))
 
     def peak_flops(self, mesh: Mesh) -> float | None:
         """Operations a second of all its devices, as the settings say or their kind has; None: not known."""
@@ -277,9 +277,6 @@ class Assembly:
             step_flops=self.recipe.step_flops(self.recipe.kind((learner,))),
             peak_flops=self.peak_flops(program.mesh),
         )
-
-    def _program(self, key: tuple[Mesh, Hashable]) -> Program:
-        return self.recipe.program(*key)
 
     def _placement(self, key: tuple[Mesh, Hashable]) -> tuple[tuple[str, Sharding], ...]:
         return tuple(self.recipe.shardings(*key).items())

@@ -1,23 +1,4 @@
-"""What goodput, uptime and lost time mean, for real runs and for simulated ones alike (docs/goodput.md).
-
-Learner l has c_l chips and is at every moment in one `State`, with k_l <= c_l of its chips in the job: a
-learner that has lost a slice goes on with the rest. The *window* [a, b] opens when any learner first enters
-STEPPING. It is closed once some learner has FINISHED and none is in one of the `ACTIVE` states; b is then
-the last moment at which one was. Until then b is the time asked about.
-
-A learner is *allocated* from the moment it enters STEPPING, RECONFIGURING or STANDBY (or from a, if that is
-later) until it enters FINISHED; dead or alive, all its chips are paid for in between. STARTING counts as
-RECONFIGURING in a learner that is allocated: its process restarts. With C(s) the chip-seconds in state s:
-the sum over learners, while they are allocated and inside the window, of the seconds in s times k_l, where
-the c_l - k_l chips that are not in the job count as FAILED,
-
-    goodput = C(STEPPING) / sum over s of C(s)
-    lost[s] = C(s) / sum over s of C(s)                        for s in `CAUSES`
-    uptime  = |union over l of the STEPPING intervals of l| / (b - a)
-
-so that goodput + sum(lost.values()) = 1. In an empty window nothing is allocated and nothing lost:
-goodput and uptime are 1.
-"""
+"""What goodput, uptime and lost time mean, for real runs and simulated ones; definitions: docs/goodput.md."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ TOKENS = {
     "dtype": "<u2",
     "splits": {"train": {"files": ["0"], "documents": 3, "tokens": 9}},
 }
-PART = json.dumps({"content": "5f" * 32, "files": {"state/metadata": [3, "5f" * 32]}})
+PART = json.dumps({"files": {"state/metadata": [3, "5f" * 32]}})
 SEEDS = {  # sound bytes, from which others are made
     "from_learner": [
         learner_message(events.StepReported(Report(3, 5, 3, (FragmentCounters(1, 2, 9),) * 3))),
@@ -143,7 +143,7 @@ SEEDS = {  # sound bytes, from which others are made
     "durable_values": [b'{"0": 3, "sha256": "x"}', b'{"a": {"b": [1.0, null]}}'],
     "run_mark": [b'{"run": "5f", "start": "00"}'],
     "resumed_from": [b'{"snapshot": {"number": 3, "sha256": "5f"}, "incarnations": {"0": 7}}'],
-    "manifest": [f'"format": 1, "number": 3, "header": {{}}, "parts": {{"syncer": {PART}}}}}'.encode()],
+    "manifest": [f'"format": 2, "number": 3, "header": {{}}, "parts": {{"syncer": {PART}}}}}'.encode()],
     "scores": [
         b'{"run": "5f", "step": 3, "tokens": 9, "time": 1.0}\n',
         b'{"run": "5f", "ask": "x", "step": 3, "tokens": 9, "versions": [1, 2]}',

@@ -19,7 +19,7 @@ from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, report, until, update
 
 NUMBERS = st.integers(1, 1 << 50)
-FILES = PartFiles({"arrays/d/x": (7, "0" * 64), "state/metadata": (1, "f" * 64)}, "a" * 64)
+FILES = PartFiles({"arrays/d/x": (7, "0" * 64), "state/metadata": (1, "f" * 64)})
 MESSAGES = st.one_of(
     st.builds(StateRecorded, st.just(1), NUMBERS, NUMBERS, st.none()),
     st.builds(
@@ -51,7 +51,7 @@ def test_what_a_learner_tells_about_snapshots_comes_as_it_went(message):
     "message",
     [
         pb.FromLearner(part_written=pb.PartWritten(snapshot=1, files="[")),
-        pb.FromLearner(part_written=pb.PartWritten(snapshot=1, files='{"content": "", "files": {}}')),
+        pb.FromLearner(part_written=pb.PartWritten(snapshot=1, files='{"files": {}}')),
         pb.FromLearner(state_recorded=pb.StateRecorded(snapshot=1, recorded=True, versions=[1])),
         pb.FromLearner(state_recorded=pb.StateRecorded(snapshot=1 << 60)),
         pb.FromLearner(goodbye=True),
@@ -63,7 +63,7 @@ def test_what_cannot_be_is_malformed(message):
 
 
 def test_a_path_out_of_the_parts_folder_is_malformed():
-    told = {"content": "a" * 64, "files": {"../../syncer/fragment-0000": [1, "0" * 64]}}
+    told = {"files": {"../../syncer/fragment-0000": [1, "0" * 64]}}
     with pytest.raises(WireError, match="malformed part"):
         told_of_snapshot(pb.FromLearner(part_written=pb.PartWritten(files=json.dumps(told))), 0, 2)
 

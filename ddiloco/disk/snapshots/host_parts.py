@@ -5,7 +5,6 @@ They are array files: Orbax writes arrays of host memory only in the first of JA
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
@@ -60,9 +59,7 @@ def write_state(folder: pathlib.Path, state: Mapping[str, Any]) -> PartFiles:
 
 def joined(parts: Iterable[PartFiles]) -> PartFiles:
     """One part of the files of several."""
-    files = {name: file for part in parts for name, file in part.files.items()}
-    told = sorted((name, digest) for name, (_, digest) in files.items())
-    return PartFiles(files, hashlib.sha256(json.dumps(told).encode()).hexdigest())
+    return PartFiles({name: file for part in parts for name, file in part.files.items()})
 
 
 def is_of_hosts(files: PartFiles) -> bool:
@@ -108,5 +105,4 @@ def _read_arrays(folder: pathlib.Path, hosts: int, needs: Needs | None) -> Mappi
 
 
 def _files(paths: Iterable[pathlib.Path]) -> PartFiles:
-    files = {path.name: digest_of(path) for path in paths}
-    return PartFiles(files, next(digest for _, digest in files.values()))
+    return PartFiles({path.name: digest_of(path) for path in paths})

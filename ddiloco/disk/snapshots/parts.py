@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
-import json
 import math
 import os
 import pathlib
@@ -79,11 +78,10 @@ class PartFiles:
 
     # Size in bytes and sha256 of each file, by its path in the part's folder
     files: Mapping[str, tuple[int, str]]
-    content: str  # sha256 of the state and the arrays, however they are divided into files
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; `from_json` gives an equal one."""
-        return {"content": self.content, "files": {path: list(file) for path, file in self.files.items()}}
+        return {"files": {path: list(file) for path, file in self.files.items()}}
 
     @classmethod
     def from_json(cls, values: Any) -> PartFiles:
@@ -91,12 +89,12 @@ class PartFiles:
         try:
             part = build(cls, values, "part")
         except ConfigError:
-            raise ValueError("describes a part otherwise than by content and files") from None
-        sound = _is_digest(part.content) and bool(part.files)
+            raise ValueError("describes a part otherwise than by its files") from None
+        sound = bool(part.files)
         for path, (size, digest) in part.files.items():
             names = path.split("/")
             sound &= not {"", ".", ".."} & set(names) and "\0" not in path and "\\" not in path
-            sound &= 0 <= size <= _LARGEST_FILE and _is_digest(digest)
+            sound &= 0 <= size <= _LARGEST_FILE and bool(_DIGEST.fullmatch(digest))
         if not sound:
             raise ValueError("describes a part by a path, a size or a sha256 that is none")
         return part
@@ -149,12 +147,11 @@ def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFil
     folder = snapshot / name
     try:
         arrays = {key: np.asarray(array) for key, array in sorted(part.arrays.items())}
-        state = json.loads(json.dumps(part.state))
         shapes = {key: [array.dtype.name, list(array.shape)] for key, array in arrays.items()}
         # Orbax returns an array without axes as a number, and refuses empty ones.
         stored = {key: array.reshape(array.shape or 1) for key, array in arrays.items() if array.size}
         snapshot.mkdir(parents=True, exist_ok=True)
-        items: dict[str, Any] = {"state": ocp.args.JsonSave({"state": state, "arrays": shapes})}
+        items: dict[str, Any] = {"state": ocp.args.JsonSave({"state": part.state, "arrays": shapes})}
         if stored:
             items["arrays"] = ocp.args.PyTreeSave(stored)
         with ocp.AsyncCheckpointer(_handler()) as checkpointer:
@@ -163,7 +160,7 @@ def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFil
         files = {path: digest_of(folder / path, durable=True) for path in files_under(folder)}
         for below in (*(path for path in folder.rglob("*") if path.is_dir()), folder, snapshot):
             make_durable(below)
-        return PartFiles(files, _content(state, arrays))
+        return PartFiles(files)
     except Exception as error:  # Orbax raises many kinds where the disk refuses
         raise SnapshotError(f"{folder}: cannot be written: {reason(error)}") from error
 
@@ -196,20 +193,17 @@ def read_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
         return _restore(folder, state=ocp.args.JsonRestore()).state["state"]
 
 
-def read_part(folder: pathlib.Path, content: str) -> SnapshotPart:
-    """Reads a part, its arrays on the host; raises SnapshotError if its sha256 is not `content`."""
+def read_part(folder: pathlib.Path, files: PartFiles) -> SnapshotPart:
+    """Reads a part, its arrays on the host; raises SnapshotError if it is damaged."""
     with as_snapshot_error(folder):
+        check_bytes(folder, files)
         items = {"arrays": ocp.args.PyTreeRestore()} if (folder / "arrays").is_dir() else {}
         read = _restore(folder, state=ocp.args.JsonRestore(), **items)
-        stored = dict(read.get("arrays") or {})
         arrays = {}
         for name, (dtype, shape) in read.state["arrays"].items():
-            array = stored.pop(name) if math.prod(shape) else np.empty(shape, dtype)
+            array = read.arrays[name] if math.prod(shape) else np.empty(shape, dtype)
             arrays[name] = np.asarray(array).reshape(shape)
-        state = read.state["state"]
-        if stored or _content(state, arrays) != content:
-            raise SnapshotError(f"{folder}: is damaged: it does not hold what was written")
-        return SnapshotPart(arrays, state)
+        return SnapshotPart(arrays, read.state["state"])
 
 
 def is_part_name(name: str) -> bool:
@@ -265,18 +259,6 @@ def digest_of(path: pathlib.Path, durable: bool = False) -> tuple[int, str]:
         if durable:
             os.fsync(file.fileno())
         return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _content(state: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(json.dumps([name, array.dtype.name, list(array.shape)]).encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
-def _is_digest(value: str) -> bool:
-    return bool(_DIGEST.fullmatch(value))
 
 
 def _raise(error: OSError) -> None:

@@ -40,7 +40,7 @@ __all__ = ["FOLDER", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "Sn
 FOLDER = "snapshots"  # of a run, in its workdir
 
 _MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 _NUMBERED = re.compile(r"[0-9]{6,15}")
 _OPENING = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
 _LONGEST_MANIFEST = 1 << 28
@@ -73,7 +73,7 @@ class Snapshot:
         files = self._file(name)
         if is_of_hosts(files):
             return read_hosts_part(self.folder / name, files, needs)
-        return read_part(self.folder / name, files.content)
+        return read_part(self.folder / name, files)
 
     def state(self, name: str) -> dict[str, Any]:
         """The JSON values of a part, without reading its arrays; raises as `part` does."""

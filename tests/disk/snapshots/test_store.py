@@ -68,11 +68,11 @@ def test_what_is_written_comes_back(copied):
 def test_arrays_of_devices_and_a_part_without_arrays_come_back(tmp_path):
     value = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3)
     files = write_part(tmp_path, "syncer", SnapshotPart({"fragment/0/0": value}, {}))
-    back = read_part(tmp_path / "syncer", files.content)
+    back = read_part(tmp_path / "syncer", files)
     assert back.arrays["fragment/0/0"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(back.arrays["fragment/0/0"], np.asarray(value))
     bare = write_part(tmp_path, "bare", SnapshotPart({}, STATE))
-    assert read_part(tmp_path / "bare", bare.content) == SnapshotPart({}, STATE)
+    assert read_part(tmp_path / "bare", bare) == SnapshotPart({}, STATE)
 
 
 def test_a_part_that_is_not_there_is_told(copied):
@@ -151,13 +151,8 @@ def test_what_changes_after_it_was_opened_is_still_never_used(copied):
         whole = path.read_bytes()
         for at in random.Random(0).sample(range(len(whole)), min(4, len(whole))):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
-            try:
-                part = snapshot.part("learner_000")
-            except SnapshotError as error:
-                assert "\n" not in str(error)
-            else:  # a byte that says nothing of the content, such as a time
-                assert part.state == STATE
-                assert all(part.arrays[n].tobytes() == a.tobytes() for n, a in ARRAYS.items())
+            with pytest.raises(SnapshotError, match=f"{path.name} is damaged$"):
+                snapshot.part("learner_000")
         path.write_bytes(whole)
 
 
@@ -270,14 +265,14 @@ def test_files_of_a_part_go_over_the_wire(tmp_path):
     assert PartFiles.from_json(files.to_json()) == files
 
 
-GOOD = {"content": "0" * 64, "files": {"state/metadata": [3, "f" * 64]}}
+GOOD = {"files": {"state/metadata": [3, "f" * 64]}}
 BAD_PATHS = ("../x", "/etc/passwd", "a//b", "a/./b", "", "a\0b", "a\\b")
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        *(None, 7, [], {}, {**GOOD, "files": {}}, {**GOOD, "more": 1}, {**GOOD, "content": "0" * 63}),
+        *(None, 7, [], {}, {**GOOD, "files": {}}, {**GOOD, "more": 1}),
         *({**GOOD, "files": {path: [3, "f" * 64]}} for path in BAD_PATHS),
         *({**GOOD, "files": {"x": told}} for told in ([-1, "f" * 64], [True, "f" * 64], [3, "F" * 64])),
         *({**GOOD, "files": {"x": told}} for told in ([3], 3, [3, None])),

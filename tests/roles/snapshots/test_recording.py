@@ -70,7 +70,7 @@ def done(told):
 def written(told, folder, number=1):
     message = next_of(told, PartWritten)
     assert message.problem == ""
-    return read_part(folder / f"{number:06d}" / learner_part(0), message.files.content)
+    return read_part(folder / f"{number:06d}" / learner_part(0), message.files)
 
 
 def test_an_update_from_after_the_cut_is_in_no_part(learner, made):

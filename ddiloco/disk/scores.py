@@ -10,13 +10,13 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ddiloco.disk import array_file
 from ddiloco.observe.files import GrowingFile
+from ddiloco.observe.owner import is_locked
 from ddiloco.observe.trimming import EVALUATOR_LOCK
 
 FOLDER = "evaluator"  # of a run, in its workdir
@@ -100,26 +100,14 @@ class Scores:
         Gives False if there is one already.
         """
         self._lock.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            yield _locked(file, fcntl.LOCK_EX)
-        finally:
-            os.close(file)
+        with self._lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = True
+            except BlockingIOError:
+                alone = False
+            yield alone
 
     def attended(self) -> bool | None:
         """Whether there is an evaluator at the moment; None: in this workdir there never was one."""
-        try:
-            file = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            return not _locked(file, fcntl.LOCK_SH)
-        finally:
-            os.close(file)
-
-
-def _locked(file: int, kind: int) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-        return True
-    return False
+        return is_locked(self._lock)

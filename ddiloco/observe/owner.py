@@ -24,7 +24,7 @@ class Owner:
 
     def check(self) -> None:
         """Raises OSError if another run has the folder now."""
-        if self._own is not None and self._found() not in (None, self._own) and self._is_locked():
+        if self._own is not None and self._found() not in (None, self._own) and is_locked(self._lock):
             raise OSError(errno.ESTALE, "another run has taken the folder")
 
     def _found(self) -> tuple[int, int] | None:
@@ -33,10 +33,13 @@ class Owner:
             return found.st_dev, found.st_ino
         return None
 
-    def _is_locked(self) -> bool:
-        with contextlib.suppress(FileNotFoundError), self._lock.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+
+def is_locked(path: pathlib.Path) -> bool | None:
+    """Whether a process has the file locked (flock); None: there is no such file."""
+    with contextlib.suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
         return False
+    return None

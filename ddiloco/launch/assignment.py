@@ -53,31 +53,3 @@ class Assignment:
         if self.role != LEARNER:
             return self.role
         return f"learner {self.learner}" + (f".{self.process}" if self.process else "")
-
-    @property
-    def module(self) -> str:
-        """The program of the role."""
-        return f"experiments.{SYNCER if self.role == PART else self.role}"
-
-    def environment(self) -> dict[str, str]:
-        """The variables that tell the role's program all of this; what has its default is left out."""
-        theirs = {SYNCER: "LISTEN", PART: "AUTHORITY"}.get(self.role, "SYNCER")
-        given = {
-            theirs: self.syncer if self.role != EVALUATOR else "",
-            "WORKDIR": "" if self.workdir is None else str(self.workdir),
-            "HEALTH": self.health,
-            "GRACE": f"{self.grace:g}" if self.grace else "",
-        }
-        if self.role == SYNCER:
-            given["RESUME"] = {True: "true", False: "", None: "auto"}[self.resume]
-        if self.role == PART:
-            given |= {"LISTEN": self.listen, "PART": str(self.part)}
-        if self.role == LEARNER:
-            given["LEARNER"] = str(self.learner)
-        if self.role == LEARNER and self.processes > 1:
-            given |= {
-                "PROCESS": str(self.process),
-                "PROCESSES": str(self.processes),
-                "COORDINATOR": self.coordinator,
-            }
-        return {PREFIX + name: value for name, value in given.items() if value}

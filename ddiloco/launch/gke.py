@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pathlib
 
 from ddiloco.config import ConfigError
-from ddiloco.launch.assignment import EVALUATOR, LEARNER, PART, PREFIX, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import PREFIX, REFUSED
 from ddiloco.launch.plan import GIB, Fleet, Plan, filled
 
 CACHE = "/cache"  # compiled programs, prepared data, a learner's copies of its inner state
-RUN = pathlib.Path("/run/ddiloco")  # the syncer's disk
+RUN = "/run/ddiloco"  # the syncer's disk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +55,9 @@ class Gke:
 def plan(fleet: Fleet, gke: Gke) -> Plan:
     """The manifests, and the commands that give them to the cluster; raises ConfigError."""
     fleet = dataclasses.replace(fleet, processes=gke.hosts)
-    place = {"workdir": RUN, "health": f"0.0.0.0:{fleet.health_port}", "grace": fleet.grace}
     values = {
         "fleet": fleet,
         "gke": gke,
-        "syncer": Assignment(SYNCER, syncer=f"0.0.0.0:{fleet.port}", resume=None, **place),
-        "evaluator": Assignment(EVALUATOR, **{**place, "health": f"0.0.0.0:{fleet.health_port + 1}"}),
-        "parts": [part(fleet, number) for number in fleet.parts],
-        "learners": [learner(fleet, number) for number in range(fleet.learners)],
         "stop": math.ceil(fleet.grace) + 5,
         "PREFIX": PREFIX,
         "REFUSED": REFUSED,
@@ -72,32 +66,3 @@ def plan(fleet: Fleet, gke: Gke) -> Plan:
     }
     files = {f"{name}.yaml": filled(f"gke_{name}.yaml", **values) for name in ("syncer", "learners")}
     return Plan(files, [["kubectl", "apply", "-f", name] for name in files])
-
-
-def part(fleet: Fleet, number: int) -> Assignment:
-    """What a part of the syncer is told, in a container of the syncer's pod; `$(POD)`: the pod's address."""
-    port = fleet.parts_port + 2 * number
-    return Assignment(
-        PART,
-        part=number,
-        syncer=f"$(POD):{fleet.port}",
-        listen=f"0.0.0.0:{port}",
-        workdir=RUN,
-        health=f"0.0.0.0:{port + 1}",
-        grace=fleet.grace,
-    )
-
-
-def learner(fleet: Fleet, number: int) -> Assignment:
-    """What each process of a learner is told, but for its number."""
-    name = f"{fleet.name}-learner-{number}"
-    return Assignment(
-        LEARNER,
-        learner=number,
-        processes=fleet.processes,
-        coordinator=f"{name}-slice-0-0.{name}:{fleet.coordinator_port}",
-        syncer=f"{fleet.name}-syncer:{fleet.port}",
-        workdir=pathlib.Path(CACHE, fleet.name),
-        health=f"0.0.0.0:{fleet.health_port}",
-        grace=fleet.grace,
-    )

@@ -5,18 +5,32 @@ import pathlib
 
 import pytest
 
-from ddiloco.launch.assignment import Assignment
+from ddiloco.launch.assignment import PREFIX, Assignment
 from tests.integration.programs import ROOT
 from tests.warm import Program
 
 WORKDIR = pathlib.Path("/data/run")
+PLACE = {"WORKDIR": "/data/run", "HEALTH": ":8080"}
 CASES = [
-    Assignment("syncer", syncer="10.0.0.1:7070", workdir=WORKDIR, resume=None, health="0.0.0.0:8080"),
-    Assignment("syncer", workdir=WORKDIR, grace=25.0, resume=True),
-    Assignment("part", syncer="syncer:7070", part=1, listen="10.0.0.2:7170", workdir=WORKDIR),
-    Assignment("learner", learner=0, syncer="syncer:7070"),
-    Assignment("learner", 3, 1, 4, "host-0:8476", "syncer:7070", workdir=WORKDIR, health=":8080", grace=2.5),
-    Assignment("evaluator", workdir=WORKDIR, health="[::]:8080"),
+    (
+        {**PLACE, "LISTEN": "10.0.0.1:7070", "RESUME": "auto"},
+        Assignment("syncer", syncer="10.0.0.1:7070", workdir=WORKDIR, resume=None, health=":8080"),
+    ),
+    (
+        {"WORKDIR": "/data/run", "GRACE": "25", "RESUME": "true"},
+        Assignment("syncer", workdir=WORKDIR, grace=25.0, resume=True),
+    ),
+    (
+        {"AUTHORITY": "syncer:7070", "PART": "1", "LISTEN": "10.0.0.2:7170", "WORKDIR": "/data/run"},
+        Assignment("part", syncer="syncer:7070", part=1, listen="10.0.0.2:7170", workdir=WORKDIR),
+    ),
+    ({"LEARNER": "0", "SYNCER": "syncer:7070"}, Assignment("learner", learner=0, syncer="syncer:7070")),
+    (
+        {**PLACE, "GRACE": "2.5", "LEARNER": "3", "SYNCER": "syncer:7070"}
+        | {"PROCESS": "1", "PROCESSES": "4", "COORDINATOR": "host-0:8476"},
+        Assignment("learner", 3, 1, 4, "host-0:8476", "syncer:7070", WORKDIR, health=":8080", grace=2.5),
+    ),
+    (PLACE, Assignment("evaluator", workdir=WORKDIR, health=":8080")),
 ]
 
 
@@ -32,15 +46,16 @@ def program(programs):
     return run
 
 
-@pytest.mark.parametrize("given", CASES, ids=lambda given: given.name)
-def test_the_program_reads_what_the_launcher_says(given, program):
-    done = program(given.module.rpartition(".")[2], given.environment())
+@pytest.mark.parametrize(("environment", "told"), CASES, ids=[told.name for _, told in CASES])
+def test_the_program_reads_what_the_launcher_says(environment, told, program):
+    named = {PREFIX + name: value for name, value in environment.items()}
+    done = program("syncer" if told.role == "part" else told.role, named)
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)[0]
-    if given.role == "evaluator":
-        read["syncer"] = given.syncer  # it needs none
+    if told.role == "evaluator":
+        read["syncer"] = told.syncer  # it needs none
     read["workdir"] = read["workdir"] and pathlib.Path(read["workdir"])
-    assert Assignment(**read) == given
+    assert Assignment(**read) == told
 
 
 def test_a_flag_goes_before_the_environment(program):

@@ -186,9 +186,9 @@ def test_parts_of_the_syncer_are_containers_beside_it_with_ports_of_their_own():
     parts = [container for container in pod["containers"] if container["name"].startswith("part-")]
     for number, part in enumerate(parts):
         given = environment(part)
-        assert given["POD"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-        assert list(given).index("POD") < list(given).index(f"{PREFIX}AUTHORITY"), "or it is not filled in"
-        assert given[f"{PREFIX}AUTHORITY"] == "$(POD):7070"
+        assert given["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+        assert list(given).index("POD_IP") < list(given).index(f"{PREFIX}AUTHORITY"), "or it is not filled in"
+        assert given[f"{PREFIX}AUTHORITY"] == "$(POD_IP):7070"
         assert (given[f"{PREFIX}PART"], given[f"{PREFIX}LISTEN"]) == (
             str(number),
             f"0.0.0.0:{7082 + 2 * number}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.data.settings import DataConfig, ImagesConfig
+from ddiloco.data.settings import RecordsConfig
 from ddiloco.data.shards import ShardStream, Stream, from_its_end
 
 Batch = dict[str, np.ndarray]
@@ -121,7 +122,7 @@ class _RowsInTurn(Iterator[Batch]):
 
 
 def make_batches(
-    config: DataConfig | ImagesConfig,
+    config: RecordsConfig,
     source: Sequence[Any],
     selection: Selection,
     read: Callable[[grain.MapDataset, grain.MapDataset, int], grain.MapDataset],
@@ -146,6 +147,8 @@ def make_batches(
             f"{s.num_shards} shards; use fewer learners or a larger split"
         )
 
+    pool = concurrent.futures.ThreadPoolExecutor(config.threads, "records") if config.threads else None
+
     def by_itself(shard: int, num_shards: int) -> Callable[[int], Any]:
         own = shard % num_shards
         records = grain.MapDataset.source(source)[own::num_shards]
@@ -157,7 +160,9 @@ def make_batches(
         return lambda number: item(from_its_end(number, len(records)))
 
     def stream(shard: int) -> ShardStream:
-        return ShardStream(by_itself, lambda item: rows(item, shard), shard, s.num_shards, count)
+        return ShardStream(
+            by_itself, lambda item: rows(item, shard), shard, s.num_shards, count, pool, 2 * config.threads
+        )
 
     common = {
         "records": count,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,22 +17,16 @@ Record = dict[str, Any]
 
 
 class Examples:
-    """The endless examples of one shard; their position is the number of the next one.
+    """The endless examples of one shard; their position is the number of the next one."""
 
-    Args:
-      example: gives example n = 0, 1, ... without end, the same one each time.
-      threads: threads that make the examples of a batch; 0: the calling thread makes them.
-    """
-
-    def __init__(self, example: Callable[[int], Example], threads: int) -> None:
+    def __init__(self, example: Callable[[int], Example]) -> None:
+        """`example` gives example n = 0, 1, ... without end, the same one each time."""
         self._example = example
-        self._pool = concurrent.futures.ThreadPoolExecutor(threads, "examples") if threads else None
         self.position = 0
 
     def take(self, count: int) -> Batch:
         """The next `count` examples, stacked."""
-        numbers = range(self.position, self.position + count)
-        found = list((self._pool.map if self._pool else map)(self._example, numbers))
+        found = [self._example(n) for n in range(self.position, self.position + count)]
         self.position += count
         return {name: np.stack([example[name] for example in found]) for name in found[0]}
 
@@ -55,12 +48,8 @@ def make_example_batches(
     def read(order: grain.MapDataset, records: grain.MapDataset, seed: int) -> grain.MapDataset:
         return order.random_map(lambda record, rng: example(record, records, rng), seed=seed)
 
-    def stacked(example: Callable[[int], Example], shard: int) -> Examples:
-        del shard
-        return Examples(example, config.threads)
-
     identity = {"data_set": source.full_name, **identity}
-    return make_batches(config, source, selection, read, stacked, identity)
+    return make_batches(config, source, selection, read, lambda made, _: Examples(made), identity)
 
 
 def held_out_examples(

@@ -126,19 +126,10 @@ class InterleavedRows:
     """Rows in turn from several documents read side by side, so that neighbouring rows differ.
 
     A stream that ends its document continues with the first one that no stream has begun: every document is
-    read once an epoch, in one stream. Arguments as for `RowStream`; `streams` is how many there are, `moved`
-    is called where the position is set.
+    read once an epoch, in one stream. Arguments as for `RowStream`; `streams` is how many there are.
     """
 
-    def __init__(
-        self,
-        document: Callable[[int], np.ndarray],
-        epoch: int,
-        length: int,
-        streams: int,
-        moved: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._moved = moved
+    def __init__(self, document: Callable[[int], np.ndarray], epoch: int, length: int, streams: int) -> None:
         self._turn = 0
         self._next = streams
         self._streams = [RowStream(document, epoch, length, i, self._begin) for i in range(streams)]
@@ -150,7 +141,6 @@ class InterleavedRows:
 
     @position.setter
     def position(self, position: list) -> None:
-        self._moved()
         self._turn, self._next, *places = position
         for stream, (document, offset) in zip(self._streams, places, strict=True):
             stream.position = (document, offset)

@@ -8,17 +8,34 @@ from ddiloco.config import setting
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class RecordsConfig:
+    """Which records of a TFDS data set are read, and how far ahead."""
+
+    name: str
+    train_split: str = setting("train", "TFDS split to train on; slices such as train[:10%] work")
+    data_dir: str | None = setting(
+        None, "folder of prepared data sets; None: $TFDS_DATA_DIR or TFDS' default", may_change="process"
+    )
+    shuffle: bool = setting(True, "whether a shard's documents or images are reshuffled each epoch")
+    threads: int = setting(
+        0,
+        "threads that prepare documents or images ahead; 0: none, each when it is needed",
+        at_least=0,
+        may_change="process",
+    )
+    prefetch: int = setting(
+        0, "batches that a thread prepares ahead; 0: none, no thread", at_least=0, may_change="process"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(RecordsConfig):
     """Which text is read, and how it becomes tokens and rows."""
 
     name: str = setting("stdlib_text", "TFDS data set: stdlib_text (built here) or any name such as c4/en")
     text_feature: str = setting("text", "feature of the data set that holds a document's text")
-    train_split: str = setting("train", "TFDS split to train on; slices such as train[:10%] work")
     eval_split: str = setting(
         "validation", "TFDS split that held-out batches come from", may_change="process"
-    )
-    data_dir: str | None = setting(
-        None, "folder of prepared data sets; None: $TFDS_DATA_DIR or TFDS' default", may_change="process"
     )
     # A position in text is one in a document, whatever the rows.
     sequence_length: int = setting(128, "tokens in a row, L", at_least=1, may_change="resume")
@@ -29,18 +46,8 @@ class DataConfig:
         "folder from experiments.tokenize, where this text stands as tokens; None: tokenize what is read",
         may_change="process",
     )
-    threads: int = setting(
-        0,
-        "threads that read and tokenize documents ahead; 0: none, each when it is needed",
-        at_least=0,
-        may_change="process",
-    )
-    shuffle: bool = setting(True, "whether a shard's documents are reshuffled each epoch")
     interleave: int = setting(
         8, "documents of a shard that are read side by side, row by row; 1: one after the other", at_least=1
-    )
-    prefetch: int = setting(
-        0, "batches that a thread prepares ahead; 0: none, no thread", at_least=0, may_change="process"
     )
     held_out_pool: int = setting(
         4_194_304,
@@ -57,31 +64,17 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ImagesConfig:
-    """Which labelled images are read, and in what order."""
+class ImagesConfig(RecordsConfig):
+    """Which labelled images are read."""
 
     name: str = setting(
         "digits", "TFDS data set: digits (built here) or any name with labelled images, such as cifar10"
     )
     image_feature: str = setting("image", "feature of the data set that holds the image")
     label_feature: str = setting("label", "feature that holds its class")
-    train_split: str = setting("train", "TFDS split to train on; slices such as train[:10%] work")
     eval_split: str = setting("test", "TFDS split that held-out batches come from", may_change="process")
-    data_dir: str | None = setting(
-        None, "folder of prepared data sets; None: $TFDS_DATA_DIR or TFDS' default", may_change="process"
-    )
-    shuffle: bool = setting(True, "whether a shard's images are reshuffled each epoch")
     keep: bool = setting(
         False, "whether an image, once decoded, stays in memory; for small data sets", may_change="process"
-    )
-    threads: int = setting(
-        0,
-        "threads that make the images of a batch; 0: only the one that asks",
-        at_least=0,
-        may_change="process",
-    )
-    prefetch: int = setting(
-        0, "batches that a thread prepares ahead; 0: none, no thread", at_least=0, may_change="process"
     )
 
 

@@ -14,6 +14,7 @@ message between them, no document is read twice; each then goes on to its own en
 from __future__ import annotations
 
 import bisect
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
@@ -110,12 +111,44 @@ class Stream(Protocol):
         """The next `count` rows, each array (count, ...)."""
 
 
+class Ahead:
+    """Documents by number; threads make the following ones before they are asked for.
+
+    For one thread that asks for each once, mostly in order.
+    """
+
+    def __init__(
+        self, document: Callable[[int], Any], pool: concurrent.futures.Executor | None, count: int
+    ) -> None:
+        """`document` gives the n-th; `count` is how many are under way or wait in the pool. None: no pool."""
+        self._document, self._pool, self._count = document, pool, count
+        self._waiting: dict[int, concurrent.futures.Future[Any]] = {}
+
+    def __call__(self, number: int) -> Any:
+        """The document; raises what its reading raised."""
+        if self._pool is None:
+            return self._document(number)
+        if number not in self._waiting:
+            self.forget()
+        for later in range(number, number + self._count + 1):
+            if later not in self._waiting:
+                self._waiting[later] = self._pool.submit(self._document, later)
+        return self._waiting.pop(number).result()
+
+    def forget(self) -> None:
+        """Drops what is under way, since numbers have come to mean other documents."""
+        for waiting in self._waiting.values():
+            waiting.cancel()
+        self._waiting = {}
+
+
 class ShardStream:
     """The endless rows of one shard; their position holds the shard's assignment too.
 
     Args:
       by_itself: (shard, number of shards) -> what gives the n-th document that this shard reads by itself.
       rows: makes rows of documents, given what gives the n-th of them.
+      pool, count: as of `Ahead`.
     """
 
     def __init__(
@@ -125,10 +158,13 @@ class ShardStream:
         shard: int,
         num_shards: int,
         records: int,
+        pool: concurrent.futures.Executor | None = None,
+        count: int = 0,
     ) -> None:
         self._by_itself = functools.cache(by_itself)
         self._initial = self._assignment = Assignment(shard, num_shards, records)
-        self._rows = rows(self._document)
+        self._ahead = Ahead(self._document, pool, count)
+        self._rows = rows(self._ahead)
         self._start = self._rows.position
 
     @property
@@ -140,6 +176,7 @@ class ShardStream:
     @position.setter
     def position(self, position: Position) -> None:
         self._assignment, at = self._initial.read(position)
+        self._ahead.forget()
         self._rows.position = self._start if at is None else at
 
     def take(self, count: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Callable
 
 import grain
@@ -13,7 +12,7 @@ from ddiloco.data.errors import DataError
 from ddiloco.data.packing import InterleavedRows, join, rows, windows
 from ddiloco.data.settings import DataConfig
 from ddiloco.data.shards import epoch_size
-from ddiloco.data.tokenized import Ahead, open_tokens
+from ddiloco.data.tokenized import open_tokens
 from ddiloco.data.tokenizers import Tokenizer
 
 _HELD_OUT_SEED = 0
@@ -26,15 +25,10 @@ def make_text_batches(config: DataConfig, tokenizer: Tokenizer, selection: Selec
       DataError: the data set cannot be opened, or has fewer documents than shards.
     """
     source = open_tokens(config, tokenizer, config.train_split)
-    threads = config.threads
-    pool = concurrent.futures.ThreadPoolExecutor(threads, "tokens") if threads else None
 
     def packed(document: Callable[[int], np.ndarray], shard: int) -> InterleavedRows:
         streams = min(config.interleave, epoch_size(len(source), shard, selection.num_shards))
-        if pool is None:
-            return InterleavedRows(document, len(source), config.sequence_length, streams)
-        ahead = Ahead(document, pool, 2 * threads)
-        return InterleavedRows(ahead, len(source), config.sequence_length, streams, ahead.forget)
+        return InterleavedRows(document, len(source), config.sequence_length, streams)
 
     identity = {
         "data_set": source.full_name,

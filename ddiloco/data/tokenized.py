@@ -176,35 +176,3 @@ def _index(folder: pathlib.Path) -> _Index:
         return index
     except (OSError, ValueError, RecursionError):
         raise DataError(f"{folder}: has no tokens that experiments.tokenize has written") from None
-
-
-class Ahead:
-    """Documents by number; threads read and tokenize the following ones before they are asked for.
-
-    For one thread that asks for each once, mostly in order.
-    """
-
-    def __init__(
-        self,
-        document: Callable[[int], np.ndarray],
-        pool: concurrent.futures.Executor,
-        count: int,
-    ) -> None:
-        """`document` gives the n-th; `count` is how many are under way or wait in the pool."""
-        self._document, self._pool, self._count = document, pool, count
-        self._waiting: dict[int, concurrent.futures.Future[np.ndarray]] = {}
-
-    def __call__(self, number: int) -> np.ndarray:
-        """The document; raises what its reading raised."""
-        if number not in self._waiting:
-            self.forget()
-        for later in range(number, number + self._count + 1):
-            if later not in self._waiting:
-                self._waiting[later] = self._pool.submit(self._document, later)
-        return self._waiting.pop(number).result()
-
-    def forget(self) -> None:
-        """Drops what is under way, since numbers have come to mean other documents."""
-        for waiting in self._waiting.values():
-            waiting.cancel()
-        self._waiting = {}

@@ -83,7 +83,9 @@ def paintings(tmp_path):
 
 
 def of_paintings(folder, image_feature="painting", label_feature="school"):
-    return ImagesConfig("tiny_paintings", image_feature, label_feature, data_dir=folder)
+    return ImagesConfig(
+        "tiny_paintings", data_dir=folder, image_feature=image_feature, label_feature=label_feature
+    )
 
 
 def test_any_name_and_features_are_opened_in_colour_or_in_grey(paintings):

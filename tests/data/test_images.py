@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -111,6 +112,13 @@ def test_a_restored_iterator_continues_exactly(config, prefetch, threads, steps)
 
 def test_threads_change_no_image(config):
     assert drawn(config, 30) == drawn(dataclasses.replace(config, threads=3), 30)
+
+
+def test_shards_share_the_threads(config):
+    before = set(threading.enumerate())
+    together = batches(dataclasses.replace(config, threads=2), shards=(0, 1, 2, 3), batch_size=8)
+    next(together)
+    assert 0 < len(set(threading.enumerate()) - before) <= 2
 
 
 def test_a_seed_repeats_the_augmentation_and_another_changes_it(config):

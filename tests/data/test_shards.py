@@ -59,7 +59,7 @@ class Library:
 
     def examples(self, shard, num_shards):
         def stacked(document):
-            return Examples(lambda n: {"inputs": document(n)[:1], "weights": np.int32(1)}, 0)
+            return Examples(lambda n: {"inputs": document(n)[:1], "weights": np.int32(1)})
 
         return self._stream(stacked, shard, num_shards)
 

@@ -63,13 +63,10 @@ class Batches(Iterator[Batch]):
             self._source = grain.experimental.ThreadPrefetchDatasetIterator(self._source, prefetch)
         self.batches = 0
         """Batches returned, since the first start of the run."""
-        self.tokens = 0
-        """Their targets of weight 1."""
 
     def __next__(self) -> Batch:
         batch = next(self._source)
         self.batches += 1
-        self.tokens += int(batch["weights"].sum())
         return batch
 
     def get_state(self) -> dict[str, Any]:
@@ -78,7 +75,6 @@ class Batches(Iterator[Batch]):
             "stream": dict(self._identity),
             "shards": self._source.get_state(),
             "batches": self.batches,
-            "tokens": self.tokens,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -92,7 +88,6 @@ class Batches(Iterator[Batch]):
             raise DataError(f"the saved position is of another stream: {'; '.join(changes)}")
         self._source.set_state(state["shards"])
         self.batches = state["batches"]
-        self.tokens = state["tokens"]
 
     def close(self) -> None:
         """Ends the prefetching thread, if there is one."""

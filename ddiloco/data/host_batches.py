@@ -69,10 +69,10 @@ def shards_of_rows(boxes: Iterable[Box], shards: Sequence[int], rows: int) -> tu
     return tuple(shards[i] for i in sorted(found))
 
 
-def joined(states: Sequence[Mapping[str, Any]], tokens: int) -> dict[str, Any]:
-    """The whole learner's state from those of its hosts after the same batch, and its tokens until then."""
+def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The whole learner's state from those of its hosts after the same batch."""
     shards = {shard: at for state in states for shard, at in state["shards"].items()}
-    return {**states[0], "shards": shards, "tokens": tokens}
+    return {**states[0], "shards": shards}
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

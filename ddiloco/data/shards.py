@@ -203,9 +203,9 @@ def reshard(
       groups: the shards of each of the new batches; None: one shard each.
 
     Returns:
-      A state for each group, for `Batches.set_state` of batches of the same data. Its counts of batches and
-      tokens begin again unless the same shards were read together before. None: of a second reader, or of
-      this learner's own loop, nothing is known.
+      A state for each group, for `Batches.set_state` of batches of the same data. Its count of batches
+      begins again unless the same shards were read together before. None: of a second reader, or of this
+      learner's own loop, nothing is known.
 
     Raises:
       DataError: the states are of different data or cannot be read.
@@ -221,14 +221,14 @@ def reshard(
         if len(positions) != sum(len(state["shards"]) for state in states):
             raise DataError("the saved positions are of the same shard more than once")
         positions = _reassigned(positions, stream["num_shards"], num_shards, stream["records"])
-        counts = {frozenset(map(int, state["shards"])): state for state in states}
+        counts = {frozenset(map(int, state["shards"])): state["batches"] for state in states}
         if num_shards != stream["num_shards"]:
             counts = {}
         return [
             {
                 "stream": {**stream, "num_shards": num_shards},
                 "shards": {str(shard): positions[shard] for shard in group},
-                **{name: counts.get(frozenset(group), {}).get(name, 0) for name in ("batches", "tokens")},
+                "batches": counts.get(frozenset(group), 0),
             }
             if positions.keys() >= set(group)
             else None
@@ -257,7 +257,7 @@ def beside(state: Mapping[str, Any]) -> dict[str, Any]:
             epoch = max(assignment.epoch, assignment.epoch_of(max(_begun(at)[0] - 1, 0)))
             second = Assignment(int(shard) + shards, shards, records, epoch=epoch)
             begins[str(second.shard)] = second.position(None)
-        return {"stream": dict(stream), "shards": begins, "batches": 0, "tokens": 0}
+        return {"stream": dict(stream), "shards": begins, "batches": 0}
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"the saved position cannot be read: {type(error).__name__}: {error}") from None
 

@@ -34,19 +34,17 @@ def rows_of(batch, name, rows):
 )
 def test_the_hosts_rows_are_those_of_one_and_so_is_their_position_when_their_number_changes(config, split):
     alone, hosts = whole(config), [host(config, own) for own in split]
-    tokens = 0
     for _ in range(5):
         batch, parts = next(alone), [next(one) for one in hosts]
         counted = {shard: count for part in parts for shard, count in part.tokens.items()}
         assert sum(counted.values()) == batch["weights"].sum()
-        tokens += sum(counted.values())
         for own, part in zip(split, parts, strict=True):
             for shard in own:
                 first = (shard - PARTS) * ROWS // PARTS
                 rows = (first, first + ROWS // PARTS)
                 for name, array in batch.items():
                     np.testing.assert_array_equal(rows_of(part, name, rows), array[slice(*rows)])
-    position = joined([one.get_state() for one in hosts], tokens)
+    position = joined([one.get_state() for one in hosts])
     assert json.loads(json.dumps(position)) == json.loads(json.dumps(alone.get_state()))
     pair = [host(config, (4, 5)), host(config, (6, 7))]
     for one in pair:

@@ -143,7 +143,6 @@ def test_data_parallel_draws_the_very_rows_of_the_learners(config):
     for _ in range(20):
         parts = [next(learner) for learner in learners]
         assert_equal(next(together), {name: np.concatenate([p[name] for p in parts]) for name in parts[0]})
-    assert together.tokens == sum(learner.tokens for learner in learners)
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
@@ -165,7 +164,6 @@ def test_a_restored_iterator_continues_exactly(few, prefetch, steps, shards, int
     assert (restored.batches, restored.get_state()) == (steps, state)
     for batch in expected:
         assert_equal(next(restored), batch)
-    assert (restored.batches, restored.tokens) == (original.batches, original.tokens)
     assert restored.get_state() == original.get_state()
     original.close()
     restored.close()
@@ -188,14 +186,15 @@ def test_prefetching_changes_no_batch_and_no_count(config):
     ahead.close()
 
 
-def test_batches_and_tokens_are_counted_as_they_are_handed_out(config):
-    iterator = batches(dataclasses.replace(config, interleave=1))
-    weights = []
-    while not weights or weights[-1] == 4 * 64:  # until one is padded: where depends on the texts
-        weights.append(int(next(iterator)["weights"].sum()))
-        assert len(weights) < 5000
-    assert (iterator.batches, iterator.tokens) == (len(weights), sum(weights))
-    assert 0 < weights[-1] < 4 * 64
+def test_a_position_from_when_tokens_were_counted_still_fits(config):
+    first, again = batches(config), batches(config)
+    for _ in range(3):
+        next(first)
+    state = first.get_state()
+    assert state["batches"] == 3
+    again.set_state({**state, "tokens": 700})
+    assert again.get_state() == state
+    assert_equal(next(again), next(first))
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_resumed_run_leaves_snapshots_from_which_it_can_be_resumed_in_turn(res
     for m in (0, 1):
         before, after = (part_of(snapshot, m).state for snapshot in (first, second))
         assert (before["incarnation"], after["incarnation"]) == (1, 2)
-        assert after["tokens"] == after["position"]["tokens"] > before["tokens"]
+        assert after["tokens"] > before["tokens"]
         assert after["steps"] == after["position"]["batches"] > before["steps"]
 
 

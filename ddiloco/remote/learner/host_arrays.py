@@ -152,7 +152,6 @@ class JointBatches(Iterator[HostBatch]):
     def __init__(self, own: HostBatches, followers: Followers) -> None:
         self._own, self._followers = own, followers
         self._number = 0
-        self._tokens = 0
         self._state: dict[str, Any] | None = None
 
     def __next__(self) -> HostBatch:
@@ -162,9 +161,8 @@ class JointBatches(Iterator[HostBatch]):
         together = dict(tokens)
         for drawn in others:
             together |= zip(drawn.shards, drawn.tokens, strict=True)
-        self._tokens += sum(together.values())
         states = [self._own.get_state(), *(json.loads(drawn.position) for drawn in others)]
-        self._state = joined(states, self._tokens)
+        self._state = joined(states)
         return HostBatch(rows, together)
 
     def get_state(self) -> dict[str, Any] | None:
@@ -174,4 +172,4 @@ class JointBatches(Iterator[HostBatch]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves this host; raises DataError if the position is of other data."""
         self._own.set_state(state)
-        self._state, self._tokens = state, state["tokens"]
+        self._state = state

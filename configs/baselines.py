@@ -17,6 +17,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from configs import sections
+
 ALGORITHMS = {
     "data-parallel": "data_parallel",
     "elastic data-parallel": "elastic_data_parallel",
@@ -37,8 +39,7 @@ def comparison(
       size: one of `sizes`.
       sizes: those that the family has.
     """
-    if size not in sizes:
-        raise ValueError(f"no size {size!r}; there are {', '.join(sizes)}")
+    (size,) = sections.words(size, sizes)
     tokens = budget(get_config(f"{size},data_parallel"))
     return [
         {
@@ -86,12 +87,7 @@ def tuning(get_config: Callable[[str], ConfigDict], argument: str, sizes: tuple[
         inner optimizer (default); `algorithms`, with Muon; or `learners`, with Muon, 1, 2, 4 and 8 of them.
       sizes: those that the family has.
     """
-    words = argument.split(",")
-    for word in words:
-        if word not in (*sizes, *TUNED):
-            raise ValueError(f"no size or table {word!r}; there are {', '.join((*sizes, *TUNED))}")
-    size = next((word for word in words if word in sizes), sizes[0])
-    what = next((word for word in words if word in TUNED), "inner")
+    size, what = sections.words(argument, sizes, tuple(TUNED))
     entries = {entry["label"]: entry for entry in comparison(get_config, size, sizes)}
     batch = get_config(size).train.batch_size
     batches = tuple(n for n in (batch // 8, batch // 4, batch // 2, batch, 2 * batch) if n)

@@ -25,7 +25,7 @@ ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel", "lone_learner
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
-    size, algorithm = size_and_algorithm(preset, SIZES)
+    size, algorithm = sections.words(preset, SIZES, ALGORITHMS)
     config = sections.run("dense")
     config.model = model(size)
     if size != "tiny":  # which has the defaults of all these
@@ -58,16 +58,6 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     if algorithm == "diloco":
         config.sync.num_fragments, config.sync.overlap, config.sync.max_run_ahead = 1, 0, 0
     return config
-
-
-def size_and_algorithm(preset: str, sizes: tuple[str, ...]) -> tuple[str, str]:
-    """What `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM` says; without a word the first size, and decoupled."""
-    names = preset.split(",")
-    unknown = [name for name in names if name not in sizes + ALGORITHMS]
-    if unknown:
-        raise ValueError(f"no preset {unknown[0]!r}; there are {', '.join(sizes + ALGORITHMS)}")
-    size = next((name for name in names if name in sizes), sizes[0])
-    return size, next((name for name in names if name in ALGORITHMS), "decoupled")
 
 
 def model(size: str, name: str = "dense") -> ConfigDict:

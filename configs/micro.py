@@ -20,7 +20,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import baselines, dense, moe, multimodal, vit
+from configs import baselines, dense, moe, multimodal, sections, vit
 
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 SEEDS = (0, 1, 2)
@@ -30,7 +30,7 @@ UNEVEN = {"virtual.speed_variation": 0.1, "virtual.step_variation": 0.05}
 
 def get_config(preset: str = "dense") -> ConfigDict:
     """The settings of `FAMILY`, `ALGORITHM` or `FAMILY,ALGORITHM`."""
-    family, algorithm = dense.size_and_algorithm(preset, tuple(FAMILIES))
+    family, algorithm = sections.words(preset, tuple(FAMILIES), dense.ALGORITHMS)
     config = FAMILIES[family].get_config(f"tiny,{algorithm}")
     config.driver = "virtual"
     config.model.num_layers = 2

@@ -13,14 +13,14 @@ ALGORITHM    as in configs/dense.py
 
 from ml_collections import ConfigDict
 
-from configs import baselines, dense
+from configs import baselines, dense, sections
 
 SIZES = ("tiny", "small", "2.8b", "3.8b")
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
-    size, algorithm = dense.size_and_algorithm(preset, SIZES)
+    size, algorithm = sections.words(preset, SIZES, dense.ALGORITHMS)
     config = dense.get_config(f"{_dense(size)},{algorithm}")
     config.model = model(size)
     if size in ("2.8b", "3.8b"):  # experts and rows over all devices of a learner

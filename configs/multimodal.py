@@ -23,7 +23,7 @@ SIZES = ("tiny", "small")
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
-    size, algorithm = dense.size_and_algorithm(preset, SIZES)
+    size, algorithm = sections.words(preset, SIZES, dense.ALGORITHMS)
     config = dense.get_config(f"{size},{algorithm}")
     config.model = model(size)
     config.data = data(size)

@@ -7,6 +7,7 @@ bounds: python -m experiments.train --config=FILE --settings
 import dataclasses
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
@@ -48,6 +49,16 @@ def run(name: str) -> ConfigDict:
     else:
         config.sample = section(task.sample_settings)
     return config
+
+
+def words(preset: str, *axes: Sequence[str]) -> list[str]:
+    """The word of each axis that a preset, words with commas between, has; or its first."""
+    names = preset.split(",")
+    known = [name for axis in axes for name in axis]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no preset {name!r}; there are {', '.join(known)}")
+    return [next((name for name in names if name in axis), axis[0]) for axis in axes]
 
 
 def _value(default: Any, hint: Any) -> Any:

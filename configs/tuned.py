@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import baselines, dense
+from configs import baselines, dense, sections
 
 ALGORITHMS, INNER, LENGTHS = ("decoupled", "data_parallel"), ("muon", "adamw"), ("short", "long")
 OFTEN, PAPERS = 6, 24  # steps between two meetings
@@ -46,7 +46,7 @@ POINTS = {
 
 def get_config(preset: str = "decoupled,muon,short") -> ConfigDict:
     """The settings of `ALGORITHM,INNER,LENGTH`; any of them may be left out."""
-    algorithm, inner, length = _read(preset, ALGORITHMS, INNER, LENGTHS)
+    algorithm, inner, length = sections.words(preset, ALGORITHMS, INNER, LENGTHS)
     if (algorithm, inner, length) not in POINTS:
         raise ValueError(f"no preset {preset!r}: {inner} was not tuned for {length} runs")
     point = POINTS[algorithm, inner, length]
@@ -66,7 +66,7 @@ def get_config(preset: str = "decoupled,muon,short") -> ConfigDict:
 
 def get_comparison(preset: str = "muon,short") -> list[dict]:
     """Data-parallel, and Decoupled DiLoCo whose learners meet every 6 steps, and every 24."""
-    inner, length = _read(preset, INNER, LENGTHS)
+    inner, length = sections.words(preset, INNER, LENGTHS)
     run = {
         "driver": "virtual",
         "virtual.step_variation": baselines.STEP_VARIATION,
@@ -85,13 +85,3 @@ def get_comparison(preset: str = "muon,short") -> list[dict]:
             for h in (OFTEN, PAPERS)
         ),
     ]
-
-
-def _read(preset: str, *axes: tuple[str, ...]) -> list[str]:
-    """The word of each axis that the preset has, or its first."""
-    names = preset.split(",")
-    known = [name for axis in axes for name in axis]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"no preset {name!r}; there are {', '.join(known)}")
-    return [next((name for name in names if name in axis), axis[0]) for axis in axes]

@@ -17,7 +17,7 @@ After "Scaling Laws for DiLoCo" (arXiv 2503.09799), whose models are a hundred t
 
 import itertools
 
-from configs import micro
+from configs import micro, sections
 
 BASELINE = {"algorithm": "data_parallel"}
 PARTS = ("loss", "inner", "batch", "outer")
@@ -38,12 +38,8 @@ OUTER_RATES = (0.35, 0.5, 0.7, 1.0, 1.4)
 
 def get_sweep(argument: str = "loss") -> list[dict]:
     """The points of `PART`, `SCALE` or `PART,SCALE`."""
-    words = argument.split(",")
-    unknown = [word for word in words if word not in (*PARTS, *SIZES)]
-    if unknown:
-        raise ValueError(f"no part or scale {unknown[0]!r}; there are {', '.join((*PARTS, *SIZES))}")
-    part = next((word for word in words if word in PARTS), "loss")
-    sizes = SIZES[next((word for word in words if word in SIZES), "cpu")]
+    part, scale = sections.words(argument, PARTS, tuple(SIZES))
+    sizes = SIZES[scale]
     systems = [("data_parallel", 1), *(("decoupled", m) for m in LEARNERS)]
     if part == "loss":
         return [

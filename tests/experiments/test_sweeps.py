@@ -119,7 +119,7 @@ def test_the_five_algorithms_are_compared_at_equal_tokens_and_global_batch(modul
     assert len({tokens(e) for e in found}) == 1
     assert len({e.sync.num_learners * e.batch_size(0) for e in found}) == 1
     assert {e.driver for e in found} == {"virtual"}
-    with pytest.raises(ValueError, match=r"no size 'streaming'; there are (tiny|dense)"):
+    with pytest.raises(ValueError, match=r"no preset 'streaming'; there are (tiny|dense)"):
         module.get_comparison("streaming")
 
 

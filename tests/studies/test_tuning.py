@@ -117,7 +117,5 @@ def test_what_is_tuned_side_by_side_has_one_grid_and_equal_tokens(argument, labe
 
 
 def test_a_table_that_there_is_not_is_told():
-    with pytest.raises(
-        cli.UsageError, match=r"no size or table 'sgd'; there are tiny, .*inner, algorithms, learners"
-    ):
+    with pytest.raises(cli.UsageError, match=r"no preset 'sgd'; there are tiny, .*inner, algorithms"):
         tuning.plan_of("configs/dense.py:sgd")

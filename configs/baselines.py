@@ -106,6 +106,20 @@ def tuning(get_config: Callable[[str], ConfigDict], argument: str, sizes: tuple[
     }
 
 
+def tables(
+    get_config: Callable[[str], ConfigDict], sizes: tuple[str, ...]
+) -> tuple[Callable[..., list[dict[str, Any]]], Callable[..., dict[str, Any]]]:
+    """A family's `get_comparison`, of a size, and `get_tuning`, of `SIZE,WHAT`; without one, of the first."""
+
+    def get_comparison(size: str = sizes[0]) -> list[dict[str, Any]]:
+        return comparison(get_config, size, sizes)
+
+    def get_tuning(argument: str = sizes[0]) -> dict[str, Any]:
+        return tuning(get_config, argument, sizes)
+
+    return get_comparison, get_tuning
+
+
 def _tuned(entry: dict[str, Any], inner: str, batch: int, learners: int | None) -> dict[str, Any]:
     """A row of `tuning`, with the setting that each axis begins at."""
     row = {

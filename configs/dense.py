@@ -92,11 +92,4 @@ def model(size: str, name: str = "dense") -> ConfigDict:
     return c
 
 
-def get_comparison(size: str = "tiny") -> list[dict]:
-    """Five algorithms side by side, in virtual time."""
-    return baselines.comparison(get_config, size, SIZES)
-
-
-def get_tuning(argument: str = "tiny") -> dict:
-    """Algorithms tuned alike, `SIZE,WHAT` of `baselines.tuning`: `python -m experiments.tune`."""
-    return baselines.tuning(get_config, argument, SIZES)
+get_comparison, get_tuning = baselines.tables(get_config, SIZES)

@@ -56,11 +56,4 @@ def _dense(size: str) -> str:
     return "2b" if size in ("2.8b", "3.8b") else size
 
 
-def get_comparison(size: str = "tiny") -> list[dict]:
-    """Five algorithms side by side, in virtual time."""
-    return baselines.comparison(get_config, size, SIZES)
-
-
-def get_tuning(argument: str = "tiny") -> dict:
-    """Algorithms tuned alike, `SIZE,WHAT` of `baselines.tuning`: `python -m experiments.tune`."""
-    return baselines.tuning(get_config, argument, SIZES)
+get_comparison, get_tuning = baselines.tables(get_config, SIZES)

@@ -44,11 +44,8 @@ def model(size: str) -> ConfigDict:
     if size in ("2.8b", "3.8b"):
         c.remat = "dots_saveable"  # matmuls are not done again; "full" does, for chips of less memory
     c.dense_layers = 0 if size == "tiny" else 1  # first layers, with an MLP of mlp_dim instead of experts
-    # Places of an expert for a row's tokens over its fair share; later tokens are dropped. None: no token is.
-    c.capacity_factor = 1.5 if size == "tiny" else 1.25
-    c.normalize_gates = True  # the gates of a token's experts add up to 1
-    c.balance_weight = 0.01  # of a layer's load-balancing loss
-    c.router_z_weight = 0.001  # of a layer's router z-loss
+    if size != "tiny":
+        c.capacity_factor = 1.25  # places of an expert for a row's tokens over its fair share, not 1.5
     return c
 
 

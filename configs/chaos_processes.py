@@ -18,12 +18,6 @@ from configs import dense, sections
 from experiments.studies.chaos.processes import ProcessChaos
 
 SECONDS = {"default": 570.0, "short": 100.0, "quick": 16.0, "hostile": 570.0}  # for which faults come
-CALM = {
-    "default": 20.0,
-    "short": 20.0,
-    "quick": 14.0,
-    "hostile": 20.0,
-}  # after the last fault, for the dead to come back
 STEP_SECONDS = 0.2
 
 
@@ -36,7 +30,8 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.train.batch_size = 4
     if chaos.hostile:
         config.sync.num_learners = 5
-    seconds = chaos.steady_seconds + chaos.seconds + CALM[preset]
+    calm = 14.0 if preset == "quick" else 20.0  # after the last fault, for the dead to come back
+    seconds = chaos.steady_seconds + chaos.seconds + calm
     config.train.steps = round(seconds / STEP_SECONDS)  # T
     config.train.min_step_seconds = (STEP_SECONDS,) * config.sync.num_learners
     config.sync.offer_timeout, config.sync.silence_timeout, config.sync.resend_timeout = 2.0, 3.0, 2.0

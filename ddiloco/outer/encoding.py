@@ -8,7 +8,7 @@ alone: what a learner computed from an older one decodes to nonsense, and the sy
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,11 +51,6 @@ class Traffic(NamedTuple):
     version: tuple[int, ...]  # whole, to a learner
     offer: tuple[int, ...]  # to the syncer
     difference: tuple[int, ...]  # to a learner that has the version before
-
-    @classmethod
-    def of(cls, sizes: Iterable[int]) -> Traffic:
-        """The same for all of it."""
-        return cls(*[tuple(sizes)] * 3)
 
 
 def traffic(layout: FragmentLayout, config: OuterConfig) -> Traffic:

@@ -68,10 +68,8 @@ class Captioning(Task):
         """Whether any image is asked for."""
         return self.sampling.images > 0
 
-    def sample(self, params: Mapping[str, Any]) -> str | None:
+    def sample(self, params: Mapping[str, Any]) -> str:
         """Captions of held-out images by greedy decoding, a line each, with the truth if it differs."""
-        if not self.samples:
-            return None
         [batch] = self.held_out(self.sampling.images, 1)
         written = self.captions(params, batch["image"])
         targets = np.where(batch["weights"], batch["targets"], ByteTokenizer.pad)

@@ -96,10 +96,8 @@ class LanguageModelling(Task):
         """Whether any token is asked for."""
         return self.sampling.tokens > 0
 
-    def sample(self, params: Mapping[str, Any]) -> str | None:
+    def sample(self, params: Mapping[str, Any]) -> str:
         """A sampled continuation of the configured prompt, prompt included."""
-        if not self.samples:
-            return None
         s = self.sampling
         prompt = self.tokenizer.encode(s.prompt)
         window = self.data.sequence_length

@@ -83,6 +83,6 @@ class Task(abc.ABC):
         return False
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
-        """What the model makes of unseen data, to look at; None: there is nothing to show."""
+        """What the model makes of unseen data, to look at, of a task that `samples`."""
         del params
         return None

@@ -53,7 +53,7 @@ class _Doubtful(CountingSyncer):
     """Finds some fragments unsound, and leaves others out of their merges."""
 
     def __init__(self, rng: random.Random, unsound: float, refused: float, num_fragments: int) -> None:
-        super().__init__(Traffic.of((0,) * num_fragments))
+        super().__init__(Traffic(*[(0,) * num_fragments] * 3))
         self.unsound, self.refused = unsound, refused
         self._rng = rng
 

@@ -37,8 +37,11 @@ def prepare(builder: Any, *, wait_seconds: float, progress: bool) -> None:
             return
         for remains in [*folder.parent.glob(f"incomplete.*_{folder.name}"), folder]:
             shutil.rmtree(remains, ignore_errors=True)
-        with _progress_bar(progress):
-            builder.download_and_prepare(file_format="array_record")
+        if not progress:
+            import tensorflow_datasets as tfds
+
+            tfds.disable_progress_bar()
+        builder.download_and_prepare(file_format="array_record")
 
 
 @contextlib.contextmanager
@@ -60,15 +63,3 @@ def _sole_preparer(folder: pathlib.Path, wait_seconds: float) -> Iterator[None]:
                     ) from None
                 time.sleep(_POLL_SECONDS)
         yield
-
-
-@contextlib.contextmanager
-def _progress_bar(shown: bool) -> Iterator[None]:
-    from tensorflow_datasets.core.utils import tqdm_utils
-
-    before = tqdm_utils._active
-    tqdm_utils.display_progress_bar(before and shown)
-    try:
-        yield
-    finally:
-        tqdm_utils.display_progress_bar(before)

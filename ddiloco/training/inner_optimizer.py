@@ -1,14 +1,15 @@
-"""The inner optimizer: AdamW or Muon, with a learning rate that follows the learner's clock, not a count."""
+"""The inner optimizer: AdamW or Muon, with a learning rate by the learner's clock, not a count."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ddiloco.config import Marks, setting
@@ -51,18 +52,18 @@ class InnerConfig:
     z_loss: float = setting(0.0, "weight of the squared log-normaliser in the loss", at_least=0.0)
 
 
-def learning_rate_at(config: InnerConfig, total_steps: int, clock: jax.Array | int) -> jax.Array:
-    """Learning rate, float32 scalar, of the step before which `clock` steps were taken.
+def learning_rate_at(config: InnerConfig, total_steps: int, clock: int) -> np.float32:
+    """Learning rate of the step before which `clock` steps were taken.
 
     A linear warm-up, whose first step is not zero; then half a cosine down to `final_fraction *
     learning_rate` at `clock = total_steps`; constant after that. There is no cosine if the warm-up is as long
     as the run.
     """
-    clock = jnp.asarray(clock, jnp.float32)
-    warm = jnp.minimum(1.0, (clock + 1.0) / max(config.warmup_steps, 1))
-    progress = jnp.clip((clock - config.warmup_steps) / max(total_steps - config.warmup_steps, 1), 0.0, 1.0)
-    cosine = 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
-    return config.learning_rate * warm * (config.final_fraction + (1.0 - config.final_fraction) * cosine)
+    warm = min(1.0, (clock + 1) / max(config.warmup_steps, 1))
+    progress = (clock - config.warmup_steps) / max(total_steps - config.warmup_steps, 1)
+    cosine = 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
+    share = config.final_fraction + (1.0 - config.final_fraction) * cosine
+    return np.float32(config.learning_rate * warm * share)
 
 
 def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool]:
@@ -73,28 +74,29 @@ def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool
     }
 
 
-def scale_by_clock(config: InnerConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
-    """Multiplies updates by minus the learning rate at `clock`, an extra argument (int32 scalar)."""
+def scale_by_rate() -> optax.GradientTransformationExtraArgs:
+    """Multiplies updates by minus `rate`, an extra argument (float32 scalar)."""
 
     def update(
         updates: optax.Updates,
         state: optax.EmptyState,
         params: optax.Params | None = None,
         *,
-        clock: jax.Array | int,
+        rate: jax.Array | np.float32,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
-        rate = learning_rate_at(config, total_steps, clock)
         return jax.tree.map(lambda leaf: -rate * leaf, updates), state
 
     return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
 
 def make_inner_optimizer(
-    config: InnerConfig, total_steps: int, axes: Mapping[str, Axes]
+    config: InnerConfig, axes: Mapping[str, Axes]
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamW (arXiv 1711.05101) after clipping by the global norm; `update` takes the extra argument `clock`.
+    """AdamW (arXiv 1711.05101) after clipping by the global norm; `update` takes the extra argument `rate`.
+
+    The learning rate comes from outside, so that what is compiled serves every schedule.
 
     Where `config.optimizer` is `muon`, that takes Adam's place for the matrices of layers; `axes` has the
     logical axes of every parameter, by which they are known.
@@ -112,5 +114,5 @@ def make_inner_optimizer(
     if config.weight_decay:
         mask = functools.partial(decay_mask, config)
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=mask))
-    parts.append(scale_by_clock(config, total_steps))
+    parts.append(scale_by_rate())
     return optax.with_extra_args_support(optax.chain(*parts))

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ddiloco.outer.blocks import Blocks, Cut, needed
 from ddiloco.outer.stacks import array_of
 from ddiloco.training import executable
-from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
+from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
 from ddiloco.training.loss import Loss
 from ddiloco.training.parameters import Parameters, logical_axes
 from ddiloco.training.platform import compiler_options
@@ -33,16 +33,15 @@ from ddiloco.training.step import (
 def traced_step(
     model_config: Any,
     inner: InnerConfig,
-    total_steps: int,
     mesh: Mesh,
     rows: int,
     row: Mapping[str, jax.ShapeDtypeStruct],
     loss: Loss,
 ) -> jax.stages.Traced:
     """The inner step for batches of `rows` rows, each of the shapes and dtypes of `row`, to be compiled."""
-    step = make_train_step(model_config, inner, total_steps, mesh, loss)
+    step = make_train_step(model_config, inner, mesh, loss)
     state = abstract_state(model_config, inner, mesh)
-    return step.trace(state, abstract_batch(mesh, rows, row), jax.ShapeDtypeStruct((), jnp.int32))
+    return step.trace(state, abstract_batch(mesh, rows, row), jax.ShapeDtypeStruct((), jnp.float32))
 
 
 def _placed(value: np.ndarray | Blocks, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -74,15 +73,16 @@ class TrainProgram:
         `saved_step`: a file with the compiled step; raises ConfigError where that is not this one.
         """
         self.mesh = mesh
+        self._inner, self._total_steps = inner, total_steps
         self._laid = state_shardings(model_config, inner, mesh)
         self.shardings = self._laid.params
         state = abstract_state(model_config, inner, mesh)
-        lowered = traced_step(model_config, inner, total_steps, mesh, rows, row, loss).lower()
+        lowered = traced_step(model_config, inner, mesh, rows, row, loss).lower()
         if saved_step is None:
             self._step = lowered.compile(compiler_options=compiler_options(mesh))
         else:
             self._step = executable.load(pathlib.Path(saved_step), lowered, mesh)
-        optimizer = make_inner_optimizer(inner, total_steps, logical_axes(model_config))
+        optimizer = make_inner_optimizer(inner, logical_axes(model_config))
         init = jax.jit(optimizer.init, out_shardings=self._laid.opt_state)
         self._init_optimizer = init.lower(state.params).compile()
         zeros = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.params)
@@ -104,7 +104,8 @@ class TrainProgram:
 
         `clock` is the number of steps before this one, by which the learning rate goes.
         """
-        return self._step(state, shard_batch(batch, self.mesh), np.int32(clock))
+        rate = learning_rate_at(self._inner, self._total_steps, clock)
+        return self._step(state, shard_batch(batch, self.mesh), rate)
 
     def state_from(
         self, params: Mapping[str, np.ndarray], inner: Sequence[np.ndarray] | None = None

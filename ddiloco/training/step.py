@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from ddiloco.models.parameter import Constrain
 from ddiloco.outer.blocks import Blocks, placed
-from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
+from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
 from ddiloco.training.parameters import Parameters, abstract_parameters, logical_axes
 from ddiloco.training.sharding import (
@@ -46,7 +46,7 @@ def abstract_state(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainSt
     """
     shapes, shardings = abstract_parameters(model_config), parameter_shardings(model_config, mesh)
     params = {name: _laid(leaf, shardings[name]) for name, leaf in shapes.items()}
-    optimizer = make_inner_optimizer(inner, 1, logical_axes(model_config))
+    optimizer = make_inner_optimizer(inner, logical_axes(model_config))
 
     def laid(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
         name = str(getattr(path[-1], "key", ""))
@@ -74,12 +74,12 @@ def state_shardings(model_config: Any, inner: InnerConfig, mesh: Mesh) -> TrainS
 
 
 def make_train_step(
-    model_config: Any, inner: InnerConfig, total_steps: int, mesh: Mesh, loss: Loss = next_token_loss
+    model_config: Any, inner: InnerConfig, mesh: Mesh, loss: Loss = next_token_loss
 ) -> jax.stages.Wrapped:
-    """The jitted step `(state, batch, clock) -> (state, metrics)`; `state` is donated.
+    """The jitted step `(state, batch, rate) -> (state, metrics)`; `state` is donated.
 
     `batch` has arrays (B, ...) from `shard_batch`, among them `weights`, int32: 1 for each target that
-    counts, else 0. `clock` is an int32 scalar, the number of steps before this one. Metrics are device
+    counts, else 0. `rate` is the learning rate, a float32 scalar. Metrics are device
     scalars: `loss` (nats per token), `grad_norm` (before clipping), `learning_rate`, `tokens`, `skipped` (1
     if loss or gradient was not finite and the state was left as it was), and the model's statistics. Up to
     rounding, the step does not depend on `accumulation`.
@@ -87,25 +87,25 @@ def make_train_step(
     Raises:
       ValueError: on tracing, where the rows of the batch are not a multiple of `accumulation`.
     """
-    optimizer = make_inner_optimizer(inner, total_steps, logical_axes(model_config))
+    optimizer = make_inner_optimizer(inner, logical_axes(model_config))
     constrain = OnMesh(mesh)
 
     def sums_of(params: Parameters, batch: Batch) -> LossSums:
         return loss(model_config, params, batch, inner.z_loss, constrain)
 
-    def step(state: TrainState, batch: Batch, clock: jax.Array) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, batch: Batch, rate: jax.Array) -> tuple[TrainState, Metrics]:
         gradients, sums = _accumulated(sums_of, state.params, batch, inner.accumulation, constrain)
         count = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
         gradients = jax.tree.map(lambda leaf: leaf / count, gradients)
         grad_norm = optax.tree.norm(gradients)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, clock=clock)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, rate=rate)
         stepped = TrainState(optax.apply_updates(state.params, updates), opt_state)
         sound = jnp.isfinite(grad_norm) & jnp.isfinite(sums.objective)
         kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), stepped, state)
         metrics = {
             "loss": sums.nll / count,
             "grad_norm": grad_norm,
-            "learning_rate": learning_rate_at(inner, total_steps, clock),
+            "learning_rate": rate,
             "tokens": sums.tokens,
             "skipped": (~sound).astype(jnp.int32),
             **statistics(model_config, sums),

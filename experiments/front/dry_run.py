@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from ddiloco.baselines.virtual import ring_bytes
@@ -69,9 +69,8 @@ def describe(experiment: Experiment) -> str:
     for learner, mesh in enumerate(meshes):
         recipe.check_fit(mesh, experiment.batch_size(learner))
     state = abstract_state(experiment.model, experiment.inner, meshes[0])
-    step = make_train_step(experiment.model, experiment.inner, experiment.train.steps, meshes[0], task.loss)
-    clock = jax.ShapeDtypeStruct((), jnp.int32)
-    jax.eval_shape(step, state, abstract_batch(meshes[0], rows, task.row), clock)
+    step = make_train_step(experiment.model, experiment.inner, meshes[0], task.loss)
+    jax.eval_shape(step, state, abstract_batch(meshes[0], rows, task.row), np.float32(0.0))
     anchors = _anchors(experiment, layout, meshes[0])
     params = num_parameters(experiment.model)
     length = task.row_tokens

@@ -8,7 +8,7 @@ import pytest
 
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
-from ddiloco.training.inner_optimizer import InnerConfig
+from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at
 from ddiloco.training.loss import caption_loss, label_loss
 from ddiloco.training.step import make_train_step, shard_batch
 from tests.models import test_captioner, test_vit
@@ -31,10 +31,10 @@ def run(name, mesh, accumulation=1, **layers):
     config, loss, batches = CASES[name]
     config = dataclasses.replace(config, **layers)
     inner = dataclasses.replace(INNER, accumulation=accumulation)
-    step = make_train_step(config, inner, 10, mesh, loss)
+    step = make_train_step(config, inner, mesh, loss)
     state, history = init_state(config, inner, mesh, seed=0), []
     for clock, batch in enumerate(batches):
-        state, metrics = step(state, shard_batch(batch, mesh), np.int32(clock))
+        state, metrics = step(state, shard_batch(batch, mesh), learning_rate_at(inner, 10, clock))
         history.append(jax.device_get(metrics))
     score = evaluate(config, make_eval_step(config, mesh, loss), state.params, batches, mesh)
     return unstacked(jax.device_get(state.params)), history, score

@@ -58,5 +58,5 @@ def init_state(model_config, inner, mesh, seed, params=None):
     params = init_parameters(model_config, seed) if params is None else params
     placed = jax.device_put(stacked(params, laid.params), laid.params)
     own = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=laid.params)(placed)
-    optimizer = make_inner_optimizer(inner, 1, logical_axes(model_config))
+    optimizer = make_inner_optimizer(inner, logical_axes(model_config))
     return TrainState(own, jax.jit(optimizer.init, out_shardings=laid.opt_state)(own))

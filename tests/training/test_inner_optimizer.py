@@ -51,15 +51,27 @@ def test_learning_rate_is_never_negative_nor_above_its_peak(warmup, total, fract
 
 def test_a_clock_jump_moves_the_rate_but_not_the_bias_correction():
     config = InnerConfig(learning_rate=0.5, warmup_steps=10, weight_decay=0.0, clip_norm=None)
-    optimizer = make_inner_optimizer(config, 100, {})
+    optimizer = make_inner_optimizer(config, {})
     params = {"w": jnp.zeros((2, 2))}
     state = optimizer.init(params)
     gradients = {"w": jnp.full((2, 2), 3.0)}
     for clock in (0, 1, 80):
-        updates, state = optimizer.update(gradients, state, params, clock=jnp.int32(clock))
+        rate = learning_rate_at(config, 100, clock)
+        updates, state = optimizer.update(gradients, state, params, rate=rate)
         # A constant gradient leaves Adam, once its bias is corrected by its own count, with a unit step.
-        expected = -float(learning_rate_at(config, 100, clock))
-        np.testing.assert_allclose(updates["w"], np.full((2, 2), expected), rtol=1e-5)
+        np.testing.assert_allclose(updates["w"], np.full((2, 2), -rate), rtol=1e-5)
+
+
+def test_what_is_compiled_serves_every_schedule():
+    params = {"w": jnp.zeros((2, 2))}
+
+    def program(**schedule):
+        optimizer = make_inner_optimizer(InnerConfig(**schedule), {})
+        state = optimizer.init(params)
+        return jax.jit(optimizer.update).lower(params, state, params, rate=np.float32(1.0)).as_text()
+
+    assert program(learning_rate=0.5, warmup_steps=3, final_fraction=0.0) == program()
+    assert program(weight_decay=0.2) != program()
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["by itself", "scanned"])
@@ -73,10 +85,10 @@ def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked(scan):
 
 def test_decay_alone_shrinks_matrices_by_rate_times_decay():
     config = InnerConfig(learning_rate=0.5, warmup_steps=0, weight_decay=0.1, final_fraction=1.0)
-    optimizer = make_inner_optimizer(config, 10, {})
+    optimizer = make_inner_optimizer(config, {})
     params = {"head/kernel": jnp.ones((2, 2)), "final_norm/scale": jnp.ones(2)}
     zeros = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = optimizer.update(zeros, optimizer.init(params), params, clock=jnp.int32(3))
+    updates, _ = optimizer.update(zeros, optimizer.init(params), params, rate=learning_rate_at(config, 10, 3))
     np.testing.assert_allclose(updates["head/kernel"], np.full((2, 2), -0.05), rtol=1e-6)
     np.testing.assert_array_equal(updates["final_norm/scale"], np.zeros(2))
 
@@ -86,7 +98,7 @@ def test_ten_steps_are_the_float64_adamw():
         learning_rate=0.1, warmup_steps=3, final_fraction=0.0, weight_decay=0.3, b1=0.8, b2=0.9, clip_norm=2.0
     )
     rng = np.random.default_rng(0)
-    optimizer = make_inner_optimizer(config, 12, {})
+    optimizer = make_inner_optimizer(config, {})
     params = {"head/kernel": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32)}
     state = optimizer.init(params)
     expected = np.asarray(params["head/kernel"], np.float64)
@@ -94,7 +106,10 @@ def test_ten_steps_are_the_float64_adamw():
     for clock in range(10):
         gradient = rng.normal(size=(3, 4))
         updates, state = optimizer.update(
-            {"head/kernel": jnp.asarray(gradient, jnp.float32)}, state, params, clock=jnp.int32(clock)
+            {"head/kernel": jnp.asarray(gradient, jnp.float32)},
+            state,
+            params,
+            rate=learning_rate_at(config, 12, clock),
         )
         params = optax.apply_updates(params, updates)
         gradient = gradient * min(1.0, 2.0 / np.linalg.norm(gradient))
@@ -113,11 +128,13 @@ def test_the_first_moment_may_be_kept_in_half_the_bits():
     ways = {}
     for dtype in ("float32", "bfloat16"):
         config = InnerConfig(mu_dtype=dtype, warmup_steps=0, weight_decay=0.0)
-        optimizer = make_inner_optimizer(config, 10, {})
+        optimizer = make_inner_optimizer(config, {})
         state, way = optimizer.init(params), []
         for clock in range(5):
             gradients = {"w": jnp.sin(params["w"] * (clock + 1))}
-            updates, state = optimizer.update(gradients, state, params, clock=jnp.int32(clock))
+            updates, state = optimizer.update(
+                gradients, state, params, rate=learning_rate_at(config, 10, clock)
+            )
             way.append(updates["w"])
         ways[dtype] = np.stack(way)
         (adam,) = [part for part in state if hasattr(part, "mu")]

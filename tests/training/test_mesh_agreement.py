@@ -8,7 +8,7 @@ import pytest
 
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
-from ddiloco.training.inner_optimizer import InnerConfig
+from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at
 from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import init_parameters
 from ddiloco.training.sharding import OnMesh
@@ -23,10 +23,10 @@ BATCHES = [packed_batch(seed, 16, 12, 32) for seed in range(3)]
 
 def run(mesh, inner=INNER, config=CONFIG):
     """Parameters, metrics of each step, and the evaluation after three steps."""
-    step = make_train_step(config, inner, 10, mesh)
+    step = make_train_step(config, inner, mesh)
     state, history = init_state(config, inner, mesh, seed=0), []
     for clock, batch in enumerate(BATCHES):
-        state, metrics = step(state, shard_batch(batch, mesh), np.int32(clock))
+        state, metrics = step(state, shard_batch(batch, mesh), learning_rate_at(inner, 10, clock))
         history.append(jax.device_get(metrics))
     score = evaluate(config, make_eval_step(config, mesh), state.params, BATCHES, mesh)
     arrays = jax.device_get((state.params, adam_of(state).mu, adam_of(state).nu))

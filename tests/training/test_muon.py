@@ -13,7 +13,7 @@ from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.models.moe import MoEConfig
 from ddiloco.models.vit import ViTConfig
 from ddiloco.outer.stacks import unstacked
-from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
+from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
 from ddiloco.training.muon import matrices_of, muon
 from ddiloco.training.parameters import logical_axes
 from ddiloco.training.step import make_train_step, shard_batch
@@ -73,10 +73,12 @@ def test_what_is_no_matrix_of_a_layer_goes_by_adam():
     gradients = {name: jnp.arange(1.0, 1 + leaf.size).reshape(leaf.shape) for name, leaf in params.items()}
     found = {}
     for kind in ("adamw", "muon"):
-        optimizer = make_inner_optimizer(dataclasses.replace(INNER, optimizer=kind), 10, axes)
+        optimizer = make_inner_optimizer(dataclasses.replace(INNER, optimizer=kind), axes)
         state = optimizer.init(params)
         for clock in range(3):
-            found[kind], state = optimizer.update(gradients, state, params, clock=jnp.int32(clock))
+            found[kind], state = optimizer.update(
+                gradients, state, params, rate=learning_rate_at(INNER, 10, clock)
+            )
     differing = {name for name in params if not np.array_equal(found["adamw"][name], found["muon"][name])}
     assert differing == {"layers/0/w"}
 
@@ -131,10 +133,10 @@ def test_a_projection_to_heads_reads_the_width():
 
 
 def run(mesh, config):
-    step = make_train_step(config, INNER, 10, mesh)
+    step = make_train_step(config, INNER, mesh)
     state = init_state(config, INNER, mesh, seed=0)
     for clock, batch in enumerate(BATCHES):
-        state, metrics = step(state, shard_batch(batch, mesh), np.int32(clock))
+        state, metrics = step(state, shard_batch(batch, mesh), learning_rate_at(INNER, 10, clock))
     return unstacked(jax.device_get(state.params)), float(metrics["loss"])
 
 

@@ -127,7 +127,7 @@ class Compilation:
         e, task, mesh, params = self.experiment, self._task, self.mesh, self._state.params
         yield (
             "step",
-            lambda: traced_step(e.model, e.inner, e.train.steps, mesh, self.rows, task.row, task.loss),
+            lambda: traced_step(e.model, e.inner, mesh, self.rows, task.row, task.loss),
         )
         held_out = abstract_batch(mesh, e.eval.batch_size, task.row)
         yield "evaluation", lambda: make_eval_step(e.model, mesh, task.loss).trace(params, held_out)

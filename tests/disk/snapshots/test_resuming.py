@@ -129,7 +129,7 @@ def test_the_inner_state_is_of_the_same_arrays_whatever_the_inner_settings():
     }
 
     def state(**changes):
-        optimizer = make_inner_optimizer(InnerConfig(**changes), 10, {})
+        optimizer = make_inner_optimizer(InnerConfig(**changes), {})
         return jax.tree.leaves(jax.eval_shape(optimizer.init, params))
 
     for clip_norm, weight_decay, decay_embeddings, accumulation, b1 in itertools.product(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 Axes = tuple[str | None, ...]
-Initializer = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 # Of the standard normal distribution truncated at two deviations.
 TRUNCATED_DEVIATION = 0.8796256610342398
+PADDED = 2**20  # elements of the largest array that is drawn in another size than its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +26,19 @@ class Normal:
     stddev: float
 
     def __call__(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        draw = jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
-        return draw * (self.stddev / TRUNCATED_DEVIATION)
+        return _truncated(key, shape, self.stddev / TRUNCATED_DEVIATION)
+
+    def drawn(self, seed: np.uint32, name: np.uint32, shape: tuple[int, ...]) -> jax.Array:
+        """The same by a key of seed and name, on the default device.
+
+        Random numbers compile slowly. An array begins with the numbers of a smaller one, so that all of about
+        the same size are drawn by one program.
+        """
+        scale, size = np.float32(self.stddev / TRUNCATED_DEVIATION), math.prod(shape)
+        if size > PADDED:
+            return _drawn(seed, name, scale, shape)
+        padded = np.asarray(_drawn(seed, name, scale, (1 << (size - 1).bit_length(),)))
+        return jnp.asarray(padded[:size].reshape(shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +51,26 @@ class Constant:
         del key
         return jnp.full(shape, self.value, jnp.float32)
 
+    def drawn(self, seed: np.uint32, name: np.uint32, shape: tuple[int, ...]) -> jax.Array:
+        """The same, on the default device."""
+        del seed, name
+        return jnp.asarray(np.full(shape, self.value, np.float32))
+
+
+Initializer = Normal | Constant
+
+
+def _truncated(key: jax.Array, shape: tuple[int, ...], scale: jax.Array | float) -> jax.Array:
+    return jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32) * scale
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _drawn(seed: jax.Array, name: jax.Array, scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return _truncated(jax.random.fold_in(jax.random.key(seed), name), shape, scale)
+
 
 def parameter(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, initializer: Initializer) -> nnx.Param:
-    """A parameter that remembers its logical axes and its initializer, which must be hashable."""
+    """A parameter that remembers its logical axes and its initializer."""
     value = _initial(initializer, shape, rngs.params())
     return nnx.Param(value, logical_axes=axes, initializer=initializer)
 

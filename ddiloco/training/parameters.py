@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -68,19 +68,9 @@ def init_parameters(config: Any, seed: int) -> Parameters:
     params = {}
     for name, shape in shapes.items():
         _, slot = slots[arrays[name][0]]
-        draw = _drawing(slot.get_metadata()["initializer"], shape)
-        params[name] = draw(np.uint32(seed), np.uint32(zlib.crc32(name.encode())))
+        initializer: Initializer = slot.get_metadata()["initializer"]
+        params[name] = initializer.drawn(np.uint32(seed), np.uint32(zlib.crc32(name.encode())), shape)
     return params
-
-
-@functools.cache
-def _drawing(initializer: Initializer, shape: tuple[int, ...]) -> Callable[[np.uint32, np.uint32], jax.Array]:
-    """Compiled for each shape, not for the model: random numbers compile slowly, and layers are alike."""
-
-    def draw(seed: jax.Array, name: jax.Array) -> jax.Array:
-        return initializer(jax.random.fold_in(jax.random.key(seed), name), shape)
-
-    return jax.jit(draw)
 
 
 def module_of(config: Any, params: Mapping[str, jax.Array]) -> Any:

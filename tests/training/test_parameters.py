@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from ddiloco.models import parameter
 from ddiloco.models.dense import DenseConfig
 from ddiloco.training.parameters import (
     abstract_parameters,
@@ -96,6 +97,15 @@ def test_seeds_and_layers_differ_and_a_seed_repeats():
     np.testing.assert_array_equal(first[name], again[name])
     assert np.abs(first[name] - other[name]).min() > 0
     assert np.abs(first[name] - first["layers/1/mlp/up/kernel"]).min() > 0
+
+
+@pytest.mark.parametrize("shape", [(1,), (33, 15), (16, 2, 8), (33, 16)])
+def test_an_array_has_the_numbers_of_its_own_shape_in_whatever_size_it_is_drawn(shape, monkeypatch):
+    monkeypatch.setattr(parameter, "PADDED", 32 * 16)
+    normal, seed, name = parameter.Normal(0.3), np.uint32(5), np.uint32(7)
+    key = jax.random.fold_in(jax.random.key(seed), name)
+    expected = jax.jit(normal, static_argnums=1)(key, shape)
+    np.testing.assert_array_equal(normal.drawn(seed, name, shape), expected)
 
 
 def test_stacked_layers_have_the_same_parameters_in_the_rows_of_arrays():

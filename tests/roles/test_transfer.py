@@ -20,7 +20,8 @@ from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import TINY, mesh_of
 from tests.workbench import assert_equal
 
-SHAPES = {name: leaf.shape for name, leaf in abstract_parameters(TINY).items()}
+WIDE = dataclasses.replace(TINY, vocab_size=256)  # so that tensors are split already among four fragments
+SHAPES = {name: leaf.shape for name, leaf in abstract_parameters(WIDE).items()}
 LAYOUT = fragment(SHAPES, 4)
 SPLIT = next(p for p in range(4) if any(not piece.whole for piece in LAYOUT.fragments[p]))
 LOSSY = [name for name, codec in CODECS.items() if not codec.of_parameters]
@@ -38,7 +39,7 @@ def numbers(seed):
 
 @pytest.fixture(scope="module", params=MESHES, ids=str)
 def shardings(request):
-    return parameter_shardings(TINY, MESHES[request.param]())
+    return parameter_shardings(WIDE, MESHES[request.param]())
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself
     mesh, outer_step = MESHES[mesh_name](), OuterStep(LAYOUT, OuterConfig(merge="rda"), num_learners=2)
     theta = {name: value * 2 for name, value in numbers(9).items()}
     decode, results = FragmentDecoder(LAYOUT, codec), []
-    for config in (TINY, dataclasses.replace(TINY, scan_layers=True)):
+    for config in (WIDE, dataclasses.replace(WIDE, scan_layers=True)):
         shardings = parameter_shardings(config, mesh)
         transfer = FragmentTransfer(LAYOUT, shardings, codec)
         learners = [placed(stacked(numbers(seed), shardings), shardings) for seed in (0, 1)]
@@ -105,7 +106,7 @@ def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself
 
 def test_a_layer_of_one_stage_is_offered_in_as_many_parts_as_there_are_devices():
     shardings = parameter_shardings(
-        dataclasses.replace(TINY, scan_layers=True), mesh_of(8, data=1, stage=2, fsdp=2, tensor=2)
+        dataclasses.replace(WIDE, scan_layers=True), mesh_of(8, data=1, stage=2, fsdp=2, tensor=2)
     )
     name, layout = "layers/1/mlp/up/kernel", fragment(SHAPES, 1)
     laid = dict(zip(layout.names(0), placement(layout, 0, shardings), strict=True))[name]
@@ -201,7 +202,7 @@ def on_the_host(offer):
     ],
 )
 def test_an_offer_is_encoded_alike_on_one_device_and_on_many(mesh_name, codec):
-    shardings = parameter_shardings(TINY, MESHES[mesh_name]())
+    shardings = parameter_shardings(WIDE, MESHES[mesh_name]())
     transfer = FragmentTransfer(LAYOUT, shardings, codec, error_feedback=True)
     own, theirs, left = numbers(0), numbers(1), numbers(2)
     anchor, residual = (transfer.place(SPLIT, pieces_of(values)) for values in (theirs, left))
@@ -240,7 +241,7 @@ class Learner:
     """TrainingArrays that can be moved by hand, and the syncer's view of what they send."""
 
     def __init__(self, codec, error_feedback=False, rebase=False):
-        shardings = parameter_shardings(TINY, mesh_of(1))
+        shardings = parameter_shardings(WIDE, mesh_of(1))
         transfer = FragmentTransfer(LAYOUT, shardings, codec, error_feedback, rebase)
         self.arrays = TrainingArrays(Equipment(Program(shardings), transfer, itertools.repeat({}), 1))
         self._decode = FragmentDecoder(LAYOUT, codec)

@@ -59,19 +59,22 @@ class DifferenceEncoder:
 
     def _compiled(self, shapes: tuple[Shape, ...]) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
         pieces, arrays = described(self._codec, shapes, jax.local_devices(backend="cpu")[0])
-        encode = jax.jit(functools.partial(_encode, self._codec), donate_argnums=2)
-        read = jax.jit(functools.partial(_read, self._codec), donate_argnums=(0, 3), keep_unused=True)
         return (
-            encode.lower(pieces, pieces, pieces).compile(),
-            read.lower(pieces, arrays, pieces, pieces).compile(),
+            _encode.lower(self._codec, pieces, pieces, pieces).compile(),
+            _read.lower(self._codec, pieces, arrays, pieces, pieces).compile(),
         )
 
 
+# Jitted here and not in each DifferenceEncoder, so that JAX compiles them once for all of a process.
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _encode(codec: Codec, last: Arrays, new: Arrays, left_out: Arrays) -> tuple[Arrays, Arrays]:
     wanted = tuple(old - made + left for old, made, left in zip(last, new, left_out, strict=True))
     return tuple(array for value in wanted for array in codec.encode(value)), wanted
 
 
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=(1, 4), keep_unused=True)
 def _read(codec: Codec, spare: Arrays, arrays: Arrays, last: Arrays, wanted: Arrays) -> tuple[Arrays, Arrays]:
     del spare
     steps = differences(codec, arrays, [old.shape for old in last])

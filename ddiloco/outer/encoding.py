@@ -159,7 +159,7 @@ class FragmentDecoder:
 
     def _compiled(self, shapes: tuple[Shape, ...]) -> jax.stages.Compiled:
         pieces, arrays = described(self._codec, shapes, self._device)
-        return jax.jit(functools.partial(_read, self._codec)).lower(arrays, pieces).compile()
+        return _read.lower(self._codec, arrays, pieces).compile()
 
 
 def described(
@@ -175,6 +175,8 @@ def described(
     return made, encoded
 
 
+# Jitted here and not in each FragmentDecoder, so that JAX compiles it once for all of a process.
+@functools.partial(jax.jit, static_argnums=0)
 def _read(codec: Codec, arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]:
     steps = differences(codec, arrays, [origin.shape for origin in anchor])
     return tuple(origin - step for origin, step in zip(anchor, steps, strict=True))

@@ -48,8 +48,6 @@ class OuterStep:
         self._config = config
         self._num_learners = num_learners
         self._device = jax.local_devices(backend="cpu")[0]  # whatever the default backend
-        self._optimizer = make_outer_optimizer(config)
-        self._begin = jax.jit(lambda pieces: jax.tree.map(jnp.copy, self._optimizer.init(pieces)))
         lossy = config.update_codec != "f32"
         self._encode = DifferenceEncoder(layout, config.update_codec) if lossy else None
         self._measuring = functools.cache(self._compiled_measure)
@@ -59,7 +57,7 @@ class OuterStep:
         """The outer optimizer's state before the first round of a fragment with these pieces."""
         with jax.default_device(self._device):
             placed = self._placed(pieces)
-            state = self._begin(placed)
+            state = _begin(self._config, placed)
             return state if self._encode is None else (state, self._zeros(placed))
 
     def compile(self, p: int) -> None:
@@ -159,20 +157,25 @@ class OuterStep:
 
     def _compiled_measure(self, shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
         pieces = self._described(*shapes)
-        return jax.jit(_norms_by_piece).lower(pieces, (pieces,) * self._num_learners).compile()
+        return _norms_by_piece.lower(pieces, (pieces,) * self._num_learners).compile()
 
     def _compiled(self, rules: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
         pieces, count = self._described(*shapes), self._num_learners
-        state = jax.eval_shape(self._optimizer.init, pieces)
+        state = jax.eval_shape(functools.partial(_begin, self._config), pieces)
         weights, norms = self._described((count,), (len(shapes), count))
-        step = jax.jit(
-            functools.partial(_step, self._optimizer, rules),
-            donate_argnums=(0, 1),
-            keep_unused=True,  # otherwise `spare` would be dropped
-        )
-        return step.lower(pieces, state, pieces, (pieces,) * count, weights, norms).compile()
+        given = pieces, state, pieces, (pieces,) * count, weights, norms
+        return _step.lower(self._config, rules, *given).compile()
 
 
+# Jitted here and not in each OuterStep, so that JAX traces and compiles them once for all of a process.
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _begin(config: OuterConfig, pieces: tuple[jax.Array, ...]) -> Any:
+    return jax.tree.map(jnp.copy, make_outer_optimizer(config).init(pieces))
+
+
+@jax.jit
 def _norms_by_piece(
     anchor: tuple[jax.Array, ...], contributions: tuple[tuple[jax.Array, ...], ...]
 ) -> jax.Array:
@@ -180,8 +183,10 @@ def _norms_by_piece(
     return jnp.stack([norms_of(vectors, piece) for piece, *vectors in by_piece])
 
 
+# Without `keep_unused`, `spare` would be dropped.
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3), keep_unused=True)
 def _step(
-    optimizer: optax.GradientTransformation,
+    config: OuterConfig,
     rules: tuple[str, ...],
     spare: tuple[jax.Array, ...],
     opt_state: Any,
@@ -195,6 +200,7 @@ def _step(
         MERGE_RULES[rule](Sent(vectors, weights, piece, own))
         for rule, own, piece, *vectors in zip(rules, norms, anchor, *contributions, strict=True)
     ]
+    optimizer = make_outer_optimizer(config)
     updates, opt_state = optimizer.update(tuple(m.value for m in merged), opt_state, anchor)
     squares = jnp.stack([jnp.square(m.norms) for m in merged])  # (pieces, M)
     importance = squares @ weights

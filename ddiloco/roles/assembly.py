@@ -282,10 +282,21 @@ class Assembly:
         return tuple(self.recipe.shardings(*key).items())
 
     def _transfer(self, placement: tuple[tuple[str, Sharding], ...]) -> FragmentTransfer:
-        outer, shardings = self.experiment.outer, dict(placement)
-        rebase, shapes = self.experiment.sync.rebase, dict(self.layout.shapes)
-        transfer = FragmentTransfer(self.layout, shardings, outer.codec, outer.error_feedback, rebase)
-        # Zeros, since making initial parameters would compile their generators for every mesh.
-        zeros = [np.zeros(array_shape(name, shapes), np.float32) for name in shardings]
-        transfer.compile(dict(zip(shardings, placed(zeros, tuple(shardings.values())), strict=True)))
-        return transfer
+        outer, rebase = self.experiment.outer, self.experiment.sync.rebase
+        return _compiled_transfer(self.layout, placement, outer.codec, outer.error_feedback, rebase)
+
+
+@functools.lru_cache(maxsize=16)  # it keeps no array, so that all runs of a process share it
+def _compiled_transfer(
+    layout: FragmentLayout,
+    placement: tuple[tuple[str, Sharding], ...],
+    codec: str,
+    error_feedback: bool,
+    rebase: bool,
+) -> FragmentTransfer:
+    shardings, shapes = dict(placement), dict(layout.shapes)
+    transfer = FragmentTransfer(layout, shardings, codec, error_feedback, rebase)
+    # Zeros, since making initial parameters would compile their generators for every mesh.
+    zeros = [np.zeros(array_shape(name, shapes), np.float32) for name in shardings]
+    transfer.compile(dict(zip(shardings, placed(zeros, tuple(shardings.values())), strict=True)))
+    return transfer

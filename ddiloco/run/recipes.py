@@ -117,9 +117,9 @@ class ModelRecipe:
 
     def program(self, mesh: Mesh, kind: int) -> TrainProgram:
         """The inner step of `kind` rows, compiled."""
-        e, task = self._experiment, self._task
-        saved = e.train.executable
-        return TrainProgram(e.model, e.inner, e.train.steps, mesh, kind, task.row, task.loss, saved)
+        e, task, saved = self._experiment, self._task, self._experiment.train.executable
+        wanted = e.model, e.inner, e.train.steps, mesh, kind, tuple(task.row.items()), task.loss
+        return _program(*wanted) if saved is None else TrainProgram(*wanted, saved)
 
     def step_flops(self, kind: int) -> float:
         """By the model's own formula, for `kind` rows."""
@@ -172,6 +172,10 @@ class ModelRecipe:
         """The held-out batches, the same for every run on this data."""
         e = self._experiment
         return self._task.held_out(e.eval.batch_size, e.eval.num_batches)
+
+
+# It keeps no array, so that all runs of a process that train alike share it.
+_program = functools.lru_cache(maxsize=16)(TrainProgram)
 
 
 class LoopRecipe:

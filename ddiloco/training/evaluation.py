@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -26,8 +27,9 @@ class Score(NamedTuple):
     """The model's own metrics, by name."""
 
 
+@functools.lru_cache(maxsize=16)
 def make_eval_step(model_config: Any, mesh: Mesh, loss: Loss = next_token_loss) -> EvalStep:
-    """The jitted `(params, batch) -> LossSums` of one batch, without z-loss."""
+    """The jitted `(params, batch) -> LossSums` of one batch, without z-loss; all that ask for it share it."""
     constrain = OnMesh(mesh)
 
     def step(params: Parameters, batch: Batch) -> LossSums:

@@ -64,11 +64,11 @@ class TrainProgram:
         total_steps: int,
         mesh: Mesh,
         rows: int,
-        row: Mapping[str, jax.ShapeDtypeStruct],
+        row: tuple[tuple[str, jax.ShapeDtypeStruct], ...],
         loss: Loss,
         saved_step: str | None = None,
     ) -> None:
-        """Compiles for batches of `rows` rows, each of the shapes and dtypes of `row`.
+        """Compiles for batches of `rows` rows; `row`: name, shape and dtype of each array of one.
 
         `saved_step`: a file with the compiled step; raises ConfigError where that is not this one.
         """
@@ -77,7 +77,7 @@ class TrainProgram:
         self._laid = state_shardings(model_config, inner, mesh)
         self.shardings = self._laid.params
         state = abstract_state(model_config, inner, mesh)
-        lowered = traced_step(model_config, inner, mesh, rows, row, loss).lower()
+        lowered = traced_step(model_config, inner, mesh, rows, dict(row), loss).lower()
         if saved_step is None:
             self._step = lowered.compile(compiler_options=compiler_options(mesh))
         else:

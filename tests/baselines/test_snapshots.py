@@ -11,18 +11,14 @@ from ddiloco.baselines.wall import BaselineRun, JobSnapshots
 from ddiloco.disk.snapshots.store import FOLDER, SnapshotPart, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
-from tests.virtual_runs import shared_workshop
-from tests.workbench import experiment
+from ddiloco.run.recipes import assembly_of
+from tests.virtual_runs import run_job
+from tests.workbench import devices, experiment
 
 SNAPSHOTS = {"every": 5, "keep": 9}
 
 
-@pytest.fixture(scope="module")
-def workshop():
-    return shared_workshop()
-
-
-def run(workshop, settings, workdir=None, snapshot=None, stop_after=None):
+def run(settings, workdir=None, snapshot=None, stop_after=None):
     """The outcome of a baseline, and what it recorded; stopped once so many steps are recorded."""
     taken, stop = [], threading.Event()
 
@@ -31,8 +27,8 @@ def run(workshop, settings, workdir=None, snapshot=None, stop_after=None):
         if isinstance(one, records.StepDone) and one.step == stop_after:
             stop.set()
 
-    with workshop.open():
-        return BaselineRun(workshop.assembly(settings), record, stop, workdir, snapshot).run(), taken
+    with devices(1):
+        return BaselineRun(assembly_of(settings), record, stop, workdir, snapshot).run(), taken
 
 
 def steps(taken):
@@ -48,44 +44,44 @@ def newest(workdir):
 
 
 @pytest.mark.parametrize("algorithm", ["data_parallel", "lone_learner"])
-def test_a_job_goes_on_as_if_it_had_never_stopped(workshop, data_dir, tmp_path, algorithm):
+def test_a_job_goes_on_as_if_it_had_never_stopped(data_dir, tmp_path, algorithm):
     settings = experiment(data_dir, algorithm, snapshot=SNAPSHOTS)
-    whole, taken = run(workshop, settings)
-    run(workshop, settings, tmp_path, stop_after=7)
+    whole, taken = run(settings)
+    run(settings, tmp_path, stop_after=7)
     snapshot = newest(tmp_path)
     assert (snapshot.number, snapshot.header["step"], snapshot.parts) == (1, 5, ("job",))
-    resumed, after = run(workshop, settings, tmp_path, snapshot)
+    resumed, after = run(settings, tmp_path, snapshot)
     assert parameters_sha256(resumed.params) == parameters_sha256(whole.params)
     assert (resumed.step, resumed.eval_loss) == (whole.step, whole.eval_loss)
     assert steps(after) == steps(taken)[5:]
     assert newest(tmp_path).header["step"] == 10
-    again, _ = run(workshop, settings, None, newest(tmp_path))
+    again, _ = run(settings, None, newest(tmp_path))
     assert parameters_sha256(again.params) == parameters_sha256(whole.params)
 
 
-def test_the_steps_before_a_snapshots_time_are_those_it_follows_from(workshop, data_dir, tmp_path):
+def test_the_steps_before_a_snapshots_time_are_those_it_follows_from(data_dir, tmp_path):
     settings = experiment(data_dir, "lone_learner", snapshot=SNAPSHOTS, train={"steps_in_flight": 3})
-    _, taken = run(workshop, settings, tmp_path)
+    _, taken = run(settings, tmp_path)
     done = [one for one in taken if isinstance(one, records.StepDone)]
     header = SnapshotStore(tmp_path / FOLDER, keep=9).open(1).header
     assert (header["step"], sum(one.time < header["time"] for one in done)) == (5, 5)
 
 
-def test_other_learners_take_over_the_data_of_a_data_parallel_job(workshop, data_dir, tmp_path):
-    run(workshop, experiment(data_dir, "data_parallel", snapshot=SNAPSHOTS), tmp_path, stop_after=6)
+def test_other_learners_take_over_the_data_of_a_data_parallel_job(data_dir, tmp_path):
+    run(experiment(data_dir, "data_parallel", snapshot=SNAPSHOTS), tmp_path, stop_after=6)
     snapshot = newest(tmp_path)
     told = snapshot.part("job").state["position"]
     assert sorted(told["shards"]) == ["0", "1"]
     settings = experiment(data_dir, "data_parallel", sync={"num_learners": 4}, train={"batch_size": 1})
-    resumed, after = run(workshop, settings, None, snapshot)
+    resumed, after = run(settings, None, snapshot)
     assert resumed.finished
     assert [step for step, _ in steps(after)] == list(range(6, 13))
 
 
-def test_a_whole_run_is_resumed_with_its_records(workshop, data_dir, tmp_path):
+def test_a_whole_run_is_resumed_with_its_records(data_dir, tmp_path):
     settings = experiment(data_dir, "data_parallel", eval={"every": 4}, snapshot=SNAPSHOTS)
-    whole = workshop.job(settings, tmp_path).summary
-    resumed = workshop.job(dataclasses.replace(settings, resume=True), tmp_path).summary
+    whole = run_job(settings, tmp_path).summary
+    resumed = run_job(dataclasses.replace(settings, resume=True), tmp_path).summary
     for name in ("params_sha256", "inner_steps", "tokens", "eval_loss"):
         assert resumed[name] == whole[name], name
     scores = [[(score["step"], score["loss"]) for score in run["eval_history"]] for run in (whole, resumed)]

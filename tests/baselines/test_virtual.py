@@ -12,8 +12,8 @@ from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.run.recipes import assembly_of
 from ddiloco.virtual import from_settings as virtual_fleet
-from tests.virtual_runs import shared_workshop, virtual
-from tests.workbench import experiment
+from tests.virtual_runs import run_timed, run_virtual, virtual
+from tests.workbench import devices, experiment
 
 NEVER = 1e9
 MODEL = {
@@ -28,18 +28,13 @@ MODEL = {
 }
 
 
-@pytest.fixture(scope="module")
-def workshop():
-    return shared_workshop()
-
-
 @pytest.fixture
-def without_arrays(workshop, data_dir):
+def without_arrays(data_dir):
     """Runs a job that is only timed."""
 
     def run(algorithm, sync=None, **v):
         groups = {"sync": sync} if sync else {}
-        return workshop.timed(virtual(data_dir, algorithm, virtual=v, **groups))
+        return run_timed(virtual(data_dir, algorithm, virtual=v, **groups))
 
     return run
 
@@ -213,14 +208,14 @@ def test_a_job_whose_chips_never_come_back_has_failed_and_says_so(without_arrays
 
 
 @pytest.fixture(scope="module")
-def run(workshop, data_dir):
-    return functools.cache(lambda algorithm, **v: workshop.run(virtual(data_dir, algorithm, virtual=v)))
+def run(data_dir):
+    return functools.cache(lambda algorithm, **v: run_virtual(virtual(data_dir, algorithm, virtual=v)))
 
 
-def test_data_parallel_gives_the_same_parameters_under_both_drivers(run, workshop, data_dir):
+def test_data_parallel_gives_the_same_parameters_under_both_drivers(run, data_dir):
     taken, ours = [], run("data_parallel")
-    with workshop.open():
-        assembly = workshop.assembly(experiment(data_dir, "data_parallel"))
+    with devices(1):
+        assembly = assembly_of(experiment(data_dir, "data_parallel"))
         theirs = BaselineRun(assembly, taken.append, Never()).run()
     assert ours.sha256 == parameters_sha256(theirs.params)
     assert ours.outcome.eval_loss == theirs.eval_loss
@@ -235,23 +230,19 @@ class Never:
         return False
 
 
-def test_failures_cost_a_job_time_and_change_nothing_of_what_it_learns(
-    workshop, data_dir, run, interruptions
-):
+def test_failures_cost_a_job_time_and_change_nothing_of_what_it_learns(data_dir, run, interruptions):
     interruptions((2.5, 0, 10.0))
     failing = {"lives": "failures", "failures": MODEL}
-    elastic = workshop.run(virtual(data_dir, "elastic_data_parallel", virtual=failing))
+    elastic = run_virtual(virtual(data_dir, "elastic_data_parallel", virtual=failing))
     assert elastic.seconds == 17.875
     assert elastic.sha256 == run("data_parallel").sha256
     assert (State.RECONFIGURING, 6) in [(state, chips) for _, state, chips in elastic.states(0)]
 
 
-def test_a_job_that_stands_still_for_good_ends_with_what_it_learnt_until_then(
-    workshop, data_dir, interruptions
-):
+def test_a_job_that_stands_still_for_good_ends_with_what_it_learnt_until_then(data_dir, interruptions):
     interruptions(*((2.5, slice, NEVER) for slice in range(4)))
     failing = {"lives": "failures", "failures": MODEL}
-    run = workshop.run(virtual(data_dir, "elastic_data_parallel", virtual=failing))
+    run = run_virtual(virtual(data_dir, "elastic_data_parallel", virtual=failing))
     assert run.outcome.failure == "the job stands still from 2.5 virtual seconds on"
     assert run.of(records.Evaluated)[-1].tokens == sum(run.tokens.values())
     assert len(run.steps(0)) == run.outcome.step == 2

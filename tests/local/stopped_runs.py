@@ -12,7 +12,6 @@ from ddiloco.local.run import LocalRun
 from ddiloco.observe import records
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run.recipes import assembly_of
-from tests.virtual_runs import shared_workshop
 from tests.workbench import devices, experiment
 
 LIMIT = 120.0
@@ -70,9 +69,8 @@ def run(e, workdir, snapshot=None, until=None, around=lambda learner, batches: b
         if until is not None and until(told):
             stop.set()
 
-    workshop = shared_workshop()
-    with workshop.open() if count == 1 else devices(count):
-        assembly = workshop.assembly(e) if count == 1 else assembly_of(e)
+    with devices(count):
+        assembly = assembly_of(e)
         equip = assembly.equipment
 
         def equipment():

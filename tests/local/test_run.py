@@ -16,21 +16,9 @@ from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol import events
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.run.recipes import assembly_of
-from tests.virtual_runs import shared_workshop
 from tests.workbench import assert_equal, devices, experiment, run_local
 
 PACED = {"min_step_seconds": (0.02, 0.02)}  # so that no learner is done before the other begins
-
-
-@pytest.fixture
-def one_device():
-    with shared_workshop().open():
-        yield
-
-
-def small(experiment):
-    """An assembly for one device, with what others have compiled."""
-    return shared_workshop().assembly(experiment)
 
 
 def steps_of(run, learner):
@@ -47,8 +35,8 @@ def plain(data_dir):
 
     @functools.cache
     def run(algorithm):
-        with shared_workshop().open():
-            return run_local(small(experiment(data_dir, algorithm, train=PACED)))
+        with devices(1):
+            return run_local(assembly_of(experiment(data_dir, algorithm, train=PACED)))
 
     return run
 
@@ -93,7 +81,7 @@ def test_tokens_reported_are_those_of_the_batches_drawn(algorithm, plain):
 
 
 def test_held_out_loss_falls_and_belongs_to_the_final_parameters(data_dir, one_device):
-    assembly = small(
+    assembly = assembly_of(
         experiment(data_dir, train={"steps": 40}, inner={"learning_rate": 0.01}, eval={"every": 10})
     )
     run = run_local(assembly)
@@ -113,7 +101,7 @@ def test_a_slow_learner_delays_no_other(data_dir, one_device):
         "silence_timeout": 4.0,
         "resend_timeout": 2.0,
     }  # the last rounds wait for it so long
-    run = run_local(small(experiment(data_dir, train=train, sync=sync)))
+    run = run_local(assembly_of(experiment(data_dir, train=train, sync=sync)))
     assert len(steps_of(run, 2)) == 1
     assert max(record.step for m in (0, 1) for record in steps_of(run, m)) == 12
     assert run.outcome.finished
@@ -129,7 +117,7 @@ def test_a_learner_that_raises_is_told_with_its_traceback_and_the_rest_finish(da
     def around(learner, batches):
         return raises_at(3, batches, ValueError("bad disk")) if learner == 1 else batches
 
-    run = run_local(small(experiment(data_dir, sync={"num_learners": 3})), around=around)
+    run = run_local(assembly_of(experiment(data_dir, sync={"num_learners": 3})), around=around)
     [death] = run.of(records.LearnerDied)
     assert death.learner == 1
     assert "raises_at" in death.traceback
@@ -145,14 +133,14 @@ def test_where_all_are_waited_for_a_dead_learner_is_waited_for_no_more(algorithm
     def around(learner, batches):
         return raises_at(3, batches, ValueError("bad disk")) if learner == 1 else batches
 
-    run = run_local(small(experiment(data_dir, algorithm)), around=around)
+    run = run_local(assembly_of(experiment(data_dir, algorithm)), around=around)
     assert run.outcome.finished
     assert run.noted("round")[-1]["learners"] == [0]
     assert len(steps_of(run, 0)) == 12
 
 
 def test_a_learner_taken_for_lost_by_mistake_comes_back_with_what_it_holds(data_dir, one_device):
-    assembly = small(experiment(data_dir, train={"steps": 24, "min_step_seconds": (0.01, 0.01)}))
+    assembly = assembly_of(experiment(data_dir, train={"steps": 24, "min_step_seconds": (0.01, 0.01)}))
 
     def lose(learner, batches):
         for step, batch in enumerate(batches):
@@ -178,7 +166,7 @@ def test_a_learner_taken_for_lost_by_mistake_comes_back_with_what_it_holds(data_
 
 def test_when_every_learner_raises_the_run_has_failed(data_dir, one_device):
     run = run_local(
-        small(experiment(data_dir)),
+        assembly_of(experiment(data_dir)),
         around=lambda m, batches: raises_at(2, batches, OSError(f"disk {m}")),
     )
     assert run.outcome.failure == "every learner failed, the first with OSError: disk 0"
@@ -196,7 +184,7 @@ def test_a_stop_in_mid_run_ends_it_with_a_sound_outcome(data_dir, one_device):
                 stop.set()
             yield batch
 
-    assembly = small(experiment(data_dir, train={"steps": 1_000_000}))
+    assembly = assembly_of(experiment(data_dir, train={"steps": 1_000_000}))
     run = run_local(assembly, around=around, stop=stop)
     assert (run.outcome.finished, run.outcome.failure) == (False, None)
     assert 9 <= max(len(steps_of(run, m)) for m in range(2)) < 1_000_000
@@ -218,7 +206,7 @@ def test_a_learner_that_hangs_stops_neither_the_others_nor_the_end(
 
     try:
         run = run_local(
-            small(experiment(data_dir, algorithm, sync={"num_learners": 3, "silence_timeout": 1.0})),
+            assembly_of(experiment(data_dir, algorithm, sync={"num_learners": 3, "silence_timeout": 1.0})),
             around=lambda learner, batches: hang(batches) if learner == 2 else batches,
         )
     finally:
@@ -235,7 +223,7 @@ def test_a_learner_that_hangs_stops_neither_the_others_nor_the_end(
 
 
 def test_learners_may_draw_different_numbers_of_rows(data_dir, one_device):
-    run = run_local(small(experiment(data_dir, "diloco", train={"batch_sizes": (1, 4)})))
+    run = run_local(assembly_of(experiment(data_dir, "diloco", train={"batch_sizes": (1, 4)})))
     shares = [values["tokens"] for values in run.noted("round")]
     assert sum(shares) == sum(run.drawn.values())
     few, many = run.drawn[0], run.drawn[1]
@@ -307,7 +295,7 @@ def test_devices_kept_for_evaluation_are_no_learners(data_dir):
 
 
 def test_evaluation_can_be_off(data_dir, one_device):
-    assembly = small(experiment(data_dir, eval={"every": None}))
+    assembly = assembly_of(experiment(data_dir, eval={"every": None}))
     run = run_local(assembly)
     assert run.outcome.finished and run.outcome.eval_loss is None
     assert run.of(records.Evaluated) == []
@@ -315,7 +303,7 @@ def test_evaluation_can_be_off(data_dir, one_device):
 
 def test_where_all_are_waited_for_a_run_repeats_bit_for_bit(data_dir, one_device):
     sync, outer = {"interval": 2}, {"optimizer": "direct"}
-    assembly = small(experiment(data_dir, "diloco", sync=sync, outer=outer, train={"steps": 6}))
+    assembly = assembly_of(experiment(data_dir, "diloco", sync=sync, outer=outer, train={"steps": 6}))
     hashes = {parameters_sha256(run_local(assembly).outcome.params) for _ in range(2)}
     assert len(hashes) == 1
 
@@ -328,7 +316,7 @@ def test_initial_parameters_are_a_function_of_the_seed(data_dir):
 
 
 def test_a_failing_evaluation_stops_no_training_and_is_told_at_the_end(data_dir, one_device):
-    assembly = small(experiment(data_dir, eval={"every": 4}, train=PACED))
+    assembly = assembly_of(experiment(data_dir, eval={"every": 4}, train=PACED))
     score, scorer = [], assembly.scorer
 
     def failing(mesh, *between):
@@ -351,7 +339,7 @@ def test_a_failing_evaluation_stops_no_training_and_is_told_at_the_end(data_dir,
 
 
 def test_runs_in_a_row_all_end(data_dir, one_device):
-    assembly = small(experiment(data_dir, train={"steps": 8}))
+    assembly = assembly_of(experiment(data_dir, train={"steps": 8}))
     runs = [run_local(assembly, limit=60.0) for _ in range(5)]
     assert all(run.outcome.finished and run.outcome.failure is None for run in runs)
     due = sum(Schedule(3, 4).times_due(p, 8) for p in range(3))

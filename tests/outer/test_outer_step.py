@@ -78,12 +78,12 @@ def test_cosine_metric_is_zero_for_orthogonal_and_one_for_equal_outer_gradients(
     assert along.metrics["cosine"] == pytest.approx(1, abs=1e-6)
 
 
-def test_a_varying_quorum_compiles_once_a_fragment():
+def test_a_varying_quorum_compiles_once_a_fragment_and_process():
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
     )
-    step = OuterStep(LAYOUT, OuterConfig(), 4)
+    step = OuterStep(LAYOUT, OuterConfig(learning_rate=0.123), 4)  # which no other test has compiled
     thetas = [take(LAYOUT, p, parameters(0)) for p in range(2)]
     states = [step.init(theta) for theta in thetas]
     states[0] = step(0, thetas[0], states[0], [], []).opt_state
@@ -98,6 +98,9 @@ def test_a_varying_quorum_compiles_once_a_fragment():
             contributions = [take(LAYOUT, p, parameters(m)) for m in range(quorum)]
             states[p] = step(p, thetas[p], states[p], contributions, [1.0] * quorum).opt_state
     assert len(compiled) == after
+    for p in range(2):
+        OuterStep(LAYOUT, OuterConfig(learning_rate=0.123), 4).compile(p)
+    assert len(compiled) == after  # it is shared by all of a process
 
 
 def test_absent_slots_change_nothing():

@@ -16,7 +16,7 @@ from ddiloco.observe import monitor, records
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.run import job
 from ddiloco.virtual.run import RecordingObserver, VirtualRun
-from tests.virtual_runs import shared_workshop, virtual
+from tests.virtual_runs import run_job, virtual
 from tests.workbench import POLICIES
 
 FLEET = {"num_learners": 4, "num_fragments": 6, "interval": 12}
@@ -149,5 +149,5 @@ def with_arrays(
         tape={"enabled": False},
     )
     with mock.patch.object(VirtualRun, "_start", spoilt), mock.patch.object(checkpoints, "save"):
-        shared_workshop().job(experiment, workdir)
+        run_job(experiment, workdir)
     return workdir

@@ -7,7 +7,7 @@ from ddiloco.observe import records
 from ddiloco.outer.encoding import encoded_bytes, traffic
 from ddiloco.run.recipes import assembly_of
 from tests import workbench
-from tests.virtual_runs import Workshop, virtual
+from tests.virtual_runs import run_virtual, virtual
 
 STEPS = {"steps": 8}
 # Bytes a second, at which a fragment in f32 takes some tenths of a step and one in int4 an eighth of that.
@@ -17,7 +17,6 @@ SLOW = {"bandwidth": (40_000.0,), "step_seconds": (1.0,)}
 @pytest.fixture(scope="module")
 def runs(data_dir):
     """The same virtual run with each codec."""
-    workshop = Workshop()
     outers = {
         "f32": {},
         "int4": {"codec": "int4"},
@@ -25,7 +24,7 @@ def runs(data_dir):
         "int4 down": {"update_codec": "int4"},
     }
     return {
-        name: workshop.run(virtual(data_dir, train=STEPS, outer=outer, virtual=SLOW))
+        name: run_virtual(virtual(data_dir, train=STEPS, outer=outer, virtual=SLOW))
         for name, outer in outers.items()
     }
 

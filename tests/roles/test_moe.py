@@ -4,7 +4,7 @@ import math
 
 from ddiloco.observe import records
 from tests import workbench
-from tests.virtual_runs import shared_workshop, virtual
+from tests.virtual_runs import run_virtual, virtual
 
 EXPERTS = {
     "name": "moe",
@@ -22,7 +22,7 @@ def test_a_decoupled_run_learns_and_tells_of_its_routers(data_dir):
         train={"steps": 32},
         inner={"learning_rate": 0.01},
     )
-    run = shared_workshop().run(experiment)
+    run = run_virtual(experiment)
     first, *_, last = run.of(records.Evaluated)
     assert run.outcome.finished
     assert last.loss < first.loss - 0.3

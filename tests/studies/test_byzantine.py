@@ -5,8 +5,10 @@ import threading
 
 import pytest
 
+from ddiloco.run.recipes import assembly_of
 from experiments.studies import byzantine
-from tests.virtual_runs import shared_workshop, virtual
+from tests.virtual_runs import virtual
+from tests.workbench import devices
 
 STEPS, LIAR = 32, 4
 SETTINGS = {
@@ -26,8 +28,8 @@ def outcome(data_dir):
         if key not in known:
             e = experiment or virtual(data_dir, **SETTINGS)
             taken: list = []
-            with shared_workshop().open():
-                assembly = shared_workshop().assembly(e)
+            with devices(1):
+                assembly = assembly_of(e)
                 liars = {} if lie is None else {LIAR: byzantine.Lies(lie)}
                 run = byzantine.LyingRun(assembly, taken.append, threading.Event(), liars=liars)
                 known[key] = byzantine.outcome(taken, run.run())

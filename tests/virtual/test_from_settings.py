@@ -14,7 +14,7 @@ from ddiloco.settings.experiment import parse, to_json
 from ddiloco.virtual import from_settings as virtual_fleet
 from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, horizon, lives
 from ddiloco.virtual.lives import Change, check_lives, write_trace
-from tests.virtual_runs import shared_workshop, virtual
+from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
 from tests.workbench import experiment
 
 FAILURES = {
@@ -39,11 +39,6 @@ SCAVENGING = {
     "recovery_seconds": 2.0,
     "spare_capacity": {"extra_learners": 2, "dwell_seconds": 10.0, "mean_size": 1.0},
 }
-
-
-@pytest.fixture(scope="module")
-def workshop():
-    return shared_workshop()
 
 
 @pytest.fixture
@@ -144,10 +139,10 @@ def test_a_trace_tells_nothing_of_a_baseline(algorithm, made, tmp_path):
     assert told.startswith(f"config.virtual.trace: tells of learners, but {algorithm} has none; ")
 
 
-def test_a_bad_trace_is_told_before_anything_is_compiled(made, tmp_path, workshop):
+def test_a_bad_trace_is_told_before_anything_is_compiled(made, tmp_path):
     (tmp_path / "lives.csv").write_text("time,learner,event\n1,7,fail\n")
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
-    told = refusal(lambda: workshop.job(made(virtual=trace), tmp_path / "run"))
+    told = refusal(lambda: run_job(made(virtual=trace), tmp_path / "run"))
     place = f"config.virtual.trace: {tmp_path / 'lives.csv'}: line 2: learner: "
     assert told == place + "is 7, but must be a whole number from 0 to 1"
     assert not (tmp_path / "run").exists()
@@ -223,11 +218,11 @@ def test_the_last_learners_come_and_go_with_the_spare_capacity(made, monkeypatch
     ]
 
 
-def test_one_that_never_comes_is_not_there_from_the_start(made, monkeypatch, workshop):
+def test_one_that_never_comes_is_not_there_from_the_start(made, monkeypatch):
     monkeypatch.setattr(virtual_fleet, "draw_extra", lambda *drawn: [(0.0, 0)])
     e = made(virtual=SCAVENGING, sync={"num_learners": 4})
     assert lives(e) == [Change(horizon(e), m, "join") for m in (2, 3)]
-    run = workshop.timed(e)
+    run = run_timed(e)
     assert run.outcome.finished
     assert set(run.tokens) == {0, 1}
     assert run.states(2) == run.states(3) == []
@@ -246,9 +241,9 @@ def test_one_that_never_comes_is_not_there_from_the_start(made, monkeypatch, wor
     ],
     ids=["failures", "noise", "streaming", "data_parallel"],
 )
-def test_a_run_without_arrays_takes_the_same_time_and_merges_the_same(algorithm, groups, made, workshop):
+def test_a_run_without_arrays_takes_the_same_time_and_merges_the_same(algorithm, groups, made):
     e = made(algorithm, **groups)
-    timed, trained = workshop.timed(e), workshop.run(e)
+    timed, trained = run_timed(e), run_virtual(e)
     for kind in (records.StateChanged, records.Transferred):
         assert timed.of(kind) == trained.of(kind)
     assert timed.merges("step", "fragment", "version", "learners") == trained.merges(
@@ -258,8 +253,8 @@ def test_a_run_without_arrays_takes_the_same_time_and_merges_the_same(algorithm,
     assert steps[0] == steps[1]
 
 
-def test_a_job_without_arrays_leaves_a_summary_without_losses(made, workshop, tmp_path):
-    result = workshop.job(made(virtual={"arrays": False}), tmp_path)
+def test_a_job_without_arrays_leaves_a_summary_without_losses(made, tmp_path):
+    result = run_job(made(virtual={"arrays": False}), tmp_path)
     assert (result.summary["finished"], result.summary["step"]) == (True, 12)
     assert result.summary["eval_loss"] is None
     assert result.summary["params_sha256"] is None
@@ -271,9 +266,9 @@ def test_a_job_without_arrays_leaves_a_summary_without_losses(made, workshop, tm
 
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel", "elastic_data_parallel"])
-def test_a_token_budget_is_met_within_a_few_percent(algorithm, made, workshop, tmp_path):
+def test_a_token_budget_is_met_within_a_few_percent(algorithm, made, tmp_path):
     budget = 1500
-    result = workshop.job(made(algorithm, train={"tokens": budget}), tmp_path)
+    result = run_job(made(algorithm, train={"tokens": budget}), tmp_path)
     assert result.summary["step"] == 12
     assert sum(result.summary["tokens"].values()) == pytest.approx(budget, rel=0.05)
 
@@ -288,11 +283,11 @@ def test_a_token_budget_is_met_within_a_few_percent(algorithm, made, workshop, t
     ],
     ids=["unequal speeds", "failures", "spare capacity", "noise"],
 )
-def test_a_fleet_of_any_life_meets_its_token_budget(learners, values, made, workshop):
+def test_a_fleet_of_any_life_meets_its_token_budget(learners, values, made):
     budget = 60_000
     e = made(virtual=values, sync={"num_learners": learners}, train={"tokens": budget})
     e = with_steps(e, lambda: assembly_of(e))
-    run = workshop.timed(e)
+    run = run_timed(e)
     assert run.outcome.finished
     assert sum(run.tokens.values()) == pytest.approx(budget, rel=0.03)
 

@@ -15,10 +15,10 @@ from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
-from ddiloco.run.recipes import ModelRecipe
+from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.virtual.lives import Change, write_trace
-from tests.virtual_runs import shared_workshop, virtual
-from tests.workbench import assert_equal, experiment, run_local
+from tests.virtual_runs import run_job, run_virtual, virtual
+from tests.workbench import assert_equal, devices, experiment, run_local
 
 MERGE = ("step", "fragment", "version", "learners", "tokens")
 STRICT = {"sync": {"max_run_ahead": 0}}  # streaming in which the arrays too cannot but repeat
@@ -51,32 +51,27 @@ TROUBLE = {
 
 
 @pytest.fixture(scope="module")
-def workshop():
-    return shared_workshop()
-
-
-@pytest.fixture(scope="module")
-def run(workshop, data_dir):
+def run(data_dir):
     """Runs an experiment; one that has been run is not run again."""
 
     @functools.cache
     def once(algorithm, groups):
-        return workshop.run(virtual(data_dir, algorithm, **json.loads(groups)))
+        return run_virtual(virtual(data_dir, algorithm, **json.loads(groups)))
 
     return lambda algorithm="decoupled", **groups: once(algorithm, json.dumps(groups, sort_keys=True))
 
 
 @pytest.fixture(scope="module")
-def again(workshop, data_dir):
+def again(data_dir):
     """Runs an experiment again."""
-    return lambda algorithm="decoupled", **groups: workshop.run(virtual(data_dir, algorithm, **groups))
+    return lambda algorithm="decoupled", **groups: run_virtual(virtual(data_dir, algorithm, **groups))
 
 
 @pytest.fixture(scope="module")
-def locally(workshop, data_dir):
+def locally(data_dir):
     def once(algorithm, **groups):
-        with workshop.open():
-            return run_local(workshop.assembly(experiment(data_dir, algorithm, **groups)))
+        with devices(1):
+            return run_local(assembly_of(experiment(data_dir, algorithm, **groups)))
 
     return once
 
@@ -191,15 +186,15 @@ def test_metrics_of_the_outer_step_are_in_the_record_of_a_merge(run):
     assert all(values["outer_gradient_norm"] > 0 for values in run().noted("round"))
 
 
-def test_evaluations_carry_virtual_seconds_and_the_last_belongs_to_the_final_parameters(again, workshop):
+def test_evaluations_carry_virtual_seconds_and_the_last_belongs_to_the_final_parameters(again):
     done = again(eval={"every": 4}, virtual={"step_seconds": (0.5,)})
     found = [(e.step, e.time) for e in done.of(records.Evaluated)]
     assert found == [(0, 0.0), (4, 2.0), (8, 4.0), (12, 6.0)]
     first, *_, last = done.of(records.Evaluated)
     assert last.tokens == sum(done.tokens.values())
     assert last.loss < first.loss
-    with workshop.open():
-        assembly = workshop.assembly(done.experiment)
+    with devices(1):
+        assembly = assembly_of(done.experiment)
         score = assembly.scorer(assembly.evaluation_mesh())
         assert score(done.outcome.params).loss == last.loss == done.outcome.eval_loss
 
@@ -210,10 +205,10 @@ def test_at_its_end_every_learner_that_lives_has_finished(run):
             assert done.states(m)[-1][1] in (State.FINISHED, State.FAILED)
 
 
-def test_a_stop_ends_a_run_with_a_sound_outcome(workshop, data_dir):
+def test_a_stop_ends_a_run_with_a_sound_outcome(data_dir):
     stop = threading.Event()
     stop.set()
-    done = workshop.run(virtual(data_dir), stop)
+    done = run_virtual(virtual(data_dir), stop)
     assert (done.outcome.finished, done.outcome.failure, done.outcome.step) == (False, None, 0)
 
 
@@ -251,10 +246,10 @@ def lines(path):
 
 
 @pytest.fixture(scope="module")
-def left(workshop, data_dir, tmp_path_factory):
+def left(data_dir, tmp_path_factory):
     """The files of the run with failures, loss and jitter, and its result."""
     folder = tmp_path_factory.mktemp("troubled")
-    return folder, workshop.job(virtual(data_dir, **TROUBLE), folder)
+    return folder, run_job(virtual(data_dir, **TROUBLE), folder)
 
 
 def test_step_files_carry_virtual_seconds(left, run):
@@ -299,18 +294,18 @@ def test_the_lives_of_a_run_played_back_as_a_trace_give_the_same_parameters(left
     assert again(**{**TROUBLE, "virtual": trace}).sha256 == result.summary["params_sha256"]
 
 
-def test_a_trace_that_would_be_set_aside_is_refused_before_anything_is(workshop, data_dir, tmp_path):
+def test_a_trace_that_would_be_set_aside_is_refused_before_anything_is(data_dir, tmp_path):
     write_trace(tmp_path / "lives.csv", [])
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
     with pytest.raises(ConfigError, match=r"^config\.virtual\.trace: .* is in the workdir"):
-        workshop.job(virtual(data_dir, virtual=trace), tmp_path)
+        run_job(virtual(data_dir, virtual=trace), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["lives.csv"]
 
 
-def test_a_fleet_in_which_everybody_dies_has_failed_and_says_so(workshop, data_dir, tmp_path):
+def test_a_fleet_in_which_everybody_dies_has_failed_and_says_so(data_dir, tmp_path):
     write_trace(tmp_path / "lives.csv", [Change(3.5, 0, "fail"), Change(6.25, 1, "fail")])
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
-    result = workshop.job(virtual(data_dir, virtual=trace), tmp_path / "run")
+    result = run_job(virtual(data_dir, virtual=trace), tmp_path / "run")
     assert result.failure == "every learner has died or left, and none returns"
     assert result.summary["finished"] is False
     assert result.summary["inner_steps"] == {"0": 3, "1": 6}

@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 import threading
-from unittest import mock
 
 import pytest
 
@@ -13,19 +12,15 @@ from ddiloco.disk.tape.file import TapeError
 from ddiloco.local.run import LocalRun
 from ddiloco.observe.files import read_json
 from ddiloco.run import job
+from ddiloco.run.recipes import assembly_of
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import run as replay
 from experiments.studies.replay import timeline, what_if
 from experiments.studies.replay.reading import read_run
 from tests.local.stopped_runs import completed, settings
-from tests.virtual_runs import shared_workshop
+from tests.workbench import devices
 
 FEEDBACK = {"codec": "int4", "error_feedback": True}
-
-
-@pytest.fixture(scope="module")
-def workshop():
-    return shared_workshop()
 
 
 def taped(data_dir, learners, steps):
@@ -33,7 +28,7 @@ def taped(data_dir, learners, steps):
     return dataclasses.replace(e, tape=dataclasses.replace(e.tape, enabled=True))
 
 
-def run_job(workshop, e, workdir, until=lambda told: False):
+def run_job(e, workdir, until=lambda told: False):
     """Runs the experiment as a whole job; `until(record)` stops it."""
 
     def runner(assembly, record, stop, snapshot):
@@ -44,21 +39,19 @@ def run_job(workshop, e, workdir, until=lambda told: False):
 
         return LocalRun(assembly, heard, stop, workdir, snapshot).run()
 
-    with workshop.open(), mock.patch.object(job, "Assembly", workshop.assembly):
+    with devices(1):
         assert job.run_job(e, workdir, threading.Event(), live=False, runner=runner).failure is None
 
 
-def replayed(workshop, workdir, e, where=None):
+def replayed(workdir, e, where=None):
     """The run in a folder done again; `where`: as it is given to the command."""
     plan = replay.make_plan(e, read_run(workdir))
-    with workshop.open():
-        return replay.replay(
-            workshop.assembly(e), plan, snapshot=replay.first_snapshot(plan, where or workdir)
-        )
+    with devices(1):
+        return replay.replay(assembly_of(e), plan, snapshot=replay.first_snapshot(plan, where or workdir))
 
 
-def assert_done_again(workshop, workdir, e):
-    done = replayed(workshop, workdir, e)
+def assert_done_again(workdir, e):
+    done = replayed(workdir, e)
     assert done.sha256 == read_json(workdir / "summary.json")["params_sha256"]
     assert done.merges == done.compared > 0
 
@@ -69,18 +62,18 @@ def learners(request):
 
 
 @pytest.fixture(scope="module")
-def resumed(learners, workshop, data_dir, tmp_path_factory):
+def resumed(learners, data_dir, tmp_path_factory):
     """A run of two learners that goes on with as many or with three; its settings then, and its snapshot."""
     workdir = tmp_path_factory.mktemp("resumed") / "run"
-    run_job(workshop, taped(data_dir, 2, 1000), workdir, completed(1))
+    run_job(taped(data_dir, 2, 1000), workdir, completed(1))
     snapshot = SnapshotStore(workdir / "snapshots", 1).newest(lambda line: None)
     ahead = max(snapshot.part(f"learner_{m:03d}").state["clock"] for m in (0, 1))
     e = dataclasses.replace(taped(data_dir, learners, ahead + 16), resume=True)
-    run_job(workshop, e, workdir)
+    run_job(e, workdir)
     return workdir, e, snapshot
 
 
-def test_a_run_that_goes_on_is_done_again_from_its_snapshot(workshop, resumed, learners):
+def test_a_run_that_goes_on_is_done_again_from_its_snapshot(resumed, learners):
     workdir, e, snapshot = resumed
     tapes = read_run(workdir)
     assert tapes.syncers[0].header.resumed_from == snapshot.name
@@ -90,32 +83,29 @@ def test_a_run_that_goes_on_is_done_again_from_its_snapshot(workshop, resumed, l
         assert came_back[m] is None
         [adopted] = [x.content for x in tapes.learners[m][0].entries if isinstance(x.content, Adopted)]
         assert adopted.origin.in_snapshot and adopted.origin.learner == 0
-    assert_done_again(workshop, workdir, e)
+    assert_done_again(workdir, e)
     previous = workdir / "previous" / "1"  # has the whole of the tapes of the run before
     before = replay.recorded_experiment(previous)
-    done = replayed(workshop, previous, before)
-    assert done.sha256 == read_json(previous / "summary.json")["params_sha256"]
+    assert replayed(previous, before).sha256 == read_json(previous / "summary.json")["params_sha256"]
 
 
-def test_without_its_snapshot_a_run_that_went_on_cannot_be_done_again_and_a_line_says_so(
-    workshop, resumed, tmp_path
-):
+def test_without_its_snapshot_a_run_that_went_on_cannot_be_done_again_and_a_line_says_so(resumed, tmp_path):
     workdir, e, snapshot = resumed
     with pytest.raises(TapeError, match=r"resumed from snapshot \d+, without which .*: is incomplete"):
-        replayed(workshop, workdir, e, where=tmp_path)
+        replayed(workdir, e, where=tmp_path)
     copied = shutil.copytree(snapshot.folder, tmp_path / "snapshots" / snapshot.folder.name)
     damaged = next(p for p in (copied / "syncer").rglob("*") if p.is_file())
     damaged.write_bytes(damaged.read_bytes() + b" ")
     with pytest.raises(TapeError, match="cannot be used"):
-        replayed(workshop, workdir, e, where=tmp_path)
+        replayed(workdir, e, where=tmp_path)
 
 
-def test_a_run_that_was_set_aside_finds_its_snapshot_where_the_newer_one_has_it(workshop, resumed, tmp_path):
+def test_a_run_that_was_set_aside_finds_its_snapshot_where_the_newer_one_has_it(resumed, tmp_path):
     workdir, e, snapshot = resumed
     aside = tmp_path / "run" / "previous" / "2"
     shutil.copytree(workdir / "tape", aside / "tape")
     shutil.copytree(snapshot.folder, tmp_path / "run" / "snapshots" / snapshot.folder.name)
-    assert replayed(workshop, aside, e).sha256 == read_json(workdir / "summary.json")["params_sha256"]
+    assert replayed(aside, e).sha256 == read_json(workdir / "summary.json")["params_sha256"]
 
 
 def test_tapes_of_a_run_that_went_on_can_be_looked_at_and_asked_what_if(resumed):
@@ -132,7 +122,7 @@ def test_tapes_of_a_run_that_went_on_can_be_looked_at_and_asked_what_if(resumed)
     assert same.tokens == pytest.approx(recorded.tokens, rel=0.3)  # it knows of no waiting
 
 
-def test_a_first_tape_that_began_later_than_the_snapshot_is_told(workshop, resumed):
+def test_a_first_tape_that_began_later_than_the_snapshot_is_told(resumed):
     workdir, e, _ = resumed
     tapes = read_run(workdir)
     [tape] = tapes.syncers
@@ -140,5 +130,5 @@ def test_a_first_tape_that_began_later_than_the_snapshot_is_told(workshop, resum
     state = dataclasses.replace(tape.header.state, versions=(first + 1, *others))
     later = dataclasses.replace(tape, header=dataclasses.replace(tape.header, state=state), entries=[])
     plan = plans.make_plan(dataclasses.replace(tapes, syncers=[later]), e.sync, e.train.steps)
-    with workshop.open(), pytest.raises(TapeError, match="the tape before it is missing"):
-        replay.replay(workshop.assembly(e), plan, snapshot=replay.first_snapshot(plan, workdir))
+    with devices(1), pytest.raises(TapeError, match="the tape before it is missing"):
+        replay.replay(assembly_of(e), plan, snapshot=replay.first_snapshot(plan, workdir))

@@ -25,7 +25,7 @@ from experiments.studies.replay import run as replay
 from experiments.studies.replay import works
 from experiments.studies.replay.reading import read_run, read_tape
 from tests import workbench
-from tests.virtual_runs import shared_workshop, virtual
+from tests.virtual_runs import run_job, virtual
 
 CODEC = {"codec": "int4", "error_feedback": True}
 LINKS = {
@@ -47,12 +47,7 @@ CHANGES = [
 
 
 @pytest.fixture(scope="module")
-def workshop():
-    return shared_workshop()
-
-
-@pytest.fixture(scope="module")
-def recorded(workshop, data_dir, tmp_path_factory):
+def recorded(data_dir, tmp_path_factory):
     """The folder and the settings of a virtual run in which learners pause, die, leave and come back."""
 
     @functools.cache
@@ -68,17 +63,17 @@ def recorded(workshop, data_dir, tmp_path_factory):
             virtual={**LINKS, **trace},
             outer=CODEC if codec else {},
         )
-        workshop.job(e, workdir / "run")
+        run_job(e, workdir / "run")
         return workdir / "run", e
 
     return run
 
 
-def again(workshop, workdir, experiment, until=None, change=lambda tapes: tapes):
+def again(workdir, experiment, until=None, change=lambda tapes: tapes):
     """The run in a folder, done again."""
     plan = replay.make_plan(experiment, change(read_run(workdir)))
-    with workshop.open():
-        return replay.replay(workshop.assembly(experiment), plan, until)
+    with workbench.devices(1):
+        return replay.replay(assembly_of(experiment), plan, until)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +85,11 @@ def again(workshop, workdir, experiment, until=None, change=lambda tapes: tapes)
         pytest.param("diloco", False, marks=pytest.mark.slow),
     ],
 )
-def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, codec, workshop, recorded):
+def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, codec, recorded):
     workdir, e = recorded(algorithm, codec)
     tapes = read_run(workdir)
     assert [len(lives) for lives in tapes.learners.values()] == [2, 2]
-    done = again(workshop, workdir, e)
+    done = again(workdir, e)
     assert done.sha256 == read_json(workdir / "summary.json")["params_sha256"]
     assert done.merges == done.compared > 0
     if codec:
@@ -104,13 +99,13 @@ def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, co
 
 
 @pytest.mark.parametrize("codec", ["f32", "int4"])
-def test_a_run_with_rebase_comes_to_its_parameters_again(codec, workshop, data_dir, tmp_path):
+def test_a_run_with_rebase_comes_to_its_parameters_again(codec, data_dir, tmp_path):
     outer = CODEC if codec == "int4" else {}
     e = virtual(data_dir, train={"steps": 24}, sync={**WAITS, "rebase": True}, virtual=LINKS, outer=outer)
-    workshop.job(e, tmp_path)
+    run_job(e, tmp_path)
     plan = replay.make_plan(e, read_run(tmp_path))
     assert any(w.rebase for actor in plan.learners for w in actor.works if isinstance(w, works.Apply))
-    done = again(workshop, tmp_path, e)
+    done = again(tmp_path, e)
     assert done.sha256 == read_json(tmp_path / "summary.json")["params_sha256"]
     assert done.merges == done.compared > 0
 
@@ -121,23 +116,23 @@ def early(offers, past, config):
 
 
 def test_a_run_with_merges_of_which_nothing_came_comes_to_its_parameters_again(
-    workshop, data_dir, tmp_path, monkeypatch
+    data_dir, tmp_path, monkeypatch
 ):
     """Learner 0 is the quicker one, and a quorum alone."""
     monkeypatch.setitem(guards.GATES, "early", early)
     outer = {"guard": {"gates": ("early",)}}
     quick = {**LINKS, "step_seconds": (0.5, 1.0)}
     e = virtual(data_dir, train={"steps": 24}, sync={**WAITS, "quorum": 1}, virtual=quick, outer=outer)
-    workshop.job(e, tmp_path)
+    run_job(e, tmp_path)
     [did] = replay.make_plan(e, read_run(tmp_path)).merges
     empty = [work for work in did if work.empty]
     assert empty and {c.learner for work in empty for _, c in work.given} == {0}
-    done = again(workshop, tmp_path, e)
+    done = again(tmp_path, e)
     assert done.sha256 == read_json(tmp_path / "summary.json")["params_sha256"]
     assert done.merges == len(did) == done.compared + len(empty)
     monkeypatch.setitem(guards.GATES, "early", lambda offers, past, config: {})
     with pytest.raises(replay.ReplayMismatch):
-        again(workshop, tmp_path, e)
+        again(tmp_path, e)
 
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "streaming"])
@@ -157,15 +152,15 @@ def test_the_settings_of_a_run_are_read_from_its_folder(recorded):
     assert to_json(replay.recorded_experiment(workdir)) == to_json(e)
 
 
-def test_a_replay_may_stop_after_a_round(workshop, recorded):
+def test_a_replay_may_stop_after_a_round(recorded):
     workdir, e = recorded()
     [whole] = replay.make_plan(e, read_run(workdir)).merges
     middle = whole[len(whole) // 2].round
-    done = again(workshop, workdir, e, until=middle)
+    done = again(workdir, e, until=middle)
     assert done.merges == 1 + max(i for i, w in enumerate(whole) if w.round <= middle) < len(whole)
     assert done.step == max(w.round.step for w in whole[: done.merges])
     with pytest.raises(TapeError, match="no round up to step 0 was merged"):
-        again(workshop, workdir, e, until=RoundId(0, 0))
+        again(workdir, e, until=RoundId(0, 0))
 
 
 def with_sha256(tapes, number, header=None):
@@ -183,13 +178,13 @@ def with_sha256(tapes, number, header=None):
     )
 
 
-def test_the_first_version_that_differs_is_told_with_its_round_its_learners_and_a_hint(workshop, recorded):
+def test_the_first_version_that_differs_is_told_with_its_round_its_learners_and_a_hint(recorded):
     workdir, e = recorded()
     wrong = replay.make_plan(e, read_run(workdir)).merges[0][2]
     learners = ", ".join(str(key.learner) for key, _ in wrong.given)
     where = f"round {wrong.round.step}, fragment {wrong.round.fragment}: version {wrong.version}, merged of "
     with pytest.raises(replay.ReplayMismatch) as caught:
-        again(workshop, workdir, e, change=lambda tapes: with_sha256(tapes, 2))
+        again(workdir, e, change=lambda tapes: with_sha256(tapes, 2))
     told = str(caught.value)
     assert told.startswith(f"{where}learners {learners}, is not the one of the run; platform, devices and ")
     assert "\n" not in told
@@ -199,12 +194,12 @@ def test_the_first_version_that_differs_is_told_with_its_round_its_learners_and_
         return dataclasses.replace(header, machine=dataclasses.replace(header.machine, packages=packages))
 
     with pytest.raises(replay.ReplayMismatch, match=r"; learner \d had jax 0\.1, here "):
-        again(workshop, workdir, e, change=lambda tapes: with_sha256(tapes, 2, older))
+        again(workdir, e, change=lambda tapes: with_sha256(tapes, 2, older))
 
 
-def test_other_data_are_told(workshop, recorded):
+def test_other_data_are_told(recorded):
     workdir, e = recorded()
-    batches = workshop.assembly(e).batches((0,))
+    batches = assembly_of(e).batches((0,))
     next(batches)
     elsewhere = batches.get_state()
 
@@ -215,7 +210,7 @@ def test_other_data_are_told(workshop, recorded):
         return dataclasses.replace(tapes, learners={**tapes.learners, 0: lives})
 
     with pytest.raises(replay.ReplayMismatch):
-        again(workshop, workdir, e, change=moved)
+        again(workdir, e, change=moved)
 
 
 def test_other_settings_than_the_tapes_are_refused(recorded, data_dir):
@@ -230,8 +225,8 @@ def test_a_baseline_is_told_to_be_repeated_by_its_seed(data_dir, tmp_path):
         replay.recorded_experiment(tmp_path)
 
 
-def test_without_tapes_enabled_there_are_none(workshop, data_dir, tmp_path):
-    workshop.job(virtual(data_dir, train={"steps": 2}, tape={"enabled": False}), tmp_path)
+def test_without_tapes_enabled_there_are_none(data_dir, tmp_path):
+    run_job(virtual(data_dir, train={"steps": 2}, tape={"enabled": False}), tmp_path)
     with pytest.raises(TapeError, match="holds no tapes"):
         read_run(tmp_path)
 

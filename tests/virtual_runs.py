@@ -5,10 +5,11 @@ import dataclasses
 import pathlib
 import threading
 from typing import Any
+from unittest import mock
 
 from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.goodput.accounting import State, Timelines
-from ddiloco.observe import records
+from ddiloco.observe import monitor, records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run import job
@@ -46,7 +47,8 @@ def run_timed(experiment: Experiment) -> "VirtualRun":
 
 def run_job(experiment: Experiment, workdir: pathlib.Path) -> job.Result:
     """Runs the experiment as a whole job, on one device, that leaves its files in `workdir`."""
-    with workbench.devices(1):
+    # Without `loss.png`, which takes longer than such a run and is drawn in other tests.
+    with workbench.devices(1), mock.patch.object(monitor, "plot_loss"):
         return job.run_job(experiment, workdir, threading.Event(), live=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -22,24 +22,6 @@ class Watch(Protocol):
 
     def close(self) -> None:
         """Nothing more will pass."""
-
-
-class Watches:
-    """Several watches as one."""
-
-    def __init__(self, watches: Sequence[Watch]) -> None:
-        self._watches = watches
-
-    def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
-        """`record`, with what passes through it seen by all."""
-        for watch in self._watches:
-            record = watch.watching(record)
-        return record
-
-    def close(self) -> None:
-        """Nothing more will pass."""
-        for watch in self._watches:
-            watch.close()
 
 
 class StepProfile:

@@ -181,7 +181,6 @@ class _Process:
         import jax
 
         from ddiloco.launch import processes
-        from ddiloco.observe.profile import Watches
         from ddiloco.remote.learner.process import LearnerProcess
         from ddiloco.run import needs
 
@@ -210,7 +209,7 @@ class _Process:
             raise cli.UsageError("profile: needs --workdir, where the trace goes")
         profile = roles.profile(profiled, workdir)
         self.health.waits = self.experiment.sync.max_run_ahead is not None
-        watches = Watches([self.health] if profile is None else [self.health, profile])
+        watches = [self.health] if profile is None else [self.health, profile]
         stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
         failure = process.run(
             assignment.learner, address, self.stop, self._note, self._folder(), workdir, stepping, watches

@@ -7,7 +7,7 @@ import functools
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from etils import epath
 
@@ -73,7 +73,7 @@ class LearnerProcess:
         folder: epath.Path | None = None,
         workdir: pathlib.Path | None = None,
         stepping: Callable[[], None] = lambda: None,
-        profile: Watch | None = None,
+        watches: Sequence[Watch] = (),
     ) -> str | None:
         """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
 
@@ -85,7 +85,7 @@ class LearnerProcess:
           folder: where it keeps copies of its inner optimizer state; None: nowhere.
           workdir: where its tape goes; None: it keeps none.
           stepping: called after the first step, and after the first of each return.
-          profile: sees the records, such as to take a trace of some steps.
+          watches: see the records, such as to take a trace of some steps.
 
         Returns:
           Why the learner failed; None if it did not.
@@ -137,7 +137,7 @@ class LearnerProcess:
         if client.refusal is None:
             incarnation = max(process, client.newest_incarnation + 1)
             core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
-            failure = self._train(core, equipment, client, donor, stop, folder, workdir, stepping, profile)
+            failure = self._train(core, equipment, client, donor, stop, folder, workdir, stepping, watches)
             client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
         if self._lead is not None and failure is None and not client.replaced:
             self._lead.leave()
@@ -165,7 +165,7 @@ class LearnerProcess:
         folder: epath.Path | None,
         workdir: pathlib.Path | None,
         stepping: Callable[[], None],
-        profile: Watch | None,
+        watches: Sequence[Watch],
     ) -> str | None:
         config, record = self._experiment.remote, client.outbox.record
         lead, make_arrays = self._lead, TrainingArrays
@@ -195,12 +195,15 @@ class LearnerProcess:
             patience = lambda: client.pace.patience(self._experiment.snapshot.timeout, size)  # noqa: E731
             staging = parts_folder(workdir / FOLDER)
             writer = PartWriter(staging) if lead is None else lead.writer(staging, patience)
+        watched = record
+        for watch in watches:
+            watched = watch.watching(watched)
         worker = LearnerWorker(
             core,
             equipment,
             client.outbox.send,
             client.send_offer,
-            record if profile is None else profile.watching(record),
+            watched,
             recovery,
             tape,
             LearnerRecording(core.learner, writer, client.tell_of_snapshot),
@@ -212,8 +215,8 @@ class LearnerProcess:
         client.attach(worker.inbox)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)
-            if profile is not None:
-                stack.callback(profile.close)
+            for watch in watches:
+                stack.callback(watch.close)
             if writer is not None:
                 stack.callback(lambda: writer.close(_PART_SECONDS if stop.is_set() else patience()))
             if folder is not None and config.checkpoint_every:

@@ -1,12 +1,12 @@
 """Scores of the learners beside those of the global model, while learners come and go."""
 
 import threading
-from unittest import mock
 
 from ddiloco.virtual.lives import Change, write_trace
 from experiments.studies import expert_balance
 from experiments.studies.expert_balance import AVERAGE, GLOBAL
-from tests.virtual_runs import shared_workshop, virtual
+from tests import workbench
+from tests.virtual_runs import virtual
 
 
 def test_learners_that_are_dead_at_an_evaluation_have_no_scores(data_dir, tmp_path):
@@ -14,8 +14,7 @@ def test_learners_that_are_dead_at_an_evaluation_have_no_scores(data_dir, tmp_pa
     write_trace(tmp_path / "lives.csv", changes)
     lives = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
     e = virtual(data_dir, virtual=lives, eval={"every": 4}, train={"steps": 40})
-    workshop = shared_workshop()
-    with workshop.open(), mock.patch.object(expert_balance, "assembly_of", workshop.assembly):
+    with workbench.devices(1):
         points = expert_balance.scored_run(e, threading.Event())
     scored: dict[int, list[str]] = {}
     for point in points:

@@ -75,7 +75,7 @@ def train(
         load_factory(name)  # as its processes will
         _run_processes(experiment, workdir, stop)
     else:
-        failure = run_job(experiment, workdir, stop, live=False, make_loop=make).failure
+        failure = run_job(experiment, workdir, stop, make_loop=make).failure
         if failure is not None:
             raise RunError(failure)
     params = checkpoints.restore(workdir / "checkpoints").params

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-from experiments.front import cli, ending
+from experiments.front import cli
 from experiments.front.tables import markdown, number
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def main(_) -> int:
     output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
     if output is not None:
         _check(output)
-    live = ending.is_live()
+    live = sys.stdout.isatty()
     progress = lambda share: print(f"\rsimulated {share:4.0%}", end="", flush=True)  # noqa: E731
     cells = simulate(simulation, progress if live else lambda share: None)
     if live:

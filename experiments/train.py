@@ -46,7 +46,7 @@ def main(_) -> int:
         steps = None if profile is None else _PROFILE.value
         code = run_all(experiment, cli.config_arguments(), workdir, stop, cli.tell, profile=steps)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
-    result = run_job(experiment, workdir, stop, ending.is_live(), profile=profile)
+    result = run_job(experiment, workdir, stop, profile=profile)
     return ending.tell(result, workdir, received)
 
 

@@ -49,7 +49,7 @@ def run_job(experiment: Experiment, workdir: pathlib.Path) -> job.Result:
     """Runs the experiment as a whole job, on one device, that leaves its files in `workdir`."""
     # Without `loss.png`, which takes longer than such a run and is drawn in other tests.
     with workbench.devices(1), mock.patch.object(monitor, "plot_loss"):
-        return job.run_job(experiment, workdir, threading.Event(), live=False)
+        return job.run_job(experiment, workdir, threading.Event())
 
 
 @dataclasses.dataclass

@@ -66,14 +66,13 @@ class Monitor:
         self,
         workdir: pathlib.Path | str,
         run_info: RunInfo,
-        live: bool,
         log_every: int,
         *,
         clock: Callable[[], float] | None = time.time,
         resume: bool = False,
         writers: Sequence[str] = ("tensorboard",),
     ) -> None:
-        """`live`: draw a progress line if stdout is a terminal. `log_every`: steps between metrics.
+        """`log_every`: steps between metrics.
 
         `clock` gives the records' kind of time (unix seconds); None: that is virtual, and now is the latest
         record's. `resume`: earlier processes of the run have left counts in the workdir, which go on; the
@@ -83,7 +82,7 @@ class Monitor:
         self._workdir = pathlib.Path(workdir)
         self._owner = Owner(self._workdir)
         self._clock = clock
-        self._progress = Progress(live)
+        self._progress = Progress()
         self._alarms = Alarms(self._warn)
         self._files = GrowingFiles(self._workdir, self._alarms)
         self._lines = LineFiles(self._files)

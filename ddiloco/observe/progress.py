@@ -90,12 +90,12 @@ class Pace:
 class Progress:
     """Writes to the terminal. With CI=true in the environment only evaluations and problems are shown."""
 
-    def __init__(self, live: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        """With `live` and a terminal, one line that is overwritten; else a plain line every ten seconds."""
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        """On a terminal one line that is overwritten; else a plain line every ten seconds."""
         self._out = out if out is not None else sys.stdout
         self._err = err if err is not None else sys.stderr
         self.quiet = os.environ.get("CI", "").lower() == "true"
-        self.live = live and not self.quiet and self._out.isatty()
+        self.live = not self.quiet and self._out.isatty()
         self.every = LIVE_EVERY if self.live else PLAIN_EVERY
         self._drawn = ""
 

@@ -60,7 +60,6 @@ def run_job(
     experiment: Experiment,
     workdir: pathlib.Path,
     stop: threading.Event,
-    live: bool,
     runner: Runner | None = None,
     resume: bool | None = False,
     make_loop: MakeLoop | None = None,
@@ -73,7 +72,6 @@ def run_job(
     First the workdir is locked, then `claim` called; only then is anything in the workdir touched.
 
     Args:
-      live: whether to draw a progress line.
       runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
       resume: whether this process is restarted in a run that is still going on; None: if one has begun in the
         workdir. If not, the run resumes from its newest snapshot with `experiment.resume`; without, an
@@ -111,7 +109,7 @@ def run_job(
         claim()
         going_on = resume is not False and _has_begun(workdir, resume)
         with _page(experiment, workdir, visitors):
-            return _run_owned(experiment, assembly, workdir, stop, live, runner, going_on, profile)
+            return _run_owned(experiment, assembly, workdir, stop, runner, going_on, profile)
 
 
 def with_steps(experiment: Experiment, assembly: Callable[[], Assembly]) -> Experiment:
@@ -172,7 +170,6 @@ def _run_owned(
     assembly: Assembly | None,
     workdir: pathlib.Path,
     stop: threading.Event,
-    live: bool,
     runner: Runner | None,
     resume: bool,
     profile: StepProfile | None = None,
@@ -185,7 +182,6 @@ def _run_owned(
     monitor = Monitor(
         workdir,
         _run_info(experiment, assembly),
-        live=live,
         log_every=experiment.log.every,
         writers=experiment.log.writers,
         clock=None if experiment.driver == "virtual" else time.time,

@@ -46,11 +46,6 @@ def _end_late(grace: float, stop: threading.Event, received: Sequence[int]) -> N
     os._exit(128 + received[0])
 
 
-def is_live() -> bool:
-    """Whether a progress line may be drawn."""
-    return sys.stdout.isatty() and os.environ.get("CI", "") != "true"
-
-
 def new_workdir() -> str:
     """The folder of a run that was given none."""
     return f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}"

@@ -128,10 +128,9 @@ class _Process:
             alone=finish,
             actions=actions,
         )
-        live = ending.is_live()
         try:
             result = run_job(
-                experiment, workdir, self.stop, live, runner, resume, claim=listening.claim, visitors=visitors
+                experiment, workdir, self.stop, runner, resume, claim=listening.claim, visitors=visitors
             )
         except (DurableStateError, RunMarkError) as error:
             print(f"error: {error}", file=sys.stderr)

@@ -104,7 +104,7 @@ def test_a_run_that_cannot_start_leaves_the_folder_of_an_earlier_one_alone(data_
     (tmp_path / "summary.json").write_text("{}")
     unknown = experiment(data_dir, data={"name": "no_such_text"})
     with pytest.raises(DataError, match="no_such_text"):
-        run_job(unknown, tmp_path, threading.Event(), live=False)
+        run_job(unknown, tmp_path, threading.Event())
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
@@ -112,7 +112,7 @@ def test_a_workdir_that_is_a_file_is_told(data_dir, tmp_path, one_device):
     path = tmp_path / "file"
     path.write_text("")
     with pytest.raises(ConfigError, match=f"^workdir: {path}: cannot be written to: "):
-        run_job(experiment(data_dir), path, threading.Event(), live=False)
+        run_job(experiment(data_dir), path, threading.Event())
 
 
 def test_earlier_runs_are_set_aside_one_by_one(tmp_path, capsys):

@@ -50,12 +50,10 @@ def make(tmp_path, monkeypatch):
     made = []
     monkeypatch.delenv("CI", raising=False)
 
-    def make(
-        learners=2, *, workdir=tmp_path / "run", live=False, log_every=1, clock=None, writers=(), **changes
-    ):
+    def make(learners=2, *, workdir=tmp_path / "run", log_every=1, clock=None, writers=(), **changes):
         run = info(learners, **changes)
         wanted = {"writers": writers} if writers else {}
-        monitor = Monitor(workdir, run, live=live, log_every=log_every, clock=clock, **wanted)
+        monitor = Monitor(workdir, run, log_every=log_every, clock=clock, **wanted)
         made.append(monitor)
         return monitor
 

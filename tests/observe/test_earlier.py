@@ -29,7 +29,7 @@ INFO = RunInfo("decoupled", 2, 1000, 2, 8, 0, {0: 1, 1: 1})
 
 def monitor(workdir, *records, resume=False):
     """A monitor that has taken these records, and its summary."""
-    one = Monitor(workdir, INFO, live=False, log_every=1, clock=None, resume=resume)
+    one = Monitor(workdir, INFO, log_every=1, clock=None, resume=resume)
     for record in records:
         one.queue.put(record)
     return one.stop()
@@ -154,7 +154,7 @@ def test_records_wait_while_the_monitor_s_thread_reads_what_there_is(tmp_path, m
         recall(*args)
 
     monkeypatch.setattr(monitor_module, "recall", long)
-    one = Monitor(tmp_path / "parts", INFO, live=False, log_every=1, clock=None, resume=True)
+    one = Monitor(tmp_path / "parts", INFO, log_every=1, clock=None, resume=True)
     one.start()
     for record in THEN:
         one.queue.put(record)

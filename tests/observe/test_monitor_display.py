@@ -33,7 +33,7 @@ def test_a_dead_learner_is_not_alive(make, tmp_path, capsys):
 
 def test_a_terminal_shows_one_live_line_below_evaluations_and_problems(make, terminal):
     screen = terminal()
-    monitor = make(live=True)
+    monitor = make()
     put(monitor, *scripted())
     monitor.stop()
     *above, last, empty = screen.lines()
@@ -64,7 +64,7 @@ def test_comings_and_goings_are_told_unless_a_learner_had_finished(make, capsys)
 
 def test_ci_is_quiet_but_for_evaluations_and_problems(make, monkeypatch, capsys):
     monkeypatch.setenv("CI", "true")
-    monitor = make(live=True)
+    monitor = make()
     put(monitor, *scripted(), Noted("learner_ready", {"learner": 1}, 20.0))
     monitor.stop()
     captured = capsys.readouterr()
@@ -75,7 +75,7 @@ def test_ci_is_quiet_but_for_evaluations_and_problems(make, monkeypatch, capsys)
 
 def test_a_stdout_that_was_closed_ends_nothing(make, terminal):
     screen = terminal()
-    monitor = make(live=True)
+    monitor = make()
     screen.close()
     put(monitor, *scripted())
     summary = monitor.stop({"params_sha256": "abc"})

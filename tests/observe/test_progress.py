@@ -92,7 +92,7 @@ def test_pace_ignores_a_clock_that_was_set_back_and_knows_no_end_of_a_run_at_res
 
 def test_lines_stand_above_the_live_one_which_is_drawn_over(terminal):
     screen = terminal()
-    progress = Progress(live=True)
+    progress = Progress()
     assert progress.live and progress.every == LIVE_EVERY
     progress.say("before")
     progress.show(KNOWN)
@@ -107,18 +107,17 @@ def test_lines_stand_above_the_live_one_which_is_drawn_over(terminal):
 
 def test_warnings_go_to_stderr_and_leave_the_live_line_in_place(terminal):
     screen, err = terminal(), io.StringIO()
-    progress = Progress(live=True, err=err)
+    progress = Progress(err=err)
     progress.show(UNKNOWN)
     progress.warn("the disk is full")
     assert err.getvalue() == "ddiloco: the disk is full\n"
     assert screen.lines() == [fitted(UNKNOWN, WIDTH)]
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_without_a_terminal_every_line_is_plain(monkeypatch, live):
+def test_without_a_terminal_every_line_is_plain(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     out = io.StringIO()
-    progress = Progress(live, out=out)
+    progress = Progress(out=out)
     assert not progress.live and progress.every == PLAIN_EVERY
     progress.show(KNOWN)
     progress.news("a return")
@@ -130,7 +129,7 @@ def test_without_a_terminal_every_line_is_plain(monkeypatch, live):
 def test_in_ci_only_evaluations_and_problems_are_shown(monkeypatch, terminal):
     monkeypatch.setenv("CI", "true")
     screen, err = terminal(), io.StringIO()
-    progress = Progress(live=True, err=err)
+    progress = Progress(err=err)
     progress.show(KNOWN)
     progress.news("a return")
     progress.say("an evaluation")

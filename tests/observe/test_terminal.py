@@ -28,7 +28,7 @@ def test_alarms_and_lines_hold_no_control_characters():
     out, err, shown = io.StringIO(), io.StringIO(), []
     alarms = Alarms(shown.append)
     alarms.raise_once(EVIL, EVIL)
-    progress = Progress(False, out, err)
+    progress = Progress(out, err)
     progress.say(EVIL)
     progress.warn(EVIL)
     for text in (*shown, *alarms.sentences, out.getvalue()[:-1], err.getvalue()[:-1]):
@@ -66,7 +66,7 @@ def test_alarms_of_one_kind_do_not_hide_those_of_others():
 def test_a_pipe_that_nobody_reads_holds_nobody_up():
     reading, writing = os.pipe()
     with open(reading, "rb") as reader, open(writing, "w") as pipe:
-        progress = Progress(False, pipe, pipe)
+        progress = Progress(pipe, pipe)
 
         def write():
             for n in range(5000):

@@ -40,7 +40,7 @@ def timed(
         settings |= {"lives": "trace", "trace": str(trace)}
     groups = {"sync": FLEET | POLICIES[algorithm] | (sync or {}), "train": {"steps": steps}}
     experiment = virtual(data_dir, algorithm, virtual=settings, **groups)
-    job.run_job(experiment, workdir, threading.Event(), live=False)
+    job.run_job(experiment, workdir, threading.Event())
     return workdir
 
 

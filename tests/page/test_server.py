@@ -172,6 +172,6 @@ def test_a_run_has_a_page_as_long_as_it_goes_on(data_dir, tmp_path, monkeypatch,
         assert "ddiloco" in httpx.get(seen[0], trust_env=False).text
         return job._run(experiment, assembly, record, stop)
 
-    job.run_job(experiment, tmp_path, threading.Event(), live=False, runner=runner)
+    job.run_job(experiment, tmp_path, threading.Event(), runner=runner)
     with pytest.raises(httpx.ConnectError):
         httpx.get(seen[0], trust_env=False)

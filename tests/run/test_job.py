@@ -17,7 +17,7 @@ def test_a_result_that_finds_no_room_is_told_in_one_line_and_the_records_stay(da
             disks.enter_context(small_disk(tmp_path / "checkpoints", "16k"))
             return VirtualRun(assembly, record, stop, tmp_path).run()
 
-        result = run_job(experiment, tmp_path, threading.Event(), live=False, runner=runner)
+        result = run_job(experiment, tmp_path, threading.Event(), runner=runner)
     where = tmp_path / "checkpoints" / str(result.summary["step"])
     assert result.failure == f"{where}: cannot be written: No space left on device"
     assert result.summary["finished"] and (tmp_path / "summary.json").exists()

@@ -37,7 +37,7 @@ def test_two_files_are_a_model_that_trains(algorithm, toy, data_dir, tmp_path):
     config.eval.update(every=0, num_batches=1, batch_size=4)
     config.sample.tokens = 4
     with workbench.devices(1):
-        result = run_job(parse(config), tmp_path / "run", threading.Event(), live=False)
+        result = run_job(parse(config), tmp_path / "run", threading.Event())
     assert result.failure is None
     assert result.summary["num_params"] == 2 * 259 * 8
     first, last = (entry["loss"] for entry in result.summary["eval_history"])

@@ -17,6 +17,6 @@ def test_four_learners_classify_at_least_96_percent_of_held_out_digits(tmp_path)
     config.driver = "virtual"
     config.data.data_dir = str(tmp_path / "tfds")
     with workbench.devices(1):
-        result = run_job(parse(config), tmp_path / "run", threading.Event(), live=False)
+        result = run_job(parse(config), tmp_path / "run", threading.Event())
     assert result.failure is None
     assert result.summary["eval_accuracy"] >= 0.96

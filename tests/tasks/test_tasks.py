@@ -151,7 +151,7 @@ def _constant(experiment, task):
 
 def run(values, workdir):
     with workbench.devices(1):
-        result = run_job(parse(values), workdir, threading.Event(), live=False)
+        result = run_job(parse(values), workdir, threading.Event())
     assert result.failure is None
     return result.summary
 

@@ -40,7 +40,7 @@ def run_job(e, workdir, until=lambda told: False):
         return LocalRun(assembly, heard, stop, workdir, snapshot).run()
 
     with devices(1):
-        assert job.run_job(e, workdir, threading.Event(), live=False, runner=runner).failure is None
+        assert job.run_job(e, workdir, threading.Event(), runner=runner).failure is None
 
 
 def replayed(workdir, e, where=None):

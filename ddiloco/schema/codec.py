@@ -24,42 +24,24 @@ _UNIONS = {pb.Event: Event, pb.News: news.News, pb.Word: news.Word}
 _KINDS: dict[str, type] = {
     kind.__name__: kind for union in _UNIONS.values() for kind in typing.get_args(union)
 } | {kind.__name__: kind for kind in _PARTS}
-_FIELDS = {
-    _KINDS[field.message_type.name]: field.name for union in _UNIONS for field in union.DESCRIPTOR.fields
+_PLACES = {
+    _KINDS[field.message_type.name]: (union, field.name)
+    for union in _UNIONS
+    for field in union.DESCRIPTOR.fields
 }
 
 
-def message_of(event: Event) -> pb.Event:
-    """The message of an event. Raises ValueError where a number has more than 64 bits."""
-    return pb.Event(**{_FIELDS[type(event)]: dataclasses.asdict(event)})
+def message_of(told: Event | news.News | news.Word) -> Any:
+    """The message of an event, of the authority's news or of a part's word, which is one kind of it.
+
+    Raises ValueError where a number has more than 64 bits.
+    """
+    union, name = _PLACES[type(told)]
+    return union(**{name: dataclasses.asdict(told)})
 
 
-def event_of(message: pb.Event) -> Event:
-    """The event that a message holds. Raises ValueError: it holds none."""
-    return _held(message)
-
-
-def news_message(told: news.News) -> pb.News:
-    """The message of news of the authority."""
-    return pb.News(**{_FIELDS[type(told)]: dataclasses.asdict(told)})
-
-
-def news_of(message: pb.News) -> news.News:
-    """The news that a message holds. Raises ValueError: it holds none."""
-    return _held(message)
-
-
-def word_message(word: news.Word) -> pb.Word:
-    """The message of the word of a part."""
-    return pb.Word(**{_FIELDS[type(word)]: dataclasses.asdict(word)})
-
-
-def word_of(message: pb.Word) -> news.Word:
-    """The word that a message holds. Raises ValueError: it holds none."""
-    return _held(message)
-
-
-def _held(message: pb.Event | pb.News | pb.Word) -> Any:
+def told_by(message: pb.Event | pb.News | pb.Word) -> Any:
+    """The event, news or word that a message holds. Raises ValueError: it holds none."""
     kind = message.WhichOneof("kind")
     if kind is None:
         raise ValueError("an empty event")

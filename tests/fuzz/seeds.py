@@ -65,7 +65,7 @@ def recorded_tape():
 def parts_words():
     """What a part of a syncer says to its authority."""
     said = [news.Committed(RoundId(4, 0), 1, 7), news.Stuck(True), news.Over(), news.Doubted(1, 100)]
-    yield from (pb.FromPart(word=codec.word_message(word)) for word in said)
+    yield from (pb.FromPart(word=codec.message_of(word)) for word in said)
     noted = record_message(records.Noted("round", {"fragment": 0}, 5.0))
     yield pb.FromPart(records=pb.Records(first=0, records=[noted]))
     yield pb.FromPart(fragments_written=pb.FragmentsWritten(snapshot=1, files=PART))

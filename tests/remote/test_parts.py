@@ -81,7 +81,7 @@ def test_news_come_in_order_after_the_roll_call_and_words_and_records_once(stack
     authority.links.pass_on(ToPart(1, news.AllPresent()))  # which is not there
     authority.links.pass_on(CutBegun(4, (0, 1)))
     assert part.next("cut_over") == 3  # it may have begun while the part was away
-    assert [codec.news_of(part.next("news")) for _ in said] == said
+    assert [codec.told_by(part.next("news")) for _ in said] == said
     assert list(part.next("cut_begun").learners) == [0, 1]
     part.uplink.say(COMMITTED)
     assert authority.next() == FromPart(0, COMMITTED)
@@ -194,7 +194,7 @@ def test_learners_hear_where_parts_are_and_of_each_that_comes(stack):
 @pytest.mark.parametrize(
     "message",
     [
-        pb.FromPart(word=codec.word_message(news.Committed(RoundId(4, 1), 2, 7))),
+        pb.FromPart(word=codec.message_of(news.Committed(RoundId(4, 1), 2, 7))),
         pb.FromPart(word=pb.FromPart().word),
         pb.FromPart(records=pb.Records(records=[{"noted": {"name": "x", "json": "{"}}])),
         pb.FromPart(fragments_written=pb.FragmentsWritten(snapshot=1, files="7")),

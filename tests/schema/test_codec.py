@@ -49,13 +49,13 @@ EVENTS = st.one_of(
 
 @given(EVENTS)
 def test_every_event_comes_back_as_it_was(event):
-    assert codec.event_of(pb.Event.FromString(codec.message_of(event).SerializeToString())) == event
+    assert codec.told_by(pb.Event.FromString(codec.message_of(event).SerializeToString())) == event
 
 
 @given(st.one_of(*map(built, typing.get_args(news.News))), st.one_of(*map(built, typing.get_args(news.Word))))
 def test_what_authority_and_parts_say_comes_back_as_it_was(told, word):
-    assert codec.news_of(pb.News.FromString(codec.news_message(told).SerializeToString())) == told
-    assert codec.word_of(pb.Word.FromString(codec.word_message(word).SerializeToString())) == word
+    assert codec.told_by(pb.News.FromString(codec.message_of(told).SerializeToString())) == told
+    assert codec.told_by(pb.Word.FromString(codec.message_of(word).SerializeToString())) == word
 
 
 def test_the_schema_has_all_events_with_the_fields_that_they_have():
@@ -70,7 +70,7 @@ def test_the_schema_has_all_events_with_the_fields_that_they_have():
 
 def test_an_empty_message_and_a_number_without_bounds_are_value_errors():
     with pytest.raises(ValueError, match="an empty event"):
-        codec.event_of(pb.Event())
+        codec.told_by(pb.Event())
     with pytest.raises(ValueError):
         codec.message_of(events.ClockSet(1 << 64))
 

@@ -155,13 +155,13 @@ class Encoder:
                 kind = {"report": self._reports.encode(report)}
                 kind["report"].MergeFrom(pb.Report(heard=True, step_time=step_time))
             case FromPart(part, word):
-                kind = {"of_part": pb.OfPart(part=part, word=codec.word_message(word))}
+                kind = {"of_part": pb.OfPart(part=part, word=codec.message_of(word))}
             case PartConnected(part):
                 kind = {"of_part": pb.OfPart(part=part)}
             case Adopted() | Gave() | Committed() | End():
                 kind = {type(content).__name__.lower(): dataclasses.asdict(content)}
             case _ if isinstance(content, news.News):
-                kind = {"news": codec.news_message(content)}
+                kind = {"news": codec.message_of(content)}
             case _:
                 kind = {"event": codec.message_of(content)}
         return pb.Entry(now=now or 0.0, **kind)
@@ -187,13 +187,13 @@ class Decoder:
         value = getattr(m, kind)
         match kind:
             case "event":
-                return Entry(m.now, codec.event_of(value))
+                return Entry(m.now, codec.told_by(value))
             case "news":
-                return Entry(m.now, codec.news_of(value))
+                return Entry(m.now, codec.told_by(value))
             case "report":
                 return Entry(m.now, self._reported(value))
             case "of_part" if value.HasField("word"):
-                return Entry(m.now, FromPart(value.part, codec.word_of(value.word)))
+                return Entry(m.now, FromPart(value.part, codec.told_by(value.word)))
             case "of_part":
                 return Entry(m.now, PartConnected(value.part))
         return Entry(None, _NOTES[kind](value))

@@ -276,5 +276,5 @@ class Followers:
 
 def failed_offer(message: pb.FromHost, learner: int) -> events.OfferFailed:
     """The offer that a host could not give."""
-    event: Any = codec.event_of(message.failed)
+    event: Any = codec.told_by(message.failed)
     return events.OfferFailed(event.round, learner, event.incarnation, event.reason)

@@ -196,7 +196,7 @@ class PartRun:
             return
         match kind:
             case "news":
-                worker.send(codec.news_of(message.news))
+                worker.send(codec.told_by(message.news))
             case "session" if message.session.over:
                 server.close(message.session.name)
             case "session":
@@ -207,7 +207,7 @@ class PartRun:
             case "cut_over":
                 worker.send(CutOver(message.cut_over))
             case "offer_failed":
-                worker.send(codec.event_of(message.offer_failed))
+                worker.send(codec.told_by(message.offer_failed))
 
     def _begin(self, begin: pb.ToPart.Begin) -> None:
         mark = run_mark.RunMark(begin.run, begin.start)

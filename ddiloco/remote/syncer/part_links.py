@@ -99,7 +99,7 @@ class PartLinks:
                         self._links[part].listens = True
                         self._links[part].say(pb.ToPart(cut_over=self._epoch()))
                 case ToPart(part, message):
-                    self._say(pb.ToPart(news=codec.news_message(message)), part)
+                    self._say(pb.ToPart(news=codec.message_of(message)), part)
                 case CutBegun(number, learners):
                     self._say(pb.ToPart(cut_begun=pb.ToPart.CutBegun(snapshot=number, learners=learners)))
 
@@ -230,7 +230,7 @@ class PartLinks:
         """Takes a part's message; whether another may come. Raises WireError or ValueError: it is none."""
         match message.WhichOneof("kind"):
             case "word":
-                self._send(FromPart(link.part, self._checked(link.part, codec.word_of(message.word))))
+                self._send(FromPart(link.part, self._checked(link.part, codec.told_by(message.word))))
             case "records":
                 link.say(pb.ToPart(records_taken=self._take_records(link, message.records)))
             case "fragments_written":

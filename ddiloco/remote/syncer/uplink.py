@@ -72,7 +72,7 @@ class Uplink:
 
     def say(self, word: news.Word) -> None:
         """Tells the authority; without a connection it is lost: a roll call has all of them said again."""
-        self._put(pb.FromPart(word=codec.word_message(word)))
+        self._put(pb.FromPart(word=codec.message_of(word)))
 
     def tell_of_fragments(self, written: FragmentsWritten) -> None:
         """Tells what was written for a snapshot."""

@@ -47,7 +47,7 @@ def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> 
             raise _unexpected(message)
     if rows is not None:
         by_fragment(rows, num_fragments)
-    event = _short(codec.event_of(m))
+    event = _short(codec.told_by(m))
     if isinstance(event, events.StepReported):
         return events.StepReported(dataclasses.replace(event.report, learner=learner))
     return dataclasses.replace(event, learner=learner)
@@ -66,7 +66,7 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
     """
     if message.event.WhichOneof("kind") not in ("clock_set", "offer_asked", "not_member", "rejected"):
         raise _unexpected(message)
-    return _short(codec.event_of(message.event))
+    return _short(codec.told_by(message.event))
 
 
 def up_header(round_id: RoundId, contribution: Contribution, size: int, epoch: int = 0) -> pb.UpHeader:

@@ -179,6 +179,7 @@ class EvaluatorProcess:
             Scored(wanted.run, wanted.step, wanted.tokens, time.time(), answers=wanted.ask, **said)
         )
         self._answered.add(wanted.ask)
+        self._tries = 0
 
     def _evaluated(self, record: Evaluated) -> None:
         self._scores.add(

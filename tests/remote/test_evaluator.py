@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddiloco.disk.durable import FOLDER, DurableState
-from ddiloco.disk.scores import Scores
+from ddiloco.disk.scores import Scores, Wanted
 from ddiloco.observe import records
 from ddiloco.observe.files import write_json
 from ddiloco.outer.fragments import take
@@ -152,6 +152,23 @@ def test_an_evaluation_that_fails_at_the_end_is_told_and_ends_it(make, tmp_path)
         last = syncer.last(5)
     assert notes == ["at step 0: MemoryError: no room"]
     assert last == (None, None, "at step 5: MemoryError: no room")
+
+
+def test_fragments_that_are_seen_late_are_waited_for_as_long_by_each_that_asks(make, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddiloco.remote.evaluator._TRIES", 3)
+    syncer, assembly = make(every=0)
+    process, scores = EvaluatorProcess(assembly, tmp_path, pytest.fail), Scores(tmp_path)
+    for step in (5, 6):
+        first, *others = syncer.versions
+        wanted = Wanted("this run", f"at {step}", step, 900, (first + 1, *others))
+        scores.want(wanted)
+        for _ in range(2):
+            process._look()
+        assert scores.new() == []
+        syncer.merge(0, step)
+        process._look()
+        [scored] = scores.new()
+        assert (scored.answers, scored.problem) == (wanted.ask, None)
 
 
 def test_scores_that_an_earlier_syncer_of_the_run_has_taken_do_not_come_twice(make, tmp_path):

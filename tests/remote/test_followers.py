@@ -173,19 +173,22 @@ def test_a_peer_s_state_is_there_once_all_hosts_have_their_blocks_of_it(leading)
     assert leading.followers.donors() == ["127.0.0.1:7071", "127.0.0.1:7072"]
 
     def told(copy, *problems):
-        leading.followers.fetch(copy, ["127.0.0.1:1"], 5, 4.0)
-        orders = [host.next().fetch for host in hosts]
-        assert {(o.copy, *o.addresses, o.like, o.seconds) for o in orders} == {(copy, "127.0.0.1:1", 5, 4.0)}
-        for host, problem in zip(hosts, problems, strict=False):
-            host.say(done=pb.FromHost.Done(copy=8, problem="of another copy"))
-            host.say(done=pb.FromHost.Done(copy=copy, problem=problem))
-        leading.followers.done(copy, time.monotonic() + (PATIENCE if len(problems) == 2 else 0.2))
+        order = pb.Order.Fetch(copy=copy, addresses=["127.0.0.1:1"], like=5, seconds=4.0)
+        with leading.followers.doing(copy, pb.Order(fetch=order)):
+            assert [host.next().fetch for host in hosts] == [order] * 2
+            for host, problem in zip(hosts, problems, strict=False):
+                host.say(done=pb.FromHost.Done(copy=8, problem="of another copy"))
+                host.say(done=pb.FromHost.Done(copy=copy, problem=problem))
+            leading.followers.done(copy, time.monotonic() + (PATIENCE if len(problems) == 2 else 0.2))
 
     told(9, "", "")
     with pytest.raises(wire.WireError, match="host 2: they"):
         told(10, "", "host 2: they are unlike")
     with pytest.raises(wire.WireError, match="takes too long"):
         told(11, "")
+    with pytest.raises(OSError), leading.followers.doing(12, pb.Order(copy=12)):
+        raise OSError("host 0's own blocks do not come")
+    assert leading.followers._done == {}
 
 
 def test_host_0_leads_at_the_port_after_the_coordinator_s():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import grpc
@@ -155,17 +156,17 @@ class Followers:
         with self._change:
             return [self._donors[host] for host in sorted(self._donors)]
 
-    def fetch(self, copy: int, addresses: Sequence[str], like: int, seconds: float) -> None:
-        """Has the others fetch their blocks of a peer's inner state, as a Fetch says."""
+    @contextlib.contextmanager
+    def doing(self, copy: int, order: pb.Order) -> Iterator[None]:
+        """Has the others do something with a copy, for which `done` waits within the `with` block."""
         with self._change:
             self._done[copy] = []
-        self.order(pb.Order(fetch=pb.Order.Fetch(copy=copy, addresses=addresses, like=like, seconds=seconds)))
-
-    def write(self, copy: int, snapshot: int) -> None:
-        """Has the others write their blocks of a copy as a part of the snapshot."""
-        with self._change:
-            self._done[copy] = []
-        self.order(pb.Order(write=pb.Order.Write(copy=copy, snapshot=snapshot)))
+        try:
+            self.order(order)
+            yield
+        finally:
+            with self._change:
+                del self._done[copy]
 
     def done(self, copy: int, until: float) -> list[pb.FromHost.Done]:
         """What all others say once that is done, `until` by time.monotonic; raises WireError if it is not."""
@@ -175,7 +176,6 @@ class Followers:
                 lambda: len(said) == self.count or any(one.problem for one in said) or self._over,
                 max(0.0, until - time.monotonic()),
             )
-            del self._done[copy]
         late = "" if len(said) == self.count else "it takes too long"
         if problem := next((one.problem for one in said if one.problem), late):
             raise WireError("not all hosts", problem)

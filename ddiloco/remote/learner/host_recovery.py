@@ -61,9 +61,11 @@ class _JointGift(Gift):
         copy, addresses = self.rest
         if not copy:
             raise WireError("donation to one host")
-        self._followers.fetch(copy, addresses, self._like, self.until - time.monotonic())
-        state = super().take()
-        self._followers.done(copy, self.until)
+        left = self.until - time.monotonic()
+        order = pb.Order.Fetch(copy=copy, addresses=addresses, like=self._like, seconds=left)
+        with self._followers.doing(copy, pb.Order(fetch=order)):
+            state = super().take()
+            self._followers.done(copy, self.until)
         return dataclasses.replace(state, arrays=OfAllHosts(state.arrays, copy))
 
 

@@ -23,6 +23,7 @@ from ddiloco.disk.snapshots.parts import (
 from ddiloco.disk.snapshots.store import FOLDER
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_copies import StateOfAllHosts
+from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 
 
@@ -37,10 +38,11 @@ class HostPartWriter(PartWriter):
     def _write(self, snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:
         copies, folder = part.arrays, snapshot / name
         assert isinstance(copies, StateOfAllHosts)
-        self._followers.write(copies.number, int(snapshot.name))
+        order = pb.Order.Write(copy=copies.number, snapshot=int(snapshot.name))
         try:
-            own = [write_state(folder, part.state), write_blocks(folder, 0, copies)]
-            others = self._followers.done(copies.number, time.monotonic() + self._patience())
+            with self._followers.doing(copies.number, pb.Order(write=order)):
+                own = [write_state(folder, part.state), write_blocks(folder, 0, copies)]
+                others = self._followers.done(copies.number, time.monotonic() + self._patience())
             written = [PartFiles.from_json(json.loads(one.files)) for one in others]
             make_durable(snapshot)
         except (OSError, ValueError, WireError) as error:

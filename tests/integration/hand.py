@@ -8,6 +8,7 @@ import signal
 from ddiloco.disk import array_file
 from ddiloco.disk.run_mark import FRAGMENT
 from ddiloco.launch.ports import reserved_port
+from tests.integration.programs import SMALLEST
 from tests.integration.remote_runs import lines, summary_of, wait_for
 from tests.remote.ends import until
 
@@ -26,6 +27,7 @@ UNENDING = (
     "--config.remote.longest_backoff=0.5",
     "--config.remote.checkpoint_every=0.3",
 )
+TRANSFORMER = ("--config=configs/dense.py", *SMALLEST, *UNENDING)  # for what a loop cannot have
 AFFLICTED = "tests.integration.afflicted"
 
 

@@ -10,7 +10,7 @@ import urllib.request
 import httpx
 import pytest
 
-from tests.integration.hand import TOKEN, UNENDING, Job
+from tests.integration.hand import TOKEN, TRANSFORMER, UNENDING, Job
 from tests.integration.programs import ROOT
 
 STUCK = """
@@ -86,7 +86,7 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
     programs, tmp_path, started
 ):
     pace = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)"
-    job = started(programs, tmp_path / "run", pace, "--config.remote.max_learners=3")
+    job = started(programs, tmp_path / "run", *TRANSFORMER, pace, "--config.remote.max_learners=3")
     page = f"127.0.0.1:{free_port()}"
     syncer = job.syncer("--config.snapshot.every=1000000", f"--config.log.page={page}")
     learners = [job.learner(m) for m in range(2)]

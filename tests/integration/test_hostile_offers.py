@@ -6,14 +6,11 @@ import time
 import numpy as np
 
 from ddiloco.disk import array_file
-from tests.integration.hand import UNENDING
+from tests.integration.hand import TRANSFORMER
 from tests.integration.impostor import Impostor, sound, terms
-from tests.integration.programs import SMALLEST
 
 CHANGES = (  # a transformer, to whose gradients the guard is tuned
-    "--config=configs/dense.py",
-    *SMALLEST,
-    *UNENDING,
+    *TRANSFORMER,
     "--config.sync.num_learners=3",
     "--config.train.min_step_seconds=(0.05, 0.05, 0.05)",
 )

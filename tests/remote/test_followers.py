@@ -22,11 +22,15 @@ from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace, StepWatch
 from ddiloco.remote.learner.likeness import TELLING
+from ddiloco.remote.learner.process import LearnerProcess
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import terms_of
+from ddiloco.run.recipes import assembly_of
 from tests.remote.donors import FORMAT, notes, recovery, state, with_client
 from tests.remote.ends import PATIENCE, TERMS, SyncerEnd, ended, until, update, welcome
+from tests.workbench import experiment
 
 SECURITY = Security("the learner's token")
 
@@ -252,6 +256,33 @@ def test_data_that_cannot_be_read_end_the_host_that_waits_for_them():
     assert said.get(timeout=PATIENCE).drawn.number == 1
     with pytest.raises(DataError, match="damaged"):
         next(batches)
+
+
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("there", [1, 2])
+def test_hosts_leave_with_host_0_that_is_asked_to_end_before_its_learner_is_accepted(
+    data_dir, there, monkeypatch
+):
+    monkeypatch.setattr("ddiloco.remote.learner.leading.end_at_once", pytest.fail)
+    e = experiment(data_dir, driver="remote", remote={"hosts": (3, 1)})
+    assembly, stop = assembly_of(e), threading.Event()
+    terms = terms_of(e, assembly.layout)
+    with reserved_port() as nobody, reserved_port() as port:
+        place = HostPlace(0, 3, f"127.0.0.1:{port - 1}")
+        process = LearnerProcess(assembly, SECURITY, place)
+        left = []
+        run = lambda: left.append(process.run(0, f"127.0.0.1:{nobody}", stop, print))  # noqa: E731
+        thread = threading.Thread(target=run)
+        thread.start()
+        agreed = {"fingerprint": terms.fingerprint, "rules": terms.rules}
+        hosts = [Host(place.leader, host=1 + number, **agreed) for number in range(there)]
+        until(lambda: process._lead and len(process._lead.followers._orders) == there, "the hosts")
+        stop.set()
+        for host in hosts:
+            order = host.next()
+            assert order.HasField("leave") and order.leave, order
+        thread.join(PATIENCE)
+    assert left == [None]
 
 
 def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_path):

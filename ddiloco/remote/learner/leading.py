@@ -57,6 +57,7 @@ class Lead:
     def connect(self, make_client: Callable[..., SyncerClient], equipment: Equipment) -> SyncerClient | None:
         """The client of all hosts, once these have compiled, too; None: `stop` was set first."""
         if not self.followers.gather(self._stop):
+            self.leave()
             return None
         host = Host(0, [equipment.transfer.needs(p) for p in range(self._terms.num_fragments)])
         client = make_client(self.followers, host)

@@ -132,6 +132,8 @@ class LearnerProcess:
             decode.compile()
         while not client.accepted.wait(0.2):
             if stop.is_set():
+                if self._lead is not None:
+                    self._lead.leave()
                 return None
         failure = None
         if client.refusal is None:

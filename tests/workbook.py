@@ -1,6 +1,7 @@
 """Tapes of runs without arrays, as a small fleet in virtual time writes them."""
 
 import dataclasses
+import functools
 import pathlib
 import random
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
+from ddiloco.virtual.syncer_process import VirtualSyncer
 from experiments.studies.schedules.parted_syncer import PartedSyncer
 
 MACHINE = Machine("cpu", ("cpu",), {}, 1, "", {})
@@ -91,9 +93,9 @@ def header_of(role, learner, process):
 class TapedParts(PartedSyncer):
     """A syncer of several processes, each of which keeps a tape."""
 
-    def __init__(self, parts, taped, *rest):
+    def __init__(self, *of_fleet, parts, taped):
         self._taped, self._open, self._count = taped, {}, parts
-        super().__init__(parts, *rest)
+        super().__init__(*of_fleet, parts=parts, rng=random.Random("parts"))
 
     def crash(self, whole=False):
         before = [process for process in self._everyone if process.core is not None]
@@ -181,10 +183,8 @@ def fleet_tapes(
         notice_seconds=1.0,
         recovery_seconds=2.0,
         observer=taped,
+        make_syncer=VirtualSyncer if parts == 1 else functools.partial(TapedParts, parts=parts, taped=taped),
     )
-    if parts > 1:
-        of_fleet = (policy, steps, fleet.syncer.arrays, fleet.calendar, taped, lambda: 0.2, fleet._deliver)
-        fleet.syncer = TapedParts(parts, taped, *of_fleet, random.Random("parts"))
     fleet.live(changes)
 
     def restart():

@@ -35,6 +35,7 @@ class Fleet:
         notice_seconds: float = 0.0,
         recovery_seconds: float = 0.0,
         observer: Observer | None = None,
+        make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
     ) -> None:
         """`notice_seconds`: until the syncer hears of a death; `recovery_seconds`: from start to join."""
         self.calendar = Calendar()
@@ -47,7 +48,7 @@ class Fleet:
         self._recovery_seconds = recovery_seconds
         self._observer = observer or Observer()
         self._routes: dict[tuple[int, int], VirtualLearner] = {}
-        self.syncer = VirtualSyncer(
+        self.syncer = make_syncer(
             policy,
             total_steps,
             syncer_arrays,

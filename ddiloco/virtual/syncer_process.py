@@ -66,13 +66,7 @@ class VirtualSyncer:
         """Handles an event; while the process is down, the event is lost."""
         if self.core is None:
             return
-        if isinstance(event, events.FragmentArrived):
-            c = event.contribution
-            problem = self.arrays.problem(event.round.fragment, payload)
-            if problem is not None:
-                unsound = Notice("unsound", c.learner, problem)
-                self._observer.guarded(event.round, (unsound,), self._calendar.now)
-                event = events.OfferFailed(event.round, c.learner, c.incarnation, problem)
+        event = self._checked(event, payload)
         out = self.core.handle(event, self._calendar.now)
         if isinstance(event, events.LearnerJoined):
             self.durable = self.core.state()
@@ -82,6 +76,17 @@ class VirtualSyncer:
         for action in out:
             self._perform(action, payload)
         self._alarm.set(self.core.next_deadline())
+
+    def _checked(self, event: events.SyncerEvent, payload: Payload) -> events.SyncerEvent:
+        """The event; if it is an offer of an unsound fragment, that the offer failed."""
+        if not isinstance(event, events.FragmentArrived):
+            return event
+        c, problem = event.contribution, self.arrays.problem(event.round.fragment, payload)
+        if problem is None:
+            return event
+        unsound = Notice("unsound", c.learner, problem)
+        self._observer.guarded(event.round, (unsound,), self._calendar.now)
+        return events.OfferFailed(event.round, c.learner, c.incarnation, problem)
 
     def _perform(self, action: actions.SyncerAction, metrics: Any) -> None:
         match action:
@@ -103,11 +108,10 @@ class VirtualSyncer:
 
     def _size(self, receiver: tuple[int, int], event: events.FromSyncer) -> int:
         """Bytes that go with an event: only a difference for a learner that was sent the version before."""
-        fragments, traffic, size = fragments_with(event), self.arrays.traffic, 0
-        versions = event.versions if isinstance(event, events.Welcomed) else None
-        for p in fragments:
-            version = event.version if versions is None else versions[p]
-            follows = versions is None and self._sent.get((receiver, p)) == version - 1
+        welcomed, traffic, size = isinstance(event, events.Welcomed), self.arrays.traffic, 0
+        for at, p in enumerate(fragments_with(event)):
+            version = event.versions[at] if welcomed else event.version
+            follows = not welcomed and self._sent.get((receiver, p)) == version - 1
             size += (traffic.difference if follows else traffic.version)[p]
             self._sent[receiver, p] = version
         return size

@@ -10,12 +10,8 @@ from typing import Any
 
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart, fragments_of
-from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.state import SyncerState
-from ddiloco.roles.exchange import fragments_with
-from ddiloco.virtual.calendar import Alarm, Calendar
-from ddiloco.virtual.ports import CountingSyncer, Observer
-from ddiloco.virtual.syncer_process import Deliver
+from ddiloco.virtual.calendar import Alarm
+from ddiloco.virtual.syncer_process import VirtualSyncer
 
 DELAY = 0.05  # mean seconds of a message between authority and part
 
@@ -32,34 +28,20 @@ class _Process:
     connection: int = 0  # between a part and the authority; those of an older one are lost
 
 
-class PartedSyncer:
-    """Stands in for `VirtualSyncer`: drives an `Authority` and its `Part`s, with messages between them."""
+class PartedSyncer(VirtualSyncer):
+    """Drives an `Authority` and its `Part`s, with messages between them."""
 
-    def __init__(
-        self,
-        parts: int,
-        policy: SyncPolicy,
-        total_steps: int | None,
-        arrays: CountingSyncer,
-        calendar: Calendar,
-        observer: Observer,
-        merge_time: Callable[[], float],
-        deliver: Deliver,
-        rng: random.Random,
-    ) -> None:
-        self.finished_at: float | None = None
+    def __init__(self, *of_fleet: Any, parts: int, rng: random.Random) -> None:
+        """`of_fleet`: what a `VirtualSyncer` is given; `parts`: how many."""
+        super().__init__(*of_fleet)
         self.on_death: Callable[[int], None] = lambda part: None
-        self.durable = SyncerState.initial(policy.num_fragments)
-        self.arrays = arrays
         self.core = self  # what the invariants ask of a core: versions and merged steps
-        self._policy, self._total_steps = policy, total_steps
-        self._calendar, self._observer = calendar, observer
-        self._merge_time, self._deliver, self._rng = merge_time, deliver, rng
+        self._rng = rng
         self._starts = 0
         self._parts = [_Process(s) for s in range(parts)]
         self._authority = _Process(-1)
         for process in (self._authority, *self._parts):
-            process.alarm = Alarm(calendar, functools.partial(self._handle, process, events.Timeout()))
+            process.alarm = Alarm(self._calendar, functools.partial(self._handle, process, events.Timeout()))
         self.restart()
 
     @property
@@ -129,12 +111,7 @@ class PartedSyncer:
             self._handle(self._authority, event)
             return
         part = self._parts[event.round.fragment % len(self._parts)]
-        if isinstance(event, events.FragmentArrived):
-            c = event.contribution
-            problem = self.arrays.problem(event.round.fragment, payload)
-            if problem is not None:
-                event = events.OfferFailed(event.round, c.learner, c.incarnation, problem)
-        self._handle(part, event)
+        self._handle(part, self._checked(event, payload))
 
     def _handle(
         self, process: _Process, event: events.SyncerEvent | PartConnected | FromPart | news.News
@@ -167,18 +144,10 @@ class PartedSyncer:
                         self._send(part, part, told)
                 case ToPart(number, told):
                     self._send(self._parts[number], self._parts[number], told)
-                case actions.Tell(receivers, event):
-                    payload = [None for _ in fragments_with(event)]
-                    for receiver in receivers:
-                        self._deliver(*receiver, event, payload, 0)
                 case actions.Merge():
-                    self._calendar.after(self._merge_time(), self._merge, process, process.starts, one)
-                case actions.Drop():
-                    self._observer.dropped(one, self._calendar.now)
-                case actions.Record():
-                    self._observer.noted(one.name, one.values, self._calendar.now)
-                case actions.Finish():
-                    self.finished_at = self._calendar.now
+                    self._calendar.after(self._merge_time(), self._merge_at, process, process.starts, one)
+                case _:
+                    self._perform(one, None)
         if process.core is not None:
             process.alarm.set(process.core.next_deadline())
 
@@ -188,7 +157,7 @@ class PartedSyncer:
         to.heard_until = at = max(at, to.heard_until)
         self._calendar.at(at, self._hear, to, part, part.connection, told)
 
-    def _merge(self, part: _Process, starts: int, merge: actions.Merge) -> None:
+    def _merge_at(self, part: _Process, starts: int, merge: actions.Merge) -> None:
         """Merges and commits, then tells the part; a crash may come in between."""
         if part.starts != starts:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.learner_process import Place, VirtualLearner
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
+from ddiloco.virtual.syncer_process import VirtualSyncer
 from experiments.studies.schedules.parted_syncer import PartedSyncer
 
 
@@ -96,20 +98,8 @@ class WeatheredFleet(Fleet):
             self._doubtful,
             merge_time=lambda: rng.expovariate(1 / weather.merge_time),
             observer=observer,
+            make_syncer=functools.partial(PartedSyncer, parts=parts, rng=rng) if parts > 1 else VirtualSyncer,
         )
-        if parts > 1:
-            merge_time = lambda: rng.expovariate(1 / weather.merge_time)  # noqa: E731
-            self.syncer = PartedSyncer(
-                parts,
-                policy,
-                total_steps,
-                self._doubtful,
-                self.calendar,
-                self._observer,
-                merge_time,
-                self._deliver,
-                rng,
-            )
 
     def retire(self, learner: int) -> None:
         """The learner leaves; whoever starts a process of it sees that sent away."""

@@ -119,39 +119,49 @@ class DurableState:
         except OSError as error:
             self._alarm(error, "who joined is not durable")
 
-    def load(self) -> Start:
-        """The state that an earlier syncer left.
-
-        Raises:
-          DurableStateError: a file is missing or damaged, or belongs to another model or another run.
-        """
-        loaded: dict[int, FragmentState] = {}
-        return Start(self._read(range(self._layout.num_fragments), loaded.__setitem__), loaded)
-
     def restore(self, model: GlobalModel) -> SyncerState:
-        """Loads a model's fragments, one after the other; gives the state of these alone, without learners.
+        """Loads a model's fragments, one after the other; of some of them the state is without learners.
 
-        Raises DurableStateError as `load`, ValueError if they are of another model.
+        Raises DurableStateError as `fragment` does, ValueError if they are of another model.
         """
         return self._read(model.fragments, model.restore)
 
     def state(self) -> SyncerState:
-        """What `load` gives beside the fragments, with one of them in memory at a time; raises as it does."""
+        """The state that an earlier syncer left, with one fragment in memory at a time.
+
+        Raises DurableStateError as `fragment` does.
+        """
         return self._read(range(self._layout.num_fragments), lambda p, fragment: None)
 
     def _read(self, fragments: Sequence[int], take: Callable[[int, FragmentState], None]) -> SyncerState:
         state = SyncerState.initial(self._layout.num_fragments)
         for p in fragments:
-            fragment, step, lineage = self._load(p)
+            fragment, step, lineage = self.fragment(p)
             take(p, fragment)
             state = state.with_version(RoundId(step, p), fragment.version, lineage)
         whole = len(fragments) == self._layout.num_fragments
         return state.with_incarnations(self._load_incarnations() if whole else ())
 
-    def fragment(self, p: int) -> tuple[FragmentState, int]:
-        """A fragment, and the step at which it was merged; raises DurableStateError as `load` does."""
-        state, step, _ = self._load(p)
-        return state, step
+    def fragment(self, p: int) -> tuple[FragmentState, int, int]:
+        """A fragment, the step at which it was merged, and its lineage.
+
+        Raises:
+          DurableStateError: its file is missing or damaged, or belongs to another model or another run.
+        """
+        path = self._path(p)
+        try:
+            header, arrays = array_file.load(path, FRAGMENT)
+        except FileNotFoundError:
+            raise DurableStateError(f"{path}: is missing; the run cannot continue without it") from None
+        except ValueError as error:
+            raise DurableStateError(str(error)) from None
+        if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
+            raise DurableStateError(f"{path}: is of another fragment or another model")
+        if header.get("run", "") != self.run:
+            raise DurableStateError(f"{path}: is of another run than the files beside it")
+        pieces = map(np.array, arrays[: header["pieces"]])  # copied: some keep these alone
+        state = FragmentState(header["version"], tuple(pieces), tuple(arrays[header["pieces"] :]))
+        return state, header["merged_step"], header["lineage"]
 
     def changed_at(self, p: int) -> tuple[int, int]:
         """Numbers that change whenever a fragment's file has another version; raises OSError."""
@@ -185,23 +195,6 @@ class DurableState:
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         self._owner.check()
         checked_json.save(self.folder / _INCARNATIONS, {str(m): number for m, number in incarnations})
-
-    def _load(self, p: int) -> tuple[FragmentState, int, int]:
-        """A fragment, the step at which it was merged, and its lineage."""
-        path = self._path(p)
-        try:
-            header, arrays = array_file.load(path, FRAGMENT)
-        except FileNotFoundError:
-            raise DurableStateError(f"{path}: is missing; the run cannot continue without it") from None
-        except ValueError as error:
-            raise DurableStateError(str(error)) from None
-        if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
-            raise DurableStateError(f"{path}: is of another fragment or another model")
-        if header.get("run", "") != self.run:
-            raise DurableStateError(f"{path}: is of another run than the files beside it")
-        pieces = map(np.array, arrays[: header["pieces"]])  # copied: some keep these alone
-        state = FragmentState(header["version"], tuple(pieces), tuple(arrays[header["pieces"] :]))
-        return state, header["merged_step"], header["lineage"]
 
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
         path = self.folder / _INCARNATIONS

@@ -77,7 +77,7 @@ class FollowedModel:
             at = durable.changed_at(p)
             if at == self._seen[p]:
                 continue
-            state, self._steps[p] = durable.fragment(p)
+            state, self._steps[p], _ = durable.fragment(p)
             if self._transfer is None:
                 self._on_host[p] = state.pieces
             else:

@@ -43,6 +43,6 @@ def _durable(workdir: pathlib.Path, run: str) -> SavedModel:
     experiment = parse(json.loads((workdir / "config.json").read_text()))
     layout = assembly_of(experiment).layout
     durable = DurableState(workdir / FOLDER, layout, lambda record: None, threading.Event(), run)
-    start = durable.load()
-    params = assemble(layout, [fragment.pieces for fragment in start.fragments.values()])
-    return SavedModel(experiment, params, start.state.step)
+    found = [durable.fragment(p) for p in range(layout.num_fragments)]
+    params = assemble(layout, [fragment.pieces for fragment, _, _ in found])
+    return SavedModel(experiment, params, max(step for _, step, _ in found))

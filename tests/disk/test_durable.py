@@ -62,11 +62,9 @@ def test_what_was_committed_is_there_to_the_bit_with_the_optimizer_s_state(disk)
         merge(trained, p, value)
         assert disk.state.commit(RoundId(step, p), trained)
     disk.state.remember([(0, 1), (1, 1001)])
-    start = disk.state.load()
     own = disk.state.lineage
-    assert start.state == SyncerState((2, 1), (3, 2), ((0, 1), (1, 1001)), (own, own))
-    for p, state in start.fragments.items():
-        again.restore(p, state)
+    assert disk.state.restore(again) == SyncerState((2, 1), (3, 2), ((0, 1), (1, 1001)), (own, own))
+    assert disk.state.state() == disk.state.restore(again)
     assert again.sha256() == trained.sha256()
     merge(trained, 0, 7.0)
     merge(again, 0, 7.0)
@@ -102,9 +100,9 @@ def test_any_damaged_byte_is_found_and_the_file_named(disk):
     for place in {0, len(sound) - 1, *(rng.randrange(len(sound)) for _ in range(100))}:
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << rng.randrange(8)]) + sound[place + 1 :])
         with pytest.raises(DurableStateError, match=r"fragment-0001: is damaged"):
-            disk.state.load()
+            disk.state.state()
     path.write_bytes(sound)
-    disk.state.load()
+    disk.state.state()
 
 
 @pytest.mark.parametrize("kept", [0, 1, 30, -1])
@@ -113,17 +111,17 @@ def test_a_torn_file_is_found(disk, kept):
     path = disk.folder / "fragment-0000"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(DurableStateError, match=r"fragment-0000: is damaged"):
-        disk.state.load()
+        disk.state.state()
 
 
 def test_a_missing_fragment_or_one_of_another_model_is_refused(disk, tmp_path):
     disk.state.begin(model())
     other = fragment({name: tensor.T.shape for name, tensor in THETA.items()}, 2)
     with pytest.raises(DurableStateError, match="of another fragment or another model"):
-        Disk(tmp_path, other).state.load()
+        Disk(tmp_path, other).state.state()
     (disk.folder / "fragment-0000").unlink()
     with pytest.raises(DurableStateError, match=r"fragment-0000: is missing"):
-        disk.state.load()
+        disk.state.state()
 
 
 def test_incarnations_of_which_any_byte_is_damaged_are_refused(disk):
@@ -135,16 +133,16 @@ def test_incarnations_of_which_any_byte_is_damaged_are_refused(disk):
         for bit in range(8):
             path.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << bit]) + sound[place + 1 :])
             try:
-                assert disk.state.load().state.incarnations == ((0, 7), (1, 1001)), "a space became another"
+                assert disk.state.state().incarnations == ((0, 7), (1, 1001)), "a space became another"
             except DurableStateError as error:
                 assert "incarnations.json: is damaged" in str(error)
     for torn in (b"", sound[:-1], b"[[0,", b"[" * 3000, b"{}"):
         path.write_bytes(torn)
         with pytest.raises(DurableStateError, match=r"incarnations.json: is damaged"):
-            disk.state.load()
+            disk.state.state()
     path.unlink()
     with pytest.raises(DurableStateError, match=r"incarnations.json: cannot be read"):
-        disk.state.load()
+        disk.state.state()
 
 
 def full(monkeypatch, times):
@@ -165,13 +163,13 @@ def test_on_a_full_disk_a_commit_waits_with_an_alarm_and_then_loses_nothing(disk
     monkeypatch.setattr("ddiloco.disk.durable._RETRY_SECONDS", 0.0)
     trained = model()
     disk.state.begin(trained)
-    before = disk.state.load()
+    before = disk.state.state()
     merge(trained, 0, 3.0)
     looked = []
     record = disk.state._record
 
     def look(taken):
-        looked.append(disk.state.load().state == before.state)
+        looked.append(disk.state.state() == before)
         record(taken)
 
     disk.state._record = look
@@ -181,8 +179,8 @@ def test_on_a_full_disk_a_commit_waits_with_an_alarm_and_then_loses_nothing(disk
     assert set(disk.alarms) == {
         f"{disk.folder}: No space left on device: merges wait until it can be written"
     }
-    start = disk.state.load()
-    assert (start.state.versions, start.state.merged_steps) == ((1, 0), (4, 0))
+    state = disk.state.state()
+    assert (state.versions, state.merged_steps) == ((1, 0), (4, 0))
 
 
 def test_a_run_that_ends_while_the_disk_is_full_gives_the_commit_up(disk, monkeypatch):
@@ -192,7 +190,7 @@ def test_a_run_that_ends_while_the_disk_is_full_gives_the_commit_up(disk, monkey
     disk.stop.set()
     full(monkeypatch, times=1000)
     assert not disk.state.commit(RoundId(4, 0), trained)
-    assert disk.state.load().state == SyncerState.initial(2)
+    assert disk.state.state() == SyncerState.initial(2)
 
 
 def test_a_refused_incarnation_is_told_and_stops_nobody(disk, monkeypatch):
@@ -201,7 +199,7 @@ def test_a_refused_incarnation_is_told_and_stops_nobody(disk, monkeypatch):
     disk.state.remember([(0, 5)])
     assert disk.alarms == [f"{disk.folder}: No space left on device: who joined is not durable"]
     disk.state.remember([(0, 5), (1, 1)])
-    assert disk.state.load().state.incarnations == ((0, 5), (1, 1))
+    assert disk.state.state().incarnations == ((0, 5), (1, 1))
 
 
 def test_arrays_of_no_dimension_come_back_as_such(tmp_path):
@@ -211,7 +209,7 @@ def test_arrays_of_no_dimension_come_back_as_such(tmp_path):
     disk = Disk(tmp_path)
     disk.state.begin(trained)
     assert disk.state.commit(RoundId(1, 0), trained)
-    loaded = disk.state.load().fragments[0]
+    loaded = disk.state.fragment(0)[0]
     assert [a.shape for a in loaded.optimizer] == [np.shape(a) for a in trained.state(0).optimizer]
     assert () in [a.shape for a in loaded.optimizer]
 
@@ -246,10 +244,10 @@ def test_files_of_two_runs_are_not_taken_for_one(disk):
     sound = (disk.folder / "fragment-0001").read_bytes()
     disk.state.run = "other"
     disk.state.begin(model())
-    disk.state.load()
+    disk.state.state()
     (disk.folder / "fragment-0001").write_bytes(sound)
     with pytest.raises(DurableStateError, match=r"fragment-0001: is of another run"):
-        disk.state.load()
+        disk.state.state()
 
 
 def test_a_start_is_complete_only_once_it_is_marked_and_a_damaged_mark_is_named(disk):

@@ -101,5 +101,4 @@ def test_a_disk_that_keeps_nothing_raises_an_alarm_and_stops_no_commit(tmp_path)
     _, taken = committed(tmp_path, ROUNDS)
     alarms = {record.sentence for record in taken if isinstance(record, records.Alarm)}
     assert alarms == {f"{tmp_path}: File exists: earlier versions are not kept"}
-    loaded = DurableState(tmp_path, LAYOUT, print, threading.Event()).load()
-    assert loaded.state.versions == (3, 3)
+    assert DurableState(tmp_path, LAYOUT, print, threading.Event()).state().versions == (3, 3)

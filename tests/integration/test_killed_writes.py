@@ -100,12 +100,12 @@ def test_whenever_a_committing_process_is_killed_its_state_is_the_last_commit_or
         for _ in range(10 * KILLS):
             told = kill_in_a_write(server, folder, version, at=rng.randrange(1, whole))
             in_the_middle += size_of(folder) > 0
-            start = state_in(folder).load()
-            version = start.state.versions[0]
+            state, step, _ = state_in(folder).fragment(0)
+            version = state.version
             assert version in (told, told + 1), "durable before it is told, and never half"
-            assert start.state.merged_steps == (4 * version,)
-            assert all((piece == version).all() for piece in start.fragments[0].pieces)
-            assert start.fragments[0].optimizer == (version,)
+            assert step == 4 * version
+            assert all((piece == version).all() for piece in state.pieces)
+            assert state.optimizer == (version,)
             if in_the_middle == KILLS:
                 break
             state_in(folder).sweep()  # so that the next one is seen as it grows
@@ -124,18 +124,18 @@ def test_a_disk_that_is_full_pauses_commits_with_an_alarm_and_loses_nothing(smal
     monkeypatch.setattr("ddiloco.disk.durable._RETRY_SECONDS", 0.01)
     disk, trained, done = Disk(small_disk), model(), []
     disk.state.begin(trained)
-    before = disk.state.load()
+    before = disk.state.state()
     small_disks.fill(small_disk / "in the way")
     merge(trained, 0, 3.0)
     committing = threading.Thread(target=lambda: done.append(disk.state.commit(RoundId(4, 0), trained)))
     committing.start()
     until(lambda: len(disk.alarms) > 2, "the alarms")
-    assert disk.state.load().state == before.state and not done
+    assert disk.state.state() == before and not done
     assert "No space left on device: merges wait until it can be written" in disk.alarms[0]
     disk.state.remember([(0, 5)])
     assert any("who joined is not durable" in alarm for alarm in disk.alarms)
     (small_disk / "in the way").unlink()
     committing.join()
     assert done == [True]
-    start = disk.state.load()
-    assert (start.state.versions, start.state.merged_steps) == ((1, 0), (4, 0))
+    state = disk.state.state()
+    assert (state.versions, state.merged_steps) == ((1, 0), (4, 0))

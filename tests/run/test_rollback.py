@@ -33,9 +33,8 @@ def workdir(tmp_path):
 
 def restored(folder):
     model = GlobalModel(LAYOUT, THETA, OuterConfig(optimizer="nesterov"), 1)
-    start = DurableState(folder, LAYOUT, print, threading.Event()).load()
-    start.restore(model)
-    return start.state, model.sha256()
+    state = DurableState(folder, LAYOUT, print, threading.Event()).restore(model)
+    return state, model.sha256()
 
 
 @pytest.mark.parametrize("step, merged", [(5, 3), (6, 4), (8, 4), (100, 6)])

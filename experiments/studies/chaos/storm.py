@@ -172,6 +172,6 @@ class Watch:
             mark = run_mark.begun(folder)
             run = "" if mark is None else mark.run
             durable = DurableState(folder, self._layout, lambda record: None, threading.Event(), run)
-            return {"versions": list(durable.load().state.versions)}
+            return {"versions": list(durable.state().versions)}
         except (DurableStateError, run_mark.RunMarkError) as error:
             return {"problem": str(error)}

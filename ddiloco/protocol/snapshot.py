@@ -47,14 +47,12 @@ class SnapshotCore:
 
     Attributes:
       epoch: number of the newest snapshot that was begun; 0 if none was.
-      recorded: the learners whose mark has come, by number.
       absent: those that went before their mark.
     """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.epoch = 0
-        self.recorded: tuple[int, ...] = ()
         self.absent: tuple[int, ...] = ()
         self._awaited: set[int] = set()
         self._deadline: float | None = None
@@ -72,7 +70,7 @@ class SnapshotCore:
         self.epoch = number
         self._awaited = set(learners)
         self._deadline = now + self.timeout
-        self.recorded = self.absent = ()
+        self.absent = ()
         return [Mark(number, m) for m in sorted(self._awaited)]
 
     def is_in_flight(self, learner: int) -> bool:
@@ -84,7 +82,6 @@ class SnapshotCore:
         if not self.is_in_flight(mark.learner) or mark.number != self.epoch:
             return False
         self._awaited.discard(mark.learner)
-        self.recorded = tuple(sorted({*self.recorded, mark.learner}))
         return True
 
     def gone(self, learner: int) -> None:

@@ -14,13 +14,13 @@ Runs in virtual time at equal tokens, four to five minutes each on a core, with 
 from configs import baselines, tuned
 
 SEEDS = (0, 1, 2)
-OFTEN, SELDOM = {"sync.interval": tuned.OFTEN}, {"sync.interval": tuned.PAPERS}
+OFTEN, SELDOM = {"sync.interval": tuned.OFTEN["short"]}, {"sync.interval": tuned.PAPERS}
 READING = {"data.interleave": 128}
 POINTS = {  # by preset of configs/tuned.py
     "interval": {"decoupled,adamw,short": OFTEN, "decoupled,muon,short": OFTEN},
     "interleave": {"data_parallel,adamw,short": READING, "decoupled,adamw,short": {**SELDOM, **READING}},
     "both": {"decoupled,adamw,short": {**OFTEN, **READING}},
-    "length": {"data_parallel,muon,long": {}, "decoupled,muon,long": OFTEN},
+    "length": {"data_parallel,muon,long": {}, "decoupled,muon,long": {}},
 }
 
 

@@ -98,8 +98,7 @@ def run(command: str, programs) -> None:
         done = programs.finish(programs.start_module(*words[2:], XLA_FLAGS=flags, CI="true", **given), LIMIT)
     else:
         done = subprocess.run(
-            command,
-            shell=True,
+            ["bash", "-c", command],
             cwd=ROOT,
             env=as_a_user(programs, command),
             capture_output=True,
